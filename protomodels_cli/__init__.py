@@ -1,0 +1,3 @@
+"""pmtrain: train one language model together, each peer holding a slice of the layers."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,56 @@
+"""`pmtrain`: the list of commands, and what happens to errors."""
+
+from __future__ import annotations
+
+import errno
+import sys
+
+import typer
+
+from protomodels_cli import __version__
+from protomodels_cli.cli import lab, reference, validate
+from protomodels_cli.errors import EXIT_INTERRUPTED, EXIT_OUTSIDE, UserError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Train one language model together, each peer holding a slice of the layers.",
+)
+app.command("validate")(validate.validate)
+app.command("reference")(reference.reference)
+app.add_typer(lab.app, name="lab")
+
+
+@app.callback(invoke_without_command=True)
+def top(version: bool = typer.Option(False, "--version", help="Print the version and exit.")) -> None:
+    if version:
+        print(f"pmtrain {__version__}")
+        raise typer.Exit
+
+
+def main() -> None:
+    """Run the command line. A user's mistake is one clear message and an exit code; a bug keeps its traceback."""
+    try:
+        app()
+    except UserError as e:
+        print(e, file=sys.stderr)
+        sys.exit(e.exit_code)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(EXIT_INTERRUPTED)
+    except OSError as e:
+        if e.errno not in (
+            errno.ENOSPC,
+            errno.EACCES,
+            errno.EROFS,
+            errno.EDQUOT,
+            errno.ENOENT,
+            errno.ENOTDIR,
+        ):
+            raise
+        print(
+            f"{e.filename or 'a file'}: {e.strerror}\n    fix:  check the path, the space and the permissions",
+            file=sys.stderr,
+        )
+        sys.exit(EXIT_OUTSIDE)

@@ -1,0 +1,44 @@
+"""`pmtrain reference SPEC`: train the whole model in this one process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+
+def reference(
+    spec_file: Annotated[Path, typer.Argument(metavar="SPEC", help="The run spec.")],
+    run_dir: Annotated[
+        Path | None, typer.Option(help="Where metrics and snapshots go. Default: a new folder in runs/.")
+    ] = None,
+    steps: Annotated[int | None, typer.Option(help="Take this many steps instead of the spec's.")] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N. Equal numbers are promised on cpu.")] = "cpu",
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write a summary here.")] = None,
+) -> None:
+    """Train with the single-process reference: the numbers every pipeline run must reproduce."""
+    from protomodels_cli.spec import load_spec
+
+    spec = load_spec(spec_file, {"steps": steps} if steps is not None else None)
+
+    from protomodels_cli.cli.run_reference import run
+
+    run(spec, spec_file.parent, run_dir or _new_folder(spec.name), device, json_file)
+
+
+def _new_folder(name: str) -> Path:
+    """runs/NAME, or the first of runs/NAME-2, NAME-3, … that is free: an earlier run is never written over."""
+    n = 1
+    while (folder := Path("runs") / (name if n == 1 else f"{name}-{n}")).exists():
+        n += 1
+    return folder
+
+
+def peak_memory() -> int:
+    """The largest resident size this process has had, in bytes."""
+    import resource
+    import sys
+
+    peak: Any = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return int(peak) * (1 if sys.platform == "darwin" else 1024)

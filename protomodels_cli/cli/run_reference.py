@@ -1,0 +1,118 @@
+"""The reference command's work: everything that needs torch."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from protomodels_cli.cli.reference import peak_memory
+from protomodels_cli.data.prepare import Corpus, prepare
+from protomodels_cli.errors import EXIT_SPEC, UserError
+from protomodels_cli.model.reference import Reference
+from protomodels_cli.model.snapshot import write_snapshot
+from protomodels_cli.observe.metrics import MetricsFile
+from protomodels_cli.observe.progress import Progress, count, duration, size
+from protomodels_cli.spec.schema import RunSpec
+from protomodels_cli.wire.codecs import carrier
+
+
+class DeviceError(UserError):
+    exit_code = EXIT_SPEC
+
+
+def run(spec: RunSpec, base: Path, run_dir: Path, device: str, json_file: Path | None) -> None:
+    if (run_dir / "metrics.jsonl").exists():
+        raise UserError(f"{run_dir} holds a run already", "choose another --run-dir; nothing is written over")
+    _check_device(device)
+    print(f"reading {spec.data.source} text and its tokens …", flush=True)
+    corpus = prepare(spec, base)
+    reference = Reference(spec, corpus, carrier(spec.wire), device)
+    run_dir.mkdir(parents=True, exist_ok=True)
+    (run_dir / "run.yaml").write_text(yaml.safe_dump(spec.model_dump(mode="json"), sort_keys=False))
+    print(_header(spec, corpus, reference, run_dir, device), flush=True)
+    started, summary = time.monotonic(), dict[str, Any](steps=spec.steps, parameters=reference.parameters)
+    progress = Progress(spec.steps)
+    with MetricsFile(run_dir / "metrics.jsonl") as metrics:
+        for row in reference.train():
+            metrics.write(row)
+            _show(row, progress, summary)
+            interval = spec.snapshots.interval
+            if row["event"] == "step" and (row["step"] == spec.steps or (interval and row["step"] % interval == 0)):
+                write_snapshot(
+                    run_dir / "snapshots",
+                    row["step"],
+                    reference.stages,
+                    reference.optimizers,
+                    spec.snapshots.keep,
+                )
+    seconds = time.monotonic() - started
+    summary |= {
+        "ln_vocab": math.log(spec.vocab_size),
+        "seconds": seconds,
+        "tokens_per_s": spec.steps * spec.batch.size * spec.model.context / seconds,
+        "peak_memory_bytes": peak_memory(),
+        "weights_sha256": reference.weights_sha256(),
+        "data_sha256": corpus.sha256,
+        "spec_sha256": spec.sha256(),
+        "run_dir": str(run_dir),
+    }
+    print(_footer(summary))
+    if json_file is not None:
+        json_file.write_text(json.dumps(summary, indent=1))
+
+
+def _check_device(device: str) -> None:
+    try:
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as e:
+        raise DeviceError(
+            f"--device {device}: {str(e).splitlines()[0]}", "use cpu, or a device that this machine has"
+        ) from None
+
+
+def _header(spec: RunSpec, corpus: Corpus, reference: Reference, run_dir: Path, device: str) -> str:
+    form = spec.subspace.form if spec.subspace.form == "dense" else f"{spec.subspace.form} with k={spec.subspace.k}"
+    layers = "+".join(str(len(s.part.layers)) for s in reference.stages)
+    return (
+        f"{spec.name}: {form}, {spec.model.layers} layers ({layers}) of width {spec.model.width}, "
+        f"{count(reference.parameters)} parameters, {spec.optimizer.name}, on {device}\n"
+        f"data: {spec.data.source}, {count(len(corpus.train))} tokens to train on, "
+        f"{count(len(corpus.held_out))} held out, "
+        f"vocabulary {spec.vocab_size} (ln V = {math.log(spec.vocab_size):.3f})\n"
+        f"run directory: {run_dir}"
+    )
+
+
+def _show(row: dict[str, Any], progress: Progress, summary: dict[str, Any]) -> None:
+    line = None
+    match row["event"]:
+        case "step":
+            summary.setdefault("loss_first", row["loss"])
+            summary["loss_last"] = row["loss"]
+            line = progress.line(row["step"], row["loss"], row["lr"], row["grad_norm"], row["tokens"], row["applied"])
+        case "eval":
+            summary["eval_loss"] = row["loss"]
+            line = f"eval  at step {row['step']}: held-out loss {row['loss']:.4f}"
+        case "subspace":
+            line = (
+                f"basis {row['version']} from step {row['first_step']}: turns by up to {row['angle_max']:.3f} rad, "
+                f"captures {row['captured_before']:.1%} → {row['captured_after']:.1%} of the gradient"
+            )
+    if line:
+        print(line, flush=True)
+
+
+def _footer(s: dict[str, Any]) -> str:
+    return (
+        f"done: loss {s['loss_first']:.4f} → {s['loss_last']:.4f} (ln V = {s['ln_vocab']:.3f}), "
+        f"held-out {s['eval_loss']:.4f}; "
+        f"{s['steps']} steps in {duration(s['seconds'])}, {count(s['tokens_per_s'])} tok/s, "
+        f"peak memory {size(s['peak_memory_bytes'])}\n"
+        f"weights sha256 {s['weights_sha256']}"
+    )

@@ -1,0 +1,73 @@
+"""`pmtrain validate SPEC …`: all mistakes of a spec at once, or what it would train."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from protomodels_cli.errors import EXIT_SPEC
+
+
+def validate(
+    specs: Annotated[list[Path], typer.Argument(help="Spec files.")],
+    format: Annotated[Literal["text", "json"], typer.Option(help="How to print.")] = "text",
+) -> None:
+    """Check run specs; print every mistake with its line, rule and fix."""
+    from protomodels_cli.spec import SpecError, load_spec
+
+    results: list[dict[str, Any]] = []
+    for path in specs:
+        try:
+            spec = load_spec(path)
+        except SpecError as e:
+            results.append({"file": str(path), "ok": False, "problems": [vars(p) for p in e.problems]})
+            if format == "text":
+                print(e, file=sys.stderr)
+        else:
+            results.append({"file": str(path), "ok": True, **_summary(spec)})
+            if format == "text":
+                print(f"{path}: ok, {_sentence(spec)}")
+    if format == "json":
+        print(json.dumps(results, indent=1, default=str))
+    bad = [r for r in results if not r["ok"]]
+    if bad:
+        if format == "text":
+            problems = sum(len(r["problems"]) for r in bad)
+            print(
+                f"{problems} problem{'s' * (problems > 1)} in {len(bad)} of {len(results)} file(s)",
+                file=sys.stderr,
+            )
+        raise typer.Exit(EXIT_SPEC)
+
+
+def _summary(spec: Any) -> dict[str, Any]:
+    from protomodels_cli.spec.cut import layers_per_stage
+    from protomodels_cli.spec.sizes import boundary_bytes, stage_parameters, t_fixed_bytes
+
+    return {
+        "sha256": spec.sha256(),
+        "layers_per_stage": layers_per_stage(spec),
+        "parameters_per_stage": stage_parameters(spec),
+        "t_fixed_bytes_per_stage": t_fixed_bytes(spec),
+        "boundary_bytes_per_token": boundary_bytes(spec),
+    }
+
+
+def _sentence(spec: Any) -> str:
+    from protomodels_cli.observe.progress import count, size
+
+    s = _summary(spec)
+    sent = s["boundary_bytes_per_token"]
+    ratio = 2 * sent["dense_bf16_each_way"] / (sent["forward"] + sent["backward"])
+    against = f"{ratio:.3g}× less than" if ratio > 1 else f"{1 / ratio:.3g}× as much as"
+    stages = "stages chosen when peers join" if spec.stages == "auto" else f"{len(s['layers_per_stage'])} stage(s)"
+    return (
+        f"{spec.subspace.form}, {count(sum(s['parameters_per_stage']))} parameters "
+        f"in {spec.model.layers} layers, {stages}; "
+        f"{sent['forward']:g} + {sent['backward']:g} bytes a token over a boundary "
+        f"({against} dense bf16), T_fixed {size(s['t_fixed_bytes_per_stage'])}"
+    )

@@ -1,0 +1,72 @@
+"""Batches: windows of T+1 tokens, as a pure function of (seed, step, microbatch).
+
+A window's T inputs and T targets overlap, so the last stage has every target. Neighbouring windows share one
+token: over an epoch every token but the first is a target exactly once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from protomodels_cli import counter
+from protomodels_cli.data.shards import TokenStream
+from protomodels_cli.spec.schema import RunSpec
+
+_ROUNDS = 6
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Windows (B, T+1) and their ids: with `epochs`, the same id is the same window in every epoch."""
+
+    tokens: np.ndarray
+    ids: list[int]
+
+
+class Batches:
+    def __init__(self, stream: TokenStream, spec: RunSpec):
+        self.stream, self.context, self.seed = stream, spec.model.context, spec.seed
+        self.batch, self.microbatch_size = spec.batch.size, spec.batch.size // spec.batch.microbatches
+        self.sampling = spec.data.sampling
+        self.windows = (len(stream) - 1) // self.context
+
+    def microbatch(self, step: int, microbatch: int) -> Batch:
+        """Steps count from 1, microbatches from 0."""
+        first = (step - 1) * self.batch + microbatch * self.microbatch_size
+        ids = [self._window(first + i) for i in range(self.microbatch_size)]
+        width = self.context if self.sampling == "epochs" else 1
+        return Batch(np.stack([self.stream.read(i * width, self.context + 1) for i in ids]), ids)
+
+    def _window(self, sample: int) -> int:
+        if self.sampling == "random":
+            starts = len(self.stream) - self.context
+            return counter.word(counter.subseed(self.seed, "random windows"), sample) % starts
+        epoch, place = divmod(sample, self.windows)
+        return permuted(place, self.windows, counter.subseed(self.seed, "epoch", epoch))
+
+
+def permuted(index: int, size: int, key: int) -> int:
+    """Where `index` goes in a permutation of range(size) picked by `key`: a Feistel network, walked until it
+    lands inside. Needs no table, so an epoch may have any number of windows."""
+    half = max(1, ((size - 1).bit_length() + 1) // 2)
+    mask = (1 << half) - 1
+    while True:
+        left, right = index >> half, index & mask
+        for r in range(_ROUNDS):
+            left, right = right, left ^ (counter.word(key + r, right) & mask)
+        index = left << half | right
+        if index < size:
+            return index
+
+
+def held_out_windows(stream: TokenStream, spec: RunSpec) -> Iterator[np.ndarray]:
+    """The evaluation's windows, spread evenly over the held-out text, in microbatches of the run's own size."""
+    there = (len(stream) - 1) // spec.model.context
+    count = min(spec.eval.windows, there)
+    starts = [i * there // count * spec.model.context for i in range(count)]
+    size = spec.batch.size // spec.batch.microbatches
+    for i in range(0, count, size):
+        yield np.stack([stream.read(s, spec.model.context + 1) for s in starts[i : i + size]])

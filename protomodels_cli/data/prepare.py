@@ -1,0 +1,199 @@
+"""From a spec's data section to two disjoint token streams, tokenised once and cached."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from protomodels_cli import counter
+from protomodels_cli.data.errors import DataError
+from protomodels_cli.data.shards import Shard, ShardWriter, TokenStream, external_shard, hash_of, split_tail
+from protomodels_cli.data.sources import Piece, pieces, source_files
+from protomodels_cli.data.tokenizers import Bytes, Json, Tokenizer, make_tokenizer
+from protomodels_cli.spec.schema import RunSpec
+
+FORMAT = 1
+_ENCODE_AT_ONCE = 256
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Train and held-out tokens, and what made them."""
+
+    train: TokenStream
+    held_out: TokenStream
+    manifest: dict[str, Any]
+    folder: Path
+
+    @property
+    def sha256(self) -> str:
+        return str(self.manifest["sha256"])
+
+    def tokenizer(self) -> Tokenizer | None:
+        """None where the data came as ids."""
+        match self.manifest["tokenizer"]:
+            case "none":
+                return None
+            case "bytes":
+                return Bytes()
+            case _:
+                return Json((self.folder / "tokenizer.json").read_text(encoding="utf-8"))
+
+
+def cache_folder(spec: RunSpec, base: Path) -> Path:
+    if spec.data.cache_dir is not None:
+        return base / spec.data.cache_dir
+    return Path(os.environ.get("PMTRAIN_CACHE") or Path.home() / ".cache" / "pmtrain")
+
+
+def prepare(spec: RunSpec, base: Path = Path()) -> Corpus:
+    """The spec's corpus, from the cache or made now. `base` is the folder of the spec file."""
+    files = source_files(spec.data, spec.data.files, base)
+    val_files = source_files(spec.data, spec.data.val_files, base) if spec.data.val_files else []
+    if overlap := {f.resolve() for f in files} & {f.resolve() for f in val_files}:
+        raise DataError(
+            f"data.val_files: {min(overlap)} is in data.files too", "train and held-out text must be disjoint"
+        )
+    folder = cache_folder(spec, base) / _key(spec, base, files, val_files)
+    corpus = _open(folder)
+    if corpus is None:
+        try:
+            _make(folder, spec, base, files, val_files)
+        except OSError as e:
+            raise DataError(
+                f"tokens cannot be written below {folder.parent}: {e.strerror}",
+                "free space there, or set data.cache_dir",
+            ) from None
+        corpus = _open(folder)
+        if corpus is None:
+            raise DataError(
+                f"the tokens just written to {folder} do not match their hashes",
+                "check the disk, or set data.cache_dir",
+            )
+    for name, stream in (("train", corpus.train), ("held-out", corpus.held_out)):
+        if len(stream) < spec.model.context + 1:
+            raise DataError(
+                f"the {name} part has {len(stream)} tokens, and one window needs {spec.model.context + 1}",
+                "give more text, raise data.val_fraction, or shorten model.context",
+            )
+    return corpus
+
+
+def _key(spec: RunSpec, base: Path, files: list[Path], val_files: list[Path]) -> str:
+    """Changes whenever the tokens would."""
+
+    def stamp(path: Path) -> list[Any]:
+        stat = path.stat()
+        return [str(path.resolve()), stat.st_size, stat.st_mtime_ns]
+
+    tokenizer_file = (
+        stamp(base / spec.tokenizer.file) if spec.tokenizer.file and (base / spec.tokenizer.file).exists() else None
+    )
+    identity = {
+        "format": FORMAT,
+        "data": spec.data.model_dump(mode="json", exclude={"sampling", "cache_dir", "files", "val_files"}),
+        "tokenizer": spec.tokenizer.model_dump(mode="json"),
+        "tokenizer_file": tokenizer_file,
+        "files": [stamp(f) for f in files],
+        "val_files": [stamp(f) for f in val_files],
+    }
+    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:24]
+
+
+def _open(folder: Path) -> Corpus | None:
+    """The corpus in a cache folder, if it is whole: every shard of ours is hashed again."""
+    try:
+        manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    train, held_out = ([Shard(**s) for s in manifest[part]] for part in ("train", "held_out"))
+    for shard in (*train, *held_out):
+        path = folder / shard.file
+        size = shard.offset + shard.tokens * np.dtype(shard.dtype).itemsize
+        if not path.exists() or path.stat().st_size < size:
+            return None
+        if path.parent == folder and hash_of(path, shard) != shard.sha256:
+            return None
+    return Corpus(TokenStream(train, folder), TokenStream(held_out, folder), manifest, folder)
+
+
+def _make(folder: Path, spec: RunSpec, base: Path, files: list[Path], val_files: list[Path]) -> None:
+    """Write the shards beside their place and move them there whole."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    work = Path(tempfile.mkdtemp(prefix=".making-", dir=folder.parent))
+    try:
+        make = _make_from_bins if spec.data.source == "bin" else _make_from_text
+        manifest = make(work, spec, base, files, val_files)
+        hashes = [[s["tokens"], s["offset"], s["sha256"]] for part in ("train", "held_out") for s in manifest[part]]
+        manifest["sha256"] = hashlib.sha256(json.dumps(hashes).encode()).hexdigest()
+        (work / "manifest.json").write_text(json.dumps(manifest, indent=1), encoding="utf-8")
+        if _open(folder) is None:  # otherwise another process made it meanwhile
+            shutil.rmtree(folder, ignore_errors=True)
+            os.rename(work, folder)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _make_from_bins(work: Path, spec: RunSpec, base: Path, files: list[Path], val_files: list[Path]) -> dict[str, Any]:
+    train = [external_shard(f, spec.vocab_size) for f in files]
+    if val_files:
+        held_out = [external_shard(f, spec.vocab_size) for f in val_files]
+    else:
+        train, held_out = split_tail(train, int(sum(s.tokens for s in train) * spec.data.val_fraction))
+    return _manifest(spec, "none", "none", train, held_out)
+
+
+def _make_from_text(work: Path, spec: RunSpec, base: Path, files: list[Path], val_files: list[Path]) -> dict[str, Any]:
+    texts = (p.text for p in pieces(spec.data, files))
+    tokenizer = make_tokenizer(spec.tokenizer, base, texts)
+    if tokenizer.vocab_size > spec.vocab_size:
+        raise DataError(
+            f"the tokenizer has {tokenizer.vocab_size} ids, and tokenizer.vocab_size is {spec.vocab_size}",
+            f"set tokenizer.vocab_size to {tokenizer.vocab_size}, or remove it",
+        )
+    tokenizer.save(work)
+    dtype = "<u2" if spec.vocab_size <= 1 << 16 else "<u4"
+    train, held_out = ShardWriter(work, "train", dtype), ShardWriter(work, "held_out", dtype)
+    chooser = counter.subseed(0, "held out")  # not the run's seed: runs to compare share their held-out text
+    limit = int(spec.data.val_fraction * 2**64)
+    for index, (ids, piece) in enumerate(_encoded(tokenizer, pieces(spec.data, files))):
+        held = not val_files and counter.word(chooser, index) < limit
+        _write(held_out if held else train, ids, piece, tokenizer)
+    for ids, piece in _encoded(tokenizer, pieces(spec.data, val_files)):
+        _write(held_out, ids, piece, tokenizer)
+    return _manifest(spec, spec.tokenizer.kind, tokenizer.sha256(), train.close(), held_out.close())
+
+
+def _write(writer: ShardWriter, ids: np.ndarray, piece: Piece, tokenizer: Tokenizer) -> None:
+    writer.write(ids)
+    if piece.ends and tokenizer.end_id is not None:
+        writer.write(np.array([tokenizer.end_id]))
+
+
+def _encoded(tokenizer: Tokenizer, source: Iterator[Piece]) -> Iterator[tuple[np.ndarray, Piece]]:
+    while group := list(itertools.islice(source, _ENCODE_AT_ONCE)):
+        yield from zip(tokenizer.encode([p.text for p in group]), group, strict=True)
+
+
+def _manifest(
+    spec: RunSpec, kind: str, tokenizer_sha256: str, train: list[Shard], held_out: list[Shard]
+) -> dict[str, Any]:
+    return {
+        "format": FORMAT,
+        "source": spec.data.source,
+        "tokenizer": kind,
+        "tokenizer_sha256": tokenizer_sha256,
+        "vocab_size": spec.vocab_size,
+        "train": [s.to_json() for s in train],
+        "held_out": [s.to_json() for s in held_out],
+    }

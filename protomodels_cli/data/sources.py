@@ -1,0 +1,150 @@
+"""Text sources: an iterator of documents, read in pieces so that memory stays flat.
+
+A piece is at most 16 KiB of text, cut at a line end where there is one. `Piece.ends` marks a document's last.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import sysconfig
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from protomodels_cli.data.errors import DataError
+from protomodels_cli.spec.schema import DataSpec
+
+PIECE_BYTES = 16 * 1024
+
+
+@dataclass(frozen=True)
+class Piece:
+    text: str
+    ends: bool
+
+
+def builtin_files() -> list[Path]:
+    """Python's language reference and library sources: real text that every installation carries."""
+    library = Path(sysconfig.get_paths()["stdlib"])
+    topics = library / "pydoc_data" / "topics.py"
+    skipped = {
+        "test",
+        "tests",
+        "idle_test",
+        "site-packages",
+        "dist-packages",
+        "__pycache__",
+        "encodings",
+        "lib2to3",
+    }
+    sources = sorted(
+        p for p in library.rglob("*.py") if not skipped & set(p.relative_to(library).parts) and p != topics
+    )
+    return [topics, *sources] if topics.exists() else sources
+
+
+def source_files(data: DataSpec, patterns: list[str], base: Path) -> list[Path]:
+    """The files of a source, in a stable order. Every pattern must match something."""
+    if data.source == "builtin":
+        return builtin_files()
+    files: list[Path] = []
+    for pattern in patterns:
+        matches = sorted(Path(p) for p in glob.glob(str(base / pattern), recursive=True))
+        matches = [p for p in matches if p.is_file()]
+        if not matches:
+            raise DataError(
+                f"data.files: {pattern!r} matches no file below {base.resolve()}",
+                "check the path; it is relative to the spec file",
+            )
+        files += matches
+    return files
+
+
+def pieces(data: DataSpec, files: list[Path]) -> Iterator[Piece]:
+    """All text of `files`, at most data.max_bytes of it."""
+    left = data.max_bytes if data.max_bytes is not None else float("inf")
+    for piece in _all_pieces(data, files):
+        encoded = piece.text.encode("utf-8", "replace")
+        if len(encoded) >= left:
+            yield Piece(encoded[: int(left)].decode("utf-8", "ignore"), True)
+            return
+        left -= len(encoded)
+        yield piece
+
+
+def _all_pieces(data: DataSpec, files: list[Path]) -> Iterator[Piece]:
+    for file in files:
+        try:
+            match data.source:
+                case "jsonl":
+                    yield from _jsonl(file, data.field)
+                case "parquet":
+                    yield from _parquet(file, data.field)
+                case _:
+                    yield from _text(file)
+        except OSError as e:
+            raise DataError(
+                f"data.files: {file} cannot be read: {e.strerror}", "check that it exists and is readable"
+            ) from None
+
+
+def _text(file: Path) -> Iterator[Piece]:
+    """A file as one document, read line by line (a huge line is cut)."""
+    waiting: list[str] = []
+    size = 0
+    with file.open(encoding="utf-8", errors="replace", newline="") as lines:
+        while line := lines.readline(PIECE_BYTES):
+            if waiting and size + len(line) > PIECE_BYTES:
+                yield Piece("".join(waiting), False)
+                waiting, size = [], 0
+            waiting.append(line)
+            size += len(line)
+    if waiting:
+        yield Piece("".join(waiting), True)
+
+
+def _document(text: str) -> Iterator[Piece]:
+    """A document that is in memory already; cut where it is long."""
+    for start in range(0, len(text), PIECE_BYTES):
+        yield Piece(text[start : start + PIECE_BYTES], start + PIECE_BYTES >= len(text))
+
+
+def _jsonl(file: Path, field: str) -> Iterator[Piece]:
+    with file.open(encoding="utf-8", errors="replace") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            try:
+                text = json.loads(line)[field]
+            except (ValueError, KeyError, TypeError):
+                text = None
+            if not isinstance(text, str):
+                raise DataError(
+                    f"{file}:{number}: must be a JSON object with the text field {field!r}",
+                    "mend the line, or name the right field in data.field",
+                )
+            yield from _document(text)
+
+
+def _parquet(file: Path, field: str) -> Iterator[Piece]:
+    try:
+        import pyarrow.parquet as parquet
+    except ImportError:
+        raise DataError("reading parquet needs the package pyarrow", "pip install 'pmtrain[parquet]'") from None
+    import pyarrow
+
+    try:
+        opened = parquet.ParquetFile(file)
+    except pyarrow.ArrowInvalid:
+        raise DataError(f"{file} is not a parquet file", "check data.source and data.files") from None
+    with opened:
+        if field not in opened.schema_arrow.names:
+            raise DataError(
+                f"{file} has no column {field!r}; it has {', '.join(opened.schema_arrow.names)}",
+                "name the right one in data.field",
+            )
+        for batch in opened.iter_batches(batch_size=256, columns=[field]):
+            for text in batch.column(0).to_pylist():
+                if isinstance(text, str):
+                    yield from _document(text)

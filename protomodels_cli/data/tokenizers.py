@@ -1,0 +1,123 @@
+"""Tokenizers: text pieces to ids. Three kinds behind one interface."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from protomodels_cli.data.errors import DataError
+from protomodels_cli.spec.schema import TokenizerSpec
+
+END_OF_TEXT = "<|endoftext|>"
+_END_NAMES = (END_OF_TEXT, "</s>", "<|end_of_text|>", "<eos>", "[SEP]")
+BPE_SAMPLE_BYTES = 16 * 1024 * 1024  # what a new vocabulary is learned from, so that memory stays flat
+
+
+class Tokenizer(Protocol):
+    vocab_size: int
+    end_id: int | None  # written after each document, where the vocabulary has such a mark
+
+    def encode(self, texts: list[str]) -> list[np.ndarray]: ...
+    def decode(self, ids: list[int]) -> str: ...
+    def save(self, folder: Path) -> None: ...
+    def sha256(self) -> str: ...
+
+
+class Bytes:
+    """UTF-8 bytes as they are; NUL, which text does not contain, ends a document."""
+
+    vocab_size = 256
+    end_id: int | None = 0
+
+    def encode(self, texts: list[str]) -> list[np.ndarray]:
+        return [np.frombuffer(t.encode("utf-8", "replace"), dtype=np.uint8) for t in texts]
+
+    def decode(self, ids: list[int]) -> str:
+        return bytes(ids).decode("utf-8", "replace")
+
+    def save(self, folder: Path) -> None:
+        """Bytes need no file."""
+
+    def sha256(self) -> str:
+        return hashlib.sha256(b"bytes").hexdigest()
+
+
+class Json:
+    """A tokenizer.json, from a file or just trained."""
+
+    def __init__(self, text: str, name: str = "tokenizer.json"):
+        import tokenizers
+
+        try:
+            self._inner = tokenizers.Tokenizer.from_str(text)
+        except Exception as e:  # the library raises bare Exception
+            raise DataError(
+                f"{name} is not a tokenizer.json: {e}", "export one with Hugging Face's tokenizers"
+            ) from None
+        self._text = text
+        self.vocab_size = max(self._inner.get_vocab(with_added_tokens=True).values()) + 1
+        ids = (self._inner.token_to_id(n) for n in _END_NAMES)
+        self.end_id = next((i for i in ids if i is not None), None)
+
+    def encode(self, texts: list[str]) -> list[np.ndarray]:
+        encoded = self._inner.encode_batch_fast(texts, add_special_tokens=False)
+        return [np.asarray(e.ids, dtype=np.uint32) for e in encoded]
+
+    def decode(self, ids: list[int]) -> str:
+        return str(self._inner.decode(ids, skip_special_tokens=False))
+
+    def save(self, folder: Path) -> None:
+        (folder / "tokenizer.json").write_text(self._text, encoding="utf-8")
+
+    def sha256(self) -> str:
+        return hashlib.sha256(self._text.encode()).hexdigest()
+
+
+def train_bpe(texts: Iterable[str], vocab_size: int) -> Json:
+    """A byte-level byte-pair vocabulary learned from the first texts."""
+    import tokenizers
+    from tokenizers import decoders, models, pre_tokenizers, trainers
+
+    inner = tokenizers.Tokenizer(models.BPE())
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    inner.train_from_iterator(_sample(texts), trainer)
+    return Json(inner.to_str())
+
+
+def _sample(texts: Iterable[str]) -> Iterable[str]:
+    left = BPE_SAMPLE_BYTES
+    for text in texts:
+        yield text
+        left -= len(text)
+        if left <= 0:
+            return
+
+
+def make_tokenizer(spec: TokenizerSpec, base: Path, texts: Iterable[str]) -> Tokenizer:
+    """The spec's tokenizer; `texts` is what a bpe is trained on."""
+    if spec.kind == "bytes":
+        return Bytes()
+    if spec.kind == "bpe":
+        assert spec.vocab_size is not None
+        return train_bpe(texts, spec.vocab_size)
+    assert spec.file is not None
+    path = base / spec.file
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as e:
+        raise DataError(
+            f"tokenizer.file: {path} cannot be read: {e.strerror}",
+            "check the path; it is relative to the spec file",
+        ) from None
+    return Json(text, str(path))

@@ -1,0 +1,24 @@
+"""Errors that a user can mend: shown as they are, without a traceback, with a documented exit code."""
+
+from __future__ import annotations
+
+EXIT_BUG = 1  # a traceback: please report it
+EXIT_SPEC = 2  # a bad spec or command line
+EXIT_OUTSIDE = 3  # files, disk, devices or missing packages: something outside pmtrain
+EXIT_STOPPED = 4  # the run stopped itself and says why
+EXIT_INTERRUPTED = 130  # Ctrl-C
+
+
+class UserError(Exception):
+    """What is wrong and, on a line of its own, the fix."""
+
+    exit_code = EXIT_OUTSIDE
+
+    def __init__(self, what: str, fix: str):
+        super().__init__(f"{what}\n    fix:  {fix}")
+
+
+class RunStopped(UserError):
+    """Training cannot go on."""
+
+    exit_code = EXIT_STOPPED

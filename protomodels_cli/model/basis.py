@@ -1,0 +1,53 @@
+"""U, the basis of the subspace S: one for the whole run, versioned, hashed from its bytes."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from protomodels_cli import counter
+
+
+@dataclass(frozen=True)
+class Basis:
+    """An orthonormal d×k matrix and its place in the run's history of bases."""
+
+    version: int
+    u: Tensor
+
+    @cached_property
+    def sha256(self) -> str:
+        return hash_of(self.u)
+
+    @property
+    def orthonormality_error(self) -> float:
+        """‖UᵀU − I‖_F, in float64."""
+        u = self.u.double()
+        return float(torch.linalg.matrix_norm(u.T @ u - torch.eye(u.shape[1], dtype=u.dtype, device=u.device)))
+
+
+def hash_of(u: Tensor) -> str:
+    u = u.detach().cpu().contiguous()
+    digest = hashlib.sha256(f"basis {u.dtype} {tuple(u.shape)}\n".encode())
+    digest.update(u.numpy().tobytes())
+    return digest.hexdigest()
+
+
+def initial_basis(width: int, k: int, seed: int, dtype: torch.dtype = torch.float32) -> Basis:
+    """A uniformly random subspace. Made once per run and sent as bytes: QR's last bits differ by platform."""
+    generator = torch.Generator().manual_seed(counter.subseed(seed, "basis") >> 1)
+    gaussian = torch.randn(width, k, generator=generator, dtype=torch.float64)
+    q, _ = torch.linalg.qr(gaussian)
+    return Basis(0, q.to(dtype))
+
+
+def principal_angles(a: Tensor, b: Tensor) -> Tensor:
+    """Angles between span(a) and span(b), ascending, exact for small angles too."""
+    a, b = a.double(), b.double()
+    cosines = torch.linalg.svdvals(a.T @ b)  # descending: the smallest angle first
+    sines = torch.linalg.svdvals(b - a @ (a.T @ b)).flip(0)
+    return torch.atan2(sines, cosines)

@@ -1,0 +1,38 @@
+"""Initial weights: each matrix from a generator of its own, named after it, so that the cut changes nothing."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from protomodels_cli import counter
+from protomodels_cli.model.forms import Constrained
+from protomodels_cli.model.llama import Matrix, RMSNorm, Writer
+from protomodels_cli.model.shape import Shape
+
+
+@torch.no_grad()
+def initialise(modules: nn.Module, shape: Shape, seed: int) -> None:
+    """Fill every weight below `modules`, whose names are those of the whole model (`layers.7.attn.o`)."""
+    for name, module in modules.named_modules():
+        if isinstance(module, Matrix):
+            module.weight.copy_(_draw(name, tuple(module.weight.shape), shape.init_std, seed))
+        elif isinstance(module, Writer):
+            std = shape.embedding_std if name == "embed" else shape.init_std / math.sqrt(2 * shape.layers)
+            rows, columns = module.weight.shape
+            if isinstance(module.form, Constrained):
+                # Drawn as coordinates: in S from the start, and the same function as its reparametrised twin.
+                u = module.form.basis.u
+                coordinates = _draw(name, (rows, u.shape[1]), std, seed).to(u)
+                module.weight.copy_(coordinates @ u.T)
+            else:
+                module.weight.copy_(_draw(name, (rows, columns), std, seed))
+        elif isinstance(module, RMSNorm):
+            module.weight.fill_(1.0)
+
+
+def _draw(name: str, size: tuple[int, ...], std: float, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(counter.subseed(seed, "weights", name) >> 1)
+    return torch.randn(size, generator=generator, dtype=torch.float32).mul_(std)

@@ -1,0 +1,211 @@
+"""The reference: the whole model trained in one process, with exactly the operations a pipeline does.
+
+Microbatch by microbatch and stage by stage, every boundary crossed through the wire's codec, gradients
+accumulated in microbatch order. What it computes is the definition of right for everything else.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from protomodels_cli.data.batches import Batches, held_out_windows
+from protomodels_cli.data.prepare import Corpus
+from protomodels_cli.errors import RunStopped
+from protomodels_cli.model import grassmann
+from protomodels_cli.model.basis import Basis, initial_basis
+from protomodels_cli.model.optim import StageOptimizer, all_finite
+from protomodels_cli.model.schedule import clip_coefficient, gradient_norm, learning_rate
+from protomodels_cli.model.shape import Shape, slices
+from protomodels_cli.model.snapshot import weights_sha256
+from protomodels_cli.model.stage import InFlight, Stage
+from protomodels_cli.spec.schema import RunSpec
+
+Carry = Callable[[Tensor, Any], Tensor]  # how a message crosses a boundary: wire.codecs.carrier(spec.wire)
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Switch:
+    """A computed basis that waits for its step."""
+
+    basis: Basis
+    first_step: int
+
+
+class Reference:
+    def __init__(self, spec: RunSpec, corpus: Corpus, carry: Carry, device: torch.device | str = "cpu"):
+        torch.set_num_threads(spec.compute.threads)
+        self.spec, self.corpus, self.carry, self.device = spec, corpus, carry, torch.device(device)
+        shape = Shape.of(spec)
+        self.basis: Basis | None = None
+        if spec.subspace.form != "dense":
+            self.basis = initial_basis(shape.width, spec.subspace.k, spec.seed, shape.dtype)
+        self.stages = [Stage(spec, part, self.basis, device) for part in slices(spec)]
+        self.optimizers = [StageOptimizer(stage, spec.optimizer) for stage in self.stages]
+        self.batches = Batches(corpus.train, spec)
+        self.covariance = (
+            grassmann.GradientCovariance(shape.width, self.device) if spec.subspace.update.interval else None
+        )
+        self.switch: Switch | None = None
+        self.step = 0
+        self._skipped_in_a_row = 0
+        self._sync = self.stages[0].sync()  # the bytes the run started with
+        self.check_sync()
+
+    @property
+    def parameters(self) -> int:
+        return sum(p.numel() for stage in self.stages for p in stage.parameters())
+
+    def train(self) -> Iterator[Row]:
+        """Take all steps that are left, yielding a metrics row for everything that happens."""
+        while self.step < self.spec.steps:
+            yield from self.run_step()
+            interval = self.spec.eval.interval
+            if self.step == self.spec.steps or (interval and self.step % interval == 0):
+                yield {"event": "eval", "step": self.step, "loss": self.evaluate()}
+
+    def run_step(self) -> Iterator[Row]:
+        started = time.perf_counter()
+        step = self.step + 1
+        if self.switch is not None and self.switch.first_step == step:
+            yield self._switch_basis(self.switch)
+        loss = self.accumulate(step)
+        norms = self.prepare()
+        norm = gradient_norm(norms.values())
+        applied = math.isfinite(loss) and all_finite(norms)
+        lr = learning_rate(self.spec.optimizer, step, self.spec.steps)
+        if applied:
+            self._apply(lr, clip_coefficient(norm, self.spec.optimizer.clip))
+        else:
+            self._skip(step)
+        self.step = step
+        seconds = time.perf_counter() - started
+        tokens = self.spec.batch.size * self.spec.model.context
+        yield {
+            "event": "step",
+            "step": step,
+            "loss": loss,
+            "lr": lr,
+            "grad_norm": norm,
+            "applied": applied,
+            "tokens": tokens,
+            "seconds": seconds,
+            "basis_version": None if self.basis is None else self.basis.version,
+        }
+        update = self.spec.subspace.update
+        if grassmann.computes(update, step):
+            yield from self._compute_basis(step)
+        reproject = self.spec.subspace.reproject_interval
+        if applied and reproject and step % reproject == 0:
+            for optimizer in self.optimizers:
+                optimizer.reproject()
+        if step % self.spec.subspace.sync_interval == 0:
+            self.check_sync()
+
+    def accumulate(self, step: int) -> float:
+        """Forward and backward of all microbatches. Leaves gradients on the parameters; returns the mean loss."""
+        last = self.stages[-1]
+        gathering = self.covariance is not None and grassmann.gathers(self.spec.subspace.update, step)
+        last.on_release = self.covariance.add if gathering and self.covariance else None
+        tokens_in_step = self.spec.batch.size * self.spec.model.context
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
+        for m in range(self.spec.batch.microbatches):
+            windows = torch.from_numpy(self.batches.microbatch(step, m).tokens).to(self.device)
+            flights = self.forward(windows[:, :-1])
+            loss, gradient = last.run_loss(flights[-1], windows[:, 1:], 1.0 / tokens_in_step)
+            total += loss
+            for stage, flight in zip(reversed(self.stages[:-1]), reversed(flights[:-1]), strict=True):
+                assert gradient is not None
+                gradient = stage.run_backward(flight, self.carry(gradient, "backward"))
+        last.on_release = None
+        return float(total) / tokens_in_step
+
+    def forward(self, tokens_BT: Tensor) -> list[InFlight]:
+        flights = [self.stages[0].run_forward(tokens_BT, None)]
+        for stage in self.stages[1:]:
+            flights.append(stage.run_forward(tokens_BT, self.carry(flights[-1].output, "forward")))
+        return flights
+
+    def prepare(self) -> dict[str, float]:
+        """Squared norms of all units in layer order, after projection."""
+        return {unit: squared for optimizer in self.optimizers for unit, squared in optimizer.prepare().items()}
+
+    def _apply(self, lr: float, coefficient: float) -> None:
+        for optimizer in self.optimizers:
+            optimizer.apply(lr, coefficient)
+        if self.covariance is not None:
+            self.covariance.commit()
+        self._skipped_in_a_row = 0
+
+    def _skip(self, step: int) -> None:
+        for optimizer in self.optimizers:
+            optimizer.discard()
+        if self.covariance is not None:
+            self.covariance.discard()
+        self._skipped_in_a_row += 1
+        if self._skipped_in_a_row >= self.spec.limits.nonfinite_steps:
+            raise RunStopped(
+                f"{self._skipped_in_a_row} steps in a row, up to step {step}, had a non-finite loss or gradient",
+                f"lower optimizer.lr ({self.spec.optimizer.lr:g}) or lengthen the warm-up",
+            )
+
+    def _compute_basis(self, step: int) -> Iterator[Row]:
+        assert self.covariance is not None
+        assert self.basis is not None
+        a, update = self.covariance.total.cpu(), self.spec.subspace.update
+        self.covariance = grassmann.GradientCovariance(a.shape[0], self.device)
+        if not float(a.trace()) > 0:  # every step of the window was skipped
+            return
+        new = grassmann.moved(self.basis, a, update.step_size, update.inner_steps)
+        self.switch = Switch(new, grassmann.first_step_with(update, step))
+        yield {
+            "event": "subspace",
+            "step": step,
+            "version": new.version,
+            "first_step": self.switch.first_step,
+            **grassmann.report(self.basis, new, a),
+        }
+
+    def _switch_basis(self, switch: Switch) -> Row:
+        for optimizer in self.optimizers:
+            optimizer.switch_basis(switch.basis, self.spec.subspace.update.move)
+        self.basis, self.switch = switch.basis, None
+        self._sync = self.stages[0].sync()
+        return {
+            "event": "switch",
+            "step": switch.first_step,
+            "version": self.basis.version,
+            "sha256": self.basis.sha256,
+        }
+
+    def check_sync(self) -> None:
+        """Every stage must use the same bytes of U and T_fixed: with different ones the stream is garbage."""
+        for stage in self.stages:
+            if stage.sync() != self._sync:
+                raise RunStopped(
+                    f"stage {stage.part.index} uses other bytes of U or T_fixed than the run "
+                    f"(found at step {self.step})",
+                    "start again from the last snapshot; if it comes back, test that machine's memory",
+                )
+
+    def evaluate(self) -> float:
+        """Mean loss on the held-out windows. Changes nothing."""
+        total, tokens = 0.0, 0
+        for windows in held_out_windows(self.corpus.held_out, self.spec):
+            batch = torch.from_numpy(windows).to(self.device)
+            x = self.stages[0].evaluate(batch[:, :-1], None)
+            for stage in self.stages[1:]:
+                x = stage.evaluate(batch[:, :-1], self.carry(x, "forward"))
+            total += float(self.stages[-1].evaluate_loss(x, batch[:, 1:]))
+            tokens += batch[:, 1:].numel()
+        return total / tokens
+
+    def weights_sha256(self) -> str:
+        return weights_sha256(self.stages)

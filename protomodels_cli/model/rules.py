@@ -1,0 +1,62 @@
+"""The optimizers' arithmetic on one parameter: gradient and state in, update direction out.
+
+Each rule adds its tensors to `state` on first use. The caller scales by −lr, applies weight decay, and, for a
+constrained matrix, passes coordinates g·U and multiplies the direction by Uᵀ: in S, whatever the rule did.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from protomodels_cli.spec.schema import OptimizerSpec
+
+State = dict[str, Tensor]
+
+# Quintic Newton–Schulz coefficients of Jordan et al. (Muon): steepest at 0, singular values end in about [0.7, 1.2].
+NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
+NEWTON_SCHULZ_STEPS = 5
+
+
+def adamw(g: Tensor, state: State, t: int, o: OptimizerSpec) -> Tensor:
+    return _adam(g, g.square(), state, t, o)
+
+
+def row_adamw(g: Tensor, state: State, t: int, o: OptimizerSpec, width: int) -> Tensor:
+    """AdamW with one second moment per row: the mean over the row's `width` entries.
+
+    g holds the row's coordinates; U is orthonormal, so its squares add up to those of the d-wide row.
+    """
+    return _adam(g, g.square().sum(1, keepdim=True) / width, state, t, o)
+
+
+def _adam(g: Tensor, g_squared: Tensor, state: State, t: int, o: OptimizerSpec) -> Tensor:
+    if not state:
+        state["first"], state["second"] = torch.zeros_like(g), torch.zeros_like(g_squared)
+    first = state["first"].lerp_(g, 1 - o.beta1)
+    second = state["second"].lerp_(g_squared, 1 - o.beta2)
+    denominator = (second / (1 - o.beta2**t)).sqrt_().add_(o.eps)
+    return first / (1 - o.beta1**t) / denominator
+
+
+def muon(g: Tensor, state: State, o: OptimizerSpec) -> Tensor:
+    """Nesterov momentum, orthogonalised; scaled so that its RMS is that of a typical AdamW update (0.2)."""
+    if not state:
+        state["first"] = torch.zeros_like(g)
+    momentum = state["first"].lerp_(g, 1 - o.momentum)
+    return orthogonalise(g.lerp(momentum, o.momentum)).mul_(0.2 * math.sqrt(max(g.shape)))
+
+
+def orthogonalise(g: Tensor) -> Tensor:
+    """The nearest matrix with singular values near 1. bf16 on CUDA; elsewhere in g's own precision."""
+    a, b, c = NEWTON_SCHULZ
+    x = g.to(torch.bfloat16) if g.is_cuda else g.clone()
+    tall = x.shape[0] > x.shape[1]
+    x = x.T if tall else x
+    x = x / x.norm().clamp(min=1e-7)
+    for _ in range(NEWTON_SCHULZ_STEPS):
+        gram = x @ x.T
+        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return (x.T if tall else x).to(g.dtype)

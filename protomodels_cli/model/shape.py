@@ -1,0 +1,77 @@
+"""The model's sizes with every default filled in, and its cut into stages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from protomodels_cli.spec.cut import layers_per_stage
+from protomodels_cli.spec.schema import RunSpec
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+
+@dataclass(frozen=True)
+class Shape:
+    layers: int
+    width: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    hidden: int
+    vocab_size: int
+    qk_norm: bool
+    rope_theta: float
+    norm_eps: float
+    init_std: float
+    embedding_std: float
+    dtype: torch.dtype
+    free_layers: int  # last layers that write outside S; in the dense form this is all of them
+
+    @classmethod
+    def of(cls, spec: RunSpec) -> Shape:
+        m = spec.model
+        assert m.kv_heads is not None
+        assert m.head_dim is not None
+        assert m.hidden is not None
+        return cls(
+            layers=m.layers,
+            width=m.width,
+            heads=m.heads,
+            kv_heads=m.kv_heads,
+            head_dim=m.head_dim,
+            hidden=m.hidden,
+            vocab_size=spec.vocab_size,
+            qk_norm=m.qk_norm,
+            rope_theta=m.rope_theta,
+            norm_eps=m.norm_eps,
+            init_std=m.init_std,
+            embedding_std=m.embedding_std,
+            dtype=DTYPES[spec.compute.dtype],
+            free_layers=m.layers if spec.subspace.form == "dense" else spec.subspace.unconstrained_layers,
+        )
+
+
+@dataclass(frozen=True)
+class Slice:
+    """The contiguous layers one stage holds."""
+
+    index: int
+    first_layer: int
+    end_layer: int
+    is_first: bool
+    is_last: bool
+
+    @property
+    def layers(self) -> range:
+        return range(self.first_layer, self.end_layer)
+
+
+def slices(spec: RunSpec) -> list[Slice]:
+    counts = layers_per_stage(spec)
+    starts = [sum(counts[:i]) for i in range(len(counts))]
+    return [
+        Slice(i, start, start + n, i == 0, i == len(counts) - 1)
+        for i, (start, n) in enumerate(zip(starts, counts, strict=True))
+    ]

@@ -1,0 +1,62 @@
+"""A stage's whole state as named tensors, its hash, and its safetensors file."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from protomodels_cli.model.optim import StageOptimizer
+from protomodels_cli.model.stage import Stage
+
+
+def weights(stages: list[Stage]) -> dict[str, Tensor]:
+    """All parameters of the model under their names, in layer order whatever the cut."""
+    return {name: p.detach() for stage in stages for name, p in stage.named_parameters()}
+
+
+def weights_sha256(stages: list[Stage]) -> str:
+    """One hash over all weights in canonical order: equal models, equal hash, wherever they are cut."""
+    digest = hashlib.sha256()
+    for name, tensor in weights(stages).items():
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def stage_state(stage: Stage, optimizer: StageOptimizer) -> dict[str, Tensor]:
+    """Weights, optimizer state and basis of one stage."""
+    state = {f"weights/{name}": p.detach() for name, p in stage.named_parameters()}
+    for slot in optimizer.slots:
+        state |= {f"optimizer/{slot.name}/{key}": tensor for key, tensor in slot.state.items()}
+    state["optimizer/applied"] = torch.tensor(optimizer.applied)
+    if stage.basis is not None:
+        state |= {"basis/u": stage.basis.u, "basis/version": torch.tensor(stage.basis.version)}
+    return {name: tensor.cpu().contiguous() for name, tensor in state.items()}
+
+
+def write_snapshot(folder: Path, step: int, stages: list[Stage], optimizers: list[StageOptimizer], keep: int) -> Path:
+    """Write folder/STEP/stage-i.safetensors with their hashes; whole or not at all. Drops all but the newest."""
+    from safetensors.torch import save_file
+
+    final, work = folder / f"{step:08d}", folder / f".{step:08d}.partial"
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir(parents=True)
+    hashes = {}
+    for stage, optimizer in zip(stages, optimizers, strict=True):
+        path = work / f"stage-{stage.part.index}.safetensors"
+        save_file(stage_state(stage, optimizer), path)
+        with path.open("rb") as file:
+            hashes[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
+            os.fsync(file.fileno())
+    (work / "hashes.json").write_text(json.dumps({"step": step, "sha256": hashes}, indent=1))
+    shutil.rmtree(final, ignore_errors=True)
+    os.rename(work, final)
+    for old in sorted(p for p in folder.iterdir() if p.name.isdigit())[:-keep]:
+        shutil.rmtree(old)
+    return final

@@ -1,0 +1,126 @@
+"""A stage: a contiguous slice of the layers, and the work it does on one microbatch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from protomodels_cli.model.basis import Basis, hash_of
+from protomodels_cli.model.forms import Constrained, Dense, Form, Reparam
+from protomodels_cli.model.init import initialise
+from protomodels_cli.model.llama import Block, Head, Writer, rotary
+from protomodels_cli.model.loss import loss_and_gradient, loss_sum
+from protomodels_cli.model.shape import Shape, Slice
+from protomodels_cli.model.t_fixed import VERSION, TFixed
+from protomodels_cli.spec.schema import RunSpec
+
+
+@dataclass(frozen=True)
+class Sync:
+    """What all stages must agree on, to the byte."""
+
+    basis_version: int
+    basis_sha256: str
+    t_fixed_version: int
+    t_fixed_sha256: str
+
+
+@dataclass
+class InFlight:
+    """A microbatch between its forward and its backward on one stage."""
+
+    received: Tensor | None  # the message it came from, a leaf; none on the first stage
+    output: Tensor  # the message it became; on the last stage, the stream before the head
+
+
+class Stage(nn.Module):
+    """Layers `part.layers` of the model, with the embedding on the first stage and the head on the last."""
+
+    def __init__(self, spec: RunSpec, part: Slice, basis: Basis | None, device: torch.device | str = "cpu"):
+        super().__init__()
+        self.shape, self.part = Shape.of(spec), part
+        self.loss_chunk = spec.compute.loss_chunk
+        self.t_fixed: TFixed | None = None
+        self.form: Form = Dense()
+        if spec.subspace.form != "dense":
+            assert basis is not None
+            basis = Basis(basis.version, basis.u.to(device))
+            self.form = Constrained(basis) if spec.subspace.form == "constrained" else Reparam(basis)
+            table = spec.subspace.t_fixed
+            self.t_fixed = TFixed(self.shape.vocab_size, self.shape.width, table.scale, table.seed, device)
+        # The first layer that reads x and writes outside S: from here on the stream is never sent.
+        self.release_layer = self.shape.layers - self.shape.free_layers
+        self.on_release: Callable[[Tensor], None] | None = None  # is given ∂loss/∂x there, per microbatch
+        with torch.device(device):
+            if part.is_first:
+                self.embed = Writer(self.shape.vocab_size, self.form, self.shape)
+            self.layers = nn.ModuleDict(
+                {str(i): Block(self.shape, self.form if i < self.release_layer else Dense()) for i in part.layers}
+            )
+            if part.is_last:
+                self.head = Head(self.shape)
+        initialise(self, self.shape, spec.seed)
+
+    @property
+    def basis(self) -> Basis | None:
+        return None if isinstance(self.form, Dense) else self.form.basis  # type: ignore[attr-defined]
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.parameters()).device
+
+    def forward(self, tokens_BT: Tensor, received: Tensor | None = None) -> Tensor:
+        """The message for the next stage; on the last stage, the stream x before the head."""
+        anchor = self.t_fixed.rows(tokens_BT, self.shape.dtype) if self.t_fixed else None
+        if self.part.is_first:
+            state = self.form.start(self.embed.lookup(tokens_BT), anchor)
+        else:
+            assert received is not None
+            state = self.form.decode(received, anchor)
+        cos, sin = rotary(tokens_BT.shape[1], self.shape.head_dim, self.shape.rope_theta, self.shape.dtype, self.device)
+        for i in self.part.layers:
+            if i == self.release_layer:
+                state = self._release(state, anchor)
+            state = self.layers[str(i)](state, anchor, cos, sin)
+        if not self.part.is_last:
+            return self.form.encode(state, anchor)
+        return self._release(state, anchor) if self.release_layer == self.shape.layers else state
+
+    def _release(self, state: Tensor, anchor: Tensor | None) -> Tensor:
+        x = self.form.read(state, anchor)
+        if self.on_release is not None and x.requires_grad:
+            x.register_hook(self.on_release)
+        return x
+
+    # One microbatch: what a worker does, and the reference with it.
+
+    def run_forward(self, tokens_BT: Tensor, received: Tensor | None) -> InFlight:
+        if received is not None:
+            received = received.detach().requires_grad_()
+        return InFlight(received, self(tokens_BT, received))
+
+    def run_backward(self, flight: InFlight, gradient: Tensor) -> Tensor | None:
+        """Adds to the parameters' gradients; returns the message for the previous stage, if there is one."""
+        flight.output.backward(gradient)
+        return None if flight.received is None else flight.received.grad
+
+    def run_loss(self, flight: InFlight, targets_BT: Tensor, scale: float) -> tuple[Tensor, Tensor | None]:
+        """Last stage: the microbatch's summed loss, and its backward with gradients of scale × that."""
+        loss, gradient = loss_and_gradient(self.head, flight.output, targets_BT, self.loss_chunk, scale)
+        return loss, self.run_backward(flight, gradient)
+
+    @torch.no_grad()
+    def evaluate(self, tokens_BT: Tensor, received: Tensor | None) -> Tensor:
+        return self(tokens_BT, received)
+
+    def evaluate_loss(self, x: Tensor, targets_BT: Tensor) -> Tensor:
+        return loss_sum(self.head, x, targets_BT, self.loss_chunk)
+
+    def sync(self) -> Sync | None:
+        """Hashes of the bytes in use now (recomputed, so that a flipped bit shows)."""
+        if self.basis is None or self.t_fixed is None:
+            return None
+        return Sync(self.basis.version, hash_of(self.basis.u), VERSION, self.t_fixed.sha256())

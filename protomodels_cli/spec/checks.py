@@ -1,0 +1,258 @@
+"""Rules that tie fields together: contradictions are found here, before anything starts.
+
+Each check is a pure function of the spec and yields problems. `fields` on a problem's check says which fields
+it looks at, so that a check is left out only where one of *its* fields is itself malformed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from protomodels_cli.spec.cut import even_cut
+from protomodels_cli.spec.errors import Problem
+from protomodels_cli.spec.schema import RunSpec
+
+Found = Iterator[tuple[str, str, str]]  # field to point at, rule, fix
+
+
+@dataclass(frozen=True)
+class Check:
+    fields: tuple[str, ...]
+    find: Callable[[RunSpec], Found]
+
+
+CHECKS: list[Check] = []
+
+
+def check(*fields: str) -> Callable[[Callable[[RunSpec], Found]], Callable[[RunSpec], Found]]:
+    def register(find: Callable[[RunSpec], Found]) -> Callable[[RunSpec], Found]:
+        CHECKS.append(Check(fields, find))
+        return find
+
+    return register
+
+
+def contradictions(spec: RunSpec, malformed: set[str]) -> list[Problem]:
+    """All contradictions that do not involve a field which is malformed by itself."""
+
+    def usable(field: str) -> bool:
+        return not any(field == bad or field.startswith(bad + ".") or bad.startswith(field + ".") for bad in malformed)
+
+    return [
+        Problem(field, rule, fix, value_at(spec, field))
+        for c in CHECKS
+        if all(map(usable, c.fields))
+        for field, rule, fix in c.find(spec)
+    ]
+
+
+def value_at(spec: RunSpec, field: str) -> object:
+    value: object = spec
+    for part in field.split("."):
+        value = getattr(value, part)
+    return value
+
+
+@check("model.width", "model.heads", "model.head_dim")
+def heads_divide_width(s: RunSpec) -> Found:
+    m = s.model
+    if m.head_dim is None and m.width % m.heads:
+        yield (
+            "model.heads",
+            f"heads must divide model.width ({m.width}) unless model.head_dim is given",
+            f"use {_nearest_divisor(m.width, m.heads)} heads, or set model.head_dim",
+        )
+    elif (head_dim := m.head_dim or m.width // m.heads) % 2:
+        yield (
+            "model.head_dim" if m.head_dim else "model.heads",
+            f"rotary positions need an even head_dim, and it is {head_dim}",
+            f"set model.head_dim to {head_dim + 1}, or change heads",
+        )
+
+
+@check("model.heads", "model.kv_heads")
+def kv_heads_divide_heads(s: RunSpec) -> Found:
+    m = s.model
+    if m.kv_heads is not None and m.heads % m.kv_heads:
+        yield (
+            "model.kv_heads",
+            f"kv_heads must divide model.heads ({m.heads})",
+            f"use {_nearest_divisor(m.heads, m.kv_heads)}",
+        )
+
+
+@check("model.layers", "stages")
+def every_stage_has_layers(s: RunSpec) -> Found:
+    layers = s.model.layers
+    if isinstance(s.stages, list):
+        if sum(s.stages) != layers:
+            yield (
+                "stages",
+                f"the layers per stage add up to {sum(s.stages)}, and model.layers is {layers}",
+                f"make them add up to {layers}",
+            )
+    elif isinstance(s.stages, int) and s.stages > layers:
+        yield (
+            "stages",
+            f"every stage needs a layer, and model.layers is {layers}",
+            f"use {layers} stages or fewer, or more layers",
+        )
+
+
+@check("subspace.form", "subspace.k", "model.width")
+def k_fits_width(s: RunSpec) -> Found:
+    if s.subspace.form != "dense" and s.subspace.k > s.model.width:
+        yield (
+            "subspace.k",
+            f"a subspace of the stream has at most model.width ({s.model.width}) dimensions",
+            f"set k to {max(1, s.model.width // 8)} (8× compression) or at most {s.model.width}",
+        )
+
+
+@check("subspace.form", "subspace.unconstrained_layers", "model.layers", "stages")
+def unconstrained_layers_in_last_stage(s: RunSpec) -> Found:
+    free, layers = s.subspace.unconstrained_layers, s.model.layers
+    if s.subspace.form == "dense" or s.stages == "auto":
+        return
+    if free > layers:
+        yield (
+            "subspace.unconstrained_layers",
+            f"there are only {layers} layers",
+            f"use at most {layers}",
+        )
+        return
+    if isinstance(s.stages, list):
+        last = s.stages[-1] if sum(s.stages) == layers else free  # a wrong sum is another check's
+    else:
+        last = even_cut(layers, s.stages)[-1] if s.stages <= layers else free
+    if last < free:
+        yield (
+            "subspace.unconstrained_layers",
+            f"what unconstrained layers write cannot be sent, so all {free} must be in the last stage, "
+            f"which has {last}",
+            f"use at most {last}, or give `stages` as a list whose last entry is at least {free}",
+        )
+
+
+@check("subspace.form", "subspace.update")
+def update_fits(s: RunSpec) -> Found:
+    u = s.subspace.update
+    if u.interval == 0:
+        return
+    if s.subspace.form == "dense":
+        yield (
+            "subspace.update.interval",
+            "the dense form has no subspace to move",
+            "set it to 0, or choose the form reparam or constrained",
+        )
+    if u.window > u.interval:
+        yield (
+            "subspace.update.window",
+            f"the window lies between two updates, which are {u.interval} steps apart",
+            f"use at most {u.interval}",
+        )
+    if u.delay >= u.interval:
+        yield (
+            "subspace.update.delay",
+            f"a new U must be in use before the next is computed, {u.interval} steps later",
+            f"use at most {u.interval - 1}",
+        )
+
+
+@check("subspace.form", "optimizer.name")
+def optimizer_keeps_subspace(s: RunSpec) -> Found:
+    form, name = s.subspace.form, s.optimizer.name
+    if form == "constrained" and name == "adamw":
+        yield (
+            "optimizer.name",
+            "AdamW scales every entry by itself, which moves constrained matrices out of S",
+            "use row_adamw or muon, or the reparam form, where any optimizer stays in S",
+        )
+    if form != "constrained" and name == "row_adamw":
+        yield (
+            "optimizer.name",
+            f"row AdamW is for matrices held in S, and the {form} form has none",
+            "use adamw or muon",
+        )
+
+
+@check("batch")
+def microbatches_divide_batch(s: RunSpec) -> Found:
+    b = s.batch
+    if b.size % b.microbatches:
+        yield (
+            "batch.microbatches",
+            f"microbatches must divide batch.size ({b.size})",
+            f"use {_nearest_divisor(b.size, b.microbatches)} microbatches",
+        )
+
+
+@check("steps", "optimizer.schedule")
+def schedule_fits_steps(s: RunSpec) -> Found:
+    c = s.optimizer.schedule
+    if c.warmup_steps > s.steps:
+        yield (
+            "optimizer.schedule.warmup_steps",
+            f"the run has only {s.steps} steps",
+            f"use at most {s.steps}, about {max(1, s.steps // 20)}",
+        )
+    elif c.decay_steps is not None and c.warmup_steps + c.decay_steps > s.steps:
+        yield (
+            "optimizer.schedule.decay_steps",
+            f"warm-up ({c.warmup_steps}) and decay together are longer than the run ({s.steps} steps)",
+            f"use at most {max(1, s.steps - c.warmup_steps)}",
+        )
+
+
+@check("data.source", "data.files", "data.val_files")
+def files_match_source(s: RunSpec) -> Found:
+    d = s.data
+    for name, files in (("files", d.files), ("val_files", d.val_files)):
+        if d.source == "builtin" and files:
+            yield (
+                f"data.{name}",
+                "the builtin text takes no files",
+                f"remove `{name}`, or set data.source to text",
+            )
+    if d.source != "builtin" and not d.files:
+        yield (
+            "data.files",
+            f"the source {d.source} needs files",
+            "list paths or globs, as in `files: [corpus/*.txt]`",
+        )
+
+
+@check("data.source", "tokenizer")
+def tokenizer_matches_source(s: RunSpec) -> Found:
+    t = s.tokenizer
+    if (s.data.source == "bin") != (t.kind == "none"):
+        yield (
+            "tokenizer.kind",
+            "bin data are token ids already and go with kind `none`; every other source is text and needs a tokenizer",
+            "set tokenizer.kind to none" if s.data.source == "bin" else "use bytes, bpe or file",
+        )
+    if t.kind == "none" and t.vocab_size is None:
+        yield (
+            "tokenizer.vocab_size",
+            "only you know the vocabulary that the token ids come from",
+            "state it (50257 for GPT-2's)",
+        )
+    if t.kind == "bytes" and t.vocab_size not in (None, 256):
+        yield "tokenizer.vocab_size", "there are 256 bytes", "remove it"
+    if t.kind == "bpe" and t.vocab_size is not None and t.vocab_size < 257:
+        yield (
+            "tokenizer.vocab_size",
+            "a byte-pair vocabulary starts from 256 bytes and one end-of-text mark",
+            "use 257 or more, or the tokenizer bytes",
+        )
+    if (t.kind == "file") != (t.file is not None):
+        yield (
+            "tokenizer.file",
+            "a tokenizer.json is given exactly when kind is `file`",
+            "name the file" if t.kind == "file" else "remove it, or set tokenizer.kind to file",
+        )
+
+
+def _nearest_divisor(n: int, wanted: int) -> int:
+    return min((d for d in range(1, n + 1) if n % d == 0), key=lambda d: (abs(d - wanted), d))

@@ -1,0 +1,255 @@
+"""The fields of a run spec, their defaults and their single-field rules.
+
+Rules that tie two fields together are in `checks.py`. Names here are the names used everywhere: in the
+proto, the code, the logs and the docs. docs/spec.md is made from this file (`scripts/docs.sh`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic_core import PydanticCustomError
+
+Count = Annotated[int, Field(ge=1)]
+Whole = Annotated[int, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, le=1)]
+BelowOne = Annotated[float, Field(ge=0, lt=1)]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class ModelSpec(Section):
+    """The transformer's shape: a LLaMA decoder (Qwen3's with qk_norm)."""
+
+    layers: Count = Field(description="Transformer blocks.")
+    width: Count = Field(description="Width d of the residual stream.")
+    heads: Count = Field(description="Attention heads.")
+    kv_heads: Count | None = Field(None, description="Key/value heads (grouped-query attention). Default: heads.")
+    head_dim: Count | None = Field(None, description="Width of one head. Default: width / heads.")
+    hidden: Count | None = Field(
+        None,
+        description="Width of the feed-forward block. Default: 8/3 · width, rounded up to a multiple of 32.",
+    )
+    context: Count = Field(128, description="Tokens in a training window.")
+    qk_norm: bool = Field(False, description="RMSNorm on queries and keys (exports as Qwen3 instead of Llama).")
+    rope_theta: Positive = Field(10000.0, description="Base of the rotary positions.")
+    norm_eps: Positive = Field(1e-5, description="Epsilon of every RMSNorm.")
+    init_std: Positive = Field(
+        0.02, description="Standard deviation of new weights; W_o and W_down get 1/√(2·layers) of it."
+    )
+    embedding_std: Positive = Field(0.1, description="Standard deviation of the trainable embedding's entries.")
+
+
+class TFixedSpec(Section):
+    """The frozen high-rank part of the embedding, ±scale, one bit an entry."""
+
+    scale: Positive = Field(
+        0.1, description="Magnitude of the entries. Matters a great deal: 0.1 did best, 1.0 cost 5–10 % loss."
+    )
+    seed: Whole = Field(0, description="Seed of its counter-based bits.")
+
+
+class UpdateSpec(Section):
+    """Moving the subspace towards the gradients (Grassmann steps)."""
+
+    interval: Whole = Field(0, description="Steps between updates of U; 0 keeps U for the whole run.")
+    window: Count = Field(10, description="The last steps before an update whose gradients it sees.")
+    step_size: Positive = Field(1.0, description="Length η of an inner step, with A divided by its largest eigenvalue.")
+    inner_steps: Count = Field(1, description="Inner steps of one update.")
+    move: Literal["transport", "project"] = Field(
+        "transport",
+        description="How weights follow U: `transport` keeps coordinates, `project` what lies in the new span.",
+    )
+    delay: Whole = Field(2, description="Steps between computing a new U and all stages switching to it.")
+
+
+class SubspaceSpec(Section):
+    """What crosses a boundary between stages."""
+
+    form: Literal["reparam", "constrained", "dense"] = Field(
+        "reparam",
+        description="`reparam` trains coordinates, `constrained` full matrices kept in S, `dense` has no subspace.",
+    )
+    k: Count = Field(16, description="Numbers a token sent over a boundary (unused by `dense`, which sends width).")
+    unconstrained_layers: Whole = Field(
+        1, description="Last layers that write outside S; all must be in the last stage (unused by `dense`)."
+    )
+    t_fixed: TFixedSpec = Field(default_factory=TFixedSpec)
+    update: UpdateSpec = Field(default_factory=UpdateSpec)
+    sync_interval: Count = Field(
+        100, description="Steps between two checks that every stage uses the same bytes of U and T_fixed."
+    )
+    reproject_interval: Whole = Field(
+        1000,
+        description="Steps between re-projections of constrained weights onto S, against rounding; 0: never.",
+    )
+
+
+class ScheduleSpec(Section):
+    """The learning rate over the run."""
+
+    warmup_steps: Whole = Field(0, description="Steps of linear rise from 0.")
+    decay: Literal["constant", "linear", "cosine"] = Field("cosine", description="Shape of the fall.")
+    decay_steps: Count | None = Field(
+        None,
+        description="Length of the fall, at the end of the run; before it the rate holds. Default: all after warm-up.",
+    )
+    final_fraction: Share = Field(0.1, description="Share of lr that is left at the last step.")
+
+
+class OptimizerSpec(Section):
+    name: Literal["auto", "adamw", "row_adamw", "muon"] = Field(
+        "auto",
+        description=(
+            "`auto`: row_adamw for the constrained form, adamw otherwise. `muon`: Muon for matrices of blocks, "
+            "AdamW for the rest (row AdamW for a constrained embedding)."
+        ),
+    )
+    lr: Positive = Field(
+        1e-3, description="Peak learning rate, of AdamW and Muon alike (Muon's is matched to AdamW's RMS)."
+    )
+    beta1: BelowOne = Field(0.9, description="AdamW: decay of the first moment.")
+    beta2: BelowOne = Field(0.95, description="AdamW: decay of the second moment.")
+    eps: Positive = Field(1e-8, description="AdamW: added to the root of the second moment.")
+    momentum: BelowOne = Field(0.95, description="Muon: Nesterov momentum.")
+    weight_decay: Annotated[float, Field(ge=0)] = Field(0.01, description="Decoupled weight decay, on matrices only.")
+    clip: Annotated[float, Field(ge=0)] = Field(
+        1.0, description="Largest norm of the whole (projected) gradient; 0: no clipping."
+    )
+    schedule: ScheduleSpec = Field(default_factory=ScheduleSpec)
+
+
+class BatchSpec(Section):
+    size: Count = Field(16, description="Windows in a step.")
+    microbatches: Count = Field(4, description="Parts a step's batch is streamed in; must divide size.")
+
+
+class DataSpec(Section):
+    """What is trained on."""
+
+    source: Literal["builtin", "text", "jsonl", "bin", "parquet"] = Field(
+        "builtin",
+        description=(
+            "`builtin`: Python's own documentation and library sources. `bin`: token shards as nanoGPT "
+            "(bare uint16) or modded-nanogpt (1 KiB header) write them."
+        ),
+    )
+    files: list[str] = Field(default_factory=list, description="Paths or globs, relative to the spec file.")
+    val_files: list[str] = Field(
+        default_factory=list, description="Held-out files. Default: val_fraction of the pieces of `files`."
+    )
+    field: str = Field("text", description="jsonl, parquet: the field or column that holds the text.")
+    val_fraction: Annotated[float, Field(gt=0, lt=1)] = Field(
+        0.02, description="Share held out where val_files is empty."
+    )
+    max_bytes: Count | None = Field(None, description="Stop reading text after this many bytes.")
+    sampling: Literal["epochs", "random"] = Field(
+        "epochs",
+        description="`epochs`: every window once per epoch, in a seeded order. `random`: windows from anywhere.",
+    )
+    cache_dir: str | None = Field(
+        None, description="Where tokenised shards are kept. Default: $PMTRAIN_CACHE or ~/.cache/pmtrain."
+    )
+
+
+class TokenizerSpec(Section):
+    kind: Literal["bytes", "bpe", "file", "none"] = Field(
+        "bpe",
+        description="`bytes`; `bpe` trained on the data; `file`: a tokenizer.json; `none`: the data are ids (bin).",
+    )
+    vocab_size: Count | None = Field(
+        None,
+        description="Default: 256 for bytes, 4096 for bpe, read from the file for `file`. Required for `none`.",
+    )
+    file: str | None = Field(None, description="The tokenizer.json, relative to the spec file.")
+
+
+class EvalSpec(Section):
+    interval: Whole = Field(100, description="Steps between evaluations on held-out windows; 0: only at the end.")
+    windows: Count = Field(64, description="Held-out windows used; the same ones every time.")
+
+
+class WireSpec(Section):
+    forward: Literal["fp32", "bf16"] = Field(
+        "fp32", description="Codec of activations. fp32 sends the stage's own numbers, unrounded."
+    )
+    backward: Literal["fp32", "bf16"] = Field("fp32", description="Codec of gradients.")
+
+
+class SnapshotSpec(Section):
+    interval: Whole = Field(0, description="Steps between snapshots of all stages; 0: only at the end.")
+    keep: Count = Field(2, description="Newest snapshots kept.")
+
+
+class LimitsSpec(Section):
+    nonfinite_steps: Count = Field(
+        5,
+        description="Steps in a row that may be skipped for a non-finite loss or gradient before the run stops.",
+    )
+
+
+class ComputeSpec(Section):
+    dtype: Literal["float32", "float64"] = Field("float32", description="Type of weights and activations.")
+    threads: Count = Field(1, description="CPU threads of a stage. Equal numbers need equal threads.")
+    loss_chunk: Count = Field(1024, description="Tokens whose logits exist at one time.")
+
+
+class RunSpec(Section):
+    """Everything about a run."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] = Field(
+        "run", description="Names the run directory."
+    )
+    seed: Whole = Field(0, description="Seed of weights, U and the order of the data.")
+    steps: Count = Field(description="Optimizer steps.")
+    stages: int | list[int] | Literal["auto"] = Field(
+        1, description="How many stages (cut evenly), a list of layers per stage, or `auto`."
+    )
+    model: ModelSpec
+    subspace: SubspaceSpec = Field(default_factory=SubspaceSpec)
+    optimizer: OptimizerSpec = Field(default_factory=OptimizerSpec)
+    batch: BatchSpec = Field(default_factory=BatchSpec)
+    data: DataSpec = Field(default_factory=DataSpec)
+    tokenizer: TokenizerSpec = Field(default_factory=TokenizerSpec)
+    eval: EvalSpec = Field(default_factory=EvalSpec)
+    wire: WireSpec = Field(default_factory=WireSpec)
+    snapshots: SnapshotSpec = Field(default_factory=SnapshotSpec)
+    limits: LimitsSpec = Field(default_factory=LimitsSpec)
+    compute: ComputeSpec = Field(default_factory=ComputeSpec)
+
+    @field_validator("stages", mode="plain")
+    @classmethod
+    def _stages(cls, value: Any) -> Any:
+        def count(v: Any) -> bool:
+            return isinstance(v, int) and not isinstance(v, bool) and v >= 1
+
+        if value == "auto" or count(value) or (isinstance(value, list) and value and all(map(count, value))):
+            return value
+        raise PydanticCustomError(
+            "stages",
+            "must be a number of stages from 1, a list of layers per stage, or auto",
+            {"fix": "write for example `stages: 4`, `stages: [3, 3, 2]` or `stages: auto`"},
+        )
+
+    @property
+    def vocab_size(self) -> int:
+        """V. Known once the spec is loaded (`resolve` fills it in)."""
+        if self.tokenizer.vocab_size is None:
+            raise ValueError("tokenizer.vocab_size is not resolved: load the spec with load_spec()")
+        return self.tokenizer.vocab_size
+
+    @property
+    def boundary_width(self) -> int:
+        """Numbers a token that cross a boundary."""
+        return self.model.width if self.subspace.form == "dense" else self.subspace.k
+
+    def sha256(self) -> str:
+        """Hash of the resolved spec: equal specs, equal runs."""
+        canonical = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(canonical.encode()).hexdigest()
