@@ -2,6 +2,72 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Annotated, Any
+
 import typer
 
 app = typer.Typer(no_args_is_help=True, help="The method's claims, measured: each a command with --json and --plot.")
+
+Steps = Annotated[int, typer.Option(min=1, help="Training steps.")]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of weights, U and data order.")]
+Device = Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")]
+JsonFile = Annotated[Path | None, typer.Option("--json", help="Write all numbers here.")]
+PlotFile = Annotated[Path | None, typer.Option("--plot", help="Write a picture (PNG) here.")]
+
+
+@app.command()
+def reconstruct(
+    steps: Steps = 200, seed: Seed = 0, device: Device = "cpu", json: JsonFile = None, plot: PlotFile = None
+) -> None:
+    """Is what crosses a boundary everything? Errors of forward and backward against a plain, uncut Llama."""
+    from protomodels_cli.lab import reconstruct as experiment
+
+    _finish(experiment, experiment.run(steps, seed, device), json, plot)
+
+
+@app.command()
+def optimizer(
+    steps: Steps = 500, seed: Seed = 0, device: Device = "cpu", json: JsonFile = None, plot: PlotFile = None
+) -> None:
+    """Which optimizers keep the weights in the subspace? Drift of row AdamW, Muon, AdamW and sign updates."""
+    from protomodels_cli.lab import optimizer as experiment
+
+    _finish(experiment, experiment.run(steps, seed, device), json, plot)
+
+
+@app.command()
+def rank(
+    steps: Steps = 600, seed: Seed = 0, device: Device = "cpu", json: JsonFile = None, plot: PlotFile = None
+) -> None:
+    """Do matrices lose rank by themselves? Stable rank in a transformer, a CNN, a vision transformer, a mixer."""
+    from protomodels_cli.lab import rank as experiment
+
+    _finish(experiment, experiment.run(steps, seed, device), json, plot)
+
+
+@app.command()
+def grassmann(
+    updates: Annotated[int, typer.Option(min=4, help="Updates of U.")] = 40,
+    interval: Annotated[int, typer.Option(min=3, help="Steps between updates.")] = 10,
+    seed: Seed = 0,
+    device: Device = "cpu",
+    json: JsonFile = None,
+    plot: PlotFile = None,
+) -> None:
+    """Does a moving subspace settle or swing? Angles, eigenvalues and captured energy over many updates."""
+    from protomodels_cli.lab import grassmann as experiment
+
+    _finish(experiment, experiment.run(updates, interval, seed, device), json, plot)
+
+
+def _finish(experiment: Any, result: dict[str, Any], json: Path | None, plot: Path | None) -> None:
+    from protomodels_cli.lab.setup import write_json
+
+    print(experiment.report(result))
+    if json is not None:
+        write_json(result, json)
+        print(f"numbers: {json}")
+    if plot is not None:
+        experiment.plot(result, plot)
+        print(f"picture: {plot}")

@@ -71,11 +71,13 @@ class Reference:
             if self.step == self.spec.steps or (interval and self.step % interval == 0):
                 yield {"event": "eval", "step": self.step, "loss": self.evaluate()}
 
-    def run_step(self) -> Iterator[Row]:
+    def run_step(self) -> list[Row]:
+        """Take one step: a row for it, and one for each thing that happened beside it."""
         started = time.perf_counter()
+        rows: list[Row] = []
         step = self.step + 1
         if self.switch is not None and self.switch.first_step == step:
-            yield self._switch_basis(self.switch)
+            rows.append(self._switch_basis(self.switch))
         loss = self.accumulate(step)
         norms = self.prepare()
         norm = gradient_norm(norms.values())
@@ -88,26 +90,29 @@ class Reference:
         self.step = step
         seconds = time.perf_counter() - started
         tokens = self.spec.batch.size * self.spec.model.context
-        yield {
-            "event": "step",
-            "step": step,
-            "loss": loss,
-            "lr": lr,
-            "grad_norm": norm,
-            "applied": applied,
-            "tokens": tokens,
-            "seconds": seconds,
-            "basis_version": None if self.basis is None else self.basis.version,
-        }
+        rows.append(
+            {
+                "event": "step",
+                "step": step,
+                "loss": loss,
+                "lr": lr,
+                "grad_norm": norm,
+                "applied": applied,
+                "tokens": tokens,
+                "seconds": seconds,
+                "basis_version": None if self.basis is None else self.basis.version,
+            }
+        )
         update = self.spec.subspace.update
         if grassmann.computes(update, step):
-            yield from self._compute_basis(step)
+            rows += self._compute_basis(step)
         reproject = self.spec.subspace.reproject_interval
         if applied and reproject and step % reproject == 0:
             for optimizer in self.optimizers:
                 optimizer.reproject()
         if step % self.spec.subspace.sync_interval == 0:
             self.check_sync()
+        return rows
 
     def accumulate(self, step: int) -> float:
         """Forward and backward of all microbatches. Leaves gradients on the parameters; returns the mean loss."""
@@ -156,22 +161,19 @@ class Reference:
                 f"lower optimizer.lr ({self.spec.optimizer.lr:g}) or lengthen the warm-up",
             )
 
-    def _compute_basis(self, step: int) -> Iterator[Row]:
+    def _compute_basis(self, step: int) -> list[Row]:
         assert self.covariance is not None
         assert self.basis is not None
         a, update = self.covariance.total.cpu(), self.spec.subspace.update
         self.covariance = grassmann.GradientCovariance(a.shape[0], self.device)
         if not float(a.trace()) > 0:  # every step of the window was skipped
-            return
+            return []
         new = grassmann.moved(self.basis, a, update.step_size, update.inner_steps)
         self.switch = Switch(new, grassmann.first_step_with(update, step))
-        yield {
-            "event": "subspace",
-            "step": step,
-            "version": new.version,
-            "first_step": self.switch.first_step,
-            **grassmann.report(self.basis, new, a),
-        }
+        facts = grassmann.report(self.basis, new, a)
+        return [
+            {"event": "subspace", "step": step, "version": new.version, "first_step": self.switch.first_step, **facts}
+        ]
 
     def _switch_basis(self, switch: Switch) -> Row:
         for optimizer in self.optimizers:

@@ -19,19 +19,25 @@ _FLOAT = re.compile(r"[-+]?(\.[0-9_]+|[0-9][0-9_]*(\.[0-9_]*)?)([eE][-+]?[0-9]+)
 _NULL = {"", "~", "null", "Null", "NULL"}
 _BOOL = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
 _MOST_NODES = 20_000
+_MOST_LEVELS = 20
 
 
 def read_tree(text: str, file: str) -> tuple[Any, dict[Path, int]]:
     """Data and the line of each path (of the key, for a field of a mapping)."""
+
+    def fail(rule: str, fix: str, line: int = 1) -> SpecError:
+        return SpecError([Problem("", rule, fix, None, file, line)])
+
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.YAMLError as e:
         mark = getattr(e, "problem_mark", None)
         problem = getattr(e, "problem", None) or " ".join(str(e).split())
-        line = mark.line + 1 if mark else 1
-        raise SpecError(
-            [Problem("", f"must be YAML: {problem}", "check indentation, colons and quotes", None, file, line)]
+        raise fail(
+            f"must be YAML: {problem}", "check indentation, colons and quotes", mark.line + 1 if mark else 1
         ) from None
+    except RecursionError:
+        raise fail(f"must be nested at most {_MOST_LEVELS} levels deep", "remove brackets") from None
     lines: dict[Path, int] = {(): 1}
     problems: list[Problem] = []
     seen = 0
@@ -39,9 +45,10 @@ def read_tree(text: str, file: str) -> tuple[Any, dict[Path, int]]:
     def build(node: yaml.Node, path: Path) -> Any:
         nonlocal seen
         seen += 1
-        if seen > _MOST_NODES:  # an alias bomb, or an alias that contains itself
-            raise SpecError(
-                [Problem("", f"must have at most {_MOST_NODES} values", "remove YAML aliases", None, file, 1)]
+        if seen > _MOST_NODES or len(path) > _MOST_LEVELS:  # an alias bomb, or an alias that contains itself
+            raise fail(
+                f"must have at most {_MOST_NODES} values, nested at most {_MOST_LEVELS} levels deep",
+                "write the values out instead of using YAML aliases",
             )
         lines.setdefault(path, node.start_mark.line + 1)
         if isinstance(node, yaml.MappingNode):

@@ -1,0 +1,1 @@
+"""Experiments on top of the public pieces: each a function that returns plain numbers, and a plot of them."""

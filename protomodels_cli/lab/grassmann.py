@@ -1,0 +1,138 @@
+"""`pmtrain lab grassmann`: does a moving subspace settle, or does it swing to and fro?
+
+A real training run with many updates of U. The first updates turn a random subspace towards the gradients; what
+counts is what happens after that.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+
+import torch
+from torch import Tensor
+
+from protomodels_cli.lab.setup import Result, figure, save_figure, small_reference
+from protomodels_cli.model.basis import principal_angles
+
+ADAPTATION = 10  # updates that are left out of the verdict
+CRITERION = (
+    "after the first {adaptation} updates, the basis is `stable` if the median two-update distance is at least the "
+    "median one-update distance (a reversal would bring it back: ratio below 1) and the median turn of the last third "
+    "is at most 1.5 × that of the first third; otherwise `oscillating`. Distances are ‖sin θ‖₂ of the principal angles."
+)
+
+
+def run(
+    updates: int = 40,
+    interval: int = 10,
+    seed: int = 0,
+    device: str = "cpu",
+    step_size: float = 1.0,
+    form: str = "reparam",
+) -> Result:
+    reference = small_reference(
+        updates * interval + 3,
+        seed,
+        device,
+        subspace={
+            "form": form,
+            "update": {"interval": interval, "window": interval, "delay": 2, "step_size": step_size},
+        },
+    )
+    assert reference.basis is not None
+    bases: list[Tensor] = [reference.basis.u]
+    rows, losses = [], []
+    for row in reference.train():
+        if row["event"] == "subspace":
+            assert reference.switch is not None
+            bases.append(reference.switch.basis.u)
+            rows.append(row)
+        elif row["event"] == "step":
+            losses.append(row["loss"])
+    angles = [principal_angles(a, b).tolist() for a, b in pairwise(bases)]
+    verdict, ratio, growth = judge(bases)
+    return {
+        "orthonormality_error": max(row["orthonormality_error"] for row in rows),
+        "verdict": verdict,
+        "criterion": CRITERION.format(adaptation=ADAPTATION),
+        "reversal_ratio": ratio,
+        "turn_growth": growth,
+        "updates": len(rows),
+        "interval": interval,
+        "step_size": step_size,
+        "form": form,
+        "seed": seed,
+        "eigenvalue_min": min(row["eigenvalue_min"] for row in rows),
+        "eigenvalue_max": max(row["eigenvalue_max"] for row in rows),
+        "captured_before": [row["captured_before"] for row in rows],
+        "captured_after": [row["captured_after"] for row in rows],
+        "principal_angles": angles,
+        "eigenvalues": [torch.linalg.eigvalsh(u.double().T @ u.double()).tolist() for u in bases[1:]],
+        "loss": losses,
+        "held_out_loss": reference.evaluate(),
+        "rows": rows,
+    }
+
+
+def distance(a: Tensor, b: Tensor) -> float:
+    return float(principal_angles(a, b).sin().square().sum().sqrt())
+
+
+def judge(bases: list[Tensor]) -> tuple[str, float, float]:
+    """The verdict, and the two numbers it rests on."""
+    settled = bases[min(ADAPTATION, max(0, len(bases) - 4)) :]
+    one = [distance(a, b) for a, b in pairwise(settled)]
+    two = [distance(a, b) for a, b in zip(settled, settled[2:], strict=False)]
+    third = max(1, len(one) // 3)
+    ratio = median(two) / median(one)
+    growth = median(one[-third:]) / median(one[:third])
+    return ("stable" if ratio >= 1.0 and growth <= 1.5 else "oscillating"), ratio, growth
+
+
+def report(result: Result) -> str:
+    largest = [a[-1] for a in result["principal_angles"]]
+    return "\n".join(
+        [
+            f"{result['updates']} updates of U, {result['interval']} steps apart, step size {result['step_size']:g}",
+            f"largest ‖UᵀU − I‖_F {result['orthonormality_error']:.1e}; eigenvalues of UᵀU within "
+            f"[1 − {1 - result['eigenvalue_min']:.1e}, 1 + {result['eigenvalue_max'] - 1:.1e}]",
+            f"largest principal angle: first update {largest[0]:.3f} rad, median of the last ten "
+            f"{median(largest[-10:]):.3f} rad",
+            f"gradient energy captured by the basis in use: {result['captured_before'][0]:.1%} at first, "
+            f"{median(result['captured_before'][-10:]):.1%} in the last ten (random: k/d = 12.5%)",
+            f"two-update / one-update distance {result['reversal_ratio']:.2f}, turn growth {result['turn_growth']:.2f}",
+            f"verdict: {result['verdict']}",
+        ]
+    )
+
+
+def plot(result: Result, path: Path) -> None:
+    fig, (turn, energy, ortho, loss) = figure(2, 2, f"A moving subspace: {result['verdict']}")
+    x = range(1, result["updates"] + 1)
+    angles = result["principal_angles"]
+    turn.fill_between(
+        x, [a[0] for a in angles], [a[-1] for a in angles], alpha=0.2, color="#2a6f97", label="all angles"
+    )
+    turn.plot(x, [a[-1] for a in angles], color="#2a6f97", label="largest")
+    turn.plot(x, [median(a) for a in angles], color="#81b29a", label="median")
+    turn.axvline(ADAPTATION, color="black", linestyle=":", linewidth=1)
+    turn.set_title("principal angles between successive bases (rad)")
+    energy.plot(x, result["captured_before"], color="#e07a5f", label="by the basis in use")
+    energy.plot(x, result["captured_after"], color="#2a6f97", label="by the next one")
+    energy.set_ylim(0, 1)
+    energy.set_title("share of gradient energy captured")
+    eigenvalues = result["eigenvalues"]
+    ortho.plot(x, [max(abs(v - 1) for v in e) for e in eigenvalues], color="#81b29a", label="largest |λ(UᵀU) − 1|")
+    ortho.plot(x, [r["orthonormality_error"] for r in result["rows"]], color="#2a6f97", label="‖UᵀU − I‖_F")
+    ortho.axhline(1e-6, color="black", linestyle=":", linewidth=1)
+    ortho.set_yscale("log")
+    ortho.set_title("orthonormality of the stored float32 basis")
+    loss.plot(range(1, len(result["loss"]) + 1), result["loss"], color="#3d405b", linewidth=1)
+    loss.set_title("training loss")
+    for ax in (turn, energy, ortho):
+        ax.set_xlabel("update")
+        ax.legend(fontsize=8)
+    loss.set_xlabel("step")
+    save_figure(fig, path)
