@@ -23,6 +23,10 @@ class Basis:
     def sha256(self) -> str:
         return hash_of(self.u)
 
+    def copy_to(self, device: torch.device | str) -> Basis:
+        """A stage's own bytes: what it computes with is what it hashes, and nobody else's."""
+        return Basis(self.version, self.u.to(device, copy=True))
+
     @property
     def orthonormality_error(self) -> float:
         """‖UᵀU − I‖_F, in float64."""

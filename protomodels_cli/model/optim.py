@@ -116,7 +116,7 @@ class StageOptimizer:
         """
         old = self.stage.basis
         assert old is not None
-        new = Basis(new.version, new.u.to(self.stage.device))
+        new = new.copy_to(self.stage.device)
         turn = old.u.T @ new.u  # M, k×k
         for slot in self.slots:
             if slot.form is None:

@@ -24,7 +24,8 @@ from protomodels_cli.model.optim import StageOptimizer, all_finite
 from protomodels_cli.model.schedule import clip_coefficient, gradient_norm, learning_rate
 from protomodels_cli.model.shape import Shape, slices
 from protomodels_cli.model.snapshot import weights_sha256
-from protomodels_cli.model.stage import InFlight, Stage
+from protomodels_cli.model.stage import InFlight, Stage, Sync, t_fixed_of
+from protomodels_cli.model.t_fixed import VERSION as T_FIXED_VERSION
 from protomodels_cli.spec.schema import RunSpec
 
 Carry = Callable[[Tensor, Any], Tensor]  # how a message crosses a boundary: wire.codecs.carrier(spec.wire)
@@ -56,7 +57,7 @@ class Reference:
         self.switch: Switch | None = None
         self.step = 0
         self._skipped_in_a_row = 0
-        self._sync = self.stages[0].sync()  # the bytes the run started with
+        self._t_fixed = t_fixed_of(spec).sha256() if self.basis is not None else ""
         self.check_sync()
 
     @property
@@ -179,7 +180,6 @@ class Reference:
         for optimizer in self.optimizers:
             optimizer.switch_basis(switch.basis, self.spec.subspace.update.move)
         self.basis, self.switch = switch.basis, None
-        self._sync = self.stages[0].sync()
         return {
             "event": "switch",
             "step": switch.first_step,
@@ -189,8 +189,11 @@ class Reference:
 
     def check_sync(self) -> None:
         """Every stage must use the same bytes of U and T_fixed: with different ones the stream is garbage."""
+        if self.basis is None:
+            return
+        right = Sync(self.basis.version, self.basis.sha256, T_FIXED_VERSION, self._t_fixed)
         for stage in self.stages:
-            if stage.sync() != self._sync:
+            if stage.sync() != right:
                 raise RunStopped(
                     f"stage {stage.part.index} uses other bytes of U or T_fixed than the run "
                     f"(found at step {self.step})",

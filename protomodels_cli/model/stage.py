@@ -18,6 +18,11 @@ from protomodels_cli.model.t_fixed import VERSION, TFixed
 from protomodels_cli.spec.schema import RunSpec
 
 
+def t_fixed_of(spec: RunSpec, device: torch.device | str = "cpu") -> TFixed:
+    table = spec.subspace.t_fixed
+    return TFixed(spec.vocab_size, spec.model.width, table.scale, table.seed, device)
+
+
 @dataclass(frozen=True)
 class Sync:
     """What all stages must agree on, to the byte."""
@@ -47,10 +52,9 @@ class Stage(nn.Module):
         self.form: Form = Dense()
         if spec.subspace.form != "dense":
             assert basis is not None
-            basis = Basis(basis.version, basis.u.to(device))
+            basis = basis.copy_to(device)
             self.form = Constrained(basis) if spec.subspace.form == "constrained" else Reparam(basis)
-            table = spec.subspace.t_fixed
-            self.t_fixed = TFixed(self.shape.vocab_size, self.shape.width, table.scale, table.seed, device)
+            self.t_fixed = t_fixed_of(spec, device)
         # The first layer that reads x and writes outside S: from here on the stream is never sent.
         self.release_layer = self.shape.layers - self.shape.free_layers
         self.on_release: Callable[[Tensor], None] | None = None  # is given ∂loss/∂x there, per microbatch

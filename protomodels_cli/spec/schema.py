@@ -60,7 +60,9 @@ class UpdateSpec(Section):
 
     interval: Whole = Field(0, description="Steps between updates of U; 0 keeps U for the whole run.")
     window: Count = Field(10, description="The last steps before an update whose gradients it sees.")
-    step_size: Positive = Field(1.0, description="Length η of an inner step, with A divided by its largest eigenvalue.")
+    step_size: Positive = Field(
+        0.5, description="Length η of an inner step, with A divided by its largest eigenvalue. From 1 on it overshoots."
+    )
     inner_steps: Count = Field(1, description="Inner steps of one update.")
     move: Literal["transport", "project"] = Field(
         "transport",

@@ -1,0 +1,65 @@
+"""Fixtures: one cache of tokens per test process, one thread, and small specs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from protomodels_cli.data.prepare import prepare
+from protomodels_cli.model.reference import Reference
+from protomodels_cli.spec import RunSpec, spec_from
+from protomodels_cli.wire.codecs import carrier
+
+torch.set_num_threads(1)
+CONFIGS = sorted((Path(__file__).parent.parent / "configs").glob("*.yaml"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def token_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    os.environ["PMTRAIN_CACHE"] = str(tmp_path_factory.mktemp("tokens"))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if not torch.cuda.is_available():
+        for item in items:
+            if item.get_closest_marker("cuda"):
+                item.add_marker(pytest.mark.skip(reason="no CUDA device here"))
+
+
+def make_spec(**sections: Any) -> RunSpec:
+    """A four-layer spec on 200 kB of the built-in text; sections replace fields section by section."""
+    base: dict[str, Any] = {
+        "steps": 5,
+        "stages": 4,
+        "model": {"layers": 4, "width": 32, "heads": 4, "kv_heads": 2, "hidden": 64, "context": 16},
+        "subspace": {"k": 6, "update": {}},
+        "optimizer": {"lr": 3e-3},
+        "batch": {"size": 4, "microbatches": 2},
+        "data": {"max_bytes": 200_000, "val_fraction": 0.1},
+        "tokenizer": {"kind": "bytes"},
+        "eval": {"windows": 8},
+        "compute": {},
+    }
+    for name, fields in sections.items():
+        base[name] = {**base.get(name, {}), **fields} if isinstance(fields, dict) else fields
+    return spec_from(base)
+
+
+def make_reference(**sections: Any) -> Reference:
+    spec = make_spec(**sections)
+    return Reference(spec, prepare(spec), carrier(spec.wire))
+
+
+@pytest.fixture
+def spec() -> Callable[..., RunSpec]:
+    return make_spec
+
+
+@pytest.fixture
+def reference() -> Callable[..., Reference]:
+    return make_reference

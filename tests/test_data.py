@@ -1,0 +1,305 @@
+"""Data: sources, tokenizers, shards and batches, with real files."""
+
+from __future__ import annotations
+
+import json
+import os
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from protomodels_cli.data import shards
+from protomodels_cli.data.batches import Batches, held_out_windows, permuted
+from protomodels_cli.data.errors import DataError
+from protomodels_cli.data.prepare import prepare
+from protomodels_cli.data.sources import PIECE_BYTES, builtin_files, pieces
+from protomodels_cli.data.tokenizers import Bytes, train_bpe
+from protomodels_cli.spec.schema import DataSpec
+
+TEXT = "".join(f"Line {i}: the quick brown fox jumps over the lazy dog {i * i} times.\n" for i in range(4000))
+
+
+def file_spec(spec, folder: Path, source: str, files: list[str], **more):
+    data = {"source": source, "files": files, "max_bytes": None, "cache_dir": str(folder / "cache"), **more.pop("data", {})}
+    return spec(data=data, **more)
+
+
+def all_tokens(stream) -> np.ndarray:
+    return stream.read(0, len(stream))
+
+
+def test_builtin_text_is_real_and_comes_with_python():
+    files = builtin_files()
+    assert files[0].name == "topics.py", "the language reference"
+    assert {"typing.py", "asyncio"} & {p.name for p in files} | {p.parent.name for p in files if p.parent.name == "asyncio"}
+    assert sum(p.stat().st_size for p in files) > 8_000_000
+
+
+def test_text_becomes_train_and_held_out_tokens_without_loss(spec, tmp_path):
+    (tmp_path / "a.txt").write_text(TEXT)
+    corpus = prepare(file_spec(spec, tmp_path, "text", ["*.txt"]), tmp_path)
+    train, held_out = (Bytes().decode(all_tokens(s).tolist()) for s in (corpus.train, corpus.held_out))
+    lines = sorted(train.replace("\0", "").splitlines() + held_out.replace("\0", "").splitlines())
+    assert lines == sorted(TEXT.splitlines()), "every line is in exactly one of the two"
+    assert 0 < len(held_out) < len(train) / 2
+
+
+def test_held_out_text_does_not_depend_on_the_seed(spec, tmp_path):
+    (tmp_path / "a.txt").write_text(TEXT)
+    found = [prepare(file_spec(spec, tmp_path, "text", ["a.txt"], seed=s), tmp_path).sha256 for s in (0, 1)]
+    assert found[0] == found[1]
+
+
+def test_val_files_are_held_out_whole(spec, tmp_path):
+    (tmp_path / "a.txt").write_text(TEXT)
+    (tmp_path / "b.txt").write_text("held out " * 50)
+    s = file_spec(spec, tmp_path, "text", ["a.txt"], data={"val_files": ["b.txt"]})
+    corpus = prepare(s, tmp_path)
+    assert Bytes().decode(all_tokens(corpus.held_out).tolist()) == "held out " * 50 + "\0"
+    assert len(corpus.train) == len(TEXT) + 1
+    with pytest.raises(DataError, match=r"b\.txt is in data\.files too"):
+        prepare(file_spec(spec, tmp_path, "text", ["*.txt"], data={"val_files": ["b.txt"]}), tmp_path)
+
+
+def test_jsonl_and_parquet_give_the_tokens_that_text_gives(spec, tmp_path):
+    import pyarrow
+    import pyarrow.parquet
+
+    documents = TEXT.splitlines(keepends=True)
+    (tmp_path / "d.jsonl").write_text("\n".join(json.dumps({"body": d}) for d in documents) + "\n\n")
+    pyarrow.parquet.write_table(pyarrow.table({"body": documents, "x": list(range(4000))}), tmp_path / "d.parquet")
+    found = []
+    for source in ("jsonl", "parquet"):
+        s = file_spec(spec, tmp_path, source, [f"d.{source}"], data={"field": "body"})
+        corpus = prepare(s, tmp_path)
+        found.append(corpus.sha256)
+        text = Bytes().decode(all_tokens(corpus.train).tolist())
+        assert set(text.split("\0")) < set(documents) | {""}
+    assert found[0] == found[1]
+
+
+def write_bin(path: Path, ids: np.ndarray, header: bool) -> None:
+    head = np.zeros(256, dtype="<i4")
+    head[:3] = 20240520, 1, len(ids)
+    path.write_bytes((head.tobytes() if header else b"") + ids.astype("<u2").tobytes())
+
+
+@pytest.mark.parametrize("header", [False, True])
+def test_token_shards_of_nanogpt_and_modded_nanogpt_are_used_where_they_lie(spec, tmp_path, header):
+    ids = np.arange(1000) % 300
+    write_bin(tmp_path / "t_0.bin", ids[:600], header)
+    write_bin(tmp_path / "t_1.bin", ids[600:], header)
+    s = file_spec(spec, tmp_path, "bin", ["t_*.bin"], tokenizer={"kind": "none", "vocab_size": 300})
+    corpus = prepare(s, tmp_path)
+    assert len(corpus.held_out) == 100
+    assert np.concatenate([all_tokens(corpus.train), all_tokens(corpus.held_out)]).tolist() == ids.tolist()
+    assert not list((tmp_path / "cache").rglob("*.bin")), "nothing is copied"
+    assert corpus.tokenizer() is None
+    with pytest.raises(DataError, match="has token id 299, and tokenizer.vocab_size is 299"):
+        prepare(file_spec(spec, tmp_path, "bin", ["t_*.bin"], tokenizer={"kind": "none", "vocab_size": 299}), tmp_path)
+
+
+def test_a_truncated_token_shard_is_refused(spec, tmp_path):
+    write_bin(tmp_path / "t.bin", np.arange(500) % 9, header=True)
+    (tmp_path / "t.bin").write_bytes((tmp_path / "t.bin").read_bytes()[:-2])
+    with pytest.raises(DataError, match="its header says version 1 and 500 tokens"):
+        prepare(file_spec(spec, tmp_path, "bin", ["t.bin"], tokenizer={"kind": "none", "vocab_size": 9}), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("source", "content", "message"),
+    [
+        ("text", None, "matches no file"),
+        ("text", "short", "one window needs 17"),
+        ("jsonl", '{"text": "a"}\n{"txt": "b"}\n', r"d\.jsonl:2: must be a JSON object"),
+        ("jsonl", "nonsense\n", r"d\.jsonl:1: must be a JSON object"),
+        ("jsonl", '{"text": 5}\n', r"d\.jsonl:1: must be a JSON object"),
+        ("parquet", "nonsense", "is not a parquet file"),
+    ],
+)
+def test_bad_data_is_explained(spec, tmp_path, source, content, message):
+    if content is not None:
+        (tmp_path / f"d.{source}").write_text(content)
+    with pytest.raises(DataError, match=message) as caught:
+        prepare(file_spec(spec, tmp_path, source, [f"d.{source}"]), tmp_path)
+    assert "fix:" in str(caught.value)
+
+
+def test_tokenised_once_and_made_again_only_when_damaged_or_changed(spec, tmp_path):
+    (tmp_path / "a.txt").write_text(TEXT)
+    s = file_spec(spec, tmp_path, "text", ["a.txt"])
+    first = prepare(s, tmp_path)
+    manifest = first.folder / "manifest.json"
+    stamp = manifest.stat().st_mtime_ns
+    assert prepare(s, tmp_path).folder == first.folder
+    assert manifest.stat().st_mtime_ns == stamp
+    shard = first.folder / "train-00000.bin"
+    data = bytearray(shard.read_bytes())
+    data[1000] ^= 1
+    shard.write_bytes(data)
+    again = prepare(s, tmp_path)
+    assert again.sha256 == first.sha256
+    assert manifest.stat().st_mtime_ns != stamp
+    (tmp_path / "a.txt").write_text(TEXT + "more\n")
+    assert prepare(s, tmp_path).folder != first.folder
+    assert not [p for p in (tmp_path / "cache").iterdir() if p.name.startswith(".making")]
+
+
+def test_a_cache_that_cannot_be_written_is_explained(spec, tmp_path):
+    (tmp_path / "a.txt").write_text(TEXT)
+    (tmp_path / "cache").write_text("a file where a folder should be")
+    with pytest.raises(DataError, match="cannot be written"):
+        prepare(file_spec(spec, tmp_path, "text", ["a.txt"]), tmp_path)
+
+
+def test_bpe_round_trip_and_determinism(spec, tmp_path):
+    (tmp_path / "a.txt").write_text(TEXT + "naïve 日本語\n")
+    s = file_spec(spec, tmp_path, "text", ["a.txt"], tokenizer={"kind": "bpe", "vocab_size": 400})
+    corpus = prepare(s, tmp_path)
+    tokenizer = corpus.tokenizer()
+    sample = "Line 7: unseen wörds and 日本語\n"
+    [ids] = tokenizer.encode([sample])
+    assert tokenizer.decode(ids.tolist()) == sample
+    assert len(corpus.train) < 0.6 * len(TEXT)
+    assert max(all_tokens(corpus.train)) < 400
+    assert train_bpe([TEXT], 400).sha256() == train_bpe([TEXT], 400).sha256()
+
+
+def test_a_tokenizer_file(spec, tmp_path):
+    (tmp_path / "a.txt").write_text(TEXT)
+    train_bpe([TEXT], 400).save(tmp_path)
+    s = file_spec(spec, tmp_path, "text", ["a.txt"], tokenizer={"kind": "file", "file": "tokenizer.json", "vocab_size": 400})
+    trained = file_spec(spec, tmp_path, "text", ["a.txt"], tokenizer={"kind": "bpe", "vocab_size": 400})
+    assert prepare(s, tmp_path).sha256 == prepare(trained, tmp_path).sha256
+    small = file_spec(spec, tmp_path, "text", ["a.txt"], tokenizer={"kind": "file", "file": "tokenizer.json", "vocab_size": 300})
+    with pytest.raises(DataError, match="the tokenizer has 400 ids"):
+        prepare(small, tmp_path)
+
+
+def test_memory_stays_flat_while_large_files_stream(spec, tmp_path):
+    peaks = []
+    for megabytes in (4, 24):
+        folder = tmp_path / str(megabytes)
+        folder.mkdir()
+        with (folder / "big.txt").open("w") as f:
+            for _ in range(megabytes * 1_000_000 // len(TEXT) + 1):
+                f.write(TEXT)
+        s = file_spec(spec, folder, "text", ["big.txt"])
+        tracemalloc.start()
+        corpus = prepare(s, folder)
+        corpus.train.read(len(corpus.train) - 100, 100)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < 1.3 * peaks[0], peaks
+    assert peaks[1] < 24_000_000
+
+
+def test_max_bytes_and_pieces(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text(TEXT + "x" * 50_000)
+    found = list(pieces(DataSpec(source="text", files=["a"]), [path]))
+    assert "".join(p.text for p in found) == TEXT + "x" * 50_000
+    assert all(len(p.text) <= PIECE_BYTES for p in found)
+    assert [p.ends for p in found] == [False] * (len(found) - 1) + [True]
+    assert all(p.text.endswith("\n") for p in found[:10])
+    cut = list(pieces(DataSpec(source="text", files=["a"], max_bytes=20_001), [path]))
+    assert "".join(p.text for p in cut) == TEXT[:20_001]
+
+
+def test_streams_read_across_shard_ends(tmp_path, monkeypatch):
+    monkeypatch.setattr(shards, "SHARD_TOKENS", 7)
+    writer = shards.ShardWriter(tmp_path, "t", "<u2")
+    for part in np.array_split(np.arange(50), 6):
+        writer.write(part)
+    made = writer.close()
+    assert [s.tokens for s in made] == [7] * 7 + [1]
+    stream = shards.TokenStream(made, tmp_path)
+    for start in range(50):
+        for count in range(1, 51 - start):
+            assert stream.read(start, count).tolist() == list(range(start, start + count))
+    with pytest.raises(IndexError):
+        stream.read(49, 2)
+    for tail in range(51):
+        front, back = shards.split_tail(made, tail)
+        ids = [i for part in (front, back) if part for i in all_tokens(shards.TokenStream(part, tmp_path))]
+        assert ids == list(range(50))
+        assert sum(s.tokens for s in back) == tail
+
+
+@given(size=st.integers(1, 3000), key=st.integers(0, 2**64 - 1))
+@settings(max_examples=50)
+def test_permuted_is_a_permutation(size, key):
+    assert sorted(permuted(i, size, key) for i in range(size)) == list(range(size))
+
+
+def test_permutations_differ_by_key_and_look_random():
+    a, b = ([permuted(i, 1000, key) for i in range(1000)] for key in (1, 2))
+    assert a != b
+    assert abs(np.corrcoef(a, range(1000))[0, 1]) < 0.1
+    assert sum(x == y for x, y in zip(a, b, strict=True)) < 10
+    assert permuted(5, 10**12, 3) < 10**12
+
+
+def counting(tmp_path: Path, tokens: int, spec, **sections) -> Batches:
+    """Batches over the stream 0, 1, 2, …"""
+    writer = shards.ShardWriter(tmp_path, "t", "<u4")
+    writer.write(np.arange(tokens))
+    return Batches(shards.TokenStream(writer.close(), tmp_path), spec(**sections))
+
+
+def test_an_epoch_has_every_window_once_and_every_token_as_target_once(spec, tmp_path):
+    b = counting(tmp_path, 16 * 20 + 1, spec)  # 20 windows of 16 tokens, batches of 4
+    assert b.windows == 20
+    for epoch in range(3):
+        seen = [b.microbatch(epoch * 5 + step, m) for step in range(1, 6) for m in range(2)]
+        assert sorted(i for batch in seen for i in batch.ids) == list(range(20))
+        targets = np.concatenate([batch.tokens[:, 1:].ravel() for batch in seen])
+        assert sorted(targets.tolist()) == list(range(1, 321))
+    for batch in seen:
+        assert batch.tokens.shape == (2, 17)
+        for row, window in zip(batch.tokens, batch.ids, strict=True):
+            assert row.tolist() == list(range(window * 16, window * 16 + 17)), "an id is the same window for ever"
+    orders = [[i for s in range(1, 6) for m in range(2) for i in b.microbatch(e * 5 + s, m).ids] for e in range(2)]
+    assert orders[0] != orders[1], "epochs have orders of their own"
+
+
+@pytest.mark.parametrize("sampling", ["epochs", "random"])
+def test_a_batch_is_a_pure_function_of_seed_step_and_microbatch(spec, tmp_path, sampling):
+    make = lambda seed: counting(tmp_path, 5000, spec, seed=seed, data={"sampling": sampling})  # noqa: E731
+    a, b = make(0), make(0)
+    order = [(9, 1), (1, 0), (400, 1), (9, 0)]
+    forward = {at: a.microbatch(*at).tokens.tolist() for at in order}
+    backward = {at: b.microbatch(*at).tokens.tolist() for at in reversed(order)}
+    assert forward == backward
+    assert make(1).microbatch(9, 1).tokens.tolist() != forward[9, 1]
+
+
+def test_microbatches_only_divide_a_batch(spec, tmp_path):
+    whole = counting(tmp_path, 5000, spec, batch={"size": 8, "microbatches": 1}).microbatch(3, 0)
+    parts = [counting(tmp_path, 5000, spec, batch={"size": 8, "microbatches": 4}).microbatch(3, m) for m in range(4)]
+    assert np.concatenate([p.tokens for p in parts]).tolist() == whole.tokens.tolist()
+
+
+def test_random_windows_start_anywhere(spec, tmp_path):
+    b = counting(tmp_path, 60, spec, data={"sampling": "random"})
+    starts = {int(row[0]) for step in range(1, 300) for row in b.microbatch(step, 0).tokens}
+    assert starts == set(range(60 - 16))
+
+
+def test_held_out_windows_are_spread_and_fixed(spec, tmp_path):
+    b = counting(tmp_path, 16 * 100 + 1, spec)
+    s = spec(eval={"windows": 5})
+    windows = np.concatenate(list(held_out_windows(b.stream, s)))
+    assert windows[:, 0].tolist() == [0, 320, 640, 960, 1280]
+    few = spec(eval={"windows": 1000})
+    assert len(np.concatenate(list(held_out_windows(b.stream, few)))) == 100
+
+
+def test_environment_names_the_cache(spec, tmp_path, monkeypatch):
+    monkeypatch.setenv("PMTRAIN_CACHE", str(tmp_path / "elsewhere"))
+    assert prepare(spec()).folder.parent == tmp_path / "elsewhere"
+    assert os.listdir(tmp_path / "elsewhere")

@@ -1,0 +1,225 @@
+"""The spec: every mistake at once, with its place, rule and fix; contradictions before anything starts."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+import yaml
+from conftest import CONFIGS
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from protomodels_cli.spec import RunSpec, SpecError, load_spec, parse_spec, spec_from
+from protomodels_cli.spec.cut import even_cut
+from protomodels_cli.spec.load import all_fields
+from protomodels_cli.spec.refused import REFUSED
+
+SMALLEST = {"steps": 10, "model": {"layers": 4, "width": 64, "heads": 4}}
+
+
+def problems(text: str) -> list:
+    with pytest.raises(SpecError) as caught:
+        parse_spec(text, "run.yaml")
+    return caught.value.problems
+
+
+def with_field(path: str, value: object) -> dict:
+    data = copy.deepcopy(SMALLEST)
+    at = data
+    *sections, last = path.split(".")
+    for part in sections:
+        at = at.setdefault(part, {})
+    at[last] = value
+    return data
+
+
+def test_only_steps_and_the_shape_are_required():
+    spec = spec_from(SMALLEST)
+    assert spec.model.kv_heads == 4
+    assert spec.model.head_dim == 16
+    assert spec.model.hidden == 192
+    assert spec.vocab_size == 4096
+    assert {p.field for p in problems("{}")} == {"steps", "model"}
+    assert {p.field for p in problems("steps: 1\nmodel: {}")} == {"model.layers", "model.width", "model.heads"}
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.name)
+def test_examples_are_valid_and_survive_being_saved(path):
+    spec = load_spec(path)
+    again = parse_spec(yaml.safe_dump(spec.model_dump(mode="json"), sort_keys=False))
+    assert again == spec
+    assert again.sha256() == spec.sha256()
+    assert path.read_text().startswith("# ")
+
+
+def test_examples_reach_from_tiny_to_8b():
+    from protomodels_cli.spec.sizes import unit_parameters
+
+    plain = {"subspace": {"form": "dense"}, "optimizer": {}}
+    dense = {p.name: sum(unit_parameters(parse_spec(p.read_text(), overrides=plain)).values()) for p in CONFIGS}
+    assert dense["tiny.yaml"] < 3e6
+    assert dense["llama-8b.yaml"] == 8_030_261_248  # LLaMA-3 8B's own count
+
+
+BAD = """\
+name: my run
+steps: 0
+stages: 5
+model:
+  layers: 4
+  width: 60
+  heads: 7
+  contxt: 3
+  dropout: 0.1
+subspace:
+  k: 128
+  form: constrained
+optimizer:
+  name: adamw
+  lr: "fast"
+batch: {size: 10, microbatches: 4}
+snapshots:
+  interval: 1.5
+stage: 3
+"""
+
+
+def test_all_problems_at_once_with_line_value_rule_and_fix():
+    found = {p.field: p for p in problems(BAD)}
+    lines = {
+        "name": 1, "steps": 2, "stages": 3, "model.heads": 7, "model.contxt": 8, "model.dropout": 9, "subspace.k": 11,
+        "optimizer.name": 14, "optimizer.lr": 15, "batch.microbatches": 16, "snapshots.interval": 18, "stage": 19,
+    }  # fmt: skip
+    assert {f: p.line for f, p in found.items()} == lines
+    assert all(p.file == "run.yaml" and p.rule and p.fix for p in found.values())
+    assert "did you mean 'context'" in found["model.contxt"].fix
+    assert "did you mean 'stages'" in found["stage"].fix
+    assert found["subspace.k"].value == 128
+    assert "60" in found["subspace.k"].rule
+    assert "run.yaml:11: subspace.k = 128" in str(found["subspace.k"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "words"),
+    [
+        ({"subspace": {"k": 65}}, "subspace.k", "64"),
+        ({"model": {"layers": 4, "width": 64, "heads": 6}}, "model.heads", "divide"),
+        ({"model": {"layers": 4, "width": 63, "heads": 7}}, "model.heads", "even head_dim"),
+        ({"model": {"layers": 4, "width": 64, "heads": 4, "kv_heads": 3}}, "model.kv_heads", "divide"),
+        ({"stages": 5}, "stages", "every stage needs a layer"),
+        ({"stages": [1, 2]}, "stages", "add up to 3"),
+        ({"stages": 4, "subspace": {"unconstrained_layers": 2}}, "subspace.unconstrained_layers", "last stage"),
+        ({"subspace": {"unconstrained_layers": 5}}, "subspace.unconstrained_layers", "only 4"),
+        ({"batch": {"size": 10, "microbatches": 4}}, "batch.microbatches", "divide"),
+        ({"subspace": {"form": "constrained"}, "optimizer": {"name": "adamw"}}, "optimizer.name", "out of S"),
+        ({"optimizer": {"name": "row_adamw"}}, "optimizer.name", "reparam form has none"),
+        ({"subspace": {"form": "dense", "update": {"interval": 10}}}, "subspace.update.interval", "no subspace"),
+        ({"subspace": {"update": {"interval": 5, "window": 6}}}, "subspace.update.window", "5 steps apart"),
+        ({"subspace": {"update": {"interval": 5, "window": 1, "delay": 5}}}, "subspace.update.delay", "next"),
+        ({"optimizer": {"schedule": {"warmup_steps": 11}}}, "optimizer.schedule.warmup_steps", "10 steps"),
+        (
+            {"optimizer": {"schedule": {"warmup_steps": 5, "decay_steps": 6}}},
+            "optimizer.schedule.decay_steps",
+            "longer than the run",
+        ),
+        ({"data": {"source": "text"}}, "data.files", "needs files"),
+        ({"data": {"files": ["x"]}}, "data.files", "takes no files"),
+        ({"data": {"source": "bin", "files": ["x"]}}, "tokenizer.kind", "already"),
+        ({"tokenizer": {"kind": "none", "vocab_size": 9}}, "tokenizer.kind", "already"),
+        ({"data": {"source": "bin", "files": ["x"]}, "tokenizer": {"kind": "none"}}, "tokenizer.vocab_size", "only you"),
+        ({"tokenizer": {"kind": "bytes", "vocab_size": 300}}, "tokenizer.vocab_size", "256"),
+        ({"tokenizer": {"kind": "bpe", "vocab_size": 100}}, "tokenizer.vocab_size", "256 bytes"),
+        ({"tokenizer": {"kind": "file"}}, "tokenizer.file", "exactly"),
+        ({"tokenizer": {"kind": "file", "file": "no.json"}}, "tokenizer.file", "No such file"),
+    ],
+)
+def test_contradictions(changes, field, words):
+    with pytest.raises(SpecError) as caught:
+        spec_from({**SMALLEST, **changes})
+    assert [p.field for p in caught.value.problems] == [field]
+    assert words in caught.value.problems[0].rule
+
+
+def test_a_contradiction_next_to_a_malformed_field_is_still_found():
+    found = problems("steps: x\nmodel: {layers: 4, width: 64, heads: 4}\nsubspace: {k: 100}")
+    assert [p.field for p in found] == ["steps", "subspace.k"]
+
+
+@pytest.mark.parametrize("field", sorted(REFUSED))
+def test_fields_that_would_break_the_subspace_are_refused_with_the_reason(field):
+    with pytest.raises(SpecError) as caught:
+        spec_from(with_field(field, True))
+    assert caught.value.problems[0].rule == REFUSED[field]
+    assert field not in all_fields()
+
+
+def test_yaml_numbers_and_words():
+    base = "steps: 1_000\nmodel: {layers: 4, width: 64, heads: 4}\n"
+    assert parse_spec(base + "optimizer: {lr: 1e-4}").optimizer.lr == 1e-4
+    assert parse_spec(base + "optimizer: {lr: 3.5E-4}").optimizer.lr == 3.5e-4
+    assert parse_spec(base).steps == 1000
+    [p] = problems(base + "optimizer: {schedule: {decay: off}}")
+    assert "bare on, off, yes or no" in p.fix
+    [p] = problems(base + "optimizer: {schedule: {decay: false}}")
+    assert "constant, linear, cosine" in p.fix
+    base = "steps: 1000\nmodel: {layers: 4, width: 64, heads: 4, qk_norm: %s}"
+    assert parse_spec(base % "true").model.qk_norm is True
+    assert problems(base % "off")[0].rule == "must be true or false"
+    assert problems(base % "'true'")[0].rule == "must be true or false"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["a: [1", "- 1", "steps: 3\nsteps: 4", "a: &a [*a, *a]", "[" * 5000, "a: &a {b: [1,1,1,1,1,1,1,1,1]}\nc: *a", "\x00", "5"],
+)
+def test_broken_yaml_is_a_spec_error(text):
+    assert problems(text)
+
+
+@given(st.text(max_size=60))
+@settings(max_examples=200)
+def test_no_text_makes_a_traceback(text):
+    for candidate in (text, f"steps: {text}", f"model: {{layers: {text}}}"):
+        try:
+            parse_spec(candidate)
+        except SpecError as e:
+            assert e.problems
+
+
+junk = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@given(field=st.sampled_from(all_fields()), value=junk)
+@settings(max_examples=300)
+def test_any_value_in_any_field_is_taken_or_explained(field, value):
+    try:
+        spec = spec_from(with_field(field, value))
+    except SpecError as e:
+        assert all(p.rule and p.fix for p in e.problems)
+    else:
+        assert isinstance(spec, RunSpec)
+
+
+@given(layers=st.integers(1, 200), stages=st.integers(1, 50))
+def test_even_cut(layers, stages):
+    cut = even_cut(layers, stages)
+    assert sum(cut) == layers
+    assert len(cut) == stages
+    assert max(cut) - min(cut) <= 1
+    assert cut == sorted(cut, reverse=True)
+
+
+def test_vocabulary_is_read_from_a_tokenizer_file(tmp_path: Path):
+    from protomodels_cli.data.tokenizers import train_bpe
+
+    train_bpe(["some text to learn from, some more text"] * 9, 270).save(tmp_path)
+    (tmp_path / "run.yaml").write_text(
+        "steps: 1\nmodel: {layers: 2, width: 32, heads: 2}\ntokenizer: {kind: file, file: tokenizer.json}"
+    )
+    assert 257 < load_spec(tmp_path / "run.yaml").vocab_size <= 270
