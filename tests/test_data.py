@@ -24,7 +24,13 @@ TEXT = "".join(f"Line {i}: the quick brown fox jumps over the lazy dog {i * i} t
 
 
 def file_spec(spec, folder: Path, source: str, files: list[str], **more):
-    data = {"source": source, "files": files, "max_bytes": None, "cache_dir": str(folder / "cache"), **more.pop("data", {})}
+    data = {
+        "source": source,
+        "files": files,
+        "max_bytes": None,
+        "cache_dir": str(folder / "cache"),
+        **more.pop("data", {}),
+    }
     return spec(data=data, **more)
 
 
@@ -35,7 +41,9 @@ def all_tokens(stream) -> np.ndarray:
 def test_builtin_text_is_real_and_comes_with_python():
     files = builtin_files()
     assert files[0].name == "topics.py", "the language reference"
-    assert {"typing.py", "asyncio"} & {p.name for p in files} | {p.parent.name for p in files if p.parent.name == "asyncio"}
+    assert {"typing.py", "asyncio"} & {p.name for p in files} | {
+        p.parent.name for p in files if p.parent.name == "asyncio"
+    }
     assert sum(p.stat().st_size for p in files) > 8_000_000
 
 
@@ -99,7 +107,7 @@ def test_token_shards_of_nanogpt_and_modded_nanogpt_are_used_where_they_lie(spec
     assert np.concatenate([all_tokens(corpus.train), all_tokens(corpus.held_out)]).tolist() == ids.tolist()
     assert not list((tmp_path / "cache").rglob("*.bin")), "nothing is copied"
     assert corpus.tokenizer() is None
-    with pytest.raises(DataError, match="has token id 299, and tokenizer.vocab_size is 299"):
+    with pytest.raises(DataError, match=r"has token id 299, and tokenizer\.vocab_size is 299"):
         prepare(file_spec(spec, tmp_path, "bin", ["t_*.bin"], tokenizer={"kind": "none", "vocab_size": 299}), tmp_path)
 
 
@@ -172,10 +180,14 @@ def test_bpe_round_trip_and_determinism(spec, tmp_path):
 def test_a_tokenizer_file(spec, tmp_path):
     (tmp_path / "a.txt").write_text(TEXT)
     train_bpe([TEXT], 400).save(tmp_path)
-    s = file_spec(spec, tmp_path, "text", ["a.txt"], tokenizer={"kind": "file", "file": "tokenizer.json", "vocab_size": 400})
+    s = file_spec(
+        spec, tmp_path, "text", ["a.txt"], tokenizer={"kind": "file", "file": "tokenizer.json", "vocab_size": 400}
+    )
     trained = file_spec(spec, tmp_path, "text", ["a.txt"], tokenizer={"kind": "bpe", "vocab_size": 400})
     assert prepare(s, tmp_path).sha256 == prepare(trained, tmp_path).sha256
-    small = file_spec(spec, tmp_path, "text", ["a.txt"], tokenizer={"kind": "file", "file": "tokenizer.json", "vocab_size": 300})
+    small = file_spec(
+        spec, tmp_path, "text", ["a.txt"], tokenizer={"kind": "file", "file": "tokenizer.json", "vocab_size": 300}
+    )
     with pytest.raises(DataError, match="the tokenizer has 400 ids"):
         prepare(small, tmp_path)
 

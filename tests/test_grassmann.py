@@ -1,6 +1,7 @@
 """Moving the subspace: orthonormal for ever, no column turned round, and weights that follow as stated."""
 
 import math
+from itertools import pairwise
 
 import pytest
 import torch
@@ -17,7 +18,9 @@ from protomodels_cli.spec.schema import UpdateSpec
 def covariance(d: int, seed: int, rank: int = 6) -> torch.Tensor:
     """Gradients with a few strong directions and noise."""
     g = torch.Generator().manual_seed(seed)
-    strong = torch.randn(50, rank, generator=g, dtype=torch.float64) @ torch.randn(rank, d, generator=g, dtype=torch.float64)
+    strong = torch.randn(50, rank, generator=g, dtype=torch.float64) @ torch.randn(
+        rank, d, generator=g, dtype=torch.float64
+    )
     noise = torch.randn(200, d, generator=g, dtype=torch.float64)
     return strong.T @ strong + noise.T @ noise
 
@@ -71,7 +74,7 @@ def test_updates_find_the_principal_subspace():
     for _ in range(60):
         basis = grassmann.moved(basis, a, 0.5, 1)
         captured.append(grassmann.captured(a, basis.u))
-    assert all(b >= a - 1e-12 for a, b in zip(captured, captured[1:], strict=False))
+    assert all(after >= before - 1e-12 for before, after in pairwise(captured))
     assert captured[-1] == pytest.approx(grassmann.captured(a, best), rel=1e-6)
 
 
@@ -129,7 +132,9 @@ def test_weights_and_moments_follow_the_basis(reference, form, move):
     assert torch.equal(r.stages[0].basis.u, new.u)
     if move == "transport":
         assert sum(s.parameter.square().sum() for s in slots).item() == pytest.approx(
-            sum(w.square().sum() if form == "constrained" else (w @ old.u).square().sum() for w, _ in before.values()).item()
+            sum(
+                w.square().sum() if form == "constrained" else (w @ old.u).square().sum() for w, _ in before.values()
+            ).item()
         )
 
 
@@ -149,7 +154,10 @@ def test_a_run_switches_at_the_stated_step_and_stays_exact(reference, form):
     update = {"interval": 5, "window": 3, "delay": 2}
     r = reference(subspace={"form": form, "update": update}, steps=14, compute={"dtype": "float64"})
     rows = list(r.train())
-    assert [(x["step"], x["version"], x["first_step"]) for x in rows if x["event"] == "subspace"] == [(5, 1, 8), (10, 2, 13)]
+    assert [(x["step"], x["version"], x["first_step"]) for x in rows if x["event"] == "subspace"] == [
+        (5, 1, 8),
+        (10, 2, 13),
+    ]
     assert [(x["step"], x["version"]) for x in rows if x["event"] == "switch"] == [(8, 1), (13, 2)]
     assert [x["basis_version"] for x in rows if x["event"] == "step"] == [0] * 7 + [1] * 5 + [2] * 2
     errors = compare(r)
@@ -160,7 +168,9 @@ def test_the_covariance_is_that_of_the_uncut_models_gradient(reference):
     """A = Σ GᵀG at the input of the first unconstrained block, the same wherever the model is cut."""
     found = []
     for stages in (1, 4):
-        r = reference(subspace={"update": {"interval": 2, "window": 1, "delay": 1}}, stages=stages, compute={"dtype": "float64"})
+        r = reference(
+            subspace={"update": {"interval": 2, "window": 1, "delay": 1}}, stages=stages, compute={"dtype": "float64"}
+        )
         r.run_step()
         assert float(r.covariance.total.trace()) == 0, "outside the window"
         r.accumulate(2)

@@ -23,7 +23,7 @@ def reconstruct(
     """Is what crosses a boundary everything? Errors of forward and backward against a plain, uncut Llama."""
     from protomodels_cli.lab import reconstruct as experiment
 
-    _finish(experiment, experiment.run(steps, seed, device), json, plot)
+    _run(experiment, json, plot, steps, seed, device)
 
 
 @app.command()
@@ -33,7 +33,7 @@ def optimizer(
     """Which optimizers keep the weights in the subspace? Drift of row AdamW, Muon, AdamW and sign updates."""
     from protomodels_cli.lab import optimizer as experiment
 
-    _finish(experiment, experiment.run(steps, seed, device), json, plot)
+    _run(experiment, json, plot, steps, seed, device)
 
 
 @app.command()
@@ -43,7 +43,7 @@ def rank(
     """Do matrices lose rank by themselves? Stable rank in a transformer, a CNN, a vision transformer, a mixer."""
     from protomodels_cli.lab import rank as experiment
 
-    _finish(experiment, experiment.run(steps, seed, device), json, plot)
+    _run(experiment, json, plot, steps, seed, device)
 
 
 @app.command()
@@ -58,15 +58,17 @@ def grassmann(
     """Does a moving subspace settle or swing? Angles, eigenvalues and captured energy over many updates."""
     from protomodels_cli.lab import grassmann as experiment
 
-    _finish(experiment, experiment.run(updates, interval, seed, device), json, plot)
+    _run(experiment, json, plot, updates, interval, seed, device)
 
 
-def _finish(experiment: Any, result: dict[str, Any], json: Path | None, plot: Path | None) -> None:
-    from protomodels_cli.lab.setup import write_json
+def _run(experiment: Any, json: Path | None, plot: Path | None, *arguments: Any) -> None:
+    from protomodels_cli.lab import results
 
+    results.check_outputs(json, plot)  # before the minutes of work, not after them
+    result = experiment.run(*arguments)
     print(experiment.report(result))
     if json is not None:
-        write_json(result, json)
+        results.write_json(result, json)
         print(f"numbers: {json}")
     if plot is not None:
         experiment.plot(result, plot)

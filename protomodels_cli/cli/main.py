@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import sys
 
 import typer
@@ -40,17 +39,6 @@ def main() -> None:
         print("interrupted", file=sys.stderr)
         sys.exit(EXIT_INTERRUPTED)
     except OSError as e:
-        if e.errno not in (
-            errno.ENOSPC,
-            errno.EACCES,
-            errno.EROFS,
-            errno.EDQUOT,
-            errno.ENOENT,
-            errno.ENOTDIR,
-        ):
-            raise
-        print(
-            f"{e.filename or 'a file'}: {e.strerror}\n    fix:  check the path, the space and the permissions",
-            file=sys.stderr,
-        )
+        print(f"{e.filename or 'a file'}: {e.strerror}", file=sys.stderr)
+        print("    fix:  check the path, the space left and the permissions", file=sys.stderr)
         sys.exit(EXIT_OUTSIDE)

@@ -30,10 +30,10 @@ def run(spec: RunSpec, base: Path, run_dir: Path, device: str, json_file: Path |
     if (run_dir / "metrics.jsonl").exists():
         raise UserError(f"{run_dir} holds a run already", "choose another --run-dir; nothing is written over")
     _check_device(device)
+    run_dir.mkdir(parents=True, exist_ok=True)
     print(f"reading {spec.data.source} text and its tokens …", flush=True)
     corpus = prepare(spec, base)
     reference = Reference(spec, corpus, carrier(spec.wire), device)
-    run_dir.mkdir(parents=True, exist_ok=True)
     (run_dir / "run.yaml").write_text(yaml.safe_dump(spec.model_dump(mode="json"), sort_keys=False))
     print(_header(spec, corpus, reference, run_dir, device), flush=True)
     started, summary = time.monotonic(), dict[str, Any](steps=spec.steps, parameters=reference.parameters)

@@ -13,10 +13,13 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from protomodels_cli.lab.setup import Result, figure, save_figure, small_reference
+from protomodels_cli.lab.results import Result, figure, save_figure
+from protomodels_cli.lab.small import small_reference
 from protomodels_cli.model.basis import principal_angles
+from protomodels_cli.spec.schema import UpdateSpec
 
 ADAPTATION = 10  # updates that are left out of the verdict
+CONTRAST = (0.25, 1.0)  # step sizes to hold the spec's default against
 CRITERION = (
     "after the first {adaptation} updates, the basis is `stable` if the median two-update distance is at least the "
     "median one-update distance (a reversal would bring it back: ratio below 1) and the median turn of the last third "
@@ -24,23 +27,24 @@ CRITERION = (
 )
 
 
-def run(
-    updates: int = 40,
-    interval: int = 10,
-    seed: int = 0,
-    device: str = "cpu",
-    step_size: float = 1.0,
-    form: str = "reparam",
-) -> Result:
-    reference = small_reference(
-        updates * interval + 3,
-        seed,
-        device,
-        subspace={
-            "form": form,
-            "update": {"interval": interval, "window": interval, "delay": 2, "step_size": step_size},
-        },
-    )
+def run(updates: int = 40, interval: int = 10, seed: int = 0, device: str = "cpu") -> Result:
+    result = follow(updates, interval, UpdateSpec().step_size, seed, device)
+    still = small_reference(updates * interval + 3, seed, device)
+    for _ in still.train():
+        pass
+    contrast = [follow(updates, interval, step_size, seed, device) for step_size in CONTRAST]
+    keys = ("step_size", "verdict", "reversal_ratio", "turn_growth", "held_out_loss")
+    return result | {
+        "criterion": CRITERION.format(adaptation=ADAPTATION),
+        "by_step_size": [{key: r[key] for key in keys} for r in (result, *contrast)],
+        "held_out_loss_without_updates": still.evaluate(),
+    }
+
+
+def follow(updates: int, interval: int, step_size: float, seed: int, device: str) -> Result:
+    """Train with `updates` updates and keep every basis."""
+    update = {"interval": interval, "window": interval, "delay": 2, "step_size": step_size}
+    reference = small_reference(updates * interval + 3, seed, device, subspace={"update": update})
     assert reference.basis is not None
     bases: list[Tensor] = [reference.basis.u]
     rows, losses = [], []
@@ -51,24 +55,19 @@ def run(
             rows.append(row)
         elif row["event"] == "step":
             losses.append(row["loss"])
-    angles = [principal_angles(a, b).tolist() for a, b in pairwise(bases)]
     verdict, ratio, growth = judge(bases)
     return {
         "orthonormality_error": max(row["orthonormality_error"] for row in rows),
         "verdict": verdict,
-        "criterion": CRITERION.format(adaptation=ADAPTATION),
         "reversal_ratio": ratio,
         "turn_growth": growth,
         "updates": len(rows),
         "interval": interval,
         "step_size": step_size,
-        "form": form,
         "seed": seed,
-        "eigenvalue_min": min(row["eigenvalue_min"] for row in rows),
-        "eigenvalue_max": max(row["eigenvalue_max"] for row in rows),
         "captured_before": [row["captured_before"] for row in rows],
         "captured_after": [row["captured_after"] for row in rows],
-        "principal_angles": angles,
+        "principal_angles": [principal_angles(a, b).tolist() for a, b in pairwise(bases)],
         "eigenvalues": [torch.linalg.eigvalsh(u.double().T @ u.double()).tolist() for u in bases[1:]],
         "loss": losses,
         "held_out_loss": reference.evaluate(),
@@ -93,19 +92,24 @@ def judge(bases: list[Tensor]) -> tuple[str, float, float]:
 
 def report(result: Result) -> str:
     largest = [a[-1] for a in result["principal_angles"]]
-    return "\n".join(
-        [
-            f"{result['updates']} updates of U, {result['interval']} steps apart, step size {result['step_size']:g}",
-            f"largest ‖UᵀU − I‖_F {result['orthonormality_error']:.1e}; eigenvalues of UᵀU within "
-            f"[1 − {1 - result['eigenvalue_min']:.1e}, 1 + {result['eigenvalue_max'] - 1:.1e}]",
-            f"largest principal angle: first update {largest[0]:.3f} rad, median of the last ten "
-            f"{median(largest[-10:]):.3f} rad",
-            f"gradient energy captured by the basis in use: {result['captured_before'][0]:.1%} at first, "
-            f"{median(result['captured_before'][-10:]):.1%} in the last ten (random: k/d = 12.5%)",
-            f"two-update / one-update distance {result['reversal_ratio']:.2f}, turn growth {result['turn_growth']:.2f}",
-            f"verdict: {result['verdict']}",
-        ]
-    )
+    away = max(abs(value - 1) for values in result["eigenvalues"] for value in values)
+    lines = [
+        f"{result['updates']} updates of U, {result['interval']} steps apart, step size {result['step_size']:g}",
+        f"largest ‖UᵀU − I‖_F {result['orthonormality_error']:.1e}; eigenvalues of UᵀU within 1 ± {away:.1e}",
+        f"largest principal angle: first update {largest[0]:.3f} rad, median of the last ten "
+        f"{median(largest[-10:]):.3f} rad",
+        f"gradient energy captured by the basis in use: {result['captured_before'][0]:.1%} at first (random: 12.5%), "
+        f"{median(result['captured_before'][-10:]):.1%} in the last ten",
+        f"{'step size':>9} {'two / one updates':>18} {'turn growth':>12} {'held-out loss':>14}  verdict",
+    ]
+    for row in result["by_step_size"]:
+        lines.append(
+            f"{row['step_size']:9g} {row['reversal_ratio']:18.2f} {row['turn_growth']:12.2f} "
+            f"{row['held_out_loss']:14.3f}  {row['verdict']}"
+        )
+    lines.append(f"{'none':>9} {'':18} {'':12} {result['held_out_loss_without_updates']:14.3f}")
+    lines.append(f"verdict: {result['verdict']} ({result['criterion']})")
+    return "\n".join(lines)
 
 
 def plot(result: Result, path: Path) -> None:

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import torch
 
-from protomodels_cli.lab.setup import Result, figure, save_figure, small_reference
+from protomodels_cli.lab.results import Result, figure, save_figure
+from protomodels_cli.lab.small import small_reference
 from protomodels_cli.model.optim import Slot
 from protomodels_cli.model.reference import Reference
 from protomodels_cli.model.schedule import clip_coefficient, gradient_norm

@@ -15,7 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from protomodels_cli.lab.setup import Result, figure, save_figure, small_reference
+from protomodels_cli.lab.results import Result, figure, save_figure
+from protomodels_cli.lab.small import small_reference
 from protomodels_cli.lab.vision import Cnn, Mixer, Vit, digits
 from protomodels_cli.model.snapshot import weights
 

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from protomodels_cli.lab import plain_llama
 from protomodels_cli.lab.memory import peak_bytes
-from protomodels_cli.lab.setup import Result, figure, save_figure, small_reference
+from protomodels_cli.lab.results import Result, figure, save_figure
+from protomodels_cli.lab.small import small_reference
 from protomodels_cli.model.export import hugging_face_config, hugging_face_name, multiplied_out
 from protomodels_cli.model.forms import Constrained, Dense
 from protomodels_cli.model.llama import Matrix, RMSNorm, Writer

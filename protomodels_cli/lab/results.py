@@ -1,0 +1,52 @@
+"""Where an experiment's numbers and pictures go."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from protomodels_cli.errors import UserError
+from protomodels_cli.observe.metrics import strict
+
+Result = dict[str, Any]
+
+
+def check_outputs(json_file: Path | None, plot_file: Path | None) -> None:
+    """Can the results be written at all?"""
+    for path in filter(None, (json_file, plot_file)):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+            raise UserError(f"{path} cannot be written", "name a file in a folder you may write to")
+    if plot_file is not None:
+        try:
+            import matplotlib  # noqa: F401
+        except ImportError:
+            raise UserError("--plot needs the package matplotlib", "pip install 'pmtrain[lab]'") from None
+
+
+def write_json(result: Result, path: Path) -> None:
+    path.write_text(json.dumps(strict(result), indent=1) + "\n")
+
+
+def figure(rows: int, columns: int, title: str) -> tuple[Any, Any]:
+    """A matplotlib figure that needs no screen, and its axes as a flat list."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    fig, axes = pyplot.subplots(rows, columns, figsize=(5.2 * columns, 3.9 * rows), squeeze=False, layout="constrained")
+    fig.suptitle(title)
+    for ax in axes.flat:
+        ax.grid(alpha=0.3)
+        ax.spines[["top", "right"]].set_visible(False)
+    return fig, list(axes.flat)
+
+
+def save_figure(fig: Any, path: Path) -> None:
+    from matplotlib import pyplot
+
+    fig.savefig(path, dpi=110)
+    pyplot.close(fig)

@@ -1,0 +1,52 @@
+"""docs/spec.md from the schema: every field, its default and its meaning.   scripts/docs.sh"""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
+
+from protomodels_cli.spec.schema import RunSpec, Section
+
+HEAD = """\
+# The run spec
+
+One YAML file describes a run. Only `steps` and the model's `layers`, `width` and `heads` must be given; every other
+field has a default. `pmtrain validate SPEC` checks a file and prints every mistake with its line, rule and fix.
+Numbers may be written as `1e-4` or `8_000_000`; only `true` and `false` are booleans. Paths are relative to the spec
+file. Examples with comments are in `configs/`.
+
+This page is made from `protomodels_cli/spec/schema.py` by `scripts/docs.sh`.
+"""
+
+
+def document() -> str:
+    return HEAD + "".join(_section(RunSpec, "", "Top level"))
+
+
+def _section(section: type[BaseModel], prefix: str, title: str) -> list[str]:
+    about = (section.__doc__ or "").strip()
+    parts = [f"\n## {title}\n", f"\n{about}\n" if about else "", "\n| field | default | meaning |\n|---|---|---|\n"]
+    inner: list[str] = []
+    for name, info in section.model_fields.items():
+        if isinstance(info.annotation, type) and issubclass(info.annotation, Section):
+            inner += _section(info.annotation, f"{prefix}{name}.", f"`{prefix}{name}`")
+            continue
+        meaning = (info.description or "").replace("|", "\\|")
+        words = [str(w) for w in get_args(info.annotation) if isinstance(w, str)]
+        if words and name != "stages":
+            meaning += f" One of {', '.join(f'`{w}`' for w in words)}."
+        parts.append(f"| `{name}` | {_default(info)} | {meaning} |\n")
+    return parts + inner
+
+
+def _default(info: Any) -> str:
+    if info.is_required():
+        return "required"
+    value = info.get_default(call_default_factory=True)
+    return "" if value is None or value is PydanticUndefined else f"`{value}`"
+
+
+if __name__ == "__main__":
+    print(document(), end="")

@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# Makes .venv with pmtrain and everything it needs, at the versions of constraints.txt. Does nothing when it is there.
+#   scripts/setup.sh          what a user needs (with the lab's plots)
+#   scripts/setup.sh test     what scripts/test.sh needs as well
+set -euo pipefail
+cd "$(dirname "$0")/.."
+extra=${1:-lab}
+python=${PYTHON:-python3}
+"$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
+  echo "pmtrain needs Python 3.11 or newer, and $python is $("$python" -V 2>&1)" >&2
+  echo "    fix:  PYTHON=/path/to/python3.11 $0" >&2
+  exit 3
+}
+stamp=.venv/.installed-$extra
+if [ -f "$stamp" ] && [ ! pyproject.toml -nt "$stamp" ] && [ ! constraints.txt -nt "$stamp" ]; then exit 0; fi
+echo "installing into .venv (once) …" >&2
+[ -x .venv/bin/python ] || "$python" -m venv .venv
+# torch first and by its exact version: any looser request may fetch gigabytes of CUDA packages
+.venv/bin/python -m pip install --quiet --disable-pip-version-check "$(grep '^torch==' constraints.txt)" -c constraints.txt
+.venv/bin/python -m pip install --quiet --disable-pip-version-check -e ".[$extra]" -c constraints.txt
+touch "$stamp"

@@ -1,0 +1,218 @@
+"""The command line as a user meets it: real processes, their output and their exit codes."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from conftest import CONFIGS
+
+ROOT = Path(__file__).parent.parent
+TINY = """\
+name: small
+steps: 12
+stages: 2
+model: {layers: 2, width: 32, heads: 2, context: 16}
+subspace: {k: 4, update: {interval: 5, window: 2}}
+batch: {size: 4, microbatches: 2}
+data: {max_bytes: 200000, val_fraction: 0.1}
+tokenizer: {kind: bytes}
+eval: {interval: 5, windows: 8}
+snapshots: {interval: 5}
+"""
+
+
+HELP = """
+import sys
+sys.argv = ["pmtrain", *{arguments}]
+from protomodels_cli.cli.main import main
+try:
+    main()
+except SystemExit:
+    pass
+assert not {{"torch", "grpc", "numpy"}} & set(sys.modules), "a heavy import"
+"""
+
+
+def pmtrain(*arguments: str, cwd: Path | None = None, **env: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "protomodels_cli", *map(str, arguments)]
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    return subprocess.run(
+        command, capture_output=True, text=True, cwd=cwd, timeout=300, env={**os.environ, "PYTHONPATH": path, **env}
+    )
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    (tmp_path / "small.yaml").write_text(TINY)
+    return tmp_path
+
+
+def test_help_answers_at_once_without_torch():
+    code = HELP.format(arguments=["--help"])
+    times = []
+    for _ in range(5):
+        started = time.perf_counter()
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+        times.append(time.perf_counter() - started)
+        assert done.returncode == 0, done.stderr
+        assert "reference" in done.stdout
+    assert min(times) < 0.5, times
+
+
+def test_every_help_page_comes_without_torch():
+    for command in (["validate"], ["reference"], ["lab"], ["lab", "rank"]):
+        code = HELP.format(arguments=[*command, "--help"])
+        assert subprocess.run([sys.executable, "-c", code], capture_output=True, cwd=ROOT).returncode == 0
+
+
+def test_the_set_of_commands_and_options_is_deliberate():
+    import typer
+
+    from protomodels_cli.cli.main import app
+
+    found = {}
+
+    def walk(command, name):
+        if hasattr(command, "commands"):
+            for child, inner in command.commands.items():
+                walk(inner, f"{name} {child}".strip())
+        else:
+            found[name] = sorted(o for p in command.params for o in p.opts if o.startswith("--"))
+
+    walk(typer.main.get_command(app), "")
+    lab = ["--device", "--json", "--plot", "--seed", "--steps"]
+    assert found == {
+        "validate": ["--format"],
+        "reference": ["--device", "--json", "--run-dir", "--steps"],
+        "lab reconstruct": lab,
+        "lab optimizer": lab,
+        "lab rank": lab,
+        "lab grassmann": ["--device", "--interval", "--json", "--plot", "--seed", "--updates"],
+    }
+
+
+def test_validate_good_and_bad(tmp_path):
+    good = pmtrain("validate", *CONFIGS)
+    assert good.returncode == 0
+    assert good.stdout.count(": ok, ") == len(CONFIGS)
+    (tmp_path / "bad.yaml").write_text("steps: -1\nmodel: {layers: 2, width: 30, heads: 4}\nstagse: 2\n")
+    bad = pmtrain("validate", CONFIGS[0], tmp_path / "bad.yaml", tmp_path / "absent.yaml")
+    assert bad.returncode == 2
+    assert "bad.yaml:1: steps = -1" in bad.stderr
+    assert "bad.yaml:2: model.heads = 4" in bad.stderr
+    assert "did you mean 'stages'?" in bad.stderr
+    assert "absent.yaml" in bad.stderr
+    assert "Traceback" not in bad.stderr
+    assert "4 problems in 2 of 3 file(s)" in bad.stderr
+    as_json = json.loads(pmtrain("validate", CONFIGS[0], tmp_path / "bad.yaml", "--format", "json").stdout)
+    assert [r["ok"] for r in as_json] == [True, False]
+    assert {p["line"] for p in as_json[1]["problems"]} == {1, 2, 3}
+
+
+def test_reference_trains_and_leaves_its_files(small):
+    done = pmtrain("reference", "small.yaml", "--json", "summary.json", cwd=small)
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((small / "summary.json").read_text())
+    assert summary["loss_first"] == pytest.approx(math.log(256), abs=0.2)
+    assert summary["loss_last"] < summary["loss_first"]
+    assert summary["peak_memory_bytes"] > 10_000_000
+    assert "step  1/12" in done.stdout
+    assert "step 12/12" in done.stdout
+    assert f"weights sha256 {summary['weights_sha256']}" in done.stdout
+    run = small / "runs" / "small"
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [r["step"] for r in rows if r["event"] == "step"] == list(range(1, 13))
+    assert {r["event"] for r in rows} == {"step", "eval", "subspace", "switch"}
+    assert sorted(p.name for p in (run / "snapshots").iterdir()) == ["00000010", "00000012"]
+    # the saved spec is the run: the same command on it gives the same bytes, in a folder of its own
+    again = pmtrain("reference", run / "run.yaml", "--json", "again.json", cwd=small)
+    assert again.returncode == 0, again.stderr
+    repeated = json.loads((small / "again.json").read_text())
+    assert repeated["weights_sha256"] == summary["weights_sha256"]
+    assert repeated["spec_sha256"] == summary["spec_sha256"]
+    assert repeated["run_dir"] == "runs/small-2"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["reference", "absent.yaml"], 2, "must be a readable file: No such file"),
+        (["reference", "small.yaml", "--steps", "0"], 2, "steps = 0"),
+        (["reference", "small.yaml", "--device", "cuda:99"], 2, "--device cuda:99"),
+        (["reference", "small.yaml", "--device", "toaster"], 2, "--device toaster"),
+        (["reference", "small.yaml", "--run-dir", "taken"], 3, "taken holds a run already"),
+        (["reference", "small.yaml", "--run-dir", "file"], 3, "file"),
+        (["reference", "text.yaml"], 3, "'none.txt' matches no file"),
+        (["reference", "hot.yaml"], 4, "had a non-finite loss or gradient"),
+        (["lab", "rank", "--steps", "0"], 2, "Invalid value"),
+        (["reference", "small.yaml", "--nonsense"], 2, "No such option"),
+        (["nonsense"], 2, "No such command"),
+    ],
+)
+def test_a_users_mistake_is_one_message_and_an_exit_code(small, arguments, code, words):
+    (small / "taken").mkdir()
+    (small / "taken" / "metrics.jsonl").write_text("")
+    (small / "file").write_text("")
+    (small / "text.yaml").write_text(TINY.replace("data: {", "data: {source: text, files: [none.txt], "))
+    (small / "hot.yaml").write_text(TINY + "optimizer: {lr: 1.0e+30, clip: 0}\nlimits: {nonfinite_steps: 2}\n")
+    done = pmtrain(*arguments, cwd=small)
+    assert done.returncode == code, done.stderr
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_full_disk_is_one_message(small):
+    """/dev/full takes no byte, as a full disk does."""
+    if not Path("/dev/full").exists():
+        pytest.skip("no /dev/full here")
+    done = pmtrain("reference", "small.yaml", "--steps", "1", "--json", "/dev/full", cwd=small)
+    assert done.returncode == 3
+    assert "No space left on device" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+LAB_KEYS = {
+    "reconstruct": {"max_error_float64", "max_error_float32", "max_grad_error_float64", "max_grad_error_float32"},
+    "optimizer": {"drift"},
+    "rank": {"stable_rank"},
+    "grassmann": {"orthonormality_error", "verdict"},
+}
+
+
+@pytest.mark.parametrize("name", sorted(LAB_KEYS))
+def test_lab_commands_write_their_numbers_and_their_picture(name, tmp_path):
+    size = ["--updates", "8", "--interval", "3"] if name == "grassmann" else ["--steps", "4"]
+    done = pmtrain("lab", name, *size, "--json", tmp_path / "out" / "n.json", "--plot", tmp_path / "out" / "p.png")
+    assert done.returncode == 0, done.stderr
+    result = json.loads((tmp_path / "out" / "n.json").read_text())
+    assert set(result) >= LAB_KEYS[name]
+    assert (tmp_path / "out" / "p.png").read_bytes()[:4] == b"\x89PNG"
+    if name == "optimizer":
+        assert set(result["drift"]) == {"row_adamw", "muon", "adamw", "sign"}
+    if name == "rank":
+        assert set(result["stable_rank"]) == {"transformer", "cnn", "vit", "mixer"}
+        for architecture, curves in result["stable_rank"].items():
+            assert all(len(c) == len(result["at_steps"][architecture]) for c in curves.values())
+    if name == "grassmann":
+        assert result["verdict"] in ("stable", "oscillating")
+
+
+def test_a_missing_extra_is_named(tmp_path):
+    (tmp_path / "matplotlib.py").write_text("raise ImportError('not here')")
+    path = f"{tmp_path}{os.pathsep}{ROOT}"
+    done = pmtrain("lab", "grassmann", "--plot", tmp_path / "p.png", PYTHONPATH=path)
+    assert done.returncode == 3
+    assert "pip install 'pmtrain[lab]'" in done.stderr
+
+
+def test_version():
+    from protomodels_cli import __version__
+
+    assert pmtrain("--version").stdout.strip() == f"pmtrain {__version__}"

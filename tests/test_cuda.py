@@ -1,0 +1,42 @@
+"""The same code on a CUDA device: to tolerance, not to the bit."""
+
+import pytest
+import torch
+from conftest import make_spec
+
+from protomodels_cli.data.prepare import prepare
+from protomodels_cli.lab.reconstruct import compare
+from protomodels_cli.model import rules
+from protomodels_cli.model.reference import Reference
+from protomodels_cli.wire.codecs import carrier
+
+pytestmark = pytest.mark.cuda
+
+
+def on(device, **sections):
+    spec = make_spec(**sections)
+    return Reference(spec, prepare(spec), carrier(spec.wire), device)
+
+
+@pytest.mark.parametrize("form", ["reparam", "constrained", "dense"])
+def test_losses_follow_the_cpus(form):
+    losses = []
+    for device in ("cpu", "cuda"):
+        r = on(device, subspace={"form": form}, steps=50)
+        losses.append([row["loss"] for row in r.train() if row["event"] == "step"])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-3)
+
+
+@pytest.mark.parametrize("form", ["reparam", "constrained"])
+def test_the_method_is_exact_there_too(form):
+    r = on("cuda", subspace={"form": form}, compute={"dtype": "float64"}, steps=20)
+    for _ in r.train():
+        pass
+    errors = compare(r)
+    assert max(*errors["forward"].values(), *errors["backward"].values()) <= 1e-12
+
+
+def test_orthogonalise_uses_bf16_and_agrees():
+    g = torch.randn(64, 32, generator=torch.Generator().manual_seed(0))
+    found = rules.orthogonalise(g.cuda()).cpu()
+    assert torch.linalg.norm(found - rules.orthogonalise(g)) / torch.linalg.norm(found) < 2e-2
