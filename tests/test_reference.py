@@ -11,7 +11,8 @@ from safetensors.torch import load_file
 from protomodels_cli.errors import RunStopped
 from protomodels_cli.lab.reconstruct import relative
 from protomodels_cli.model.snapshot import weights, write_snapshot
-from protomodels_cli.wire import codecs
+from protomodels_cli.spec.schema import WireSpec
+from protomodels_cli.wire.codecs import carrier
 
 UPDATES = {"interval": 4, "window": 2, "delay": 1}
 
@@ -71,13 +72,11 @@ def test_a_bf16_wire_rounds_what_crosses_and_nothing_else(reference):
     assert one_stage[0] == one_stage[1], "with one stage nothing crosses"
 
 
-@pytest.mark.parametrize(("codec", "width"), [("fp32", 4), ("bf16", 2)])
-def test_codecs_send_what_they_say(codec, width):
-    x = torch.randn(3, 5, 7)
-    payload = codecs.pack(x, codec)
-    assert len(payload) == 3 * 5 * 7 * width
-    back = codecs.unpack(payload, codec, (3, 5, 7), torch.float32)
-    assert torch.equal(back, x if codec == "fp32" else x.bfloat16().float())
+def test_each_leg_has_a_codec_of_its_own():
+    carry, x = carrier(WireSpec(forward="bf16", backward="fp32")), torch.randn(50)
+    assert torch.equal(carry(x, "backward"), x)
+    assert torch.equal(carry(x, "forward"), x.bfloat16().float())
+    assert not torch.equal(carry(x, "forward"), x)
 
 
 def test_microbatches_change_rounding_only(reference):

@@ -1,1 +1,1 @@
-"""What crosses between stages: byte codecs. Knows tensors and the spec; nothing of training."""
+"""What crosses between stages: codecs. Knows tensors and the spec; nothing of training."""
