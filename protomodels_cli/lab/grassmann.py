@@ -13,13 +13,14 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from protomodels_cli.lab.results import Result, figure, save_figure
+from protomodels_cli.lab.results import Result, figure, save_figure, say
 from protomodels_cli.lab.small import small_reference
 from protomodels_cli.model.basis import principal_angles
 from protomodels_cli.spec.schema import UpdateSpec
 
 ADAPTATION = 10  # updates that are left out of the verdict
 CONTRAST = (0.25, 1.0)  # step sizes to hold the spec's default against
+SCHEDULE = {"warmup_steps": 10, "decay": "constant"}  # a falling rate would calm any basis by itself
 CRITERION = (
     "after the first {adaptation} updates, the basis is `stable` if the median two-update distance is at least the "
     "median one-update distance (a reversal would bring it back: ratio below 1) and the median turn of the last third "
@@ -29,7 +30,8 @@ CRITERION = (
 
 def run(updates: int = 40, interval: int = 10, seed: int = 0, device: str = "cpu") -> Result:
     result = follow(updates, interval, UpdateSpec().step_size, seed, device)
-    still = small_reference(updates * interval + 3, seed, device)
+    say("training without updates …")
+    still = small_reference(updates * interval + 3, seed, device, optimizer={"schedule": SCHEDULE})
     for _ in still.train():
         pass
     contrast = [follow(updates, interval, step_size, seed, device) for step_size in CONTRAST]
@@ -43,8 +45,14 @@ def run(updates: int = 40, interval: int = 10, seed: int = 0, device: str = "cpu
 
 def follow(updates: int, interval: int, step_size: float, seed: int, device: str) -> Result:
     """Train with `updates` updates and keep every basis."""
-    update = {"interval": interval, "window": interval, "delay": 2, "step_size": step_size}
-    reference = small_reference(updates * interval + 3, seed, device, subspace={"update": update})
+    say(f"training with {updates} updates of step size {step_size:g} …")
+    reference = small_reference(
+        updates * interval + 3,
+        seed,
+        device,
+        subspace={"update": {"interval": interval, "window": interval, "delay": 2, "step_size": step_size}},
+        optimizer={"schedule": SCHEDULE},
+    )
     assert reference.basis is not None
     bases: list[Tensor] = [reference.basis.u]
     rows, losses = [], []

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from protomodels_cli.lab.results import Result, figure, save_figure
+from protomodels_cli.lab.results import Result, figure, save_figure, say
 from protomodels_cli.lab.small import small_reference
 from protomodels_cli.model.optim import Slot
 from protomodels_cli.model.reference import Reference
@@ -31,6 +31,7 @@ def run(steps: int = 500, seed: int = 0, device: str = "cpu") -> Result:
     for dtype in ("float32", "float64"):
         curves[dtype] = {}
         for name in KEEPERS + LEAVERS:
+            say(f"training with {name} in {dtype}, {steps} steps …")
             reference = small_reference(
                 steps,
                 seed,

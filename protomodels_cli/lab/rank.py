@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from protomodels_cli.lab.results import Result, figure, save_figure
+from protomodels_cli.lab.results import Result, figure, save_figure, say
 from protomodels_cli.lab.small import small_reference
 from protomodels_cli.lab.vision import Cnn, Mixer, Vit, digits
 from protomodels_cli.model.snapshot import weights
@@ -30,6 +30,7 @@ def run(steps: int = 600, seed: int = 0, device: str = "cpu") -> Result:
     result: Result = {"stable_rank": {}, "full_rank": {}, "at_steps": {}, "score": {}, "steps": steps, "seed": seed}
 
     def watch(name: str, matrices: Matrices, step: Step, score: Callable[[], float]) -> None:
+        say(f"training the {name}, {steps} steps …")
         at: list[int] = []
         curves: dict[str, list[float]] = {key: [] for key in matrices()}
         every = max(1, steps // POINTS)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from protomodels_cli.lab import plain_llama
 from protomodels_cli.lab.memory import peak_bytes
-from protomodels_cli.lab.results import Result, figure, save_figure
+from protomodels_cli.lab.results import Result, figure, save_figure, say
 from protomodels_cli.lab.small import small_reference
 from protomodels_cli.model.export import hugging_face_config, hugging_face_name, multiplied_out
 from protomodels_cli.model.forms import Constrained, Dense
@@ -28,6 +28,7 @@ def run(steps: int = 200, seed: int = 0, device: str = "cpu") -> Result:
     rows: list[dict[str, Any]] = []
     for form in ("constrained", "reparam"):
         for dtype in ("float64", "float32"):
+            say(f"training the {form} form in {dtype}, {steps} steps …")
             reference = small_reference(steps, seed, device, subspace={"form": form}, compute={"dtype": dtype})
             rows.append({"form": form, "dtype": dtype, "moment": "start", **compare(reference)})
             for _ in reference.train():
@@ -134,6 +135,7 @@ def memory(seed: int, device: str) -> list[dict[str, Any]]:
     """What the method adds to a middle stage, at three context lengths: fixed tables, and working memory."""
     rows = []
     for context in CONTEXTS:
+        say(f"measuring memory at context {context} …")
         peaks, fixed = {}, 0
         for form in ("dense", "constrained", "reparam"):
             reference = small_reference(
@@ -199,7 +201,7 @@ def plot(result: Result, path: Path) -> None:
     for bound, name in ((1e-12, "float64 bound"), (1e-5, "float32 bound, forward")):
         left.axvline(bound, color="black", linestyle=":", linewidth=1)
         left.annotate(name, (bound, -0.6), ha="center", va="bottom", fontsize=7)
-    left.legend(loc="lower right", fontsize=8)
+    left.legend(loc="upper right", fontsize=8)
     contexts = [r["context"] for r in result["memory"]]
     right.plot(
         contexts,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,11 @@ from protomodels_cli.errors import UserError
 from protomodels_cli.observe.metrics import strict
 
 Result = dict[str, Any]
+
+
+def say(what: str) -> None:
+    """What the experiment is doing now; on stderr, beside its results."""
+    print(what, file=sys.stderr, flush=True)
 
 
 def check_outputs(json_file: Path | None, plot_file: Path | None) -> None:

@@ -50,7 +50,7 @@ class TFixedSpec(Section):
     """The frozen high-rank part of the embedding, ±scale, one bit an entry."""
 
     scale: Positive = Field(
-        0.1, description="Magnitude of the entries. Matters a great deal: 0.1 did best, 1.0 cost 5–10 % loss."
+        0.1, description="Magnitude of the entries. Matters a great deal, and small is good: see docs/method.md."
     )
     seed: Whole = Field(0, description="Seed of its counter-based bits.")
 
