@@ -39,7 +39,7 @@ def test_an_elementwise_optimizer_on_a_constrained_matrix_is_refused():
     shape = {"steps": 1, "model": {"layers": 2, "width": 32, "heads": 2}, "subspace": {"form": "constrained"}}
     with pytest.raises(SpecError, match="out of S"):
         spec_from({**shape, "optimizer": {"name": "adamw"}})
-    assert spec_from(shape).optimizer.name == "row_adamw"
+    assert spec_from(shape).optimizer.name == "muon", "the default suits every form"
     with pytest.raises(ValueError, match="out of S"):
         rule_for("adamw", "writer", constrained=True)
     assert rule_for("muon", "embedding", constrained=True) == "row_adamw", "Muon's AdamW half would leave S"

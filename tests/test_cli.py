@@ -144,7 +144,7 @@ def test_reference_trains_and_leaves_its_files(small):
     ("arguments", "code", "words"),
     [
         (["reference", "absent.yaml"], 2, "must be a readable file: No such file"),
-        (["reference", "small.yaml", "--steps", "0"], 2, "steps = 0"),
+        (["reference", "small.yaml", "--steps", "0"], 2, "Invalid value"),
         (["reference", "small.yaml", "--device", "cuda:99"], 2, "--device cuda:99"),
         (["reference", "small.yaml", "--device", "toaster"], 2, "--device toaster"),
         (["reference", "small.yaml", "--run-dir", "taken"], 3, "taken holds a run already"),
@@ -176,32 +176,6 @@ def test_a_full_disk_is_one_message(small):
     assert done.returncode == 3
     assert "No space left on device" in done.stderr
     assert "Traceback" not in done.stderr
-
-
-LAB_KEYS = {
-    "reconstruct": {"max_error_float64", "max_error_float32", "max_grad_error_float64", "max_grad_error_float32"},
-    "optimizer": {"drift"},
-    "rank": {"stable_rank"},
-    "grassmann": {"orthonormality_error", "verdict"},
-}
-
-
-@pytest.mark.parametrize("name", sorted(LAB_KEYS))
-def test_lab_commands_write_their_numbers_and_their_picture(name, tmp_path):
-    size = ["--updates", "8", "--interval", "3"] if name == "grassmann" else ["--steps", "4"]
-    done = pmtrain("lab", name, *size, "--json", tmp_path / "out" / "n.json", "--plot", tmp_path / "out" / "p.png")
-    assert done.returncode == 0, done.stderr
-    result = json.loads((tmp_path / "out" / "n.json").read_text())
-    assert set(result) >= LAB_KEYS[name]
-    assert (tmp_path / "out" / "p.png").read_bytes()[:4] == b"\x89PNG"
-    if name == "optimizer":
-        assert set(result["drift"]) == {"row_adamw", "muon", "adamw", "sign"}
-    if name == "rank":
-        assert set(result["stable_rank"]) == {"transformer", "cnn", "vit", "mixer"}
-        for architecture, curves in result["stable_rank"].items():
-            assert all(len(c) == len(result["at_steps"][architecture]) for c in curves.values())
-    if name == "grassmann":
-        assert result["verdict"] in ("stable", "oscillating")
 
 
 def test_a_missing_extra_is_named(tmp_path):

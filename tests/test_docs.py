@@ -1,5 +1,6 @@
 """The documents say what is true: they are compared with the code, and their commands are run."""
 
+import json
 import re
 import shlex
 import subprocess
@@ -21,30 +22,55 @@ def test_the_spec_page_is_made_from_the_schema():
 
 def commands() -> list[str]:
     """Every pmtrain command in a code block of the README."""
-    blocks = re.findall(r"```(?:bash|console)?\n(.*?)```", README, re.DOTALL)
+    blocks = re.findall(r"```bash\n(.*?)```", README, re.DOTALL)
     lines = [line.split("#")[0].strip().removeprefix("$ ") for block in blocks for line in block.splitlines()]
     return sorted({line.removeprefix(".venv/bin/") for line in lines if re.match(r"(\.venv/bin/)?pmtrain ", line)})
 
 
 def test_the_readme_has_commands():
-    assert len(commands()) >= 6
+    assert len([c for c in commands() if " lab " in c]) == len(LAB_KEYS)
+    assert len(commands()) >= 8
 
 
-@pytest.mark.parametrize("command", commands())
+def run(words: list[str]) -> None:
+    command = [sys.executable, "-m", "protomodels_cli", *words]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("command", [c for c in commands() if " lab " not in c])
 def test_commands_of_the_readme_run(command, tmp_path):
-    """As they stand, but small: training commands take few steps."""
+    """As they stand, but short."""
     words = shlex.split(command)[1:]
-    if words[0] == "lab":
-        words += ["--updates", "4", "--interval", "3"] if words[1] == "grassmann" else ["--steps", "2"]
-        words = [str(tmp_path / w) if w.endswith((".json", ".png")) else w for w in words]
     if words[0] == "reference":
         words += ["--steps", "2", "--run-dir", str(tmp_path / "run")]
-    if words[0] == "validate":
-        words = [w for word in words for w in ([str(p) for p in ROOT.glob(word)] if "*" in word else [word])]
-    done = subprocess.run(
-        [sys.executable, "-m", "protomodels_cli", *words], cwd=ROOT, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
+    run([w for word in words for w in (map(str, ROOT.glob(word)) if "*" in word else [word])])
+
+
+LAB_KEYS = {
+    "reconstruct": {"max_error_float64", "max_error_float32", "max_grad_error_float64", "max_grad_error_float32"},
+    "optimizer": {"drift"},
+    "rank": {"stable_rank"},
+    "grassmann": {"orthonormality_error", "verdict"},
+}
+
+
+@pytest.mark.parametrize("command", [c for c in commands() if " lab " in c])
+def test_lab_commands_write_their_numbers_and_their_picture(command, tmp_path):
+    name, words = shlex.split(command)[2], shlex.split(command)[1:]
+    words = [str(tmp_path / w) if w.endswith((".json", ".png")) else w for w in words]
+    run([*words, *(["--updates", "6", "--interval", "3"] if name == "grassmann" else ["--steps", "4"])])
+    result = json.loads((tmp_path / "out" / f"{name}.json").read_text())
+    assert set(result) >= LAB_KEYS[name]
+    assert (tmp_path / "out" / f"{name}.png").read_bytes()[:4] == b"\x89PNG"
+    if name == "optimizer":
+        assert set(result["drift"]) == {"row_adamw", "muon", "adamw", "sign"}
+    if name == "rank":
+        assert set(result["stable_rank"]) == {"transformer", "cnn", "vit", "mixer"}
+        for architecture, curves in result["stable_rank"].items():
+            assert all(len(c) == len(result["at_steps"][architecture]) for c in curves.values())
+    if name == "grassmann":
+        assert result["verdict"] in ("stable", "oscillating")
 
 
 def test_exit_codes_are_documented():

@@ -57,10 +57,13 @@ def test_equals_the_plain_llama_for_any_number_of_unconstrained_layers(reference
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
-@pytest.mark.parametrize("form", ["constrained", "reparam"])
-def test_cut_equals_uncut_forward_and_backward_after_200_steps(reference, form, dtype):
+@pytest.mark.parametrize(
+    ("form", "optimizer"), [("constrained", "row_adamw"), ("constrained", "muon"), ("reparam", "muon")]
+)
+def test_cut_equals_uncut_forward_and_backward_after_200_steps(reference, form, optimizer, dtype):
     """The method's claim, in full: nothing is lost at a boundary, in either direction, for any parameter."""
-    r = reference(subspace={"form": form}, compute={"dtype": dtype}, steps=200, batch={"size": 8})
+    sections = {"subspace": {"form": form}, "optimizer": {"name": optimizer}, "compute": {"dtype": dtype}}
+    r = reference(**sections, steps=200, batch={"size": 8})
     first = r.run_step()[0]["loss"]
     for _ in r.train():
         pass

@@ -198,7 +198,7 @@ def test_schedule_holds_until_its_decay_starts():
 
 
 def test_weight_decay_is_decoupled_and_spares_gains(reference):
-    runs = [reference(optimizer={"weight_decay": decay, "lr": 0.01}) for decay in (0.0, 0.5)]
+    runs = [reference(optimizer={"name": "adamw", "weight_decay": decay, "lr": 0.01}) for decay in (0.0, 0.5)]
     for r in runs:
         r.run_step()
     start = weights(reference().stages)

@@ -13,18 +13,25 @@ def reference(
     run_dir: Annotated[
         Path | None, typer.Option(help="Where metrics and snapshots go. Default: a new folder in runs/.")
     ] = None,
-    steps: Annotated[int | None, typer.Option(help="Take this many steps instead of the spec's.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Stop after this many steps of the run.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N. Equal numbers are promised on cpu.")] = "cpu",
     json_file: Annotated[Path | None, typer.Option("--json", help="Write a summary here.")] = None,
 ) -> None:
     """Train with the single-process reference: the numbers every pipeline run must reproduce."""
     from protomodels_cli.spec import load_spec
 
-    spec = load_spec(spec_file, {"steps": steps} if steps is not None else None)
+    spec = load_spec(spec_file)
 
     from protomodels_cli.cli.run_reference import run
 
-    run(spec, spec_file.parent, run_dir or _new_folder(spec.name), device, json_file)
+    run(
+        spec,
+        spec_file.parent,
+        run_dir or _new_folder(spec.name),
+        min(steps or spec.steps, spec.steps),
+        device,
+        json_file,
+    )
 
 
 def _new_folder(name: str) -> Path:

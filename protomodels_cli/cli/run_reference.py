@@ -26,7 +26,7 @@ class DeviceError(UserError):
     exit_code = EXIT_SPEC
 
 
-def run(spec: RunSpec, base: Path, run_dir: Path, device: str, json_file: Path | None) -> None:
+def run(spec: RunSpec, base: Path, run_dir: Path, steps: int, device: str, json_file: Path | None) -> None:
     if (run_dir / "metrics.jsonl").exists():
         raise UserError(f"{run_dir} holds a run already", "choose another --run-dir; nothing is written over")
     _check_device(device)
@@ -36,14 +36,14 @@ def run(spec: RunSpec, base: Path, run_dir: Path, device: str, json_file: Path |
     reference = Reference(spec, corpus, carrier(spec.wire), device)
     (run_dir / "run.yaml").write_text(yaml.safe_dump(spec.model_dump(mode="json"), sort_keys=False))
     print(_header(spec, corpus, reference, run_dir, device), flush=True)
-    started, summary = time.monotonic(), dict[str, Any](steps=spec.steps, parameters=reference.parameters)
-    progress = Progress(spec.steps)
+    started, summary = time.monotonic(), dict[str, Any](steps=steps, parameters=reference.parameters)
+    progress = Progress(steps)
     with MetricsFile(run_dir / "metrics.jsonl") as metrics:
-        for row in reference.train():
+        for row in reference.train(steps):
             metrics.write(row)
             _show(row, progress, summary)
             interval = spec.snapshots.interval
-            if row["event"] == "step" and (row["step"] == spec.steps or (interval and row["step"] % interval == 0)):
+            if row["event"] == "step" and (row["step"] == steps or (interval and row["step"] % interval == 0)):
                 write_snapshot(
                     run_dir / "snapshots",
                     row["step"],
@@ -55,7 +55,7 @@ def run(spec: RunSpec, base: Path, run_dir: Path, device: str, json_file: Path |
     summary |= {
         "ln_vocab": math.log(spec.vocab_size),
         "seconds": seconds,
-        "tokens_per_s": spec.steps * spec.batch.size * spec.model.context / seconds,
+        "tokens_per_s": steps * spec.batch.size * spec.model.context / seconds,
         "peak_memory_bytes": peak_memory(),
         "weights_sha256": reference.weights_sha256(),
         "data_sha256": corpus.sha256,

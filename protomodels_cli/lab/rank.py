@@ -45,7 +45,15 @@ def run(steps: int = 600, seed: int = 0, device: str = "cpu") -> Result:
         result["full_rank"][name] = {key: min(m.shape) for key, m in matrices().items()}
         result["score"][name] = score()
 
-    reference = small_reference(steps, seed, device, subspace={"form": "dense"}, stages=1, batch={"microbatches": 1})
+    reference = small_reference(
+        steps,
+        seed,
+        device,
+        subspace={"form": "dense"},
+        optimizer={"name": "adamw"},  # as the image models: Muon's updates have full rank by design
+        stages=1,
+        batch={"microbatches": 1},
+    )
     watch(
         "transformer",
         lambda: {k.removesuffix(".weight"): w for k, w in weights(reference.stages).items() if w.ndim == 2},

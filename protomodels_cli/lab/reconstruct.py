@@ -26,10 +26,17 @@ CONTEXTS = (64, 256, 1024)
 
 def run(steps: int = 200, seed: int = 0, device: str = "cpu") -> Result:
     rows: list[dict[str, Any]] = []
-    for form in ("constrained", "reparam"):
+    for form, optimizer in (("constrained", "row_adamw"), ("reparam", "muon")):
         for dtype in ("float64", "float32"):
             say(f"training the {form} form in {dtype}, {steps} steps …")
-            reference = small_reference(steps, seed, device, subspace={"form": form}, compute={"dtype": dtype})
+            reference = small_reference(
+                steps,
+                seed,
+                device,
+                subspace={"form": form},
+                optimizer={"name": optimizer},
+                compute={"dtype": dtype},
+            )
             rows.append({"form": form, "dtype": dtype, "moment": "start", **compare(reference)})
             for _ in reference.train():
                 pass

@@ -64,12 +64,13 @@ class Reference:
     def parameters(self) -> int:
         return sum(p.numel() for stage in self.stages for p in stage.parameters())
 
-    def train(self) -> Iterator[Row]:
-        """Take all steps that are left, yielding a metrics row for everything that happens."""
-        while self.step < self.spec.steps:
+    def train(self, until: int | None = None) -> Iterator[Row]:
+        """Take the steps up to `until` (default: all), yielding a metrics row for everything that happens."""
+        last = self.spec.steps if until is None else until
+        while self.step < last:
             yield from self.run_step()
             interval = self.spec.eval.interval
-            if self.step == self.spec.steps or (interval and self.step % interval == 0):
+            if self.step == last or (interval and self.step % interval == 0):
                 yield {"event": "eval", "step": self.step, "loss": self.evaluate()}
 
     def run_step(self) -> list[Row]:

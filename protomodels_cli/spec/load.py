@@ -18,8 +18,8 @@ from protomodels_cli.spec.schema import RunSpec, Section
 Loc = tuple[str | int, ...]
 
 
-def load_spec(path: str | Path, overrides: dict[str, Any] | None = None) -> RunSpec:
-    """The resolved spec in a file, with top-level fields replaced by `overrides`."""
+def load_spec(path: str | Path) -> RunSpec:
+    """The resolved spec in a file. Raises SpecError with all problems."""
     path = Path(path)
     try:
         text = path.read_text(encoding="utf-8")
@@ -28,13 +28,11 @@ def load_spec(path: str | Path, overrides: dict[str, Any] | None = None) -> RunS
         raise SpecError(
             [Problem("", f"must be a readable file: {reason}", "check the path", None, str(path), 0)]
         ) from None
-    return parse_spec(text, str(path), path.parent, overrides)
+    return parse_spec(text, str(path), path.parent)
 
 
-def parse_spec(text: str, file: str = "spec", base: Path = Path(), overrides: dict[str, Any] | None = None) -> RunSpec:
+def parse_spec(text: str, file: str = "spec", base: Path = Path()) -> RunSpec:
     data, lines = yaml_tree.read_tree(text, file)
-    if overrides and isinstance(data, dict):
-        data |= overrides
     return _validate(data, lines, file, base)
 
 
@@ -213,9 +211,6 @@ def _resolve(spec: RunSpec, base: Path) -> tuple[RunSpec, list[Problem]]:
     schedule = o.schedule.model_copy(
         update={"decay_steps": o.schedule.decay_steps or max(1, spec.steps - o.schedule.warmup_steps)}
     )
-    name = o.name
-    if name == "auto":
-        name = "row_adamw" if spec.subspace.form == "constrained" else "adamw"
     vocab, problems = t.vocab_size, []
     if vocab is None and t.kind == "file":
         assert t.file is not None
@@ -225,7 +220,7 @@ def _resolve(spec: RunSpec, base: Path) -> tuple[RunSpec, list[Problem]]:
     resolved = spec.model_copy(
         update={
             "model": model,
-            "optimizer": o.model_copy(update={"name": name, "schedule": schedule}),
+            "optimizer": o.model_copy(update={"schedule": schedule}),
             "tokenizer": tokenizer,
         }
     )

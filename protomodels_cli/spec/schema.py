@@ -106,11 +106,11 @@ class ScheduleSpec(Section):
 
 
 class OptimizerSpec(Section):
-    name: Literal["auto", "adamw", "row_adamw", "muon"] = Field(
-        "auto",
+    name: Literal["muon", "adamw", "row_adamw"] = Field(
+        "muon",
         description=(
-            "`auto`: row_adamw for the constrained form, adamw otherwise. `muon`: Muon for matrices of blocks, "
-            "AdamW for the rest (row AdamW for a constrained embedding)."
+            "`muon`: Muon for the blocks' matrices, AdamW for the rest (row AdamW for a constrained embedding). "
+            "`row_adamw` is for the constrained form, `adamw` for the others."
         ),
     )
     lr: Positive = Field(
