@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -40,12 +40,3 @@ def _new_folder(name: str) -> Path:
     while (folder := Path("runs") / (name if n == 1 else f"{name}-{n}")).exists():
         n += 1
     return folder
-
-
-def peak_memory() -> int:
-    """The largest resident size this process has had, in bytes."""
-    import resource
-    import sys
-
-    peak: Any = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return int(peak) * (1 if sys.platform == "darwin" else 1024)

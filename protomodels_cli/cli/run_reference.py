@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import resource
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,6 @@ from typing import Any
 import torch
 import yaml
 
-from protomodels_cli.cli.reference import peak_memory
 from protomodels_cli.data.prepare import Corpus, prepare
 from protomodels_cli.errors import EXIT_SPEC, UserError
 from protomodels_cli.model.reference import Reference
@@ -65,6 +66,12 @@ def run(spec: RunSpec, base: Path, run_dir: Path, steps: int, device: str, json_
     print(_footer(summary))
     if json_file is not None:
         json_file.write_text(json.dumps(summary, indent=1))
+
+
+def peak_memory() -> int:
+    """The largest resident size this process has had, in bytes."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak * (1 if sys.platform == "darwin" else 1024)
 
 
 def _check_device(device: str) -> None:
