@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -166,6 +167,38 @@ def test_a_users_mistake_is_one_message_and_an_exit_code(small, arguments, code,
     assert done.returncode == code, done.stderr
     assert words in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_ctrl_c_says_what_is_left(small):
+    (small / "long.yaml").write_text(TINY.replace("steps: 12", "steps: 100000"))
+    command = [sys.executable, "-m", "protomodels_cli", "reference", "long.yaml"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(
+        command, cwd=small, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as run:
+        for line in run.stdout:
+            if line.startswith("basis 1"):  # step 5 was taken, and its snapshot written
+                run.send_signal(signal.SIGINT)
+                break
+        _, errors = run.communicate(timeout=60)
+    assert run.returncode == 130
+    assert "metrics and snapshots so far are in runs/small" in errors
+    assert "Traceback" not in errors
+    rows = [json.loads(line) for line in (small / "runs" / "small" / "metrics.jsonl").read_text().splitlines()]
+    written = max(r["step"] for r in rows if r["event"] == "step")
+    said = int(errors.split("interrupted after step ")[1].split(";")[0])
+    assert said in (written, written + 1), "the signal may come between a step and its row"
+
+
+def test_a_snapshot_that_cannot_be_written_leaves_the_earlier_one(small):
+    """A folder where step 10's snapshot is written first, as a file: that write fails, step 5's stays."""
+    (small / "run" / "snapshots").mkdir(parents=True)
+    (small / "run" / "snapshots" / "00000010").mkdir()
+    (small / "run" / "snapshots" / "00000010" / "in the way").write_text("")
+    done = pmtrain("reference", "small.yaml", "--run-dir", "run", cwd=small)
+    assert done.returncode == 3
+    assert "the snapshot of step 10 cannot be written" in done.stderr
+    assert sorted(p.name for p in (small / "run" / "snapshots").iterdir()) == ["00000005", "00000010"]
 
 
 def test_a_full_disk_is_one_message(small):

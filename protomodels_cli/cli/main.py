@@ -8,7 +8,7 @@ import typer
 
 from protomodels_cli import __version__
 from protomodels_cli.cli import lab, reference, validate
-from protomodels_cli.errors import EXIT_INTERRUPTED, EXIT_OUTSIDE, UserError
+from protomodels_cli.errors import EXIT_OUTSIDE, UserError
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -35,9 +35,6 @@ def main() -> None:
     except UserError as e:
         print(e, file=sys.stderr)
         sys.exit(e.exit_code)
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        sys.exit(EXIT_INTERRUPTED)
     except OSError as e:
         print(f"{e.filename or 'a file'}: {e.strerror}", file=sys.stderr)
         print("    fix:  check the path, the space left and the permissions", file=sys.stderr)

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import typer
 import yaml
 
 from protomodels_cli.data.prepare import Corpus, prepare
-from protomodels_cli.errors import EXIT_SPEC, UserError
+from protomodels_cli.errors import EXIT_INTERRUPTED, EXIT_SPEC, UserError
 from protomodels_cli.model.reference import Reference
 from protomodels_cli.model.snapshot import write_snapshot
 from protomodels_cli.observe.metrics import MetricsFile
@@ -38,20 +39,13 @@ def run(spec: RunSpec, base: Path, run_dir: Path, steps: int, device: str, json_
     (run_dir / "run.yaml").write_text(yaml.safe_dump(spec.model_dump(mode="json"), sort_keys=False))
     print(_header(spec, corpus, reference, run_dir, device), flush=True)
     started, summary = time.monotonic(), dict[str, Any](steps=steps, parameters=reference.parameters)
-    progress = Progress(steps)
-    with MetricsFile(run_dir / "metrics.jsonl") as metrics:
-        for row in reference.train(steps):
-            metrics.write(row)
-            _show(row, progress, summary)
-            interval = spec.snapshots.interval
-            if row["event"] == "step" and (row["step"] == steps or (interval and row["step"] % interval == 0)):
-                write_snapshot(
-                    run_dir / "snapshots",
-                    row["step"],
-                    reference.stages,
-                    reference.optimizers,
-                    spec.snapshots.keep,
-                )
+    try:
+        _train(reference, run_dir, steps, summary)
+    except KeyboardInterrupt:
+        print(
+            f"interrupted after step {reference.step}; metrics and snapshots so far are in {run_dir}", file=sys.stderr
+        )
+        raise typer.Exit(EXIT_INTERRUPTED) from None
     seconds = time.monotonic() - started
     summary |= {
         "ln_vocab": math.log(spec.vocab_size),
@@ -66,6 +60,21 @@ def run(spec: RunSpec, base: Path, run_dir: Path, steps: int, device: str, json_
     print(_footer(summary))
     if json_file is not None:
         json_file.write_text(json.dumps(summary, indent=1))
+
+
+def _train(reference: Reference, run_dir: Path, steps: int, summary: dict[str, Any]) -> None:
+    spec, progress = reference.spec, Progress(steps)
+    with MetricsFile(run_dir / "metrics.jsonl") as metrics:
+        for row in reference.train(steps):
+            metrics.write(row)
+            _show(row, progress, summary)
+            if row["event"] == "step" and (row["step"] == steps or _due(row["step"], spec.snapshots.interval)):
+                folder = run_dir / "snapshots"
+                write_snapshot(folder, row["step"], reference.stages, reference.optimizers, spec.snapshots.keep)
+
+
+def _due(step: int, interval: int) -> bool:
+    return interval > 0 and step % interval == 0
 
 
 def peak_memory() -> int:

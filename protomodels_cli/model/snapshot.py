@@ -9,8 +9,11 @@ import shutil
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
 from torch import Tensor
 
+from protomodels_cli.errors import UserError
 from protomodels_cli.model.optim import StageOptimizer
 from protomodels_cli.model.stage import Stage
 
@@ -41,22 +44,32 @@ def stage_state(stage: Stage, optimizer: StageOptimizer) -> dict[str, Tensor]:
 
 
 def write_snapshot(folder: Path, step: int, stages: list[Stage], optimizers: list[StageOptimizer], keep: int) -> Path:
-    """Write folder/STEP/stage-i.safetensors with their hashes; whole or not at all. Drops all but the newest."""
-    from safetensors.torch import save_file
-
+    """Write folder/STEP/stage-i.safetensors with their hashes; whole or not at all. Drops all but the newest `keep`."""
     final, work = folder / f"{step:08d}", folder / f".{step:08d}.partial"
     shutil.rmtree(work, ignore_errors=True)
-    work.mkdir(parents=True)
-    hashes = {}
-    for stage, optimizer in zip(stages, optimizers, strict=True):
-        path = work / f"stage-{stage.part.index}.safetensors"
-        save_file(stage_state(stage, optimizer), path)
-        with path.open("rb") as file:
-            hashes[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
-            os.fsync(file.fileno())
-    (work / "hashes.json").write_text(json.dumps({"step": step, "sha256": hashes}, indent=1))
-    shutil.rmtree(final, ignore_errors=True)
-    os.rename(work, final)
+    try:
+        work.mkdir(parents=True)
+        hashes = {}
+        for stage, optimizer in zip(stages, optimizers, strict=True):
+            path = work / f"stage-{stage.part.index}.safetensors"
+            save_file(stage_state(stage, optimizer), path)
+            hashes[path.name] = _sync_and_hash(path)
+        (work / "hashes.json").write_text(json.dumps({"step": step, "sha256": hashes}, indent=1))
+        _sync_and_hash(work / "hashes.json")
+        os.rename(work, final)
+    except (OSError, SafetensorError) as e:
+        shutil.rmtree(work, ignore_errors=True)
+        reason = getattr(e, "strerror", None) or str(e)
+        raise UserError(
+            f"the snapshot of step {step} cannot be written to {folder}: {reason}",
+            "free space there; earlier snapshots are intact",
+        ) from None
     for old in sorted(p for p in folder.iterdir() if p.name.isdigit())[:-keep]:
         shutil.rmtree(old)
     return final
+
+
+def _sync_and_hash(path: Path) -> str:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        return hashlib.file_digest(file, "sha256").hexdigest()
