@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 import torch
 
@@ -16,6 +17,9 @@ from protomodels_cli.spec import RunSpec, spec_from
 from protomodels_cli.wire.codecs import carrier
 
 torch.set_num_threads(1)
+# The same examples every time, and no deadline on a busy machine: a failure here is a fault, not the weather.
+hypothesis.settings.register_profile("steady", deadline=None, derandomize=True)
+hypothesis.settings.load_profile("steady")
 CONFIGS = sorted((Path(__file__).parent.parent / "configs").glob("*.yaml"))
 
 

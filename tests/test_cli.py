@@ -141,6 +141,26 @@ def test_reference_trains_and_leaves_its_files(small):
     assert repeated["run_dir"] == "runs/small-2"
 
 
+def test_the_saved_spec_finds_its_files_from_its_own_folder(small):
+    (small / "text").mkdir()
+    (small / "text" / "a.txt").write_text("The cat sat on the mat.\n" * 400)
+    (small / "own.yaml").write_text(
+        TINY.replace("data: {", "data: {source: text, files: [text/*.txt], cache_dir: cache, ")
+    )
+    first = pmtrain("reference", "own.yaml", "--steps", "2", "--run-dir", "deep/run", cwd=small)
+    assert first.returncode == 0, first.stderr
+    again = pmtrain("reference", "deep/run/run.yaml", "--steps", "2", "--run-dir", "again", cwd=small)
+    assert again.returncode == 0, again.stderr
+    assert first.stdout.splitlines()[-1] == again.stdout.splitlines()[-1]
+    assert sorted(p.name for p in small.iterdir()) == ["again", "cache", "deep", "own.yaml", "small.yaml", "text"]
+
+
+def test_a_run_that_cannot_start_leaves_no_folder(small):
+    (small / "text.yaml").write_text(TINY.replace("data: {", "data: {source: text, files: [none.txt], "))
+    assert pmtrain("reference", "text.yaml", cwd=small).returncode == 3
+    assert not (small / "runs").exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
@@ -148,6 +168,11 @@ def test_reference_trains_and_leaves_its_files(small):
         (["reference", "small.yaml", "--steps", "0"], 2, "Invalid value"),
         (["reference", "small.yaml", "--device", "cuda:99"], 2, "--device cuda:99"),
         (["reference", "small.yaml", "--device", "toaster"], 2, "--device toaster"),
+        (["reference", "small.yaml", "--device", "meta"], 2, "--device meta"),
+        (["reference", "small.yaml", "--json", "file/x.json"], 3, "File exists"),
+        (["lab", "rank", "--device", "toaster"], 2, "--device toaster"),
+        (["lab", "grassmann", "--plot", "p.xyz"], 2, "end its name with .png"),
+        (["lab", "grassmann", "--json", "."], 3, "cannot be written"),
         (["reference", "small.yaml", "--run-dir", "taken"], 3, "taken holds a run already"),
         (["reference", "small.yaml", "--run-dir", "file"], 3, "file"),
         (["reference", "text.yaml"], 3, "'none.txt' matches no file"),
@@ -212,7 +237,8 @@ def test_a_full_disk_is_one_message(small):
 
 
 def test_a_missing_extra_is_named(tmp_path):
-    (tmp_path / "matplotlib.py").write_text("raise ImportError('not here')")
+    hide = "import sys; sys.modules['matplotlib'] = None"  # as if it were not installed
+    (tmp_path / "sitecustomize.py").write_text(hide)
     path = f"{tmp_path}{os.pathsep}{ROOT}"
     done = pmtrain("lab", "grassmann", "--plot", tmp_path / "p.png", PYTHONPATH=path)
     assert done.returncode == 3

@@ -16,8 +16,8 @@ from protomodels_cli.data import shards
 from protomodels_cli.data.batches import Batches, held_out_windows, permuted
 from protomodels_cli.data.errors import DataError
 from protomodels_cli.data.prepare import prepare
-from protomodels_cli.data.sources import PIECE_BYTES, builtin_files, pieces
-from protomodels_cli.data.tokenizers import Bytes, train_bpe
+from protomodels_cli.data.sources import PIECE, builtin_files, pieces
+from protomodels_cli.data.tokenizers import Bytes, Json, train_bpe
 from protomodels_cli.spec.schema import DataSpec
 
 TEXT = "".join(f"Line {i}: the quick brown fox jumps over the lazy dog {i * i} times.\n" for i in range(4000))
@@ -71,6 +71,44 @@ def test_val_files_are_held_out_whole(spec, tmp_path):
     assert len(corpus.train) == len(TEXT) + 1
     with pytest.raises(DataError, match=r"b\.txt is in data\.files too"):
         prepare(file_spec(spec, tmp_path, "text", ["*.txt"], data={"val_files": ["b.txt"]}), tmp_path)
+
+
+def test_a_file_that_two_patterns_match_is_read_once(spec, tmp_path):
+    (tmp_path / "a.txt").write_text(TEXT)
+    (tmp_path / "b.txt").write_text("another " * 5000)
+    (tmp_path / "link.txt").symlink_to(tmp_path / "a.txt")
+    once = prepare(file_spec(spec, tmp_path, "text", ["a.txt", "b.txt"]), tmp_path)
+    twice = prepare(file_spec(spec, tmp_path, "text", ["a.txt", "*.txt", "./b.txt"]), tmp_path)
+    assert once.sha256 == twice.sha256
+
+
+def test_a_small_text_has_its_share_held_out(spec, tmp_path):
+    for size in (2_000, 20_000, 60_000):
+        (tmp_path / "a.txt").write_text(TEXT[:size])
+        corpus = prepare(file_spec(spec, tmp_path, "text", ["a.txt"], data={"val_fraction": 0.05}), tmp_path)
+        assert 0.02 * size < len(corpus.held_out) < 0.4 * size
+        both = [Bytes().decode(all_tokens(s).tolist()) for s in (corpus.train, corpus.held_out)]
+        assert sorted("".join(both).replace("\0", "")) == sorted(TEXT[:size])
+        assert (
+            prepare(file_spec(spec, tmp_path, "text", ["a.txt"], data={"val_fraction": 0.05}), tmp_path).folder
+            == corpus.folder
+        )
+
+
+def test_half_an_emoji_does_not_stop_a_run(spec, tmp_path):
+    lines = [json.dumps({"text": line}) for line in TEXT.splitlines()] + ['{"text": "cut \\ud83d here"}']
+    (tmp_path / "d.jsonl").write_text("\n".join(lines))
+    for kind in ({"kind": "bytes"}, {"kind": "bpe", "vocab_size": 300}):
+        assert len(prepare(file_spec(spec, tmp_path, "jsonl", ["d.jsonl"], tokenizer=kind), tmp_path).train)
+
+
+def test_a_tokenizer_files_settings_for_serving_are_not_obeyed(tmp_path):
+    made = train_bpe([TEXT], 400)
+    made._inner.enable_truncation(8)
+    made._inner.enable_padding(length=8)
+    long, short = Json(made._inner.to_str()).encode([TEXT[:1000], "hi"])
+    assert len(long) > 100
+    assert len(short) < 8
 
 
 def test_jsonl_and_parquet_give_the_tokens_that_text_gives(spec, tmp_path):
@@ -152,6 +190,9 @@ def test_tokenised_once_and_made_again_only_when_damaged_or_changed(spec, tmp_pa
     again = prepare(s, tmp_path)
     assert again.sha256 == first.sha256
     assert manifest.stat().st_mtime_ns != stamp
+    for damage in ("{}", "[]", "nonsense", '{"train": 5}'):
+        manifest.write_text(damage)
+        assert prepare(s, tmp_path).sha256 == first.sha256
     (tmp_path / "a.txt").write_text(TEXT + "more\n")
     assert prepare(s, tmp_path).folder != first.folder
     assert not [p for p in (tmp_path / "cache").iterdir() if p.name.startswith(".making")]
@@ -215,7 +256,7 @@ def test_max_bytes_and_pieces(tmp_path):
     path.write_text(TEXT + "x" * 50_000)
     found = list(pieces(DataSpec(source="text", files=["a"]), [path]))
     assert "".join(p.text for p in found) == TEXT + "x" * 50_000
-    assert all(len(p.text) <= PIECE_BYTES for p in found)
+    assert all(len(p.text) <= PIECE for p in found)
     assert [p.ends for p in found] == [False] * (len(found) - 1) + [True]
     assert all(p.text.endswith("\n") for p in found[:10])
     cut = list(pieces(DataSpec(source="text", files=["a"], max_bytes=20_001), [path]))

@@ -85,5 +85,8 @@ def test_layers_import_downwards_only():
     for file in (ROOT / "protomodels_cli").rglob("*.py"):
         layer = file.relative_to(ROOT / "protomodels_cli").parts[0]
         if layer in order:
-            for used in re.findall(r"(?:from|import) protomodels_cli\.(\w+)", file.read_text()):
+            text = file.read_text()
+            direct = re.findall(r"(?:from|import) protomodels_cli\.(\w+)", text)
+            listed = re.findall(r"from protomodels_cli import ([\w, ]+)", text)
+            for used in direct + [name.strip() for names in listed for name in names.split(",")]:
                 assert used not in order or order.index(used) <= order.index(layer), f"{file.name} imports {used}"

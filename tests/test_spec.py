@@ -114,6 +114,7 @@ def test_all_problems_at_once_with_line_value_rule_and_fix():
         ({"stages": [1, 2]}, "stages", "add up to 3"),
         ({"stages": 4, "subspace": {"unconstrained_layers": 2}}, "subspace.unconstrained_layers", "last stage"),
         ({"subspace": {"unconstrained_layers": 5}}, "subspace.unconstrained_layers", "only 4"),
+        ({"stages": "auto", "subspace": {"unconstrained_layers": 5}}, "subspace.unconstrained_layers", "only 4"),
         ({"batch": {"size": 10, "microbatches": 4}}, "batch.microbatches", "divide"),
         ({"subspace": {"form": "constrained"}, "optimizer": {"name": "adamw"}}, "optimizer.name", "out of S"),
         ({"optimizer": {"name": "row_adamw"}}, "optimizer.name", "reparam form has none"),
@@ -191,6 +192,46 @@ def test_yaml_numbers_and_words():
 )
 def test_broken_yaml_is_a_spec_error(text):
     assert problems(text)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("optimizer.lr", "._"),
+        ("steps", "9" * 5000),
+        ("compute.threads", 10**10),
+        ("compute.loss_chunk", 10**10),
+        ("optimizer.clip", ".inf"),
+    ],
+)
+def test_values_that_would_fail_later_are_refused_now(field, value):
+    section, _, name = field.rpartition(".")
+    text = f"{section}: {{{name}: {value}}}" if section else f"{name}: {value}"
+    base = "model: {layers: 2, width: 32, heads: 2}\n" + ("" if field == "steps" else "steps: 1\n")
+    assert [p.field for p in problems(base + text)] == [field]
+
+
+def test_one_mistake_does_not_hide_another():
+    base = "steps: 10\nmodel: {layers: 4, width: 64, heads: 4}\n"
+    assert {p.field for p in problems(base + "batch: {size: 10, microbatches: 4, sise: 1}")} == {
+        "batch.sise",
+        "batch.microbatches",
+    }
+    assert {p.field for p in problems(base + "steps: 9\nstages: 7")} == {"steps", "stages"}
+    found = problems(base + "stages: 7\ntokenizer: {kind: file, file: absent.json}")
+    assert {p.field for p in found} == {"stages", "tokenizer.file"}
+
+
+def test_a_huge_batch_is_checked_at_once():
+    [p] = problems(
+        f"steps: 1\nmodel: {{layers: 2, width: 32, heads: 2}}\nbatch: {{size: {10**39 + 1}, microbatches: 2}}"
+    )
+    assert p.field == "batch.microbatches"
+
+
+def test_warm_up_may_fill_the_run():
+    spec = spec_from({**SMALLEST, "optimizer": {"schedule": {"warmup_steps": 10}}})
+    assert parse_spec(yaml.safe_dump(spec.model_dump(mode="json"))) == spec
 
 
 @given(st.text(max_size=60))

@@ -23,7 +23,7 @@ def reconstruct(
     """Is what crosses a boundary everything? Errors of forward and backward against a plain, uncut Llama."""
     from protomodels_cli.lab import reconstruct as experiment
 
-    _run(experiment, json, plot, steps, seed, device)
+    _run(experiment, json, plot, device, steps, seed)
 
 
 @app.command()
@@ -33,7 +33,7 @@ def optimizer(
     """Which optimizers keep the weights in the subspace? Drift of row AdamW, Muon, AdamW and sign updates."""
     from protomodels_cli.lab import optimizer as experiment
 
-    _run(experiment, json, plot, steps, seed, device)
+    _run(experiment, json, plot, device, steps, seed)
 
 
 @app.command()
@@ -41,9 +41,12 @@ def rank(
     steps: Steps = 600, seed: Seed = 0, device: Device = "cpu", json: JsonFile = None, plot: PlotFile = None
 ) -> None:
     """Do matrices lose rank by themselves? Stable rank in a transformer, a CNN, a vision transformer, a mixer."""
+    from protomodels_cli.cli.checks import check_extra
+
+    check_extra("sklearn", "the image models")
     from protomodels_cli.lab import rank as experiment
 
-    _run(experiment, json, plot, steps, seed, device)
+    _run(experiment, json, plot, device, steps, seed)
 
 
 @app.command()
@@ -58,17 +61,20 @@ def grassmann(
     """Does a moving subspace settle or swing? Angles, eigenvalues and captured energy over many updates."""
     from protomodels_cli.lab import grassmann as experiment
 
-    _run(experiment, json, plot, updates, interval, seed, device)
+    _run(experiment, json, plot, device, updates, interval, seed)
 
 
-def _run(experiment: Any, json: Path | None, plot: Path | None, *arguments: Any) -> None:
-    from protomodels_cli.lab import results
+def _run(experiment: Any, json: Path | None, plot: Path | None, device: str, *arguments: Any) -> None:
+    from protomodels_cli.cli.checks import check_device, check_outputs, check_plot
+    from protomodels_cli.lab.results import write_json
 
-    results.check_outputs(json, plot)  # before the minutes of work, not after them
-    result = experiment.run(*arguments)
+    check_device(device)
+    check_outputs(json)
+    check_plot(plot)
+    result = experiment.run(*arguments, device=device)
     print(experiment.report(result))
     if json is not None:
-        results.write_json(result, json)
+        write_json(result, json)
         print(f"numbers: {json}")
     if plot is not None:
         experiment.plot(result, plot)

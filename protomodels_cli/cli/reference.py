@@ -24,19 +24,4 @@ def reference(
 
     from protomodels_cli.cli.run_reference import run
 
-    run(
-        spec,
-        spec_file.parent,
-        run_dir or _new_folder(spec.name),
-        min(steps or spec.steps, spec.steps),
-        device,
-        json_file,
-    )
-
-
-def _new_folder(name: str) -> Path:
-    """runs/NAME, or the first of runs/NAME-2, NAME-3, … that is free: an earlier run is never written over."""
-    n = 1
-    while (folder := Path("runs") / (name if n == 1 else f"{name}-{n}")).exists():
-        n += 1
-    return folder
+    run(spec, spec_file.parent, run_dir, min(steps or spec.steps, spec.steps), device, json_file)

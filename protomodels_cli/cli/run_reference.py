@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import math
 import resource
@@ -10,33 +12,32 @@ import time
 from pathlib import Path
 from typing import Any
 
-import torch
 import typer
 import yaml
 
+from protomodels_cli.cli.checks import check_device, check_outputs
 from protomodels_cli.data.prepare import Corpus, prepare
-from protomodels_cli.errors import EXIT_INTERRUPTED, EXIT_SPEC, UserError
+from protomodels_cli.errors import EXIT_INTERRUPTED, UserError
 from protomodels_cli.model.reference import Reference
 from protomodels_cli.model.snapshot import write_snapshot
-from protomodels_cli.observe.metrics import MetricsFile
+from protomodels_cli.observe.metrics import MetricsFile, strict
 from protomodels_cli.observe.progress import Progress, count, duration, size
+from protomodels_cli.spec.load import with_absolute_paths
 from protomodels_cli.spec.schema import RunSpec
 from protomodels_cli.wire.codecs import carrier
 
 
-class DeviceError(UserError):
-    exit_code = EXIT_SPEC
-
-
-def run(spec: RunSpec, base: Path, run_dir: Path, steps: int, device: str, json_file: Path | None) -> None:
-    if (run_dir / "metrics.jsonl").exists():
+def run(spec: RunSpec, base: Path, run_dir: Path | None, steps: int, device: str, json_file: Path | None) -> None:
+    check_device(device)
+    check_outputs(json_file)
+    if run_dir is not None and (run_dir / "metrics.jsonl").exists():
         raise UserError(f"{run_dir} holds a run already", "choose another --run-dir; nothing is written over")
-    _check_device(device)
-    run_dir.mkdir(parents=True, exist_ok=True)
     print(f"reading {spec.data.source} text and its tokens …", flush=True)
     corpus = prepare(spec, base)
     reference = Reference(spec, corpus, carrier(spec.wire), device)
-    (run_dir / "run.yaml").write_text(yaml.safe_dump(spec.model_dump(mode="json"), sort_keys=False))
+    run_dir = _claim(run_dir, spec.name)
+    saved = with_absolute_paths(spec, base)
+    (run_dir / "run.yaml").write_text(yaml.safe_dump(saved.model_dump(mode="json"), sort_keys=False))
     print(_header(spec, corpus, reference, run_dir, device), flush=True)
     started, summary = time.monotonic(), dict[str, Any](steps=steps, parameters=reference.parameters)
     try:
@@ -59,7 +60,7 @@ def run(spec: RunSpec, base: Path, run_dir: Path, steps: int, device: str, json_
     }
     print(_footer(summary))
     if json_file is not None:
-        json_file.write_text(json.dumps(summary, indent=1))
+        json_file.write_text(json.dumps(strict(summary), indent=1) + "\n")
 
 
 def _train(reference: Reference, run_dir: Path, steps: int, summary: dict[str, Any]) -> None:
@@ -83,13 +84,18 @@ def peak_memory() -> int:
     return peak * (1 if sys.platform == "darwin" else 1024)
 
 
-def _check_device(device: str) -> None:
-    try:
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as e:
-        raise DeviceError(
-            f"--device {device}: {str(e).splitlines()[0]}", "use cpu, or a device that this machine has"
-        ) from None
+def _claim(run_dir: Path | None, name: str) -> Path:
+    """A folder for this run alone: the one asked for, or runs/NAME, or the first free of runs/NAME-2, NAME-3, …"""
+    if run_dir is not None:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        return run_dir
+    Path("runs").mkdir(exist_ok=True)
+    for n in itertools.count(1):
+        folder = Path("runs") / (name if n == 1 else f"{name}-{n}")
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir()
+            return folder
+    raise AssertionError("unreachable")
 
 
 def _header(spec: RunSpec, corpus: Corpus, reference: Reference, run_dir: Path, device: str) -> str:
@@ -115,7 +121,7 @@ def _show(row: dict[str, Any], progress: Progress, summary: dict[str, Any]) -> N
         case "eval":
             summary["eval_loss"] = row["loss"]
             line = f"eval  at step {row['step']}: held-out loss {row['loss']:.4f}"
-        case "subspace":
+        case "subspace" if "first_step" in row:
             line = (
                 f"basis {row['version']} from step {row['first_step']}: turns by up to {row['angle_max']:.3f} rad, "
                 f"captures {row['captured_before']:.1%} → {row['captured_after']:.1%} of the gradient"

@@ -9,7 +9,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -58,8 +58,7 @@ def cache_folder(spec: RunSpec, base: Path) -> Path:
 
 def prepare(spec: RunSpec, base: Path = Path()) -> Corpus:
     """The spec's corpus, from the cache or made now. `base` is the folder of the spec file."""
-    files = source_files(spec.data, spec.data.files, base)
-    val_files = source_files(spec.data, spec.data.val_files, base) if spec.data.val_files else []
+    files, val_files = source_files(spec.data, "files", base), source_files(spec.data, "val_files", base)
     if overlap := {f.resolve() for f in files} & {f.resolve() for f in val_files}:
         raise DataError(
             f"data.val_files: {min(overlap)} is in data.files too", "train and held-out text must be disjoint"
@@ -114,9 +113,13 @@ def _open(folder: Path) -> Corpus | None:
     """The corpus in a cache folder, if it is whole: every shard of ours is hashed again."""
     try:
         manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        train, held_out = ([Shard(**s) for s in manifest[part]] for part in ("train", "held_out"))
+        if manifest["tokenizer"] in ("bpe", "file"):
+            tokenizer = (folder / "tokenizer.json").read_bytes()
+            if hashlib.sha256(tokenizer).hexdigest() != manifest["tokenizer_sha256"]:
+                return None
+    except (OSError, ValueError, KeyError, TypeError):
         return None
-    train, held_out = ([Shard(**s) for s in manifest[part]] for part in ("train", "held_out"))
     for shard in (*train, *held_out):
         path = folder / shard.file
         size = shard.offset + shard.tokens * np.dtype(shard.dtype).itemsize
@@ -137,20 +140,29 @@ def _make(folder: Path, spec: RunSpec, base: Path, files: list[Path], val_files:
         hashes = [[s["tokens"], s["offset"], s["sha256"]] for part in ("train", "held_out") for s in manifest[part]]
         manifest["sha256"] = hashlib.sha256(json.dumps(hashes).encode()).hexdigest()
         (work / "manifest.json").write_text(json.dumps(manifest, indent=1), encoding="utf-8")
-        if _open(folder) is None:  # otherwise another process made it meanwhile
-            shutil.rmtree(folder, ignore_errors=True)
+        if folder.exists() and _open(folder) is None:  # damaged
+            shutil.rmtree(folder)
+        try:
             os.rename(work, folder)
+        except OSError:
+            if _open(folder) is None:  # otherwise another process made the same meanwhile
+                raise
     finally:
         shutil.rmtree(work, ignore_errors=True)
 
 
 def _make_from_bins(work: Path, spec: RunSpec, base: Path, files: list[Path], val_files: list[Path]) -> dict[str, Any]:
-    train = [external_shard(f, spec.vocab_size) for f in files]
-    if val_files:
-        held_out = [external_shard(f, spec.vocab_size) for f in val_files]
-    else:
+    train, held_out = ([_external(f, spec.vocab_size) for f in part] for part in (files, val_files))
+    if not val_files:
         train, held_out = split_tail(train, int(sum(s.tokens for s in train) * spec.data.val_fraction))
     return _manifest(spec, "none", "none", train, held_out)
+
+
+def _external(path: Path, vocab_size: int) -> Shard:
+    try:
+        return external_shard(path, vocab_size)
+    except OSError as e:
+        raise DataError(f"{path} cannot be read: {e.strerror}", "check that it exists and is readable") from None
 
 
 def _make_from_text(work: Path, spec: RunSpec, base: Path, files: list[Path], val_files: list[Path]) -> dict[str, Any]:
@@ -171,7 +183,21 @@ def _make_from_text(work: Path, spec: RunSpec, base: Path, files: list[Path], va
         _write(held_out if held else train, ids, piece, tokenizer)
     for ids, piece in _encoded(tokenizer, pieces(spec.data, val_files)):
         _write(held_out, ids, piece, tokenizer)
-    return _manifest(spec, spec.tokenizer.kind, tokenizer.sha256(), train.close(), held_out.close())
+    shards = train.close(), held_out.close()
+    if not val_files:
+        shards = _at_least(spec.data.val_fraction, *shards, work)
+    return _manifest(spec, spec.tokenizer.kind, tokenizer.sha256(), *shards)
+
+
+def _at_least(share: float, train: list[Shard], held_out: list[Shard], work: Path) -> tuple[list[Shard], list[Shard]]:
+    """A small text has few pieces, and the draw may hold out too few: then the end of the rest is held out too."""
+    tokens = [sum(s.tokens for s in part) for part in (train, held_out)]
+    missing = int(share * sum(tokens)) - tokens[1]
+    if missing <= share * sum(tokens) / 2:
+        return train, held_out
+    front, tail = split_tail(train, missing)
+    front, tail = ([replace(s, sha256=hash_of(work / s.file, s)) for s in part] for part in (front, tail))
+    return front, held_out + tail
 
 
 def _write(writer: ShardWriter, ids: np.ndarray, piece: Piece, tokenizer: Tokenizer) -> None:

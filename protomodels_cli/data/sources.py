@@ -1,6 +1,6 @@
 """Text sources: an iterator of documents, read in pieces so that memory stays flat.
 
-A piece is at most 16 KiB of text, cut at a line end where there is one. `Piece.ends` marks a document's last.
+A piece is at most 16 Ki characters, cut at a line end where there is one. `Piece.ends` marks a document's last.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from protomodels_cli.data.errors import DataError
 from protomodels_cli.spec.schema import DataSpec
 
-PIECE_BYTES = 16 * 1024
+PIECE = 16 * 1024  # characters
 
 
 @dataclass(frozen=True)
@@ -44,25 +45,26 @@ def builtin_files() -> list[Path]:
     return [topics, *sources] if topics.exists() else sources
 
 
-def source_files(data: DataSpec, patterns: list[str], base: Path) -> list[Path]:
-    """The files of a source, in a stable order. Every pattern must match something."""
+def source_files(data: DataSpec, field: Literal["files", "val_files"], base: Path) -> list[Path]:
+    """The files of a source, each once, in a stable order. Every pattern must match something."""
     if data.source == "builtin":
-        return builtin_files()
-    files: list[Path] = []
-    for pattern in patterns:
+        return builtin_files() if field == "files" else []
+    found: dict[Path, Path] = {}  # by real path: a file that two patterns match must not be read twice
+    for pattern in getattr(data, field):
         matches = sorted(Path(p) for p in glob.glob(str(base / pattern), recursive=True))
         matches = [p for p in matches if p.is_file()]
         if not matches:
             raise DataError(
-                f"data.files: {pattern!r} matches no file below {base.resolve()}",
+                f"data.{field}: {pattern!r} matches no file below {base.resolve()}",
                 "check the path; it is relative to the spec file",
             )
-        files += matches
-    return files
+        for path in matches:
+            found.setdefault(path.resolve(), path)
+    return list(found.values())
 
 
 def pieces(data: DataSpec, files: list[Path]) -> Iterator[Piece]:
-    """All text of `files`, at most data.max_bytes of it."""
+    """All text of `files`, at most data.max_bytes of it. What UTF-8 cannot say (half an emoji) becomes `?`."""
     left = data.max_bytes if data.max_bytes is not None else float("inf")
     for piece in _all_pieces(data, files):
         encoded = piece.text.encode("utf-8", "replace")
@@ -70,7 +72,7 @@ def pieces(data: DataSpec, files: list[Path]) -> Iterator[Piece]:
             yield Piece(encoded[: int(left)].decode("utf-8", "ignore"), True)
             return
         left -= len(encoded)
-        yield piece
+        yield Piece(encoded.decode("utf-8"), piece.ends)
 
 
 def _all_pieces(data: DataSpec, files: list[Path]) -> Iterator[Piece]:
@@ -94,8 +96,8 @@ def _text(file: Path) -> Iterator[Piece]:
     waiting: list[str] = []
     size = 0
     with file.open(encoding="utf-8", errors="replace", newline="") as lines:
-        while line := lines.readline(PIECE_BYTES):
-            if waiting and size + len(line) > PIECE_BYTES:
+        while line := lines.readline(PIECE):
+            if waiting and size + len(line) > PIECE:
                 yield Piece("".join(waiting), False)
                 waiting, size = [], 0
             waiting.append(line)
@@ -106,8 +108,8 @@ def _text(file: Path) -> Iterator[Piece]:
 
 def _document(text: str) -> Iterator[Piece]:
     """A document that is in memory already; cut where it is long."""
-    for start in range(0, len(text), PIECE_BYTES):
-        yield Piece(text[start : start + PIECE_BYTES], start + PIECE_BYTES >= len(text))
+    for start in range(0, len(text), PIECE):
+        yield Piece(text[start : start + PIECE], start + PIECE >= len(text))
 
 
 def _jsonl(file: Path, field: str) -> Iterator[Piece]:

@@ -28,7 +28,7 @@ class Tokenizer(Protocol):
 
 
 class Bytes:
-    """UTF-8 bytes as they are; NUL, which text does not contain, ends a document."""
+    """UTF-8 bytes as they are; NUL, which text hardly ever contains, ends a document."""
 
     vocab_size = 256
     end_id: int | None = 0
@@ -58,6 +58,8 @@ class Json:
             raise DataError(
                 f"{name} is not a tokenizer.json: {e}", "export one with Hugging Face's tokenizers"
             ) from None
+        self._inner.no_truncation()  # settings for serving, which many exported files carry
+        self._inner.no_padding()
         self._text = text
         self.vocab_size = max(self._inner.get_vocab(with_added_tokens=True).values()) + 1
         ids = (self._inner.token_to_id(n) for n in _END_NAMES)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
 
-from protomodels_cli.errors import UserError
 from protomodels_cli.observe.metrics import strict
 
 Result = dict[str, Any]
@@ -17,19 +15,6 @@ Result = dict[str, Any]
 def say(what: str) -> None:
     """What the experiment is doing now; on stderr, beside its results."""
     print(what, file=sys.stderr, flush=True)
-
-
-def check_outputs(json_file: Path | None, plot_file: Path | None) -> None:
-    """Can the results be written at all?"""
-    for path in filter(None, (json_file, plot_file)):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
-            raise UserError(f"{path} cannot be written", "name a file in a folder you may write to")
-    if plot_file is not None:
-        try:
-            import matplotlib  # noqa: F401
-        except ImportError:
-            raise UserError("--plot needs the package matplotlib", "pip install 'pmtrain[lab]'") from None
 
 
 def write_json(result: Result, path: Path) -> None:

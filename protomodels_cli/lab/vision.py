@@ -6,17 +6,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from protomodels_cli.errors import UserError
-
 PATCH, TOKENS, WIDTH, CLASSES = 2, 16, 64, 10
 
 
 def digits(seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """scikit-learn's 1,797 scanned digits: train images and labels, test images and labels."""
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError:
-        raise UserError("the image models need scikit-learn's digits", "pip install 'pmtrain[lab]'") from None
+    from sklearn.datasets import load_digits
+
     data = load_digits()
     order = torch.randperm(len(data.target), generator=torch.Generator().manual_seed(seed))
     images = torch.tensor(data.images, dtype=torch.float32)[order].div(8).sub(1)

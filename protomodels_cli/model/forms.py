@@ -22,8 +22,6 @@ from protomodels_cli.model.basis import Basis
 
 
 class Form(Protocol):
-    name: str
-
     def state_width(self, width: int) -> int: ...
     def start(self, rows: Tensor, anchor: Tensor | None) -> Tensor: ...
     def read(self, state: Tensor, anchor: Tensor | None) -> Tensor: ...
@@ -33,8 +31,6 @@ class Form(Protocol):
 
 class Dense:
     """An ordinary transformer; also what the last, unconstrained layers of the other forms are."""
-
-    name = "dense"
 
     def state_width(self, width: int) -> int:
         return width
@@ -54,8 +50,6 @@ class Dense:
 
 class Constrained:
     """Full matrices whose written rows are kept in S by the optimizer."""
-
-    name = "constrained"
 
     def __init__(self, basis: Basis):
         self.basis = basis
@@ -81,8 +75,6 @@ class Constrained:
 
 class Reparam:
     """Trainable coordinates: in S by construction. The state is the coordinates, so nothing is subtracted."""
-
-    name = "reparam"
 
     def __init__(self, basis: Basis):
         self.basis = basis

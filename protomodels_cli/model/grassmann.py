@@ -10,17 +10,22 @@ import torch
 from torch import Tensor
 
 from protomodels_cli.model.basis import Basis, principal_angles
-from protomodels_cli.spec.schema import UpdateSpec
+from protomodels_cli.spec.schema import SubspaceSpec, UpdateSpec
 
 
-def gathers(update: UpdateSpec, step: int) -> bool:
-    """Is step (from 1) one of those whose gradients the next update sees?"""
-    return update.interval > 0 and (step - 1) % update.interval >= update.interval - update.window
+def gathers(subspace: SubspaceSpec, step: int) -> bool:
+    """Are the gradients of this step (from 1) gathered: for the next update, or, where U stays, for the metrics?"""
+    update = subspace.update
+    if subspace.form == "dense":
+        return False
+    if update.interval == 0:
+        return step % subspace.sync_interval == 0
+    return (step - 1) % update.interval >= update.interval - update.window
 
 
-def computes(update: UpdateSpec, step: int) -> bool:
-    """Is a new basis computed after this step?"""
-    return update.interval > 0 and step % update.interval == 0
+def reports(subspace: SubspaceSpec, step: int) -> bool:
+    """Does this step end a gathering, with a new basis or, where U stays, with its quantities only?"""
+    return subspace.form != "dense" and step % (subspace.update.interval or subspace.sync_interval) == 0
 
 
 def first_step_with(update: UpdateSpec, computed_after: int) -> int:
@@ -54,12 +59,19 @@ def captured(a: Tensor, u: Tensor) -> float:
     return float((u * (a @ u)).sum() / a.trace())
 
 
-def largest_eigenvalue(a: Tensor, iterations: int = 50) -> Tensor:
-    """By power iteration from a's own heaviest column: no randomness, d² work a step."""
-    v = a[:, a.diagonal().argmax()]
-    for _ in range(iterations):
-        v = a @ (v / torch.linalg.vector_norm(v))
-    return torch.linalg.vector_norm(v)
+def largest_eigenvalue(a: Tensor, steps: int = 32) -> float:
+    """By Lanczos from a's own heaviest column: no randomness, d² work a step, exact once `steps` reaches d."""
+    basis = a[:, [int(a.diagonal().argmax())]]
+    basis = basis / torch.linalg.vector_norm(basis)
+    for _ in range(min(steps, len(a)) - 1):
+        new = a @ basis[:, -1:]
+        for _ in range(2):  # twice is enough to keep it orthogonal
+            new = new - basis @ (basis.T @ new)
+        size = torch.linalg.vector_norm(new)
+        if size <= 1e-12 * a.trace():  # the space is invariant: the answer is in it
+            break
+        basis = torch.cat((basis, new / size), dim=1)
+    return float(torch.linalg.eigvalsh(basis.T @ a @ basis)[-1])
 
 
 def moved(basis: Basis, a: Tensor, step_size: float, inner_steps: int) -> Basis:

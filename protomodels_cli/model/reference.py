@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,11 +24,10 @@ from protomodels_cli.model.optim import StageOptimizer, all_finite
 from protomodels_cli.model.schedule import clip_coefficient, gradient_norm, learning_rate
 from protomodels_cli.model.shape import Shape, slices
 from protomodels_cli.model.snapshot import weights_sha256
-from protomodels_cli.model.stage import InFlight, Stage, Sync, t_fixed_of
+from protomodels_cli.model.stage import Carry, InFlight, Stage, Sync, t_fixed_of
 from protomodels_cli.model.t_fixed import VERSION as T_FIXED_VERSION
 from protomodels_cli.spec.schema import RunSpec
 
-Carry = Callable[[Tensor, Any], Tensor]  # how a message crosses a boundary: wire.codecs.carrier(spec.wire)
 Row = dict[str, Any]
 
 
@@ -51,9 +50,7 @@ class Reference:
         self.stages = [Stage(spec, part, self.basis, device) for part in slices(spec)]
         self.optimizers = [StageOptimizer(stage, spec.optimizer) for stage in self.stages]
         self.batches = Batches(corpus.train, spec)
-        self.covariance = (
-            grassmann.GradientCovariance(shape.width, self.device) if spec.subspace.update.interval else None
-        )
+        self.covariance: grassmann.GradientCovariance | None = None  # only while gradients are gathered
         self.switch: Switch | None = None
         self.step = 0
         self._skipped_in_a_row = 0
@@ -69,6 +66,7 @@ class Reference:
         last = self.spec.steps if until is None else until
         while self.step < last:
             yield from self.run_step()
+            self._stop_if_broken()
             interval = self.spec.eval.interval
             if self.step == last or (interval and self.step % interval == 0):
                 yield {"event": "eval", "step": self.step, "loss": self.evaluate()}
@@ -88,7 +86,7 @@ class Reference:
         if applied:
             self._apply(lr, clip_coefficient(norm, self.spec.optimizer.clip))
         else:
-            self._skip(step)
+            self._skip()
         self.step = step
         seconds = time.perf_counter() - started
         tokens = self.spec.batch.size * self.spec.model.context
@@ -105,22 +103,20 @@ class Reference:
                 "basis_version": None if self.basis is None else self.basis.version,
             }
         )
-        update = self.spec.subspace.update
-        if grassmann.computes(update, step):
-            rows += self._compute_basis(step)
+        if grassmann.reports(self.spec.subspace, step):
+            rows += self._report_subspace(step)
         reproject = self.spec.subspace.reproject_interval
         if applied and reproject and step % reproject == 0:
             for optimizer in self.optimizers:
                 optimizer.reproject()
-        if step % self.spec.subspace.sync_interval == 0:
-            self.check_sync()
         return rows
 
     def accumulate(self, step: int) -> float:
         """Forward and backward of all microbatches. Leaves gradients on the parameters; returns the mean loss."""
         last = self.stages[-1]
-        gathering = self.covariance is not None and grassmann.gathers(self.spec.subspace.update, step)
-        last.on_release = self.covariance.add if gathering and self.covariance else None
+        if grassmann.gathers(self.spec.subspace, step):
+            self.covariance = self.covariance or grassmann.GradientCovariance(self.spec.model.width, self.device)
+            last.on_release = self.covariance.add
         tokens_in_step = self.spec.batch.size * self.spec.model.context
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         for m in range(self.spec.batch.microbatches):
@@ -151,31 +147,27 @@ class Reference:
             self.covariance.commit()
         self._skipped_in_a_row = 0
 
-    def _skip(self, step: int) -> None:
+    def _skip(self) -> None:
         for optimizer in self.optimizers:
             optimizer.discard()
         if self.covariance is not None:
             self.covariance.discard()
         self._skipped_in_a_row += 1
-        if self._skipped_in_a_row >= self.spec.limits.nonfinite_steps:
-            raise RunStopped(
-                f"{self._skipped_in_a_row} steps in a row, up to step {step}, had a non-finite loss or gradient",
-                f"lower optimizer.lr ({self.spec.optimizer.lr:g}) or lengthen the warm-up",
-            )
 
-    def _compute_basis(self, step: int) -> list[Row]:
+    def _report_subspace(self, step: int) -> list[Row]:
+        """The subspace's quantities, from the gradients gathered; where U moves, the basis that comes next."""
         assert self.covariance is not None
         assert self.basis is not None
-        a, update = self.covariance.total.cpu(), self.spec.subspace.update
-        self.covariance = grassmann.GradientCovariance(a.shape[0], self.device)
+        a, self.covariance = self.covariance.total.cpu(), None
         if not float(a.trace()) > 0:  # every step of the window was skipped
             return []
-        new = grassmann.moved(self.basis, a, update.step_size, update.inner_steps)
-        self.switch = Switch(new, grassmann.first_step_with(update, step))
-        facts = grassmann.report(self.basis, new, a)
-        return [
-            {"event": "subspace", "step": step, "version": new.version, "first_step": self.switch.first_step, **facts}
-        ]
+        update, new = self.spec.subspace.update, self.basis
+        row = {"event": "subspace", "step": step}
+        if update.interval:
+            new = grassmann.moved(self.basis, a, update.step_size, update.inner_steps)
+            self.switch = Switch(new, grassmann.first_step_with(update, step))
+            row["first_step"] = self.switch.first_step
+        return [{**row, "version": new.version, **grassmann.report(self.basis, new, a)}]
 
     def _switch_basis(self, switch: Switch) -> Row:
         for optimizer in self.optimizers:
@@ -187,6 +179,16 @@ class Reference:
             "version": self.basis.version,
             "sha256": self.basis.sha256,
         }
+
+    def _stop_if_broken(self) -> None:
+        """After a step's rows are out: is there a reason not to go on?"""
+        if self._skipped_in_a_row >= self.spec.limits.nonfinite_steps:
+            raise RunStopped(
+                f"{self._skipped_in_a_row} steps in a row, up to step {self.step}, had a non-finite loss or gradient",
+                f"lower optimizer.lr ({self.spec.optimizer.lr:g}) or lengthen the warm-up",
+            )
+        if self.step % self.spec.subspace.sync_interval == 0:
+            self.check_sync()
 
     def check_sync(self) -> None:
         """Every stage must use the same bytes of U and T_fixed: with different ones the stream is garbage."""

@@ -1,4 +1,8 @@
-"""A stage's whole state as named tensors, its hash, and its safetensors file."""
+"""Weights and their hash; snapshots of all stages on disk, as safetensors.
+
+A snapshot has each stage's weights, optimizer state and basis. A basis that waits for its step and gradients gathered
+for the next one are the run's, not a stage's, and are not in it: nothing resumes from a snapshot yet.
+"""
 
 from __future__ import annotations
 
@@ -57,6 +61,7 @@ def write_snapshot(folder: Path, step: int, stages: list[Stage], optimizers: lis
         (work / "hashes.json").write_text(json.dumps({"step": step, "sha256": hashes}, indent=1))
         _sync_and_hash(work / "hashes.json")
         os.rename(work, final)
+        _sync_folder(folder)
     except (OSError, SafetensorError) as e:
         shutil.rmtree(work, ignore_errors=True)
         reason = getattr(e, "strerror", None) or str(e)
@@ -67,6 +72,15 @@ def write_snapshot(folder: Path, step: int, stages: list[Stage], optimizers: lis
     for old in sorted(p for p in folder.iterdir() if p.name.isdigit())[:-keep]:
         shutil.rmtree(old)
     return final
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename last through a power cut."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def _sync_and_hash(path: Path) -> str:

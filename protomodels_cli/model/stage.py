@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +22,10 @@ from protomodels_cli.spec.schema import RunSpec
 def t_fixed_of(spec: RunSpec, device: torch.device | str = "cpu") -> TFixed:
     table = spec.subspace.t_fixed
     return TFixed(spec.vocab_size, spec.model.width, table.scale, table.seed, device)
+
+
+Leg = Literal["forward", "backward"]
+Carry = Callable[[Tensor, Leg], Tensor]  # how a message crosses a boundary: what comes out is what arrives
 
 
 @dataclass(frozen=True)

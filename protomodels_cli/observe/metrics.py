@@ -11,7 +11,7 @@ from typing import Any
 
 class MetricsFile:
     def __init__(self, path: Path):
-        self._file = path.open("a", encoding="utf-8")
+        self._file = path.open("x", encoding="utf-8")  # a run never writes over another
 
     def write(self, row: dict[str, Any]) -> None:
         self._file.write(json.dumps(strict(row)) + "\n")

@@ -1,11 +1,12 @@
 """Rules that tie fields together: contradictions are found here, before anything starts.
 
-Each check is a pure function of the spec and yields problems. `fields` on a problem's check says which fields
-it looks at, so that a check is left out only where one of *its* fields is itself malformed.
+Each check is a pure function of the spec and yields problems. Its `fields` are the ones it looks at, so that it is
+left out only where one of *them* is itself malformed.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -113,7 +114,7 @@ def k_fits_width(s: RunSpec) -> Found:
 @check("subspace.form", "subspace.unconstrained_layers", "model.layers", "stages")
 def unconstrained_layers_in_last_stage(s: RunSpec) -> Found:
     free, layers = s.subspace.unconstrained_layers, s.model.layers
-    if s.subspace.form == "dense" or s.stages == "auto":
+    if s.subspace.form == "dense":
         return
     if free > layers:
         yield (
@@ -121,6 +122,8 @@ def unconstrained_layers_in_last_stage(s: RunSpec) -> Found:
             f"there are only {layers} layers",
             f"use at most {layers}",
         )
+        return
+    if s.stages == "auto":
         return
     if isinstance(s.stages, list):
         last = s.stages[-1] if sum(s.stages) == layers else free  # a wrong sum is another check's
@@ -135,7 +138,7 @@ def unconstrained_layers_in_last_stage(s: RunSpec) -> Found:
         )
 
 
-@check("subspace.form", "subspace.update")
+@check("subspace.form", "subspace.update.interval", "subspace.update.window", "subspace.update.delay")
 def update_fits(s: RunSpec) -> Found:
     u = s.subspace.update
     if u.interval == 0:
@@ -177,7 +180,7 @@ def optimizer_keeps_subspace(s: RunSpec) -> Found:
         )
 
 
-@check("batch")
+@check("batch.size", "batch.microbatches")
 def microbatches_divide_batch(s: RunSpec) -> Found:
     b = s.batch
     if b.size % b.microbatches:
@@ -188,7 +191,7 @@ def microbatches_divide_batch(s: RunSpec) -> Found:
         )
 
 
-@check("steps", "optimizer.schedule")
+@check("steps", "optimizer.schedule.warmup_steps", "optimizer.schedule.decay_steps")
 def schedule_fits_steps(s: RunSpec) -> Found:
     c = s.optimizer.schedule
     if c.warmup_steps > s.steps:
@@ -223,7 +226,7 @@ def files_match_source(s: RunSpec) -> Found:
         )
 
 
-@check("data.source", "tokenizer")
+@check("data.source", "tokenizer.kind", "tokenizer.vocab_size", "tokenizer.file")
 def tokenizer_matches_source(s: RunSpec) -> Found:
     t = s.tokenizer
     if (s.data.source == "bin") != (t.kind == "none"):
@@ -255,4 +258,7 @@ def tokenizer_matches_source(s: RunSpec) -> Found:
 
 
 def _nearest_divisor(n: int, wanted: int) -> int:
-    return min((d for d in range(1, n + 1) if n % d == 0), key=lambda d: (abs(d - wanted), d))
+    if n > 1 << 40:  # beyond any real size; the search below would be felt
+        return 1
+    small = [d for d in range(1, math.isqrt(n) + 1) if n % d == 0]
+    return min({*small, *(n // d for d in small)}, key=lambda d: (abs(d - wanted), d))

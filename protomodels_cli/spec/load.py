@@ -32,16 +32,16 @@ def load_spec(path: str | Path) -> RunSpec:
 
 
 def parse_spec(text: str, file: str = "spec", base: Path = Path()) -> RunSpec:
-    data, lines = yaml_tree.read_tree(text, file)
-    return _validate(data, lines, file, base)
+    data, lines, twice = yaml_tree.read_tree(text, file)
+    return _validate(data, lines, twice, file, base)
 
 
 def spec_from(data: dict[str, Any]) -> RunSpec:
     """A spec from plain data, for programs that make their own."""
-    return _validate(data, {}, "spec", Path())
+    return _validate(data, {}, [], "spec", Path())
 
 
-def _validate(data: Any, lines: dict[Loc, int], file: str, base: Path) -> RunSpec:
+def _validate(data: Any, lines: dict[Loc, int], twice: list[Problem], file: str, base: Path) -> RunSpec:
     def place(p: Problem, loc: Loc) -> Problem:
         while loc and loc not in lines:
             loc = loc[:-1]
@@ -60,7 +60,7 @@ def _validate(data: Any, lines: dict[Loc, int], file: str, base: Path) -> RunSpe
                 )
             ]
         )
-    problems: list[Problem] = []
+    problems = list(twice)
     malformed: set[str] = set()
     try:
         spec = RunSpec.model_validate(data)
@@ -68,15 +68,17 @@ def _validate(data: Any, lines: dict[Loc, int], file: str, base: Path) -> RunSpe
         for e in error.errors():
             loc = e["loc"]
             problems.append(place(_field_problem(e, loc), loc))
-            malformed.add(".".join(map(str, loc)))
+            if e["type"] != "extra_forbidden":  # an unknown field takes nothing away from the known ones
+                malformed.add(".".join(map(str, loc)))
         spec = _with_stand_ins(data, [e["loc"] for e in error.errors()])
-    problems += [place(p, tuple(p.field.split("."))) for p in contradictions(spec, malformed)]
+    found = contradictions(spec, malformed)
+    if not {"tokenizer", "tokenizer.file", "tokenizer.kind", "tokenizer.vocab_size"} & malformed:
+        spec, missing = _with_vocabulary(spec, base)
+        found += missing
+    problems += [place(p, tuple(p.field.split("."))) for p in found]
     if problems:
         raise SpecError(sorted(problems, key=lambda p: p.line))
-    spec, missing = _resolve(spec, base)
-    if missing:
-        raise SpecError([place(p, tuple(p.field.split("."))) for p in missing])
-    return spec
+    return _resolve(spec)
 
 
 def _field_problem(e: Any, loc: Loc) -> Problem:
@@ -198,33 +200,36 @@ def _take_out(data: Any, loc: Loc) -> None:
         data.pop(loc[-1], None)
 
 
-def _resolve(spec: RunSpec, base: Path) -> tuple[RunSpec, list[Problem]]:
-    """Fill in the defaults that depend on other fields, so that a saved spec says what ran."""
-    m, o, t = spec.model, spec.optimizer, spec.tokenizer
-    model = m.model_copy(
-        update={
-            "kv_heads": m.kv_heads or m.heads,
-            "head_dim": m.head_dim or m.width // m.heads,
-            "hidden": m.hidden or -(-8 * m.width // 3 // 32) * 32,
-        }
-    )
-    schedule = o.schedule.model_copy(
-        update={"decay_steps": o.schedule.decay_steps or max(1, spec.steps - o.schedule.warmup_steps)}
-    )
-    vocab, problems = t.vocab_size, []
-    if vocab is None and t.kind == "file":
-        assert t.file is not None
+def _resolve(spec: RunSpec) -> RunSpec:
+    """Fill in the sizes that depend on other fields, so that a saved spec says what ran."""
+    m = spec.model
+    sizes = {
+        "kv_heads": m.kv_heads or m.heads,
+        "head_dim": m.head_dim or m.width // m.heads,
+        "hidden": m.hidden or -(-8 * m.width // 3 // 32) * 32,
+    }
+    return spec.model_copy(update={"model": m.model_copy(update=sizes)})
+
+
+def _with_vocabulary(spec: RunSpec, base: Path) -> tuple[RunSpec, list[Problem]]:
+    t, problems = spec.tokenizer, []
+    vocab = t.vocab_size or {"bytes": 256, "bpe": 4096}.get(t.kind)
+    if vocab is None and t.file is not None:
         vocab, problem = _vocab_of(base / t.file)
         problems = [problem] if problem else []
-    tokenizer = t.model_copy(update={"vocab_size": vocab or {"bytes": 256, "bpe": 4096}.get(t.kind)})
-    resolved = spec.model_copy(
-        update={
-            "model": model,
-            "optimizer": o.model_copy(update={"schedule": schedule}),
-            "tokenizer": tokenizer,
-        }
-    )
-    return resolved, problems
+    return spec.model_copy(update={"tokenizer": t.model_copy(update={"vocab_size": vocab})}), problems
+
+
+def with_absolute_paths(spec: RunSpec, base: Path) -> RunSpec:
+    """The same run, readable from anywhere: for a copy of the spec that is kept elsewhere."""
+
+    def absolute(path: str | None) -> str | None:
+        return None if path is None else str((base / path).absolute())
+
+    d, t = spec.data, spec.tokenizer
+    files = {name: [absolute(f) for f in getattr(d, name)] for name in ("files", "val_files")}
+    data = d.model_copy(update={**files, "cache_dir": absolute(d.cache_dir)})
+    return spec.model_copy(update={"data": data, "tokenizer": t.model_copy(update={"file": absolute(t.file)})})
 
 
 def _vocab_of(path: Path) -> tuple[int | None, Problem | None]:

@@ -120,8 +120,10 @@ class OptimizerSpec(Section):
     beta2: BelowOne = Field(0.95, description="AdamW: decay of the second moment.")
     eps: Positive = Field(1e-8, description="AdamW: added to the root of the second moment.")
     momentum: BelowOne = Field(0.95, description="Muon: Nesterov momentum.")
-    weight_decay: Annotated[float, Field(ge=0)] = Field(0.01, description="Decoupled weight decay, on matrices only.")
-    clip: Annotated[float, Field(ge=0)] = Field(
+    weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
+        0.01, description="Decoupled weight decay, on matrices only."
+    )
+    clip: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
         1.0, description="Largest norm of the whole (projected) gradient; 0: no clipping."
     )
     schedule: ScheduleSpec = Field(default_factory=ScheduleSpec)
@@ -192,14 +194,18 @@ class SnapshotSpec(Section):
 class LimitsSpec(Section):
     nonfinite_steps: Count = Field(
         5,
-        description="Steps in a row that may be skipped for a non-finite loss or gradient before the run stops.",
+        description="Steps in a row skipped for a non-finite loss or gradient at which the run stops.",
     )
 
 
 class ComputeSpec(Section):
     dtype: Literal["float32", "float64"] = Field("float32", description="Type of weights and activations.")
-    threads: Count = Field(1, description="CPU threads of a stage. Equal numbers need equal threads.")
-    loss_chunk: Count = Field(1024, description="Tokens whose logits exist at one time.")
+    threads: Annotated[int, Field(ge=1, le=1024)] = Field(
+        1, description="CPU threads of a stage. Equal numbers need equal threads."
+    )
+    loss_chunk: Annotated[int, Field(ge=1, le=1 << 24)] = Field(
+        1024, description="Tokens whose logits exist at one time."
+    )
 
 
 class RunSpec(Section):

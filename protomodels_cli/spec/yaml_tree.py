@@ -15,15 +15,18 @@ from protomodels_cli.spec.errors import Problem, SpecError
 
 Path = tuple[str | int, ...]
 _INT = re.compile(r"[-+]?[0-9][0-9_]*")
-_FLOAT = re.compile(r"[-+]?(\.[0-9_]+|[0-9][0-9_]*(\.[0-9_]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
+_FLOAT = re.compile(
+    r"[-+]?(\.[0-9][0-9_]*|[0-9][0-9_]*(\.[0-9_]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"
+)
 _NULL = {"", "~", "null", "Null", "NULL"}
 _BOOL = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
 _MOST_NODES = 20_000
 _MOST_LEVELS = 20
+_MOST_DIGITS = 1000
 
 
-def read_tree(text: str, file: str) -> tuple[Any, dict[Path, int]]:
-    """Data and the line of each path (of the key, for a field of a mapping)."""
+def read_tree(text: str, file: str) -> tuple[Any, dict[Path, int], list[Problem]]:
+    """Data, the line of each path (of the key, for a field of a mapping), and keys that are given twice."""
 
     def fail(rule: str, fix: str, line: int = 1) -> SpecError:
         return SpecError([Problem("", rule, fix, None, file, line)])
@@ -68,9 +71,7 @@ def read_tree(text: str, file: str) -> tuple[Any, dict[Path, int]]:
         return scalar(node)
 
     data = build(root, ()) if root is not None else {}
-    if problems:
-        raise SpecError(problems)
-    return data, lines
+    return data, lines, problems
 
 
 def scalar(node: yaml.ScalarNode) -> Any:
@@ -81,7 +82,7 @@ def scalar(node: yaml.ScalarNode) -> Any:
         return None
     if text in _BOOL:
         return _BOOL[text]
-    if _INT.fullmatch(text):
+    if _INT.fullmatch(text) and len(text) < _MOST_DIGITS:
         return int(text.replace("_", ""))
     if _FLOAT.fullmatch(text):
         return float(re.sub(r"_|\.(?=[in])", "", text.lower()))  # .inf and .nan are inf and nan to Python

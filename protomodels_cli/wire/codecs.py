@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Literal
-
 import torch
 from torch import Tensor
 
+from protomodels_cli.model.stage import Carry, Leg
 from protomodels_cli.spec.schema import WireSpec
-
-Leg = Literal["forward", "backward"]
-Carry = Callable[[Tensor, Leg], Tensor]
 
 
 def carrier(wire: WireSpec) -> Carry:
-    """The crossing of a boundary as one function: what comes out is what the receiver computes with."""
+    """The spec's crossing of a boundary."""
 
     def carry(message: Tensor, leg: Leg) -> Tensor:
         codec = wire.forward if leg == "forward" else wire.backward

@@ -1,0 +1,54 @@
+"""Checks before minutes of work, not after them."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+from pathlib import Path
+
+from protomodels_cli.errors import EXIT_SPEC, UserError
+
+
+class OptionError(UserError):
+    """A command-line option that cannot be."""
+
+    exit_code = EXIT_SPEC
+
+
+def check_device(device: str) -> None:
+    import torch
+
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
+        raise OptionError(f"--device {device}: there is no such device", "use cpu, cuda or cuda:N")
+    try:
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as e:
+        raise OptionError(
+            f"--device {device}: {str(e).splitlines()[0]}", "use cpu, or a GPU that this machine has"
+        ) from None
+
+
+def check_outputs(*files: Path | None) -> None:
+    """Can the results be written at all?"""
+    for path in filter(None, files):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+            raise UserError(f"{path} cannot be written", "name a file in a folder you may write to")
+
+
+def check_plot(path: Path | None) -> None:
+    check_outputs(path)
+    if path is not None:
+        check_extra("matplotlib", "--plot")
+        if path.suffix not in (".png", ".svg", ".pdf"):
+            raise OptionError(
+                f"--plot {path}: the kind of picture is not clear", "end its name with .png, .svg or .pdf"
+            )
+
+
+def check_extra(package: str, what: str) -> None:
+    try:
+        importlib.import_module(package)
+    except ImportError:
+        raise UserError(f"{what} needs the package {package}", "pip install 'pmtrain[lab]'") from None
