@@ -18,7 +18,6 @@ from protomodels_cli.lab.small import small_reference
 from protomodels_cli.model.basis import principal_angles
 from protomodels_cli.spec.schema import OptimizerSpec, UpdateSpec
 
-ADAPTATION = 10  # updates that are left out of the verdict
 CONTRAST = (("muon", 0.25), ("muon", 1.0), ("adamw", 0.5), ("adamw", 1.0))  # to hold the spec's defaults against
 SCHEDULE = {"warmup_steps": 10, "decay": "constant"}  # a falling rate would calm any basis by itself
 CRITERION = (
@@ -34,7 +33,7 @@ def run(updates: int = 40, interval: int = 10, seed: int = 0, device: str = "cpu
     others = [follow(updates, interval, *contrast, seed, device) for contrast in CONTRAST]
     keys = ("optimizer", "step_size", "verdict", "reversal_ratio", "turn_growth", "held_out_loss")
     return result | {
-        "criterion": CRITERION.format(adaptation=ADAPTATION),
+        "criterion": CRITERION.format(adaptation=adaptation(updates)),
         "contrast": [{key: r[key] for key in keys} for r in (result, *others)],
         "held_out_loss_without_updates": {
             optimizer: without_updates(updates, interval, optimizer, seed, device) for optimizer in ("muon", "adamw")
@@ -93,13 +92,18 @@ def follow(updates: int, interval: int, optimizer: str, step_size: float, seed: 
     }
 
 
+def adaptation(updates: int) -> int:
+    """Updates that are left out of the verdict: ten, or a quarter of a short run."""
+    return min(10, updates // 4)
+
+
 def distance(a: Tensor, b: Tensor) -> float:
     return float(principal_angles(a, b).sin().square().sum().sqrt())
 
 
 def judge(bases: list[Tensor]) -> tuple[str, float, float]:
     """The verdict, and the two numbers it rests on."""
-    settled = bases[min(ADAPTATION, max(0, len(bases) - 4)) :]
+    settled = bases[adaptation(len(bases) - 1) :]
     one = [distance(a, b) for a, b in pairwise(settled)]
     two = [distance(a, b) for a, b in zip(settled, settled[2:], strict=False)]
     third = max(1, len(one) // 3)
@@ -142,7 +146,7 @@ def plot(result: Result, path: Path) -> None:
     )
     turn.plot(x, [a[-1] for a in angles], color="#2a6f97", label="largest")
     turn.plot(x, [median(a) for a in angles], color="#81b29a", label="median")
-    turn.axvline(ADAPTATION, color="black", linestyle=":", linewidth=1)
+    turn.axvline(adaptation(result["updates"]), color="black", linestyle=":", linewidth=1)
     turn.set_title("principal angles between successive bases (rad)")
     energy.plot(x, result["captured_before"], color="#e07a5f", label="by the basis in use")
     energy.plot(x, result["captured_after"], color="#2a6f97", label="by the next one")

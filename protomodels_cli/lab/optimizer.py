@@ -1,8 +1,9 @@
 """`pmtrain lab optimizer`: which optimizers keep constrained matrices in the subspace?
 
-The same constrained model is trained on projected gradients with four optimizers, and never re-projected. Drift
-is ‖W − WΠ‖/‖W‖, the largest over all constrained matrices. Row AdamW and Muon are pmtrain's; AdamW is torch's,
-and sign updates are the bare sign of the gradient.
+The same constrained model is trained on projected gradients with four optimizers, the same schedule and clipping, and
+never re-projected. Drift is ‖W − WΠ‖/‖W‖, the largest over all constrained matrices. Row AdamW and Muon are pmtrain's;
+AdamW is torch's; `sign` moves the constrained matrices by the bare sign of their gradients at a tenth of the rate, and
+the rest with torch's AdamW.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from protomodels_cli.lab.results import Result, figure, save_figure, say
 from protomodels_cli.lab.small import small_reference
 from protomodels_cli.model.optim import Slot
 from protomodels_cli.model.reference import Reference
-from protomodels_cli.model.schedule import clip_coefficient, gradient_norm
+from protomodels_cli.model.schedule import clip_coefficient, gradient_norm, learning_rate
 
 KEEPERS = ("row_adamw", "muon")
 LEAVERS = ("adamw", "sign")
@@ -80,10 +81,18 @@ def leaver(reference: Reference, name: str) -> Callable[[], object]:
     ids = {id(slot.parameter) for slot in tied}
     free = [p for stage in reference.stages for p in stage.parameters() if id(p) not in ids]
     moved = free if name == "sign" else free + [slot.parameter for slot in tied]
-    adamw = torch.optim.AdamW(moved, spec.lr, (spec.beta1, spec.beta2), spec.eps, spec.weight_decay)
+    groups = [
+        {"params": [p for p in moved if p.ndim > 1], "weight_decay": spec.weight_decay},
+        {"params": [p for p in moved if p.ndim == 1], "weight_decay": 0.0},
+    ]
+    adamw = torch.optim.AdamW(groups, spec.lr, (spec.beta1, spec.beta2), spec.eps)
 
     def step() -> None:
-        reference.accumulate(reference.step + 1)
+        reference.step += 1
+        lr = learning_rate(spec, reference.step, reference.spec.steps)
+        for group in adamw.param_groups:
+            group["lr"] = lr
+        reference.accumulate(reference.step)
         projected = {}
         for slot in tied:
             u, gradient = slot.form.basis.u, slot.parameter.grad  # type: ignore[union-attr]
@@ -100,10 +109,9 @@ def leaver(reference: Reference, name: str) -> Callable[[], object]:
         for slot in tied:
             if name == "sign":
                 with torch.no_grad():
-                    slot.parameter.add_(projected[slot.name].sign(), alpha=-spec.lr / 10)
+                    slot.parameter.add_(projected[slot.name].sign(), alpha=-lr / 10)
         for parameter in (p for stage in reference.stages for p in stage.parameters()):
             parameter.grad = None
-        reference.step += 1
 
     return step
 
