@@ -198,9 +198,12 @@ def test_ctrl_c_says_what_is_left(small):
     (small / "long.yaml").write_text(TINY.replace("steps: 12", "steps: 100000"))
     command = [sys.executable, "-m", "protomodels_cli", "reference", "long.yaml"]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
-    with subprocess.Popen(
-        command, cwd=small, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as run:
+
+    def listen() -> None:  # a process started in the background inherits that SIGINT is ignored
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, cwd=small, env=env, preexec_fn=listen, **pipes) as run:
         for line in run.stdout:
             if line.startswith("basis 1"):  # step 5 was taken, and its snapshot written
                 run.send_signal(signal.SIGINT)
