@@ -13,7 +13,7 @@ Steps = Annotated[int, typer.Option(min=1, help="Training steps.")]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of weights, U and data order.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")]
 JsonFile = Annotated[Path | None, typer.Option("--json", help="Write all numbers here.")]
-PlotFile = Annotated[Path | None, typer.Option("--plot", help="Write a picture (PNG) here.")]
+PlotFile = Annotated[Path | None, typer.Option("--plot", help="Draw a picture here (.png, .svg or .pdf).")]
 
 
 @app.command()

@@ -96,8 +96,8 @@ def align(u: Tensor, old: Tensor) -> Tensor:
     return u @ (p @ qt)
 
 
-def report(old: Basis, new: Basis, a: Tensor) -> dict[str, float | list[float]]:
-    """What goes into the metrics of every run at each update."""
+def report(old: Basis, new: Basis, a: Tensor) -> dict[str, float]:
+    """What goes into the metrics of every run: at each update, or, where U stays (old is new), at each sync."""
     u = new.u.double()
     eigenvalues = torch.linalg.eigvalsh(u.T @ u)
     angles = principal_angles(old.u, new.u)

@@ -65,7 +65,7 @@ class StageOptimizer:
     def __init__(self, stage: Stage, spec: OptimizerSpec):
         self.stage, self.spec = stage, spec
         self.applied = 0
-        self.slots = list(_slots(stage, spec.name))
+        self.slots = _slots(stage, spec.name)
 
     @torch.no_grad()
     def prepare(self) -> dict[str, float]:
