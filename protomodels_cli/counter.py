@@ -6,8 +6,12 @@ SplitMix64 (Steele, Lea, Flood 2014): entry i is a finalised multiple of an odd 
 from __future__ import annotations
 
 import hashlib
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+if TYPE_CHECKING:
+    import torch
 
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 _MASK = (1 << 64) - 1
@@ -24,6 +28,26 @@ def _finalise(z: np.ndarray) -> np.ndarray:
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return z ^ (z >> np.uint64(31))
+
+
+def words_on(seed: int, count: int, device: torch.device) -> torch.Tensor:
+    """Words 0 … count of the stream of `seed` as torch sees them: int64 with the top bit cleared, on any device."""
+    import torch
+
+    z = (torch.arange(1, count + 1, dtype=torch.int64, device=device) * _signed(int(_GAMMA))).add_(_signed(seed))
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        z = (z ^ _shifted(z, shift)) * _signed(factor)
+    return (z ^ _shifted(z, 31)) & 0x7FFFFFFFFFFFFFFF
+
+
+def _signed(word: int) -> int:
+    word &= _MASK
+    return word - (1 << 64) if word >> 63 else word
+
+
+def _shifted(z: torch.Tensor, by: int) -> torch.Tensor:
+    """A logical right shift: torch's own keeps the sign."""
+    return (z >> by) & ((1 << 64 - by) - 1)
 
 
 def word(seed: int, index: int) -> int:

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.cuda
 
 def on(device, **sections):
     spec = make_spec(**sections)
-    return Reference(spec, prepare(spec), carrier(spec.wire), device)
+    return Reference(spec, prepare(spec), carrier(spec), device)
 
 
 @pytest.mark.parametrize("form", ["reparam", "constrained", "dense"])

@@ -175,10 +175,10 @@ def test_the_covariance_is_that_of_the_uncut_models_gradient(reference):
             subspace={"update": {"interval": 2, "window": 1, "delay": 1}}, stages=stages, compute={"dtype": "float64"}
         )
         r.run_step()
-        assert r.covariance is None, "outside the window"
+        assert r.gathering.covariance is None, "outside the window"
         r.accumulate(2)
-        r.covariance.commit()
-        found.append(r.covariance.total)
+        r.gathering.covariance.commit()
+        found.append(r.gathering.covariance.total)
     assert torch.allclose(found[0], found[1], rtol=1e-12)
     gradients = []
     r = reference(stages=1, compute={"dtype": "float64"})
@@ -186,7 +186,7 @@ def test_the_covariance_is_that_of_the_uncut_models_gradient(reference):
     r.stages[0].on_release = gradients.append
     windows = [torch.from_numpy(r.batches.microbatch(2, m).tokens) for m in range(2)]
     for w in windows:
-        r.stages[0].run_loss(r.forward(w[:, :-1])[0], w[:, 1:], 1 / 64)
+        r.stages[0].run_loss(r.forward(w[:, :-1], 2, 0)[0], w[:, 1:], 1 / 64)
     right = sum(g.flatten(0, 1).T @ g.flatten(0, 1) for g in gradients)
     assert torch.allclose(found[0], right, rtol=1e-9)
 

@@ -19,7 +19,7 @@ FORMS = ("reparam", "constrained", "dense")
 
 def logits_of(reference, ids):
     with torch.no_grad():
-        return reference.stages[-1].head(reference.forward(ids)[-1].output)
+        return reference.stages[-1].head(reference.forward(ids, 1, 0)[-1].output)
 
 
 @pytest.mark.parametrize("qk_norm", [False, True])
@@ -90,7 +90,7 @@ def test_sizes_from_the_spec_are_the_models(reference, form, qk_norm):
     assert stage_parameters(r.spec) == [sum(p.numel() for p in s.parameters()) for s in r.stages]
     assert sum(unit_parameters(r.spec).values()) == r.parameters
     assert t_fixed_bytes(r.spec) == (0 if form == "dense" else r.stages[0].t_fixed.signs.nbytes)
-    width = r.forward(torch.zeros(1, 16, dtype=torch.int64))[0].output.shape[-1]
+    width = r.forward(torch.zeros(1, 16, dtype=torch.int64), 1, 0)[0].output.shape[-1]
     assert boundary_bytes(r.spec)["backward"] == 4 * width == 4 * r.spec.boundary_width
 
 

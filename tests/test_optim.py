@@ -165,7 +165,7 @@ def test_clipping_scales_the_whole_gradient(reference):
     norms = wide.prepare()
     assert row["grad_norm"] == gradient_norm(norms.values()) > 1e-3
     coefficient = clip_coefficient(row["grad_norm"], 1e-3)
-    wide._apply(learning_rate(wide.spec.optimizer, 1, wide.spec.steps), coefficient)
+    wide._decide(1, True, learning_rate(wide.spec.optimizer, 1, wide.spec.steps), coefficient)
     assert wide.weights_sha256() == narrow.weights_sha256()
     assert coefficient * row["grad_norm"] == pytest.approx(1e-3)
 

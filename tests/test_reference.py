@@ -8,12 +8,13 @@ import math
 
 import pytest
 import torch
+from conftest import make_spec
 from safetensors.torch import load_file
 
 from protomodels_cli.errors import RunStopped
 from protomodels_cli.lab.reconstruct import relative
 from protomodels_cli.model.snapshot import weights, write_snapshot
-from protomodels_cli.spec.schema import WireSpec
+from protomodels_cli.model.stage import Place
 from protomodels_cli.wire.codecs import carrier
 
 UPDATES = {"interval": 4, "window": 2, "delay": 1}
@@ -76,10 +77,11 @@ def test_a_bf16_wire_rounds_what_crosses_and_nothing_else(reference):
 
 
 def test_each_leg_has_a_codec_of_its_own():
-    carry, x = carrier(WireSpec(forward="bf16", backward="fp32")), torch.randn(50)
-    assert torch.equal(carry(x, "backward"), x)
-    assert torch.equal(carry(x, "forward"), x.bfloat16().float())
-    assert not torch.equal(carry(x, "forward"), x)
+    carry, x = carrier(make_spec(wire={"forward": "bf16", "backward": "fp32"})), torch.randn(5, 10)
+    assert torch.equal(carry(x, Place(1, 0, 0, "backward")), x)
+    for leg in ("forward", "evaluation"):
+        assert torch.equal(carry(x, Place(1, 0, 0, leg)), x.bfloat16().float())
+    assert not torch.equal(carry(x, Place(1, 0, 0, "forward")), x)
 
 
 def test_microbatches_change_rounding_only(reference):
@@ -121,7 +123,7 @@ def test_a_step_with_bad_numbers_is_skipped_everywhere(reference):
         r.stages[1].layers["1"].attn.q.weight.copy_(healthy["layers.1.attn.q.weight"])
     assert r.run_step()[-1]["applied"], "one good step ends the row of bad ones"
     assert r._skipped_in_a_row == 0
-    assert r.covariance.total.isfinite().all(), "nothing of the bad step is left in what moves U"
+    assert r.gathering.covariance.total.isfinite().all(), "nothing of the bad step is left in what moves U"
     _, subspace = r.run_step()
     assert subspace["captured_after"] > subspace["captured_before"]
 

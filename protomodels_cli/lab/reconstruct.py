@@ -20,6 +20,7 @@ from protomodels_cli.model.export import hugging_face_config, hugging_face_name,
 from protomodels_cli.model.forms import Constrained, Dense
 from protomodels_cli.model.llama import Matrix, RMSNorm, Writer
 from protomodels_cli.model.reference import Reference
+from protomodels_cli.model.stage import Place
 
 CONTEXTS = (64, 256, 1024)
 
@@ -76,16 +77,17 @@ def compare(reference: Reference) -> dict[str, dict[str, float]]:
         )
         for stage in stages[:-1]
     ]
-    flights = reference.forward(ids)
+    flights = reference.forward(ids, reference.step + 1, 0)
     for hook in hooks:
         hook.remove()
     with torch.no_grad():
         cut_logits = stages[-1].head(flights[-1].output)
     _, gradient = stages[-1].run_loss(flights[-1], targets, 1.0 / targets.numel())
     received = [gradient]  # backward messages, from the last boundary to the first
-    for stage, flight in zip(reversed(stages[:-1]), reversed(flights[:-1]), strict=True):
+    for i in reversed(range(len(stages) - 1)):
         assert gradient is not None
-        gradient = stage.run_backward(flight, reference.carry(gradient, "backward"))
+        arrived = reference.carry(gradient, Place(reference.step + 1, 0, i, "backward"))
+        gradient = stages[i].run_backward(flights[i], arrived)
         received.append(gradient)
 
     forward = {"logits": relative(cut_logits, logits)}

@@ -28,4 +28,4 @@ def small_reference(steps: int, seed: int, device: str, **sections: Any) -> Refe
     for name, fields in sections.items():
         base[name] = {**base[name], **fields} if isinstance(fields, dict) else fields
     spec = spec_from(base)
-    return Reference(spec, prepare(spec), carrier(spec.wire), device)
+    return Reference(spec, prepare(spec), carrier(spec), device)

@@ -83,7 +83,7 @@ def moved(basis: Basis, a: Tensor, step_size: float, inner_steps: int) -> Basis:
         euclidean = -2 * (a @ u)
         tangent = euclidean - u @ (u.T @ euclidean)
         u, _ = torch.linalg.qr(u - step_size * tangent)
-    return Basis(basis.version + 1, align(u, old).to(basis.u.dtype))
+    return Basis(basis.version + 1, align(u, old).to(basis.u.dtype).contiguous())
 
 
 def align(u: Tensor, old: Tensor) -> Tensor:

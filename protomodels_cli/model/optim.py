@@ -19,7 +19,7 @@ from protomodels_cli.model.basis import Basis
 from protomodels_cli.model.forms import Constrained, Dense, Reparam
 from protomodels_cli.model.llama import Matrix, RMSNorm, Writer
 from protomodels_cli.model.stage import Stage
-from protomodels_cli.spec.schema import OptimizerSpec
+from protomodels_cli.spec.schema import OptimizerSpec, SubspaceSpec
 
 Rule = Literal["adamw", "row_adamw", "muon"]
 Role = Literal["gain", "matrix", "writer", "embedding", "head"]
@@ -139,6 +139,10 @@ class StageOptimizer:
             if isinstance(slot.form, Constrained):
                 u = slot.form.basis.u
                 slot.parameter.copy_((slot.parameter @ u) @ u.T)
+
+
+def reprojects_after(step: int, subspace: SubspaceSpec) -> bool:
+    return subspace.reproject_interval > 0 and step % subspace.reproject_interval == 0
 
 
 def all_finite(squared_norms: dict[str, float]) -> bool:

@@ -20,11 +20,12 @@ from protomodels_cli.data.prepare import Corpus
 from protomodels_cli.errors import RunStopped
 from protomodels_cli.model import grassmann
 from protomodels_cli.model.basis import Basis, initial_basis
-from protomodels_cli.model.optim import StageOptimizer, all_finite
+from protomodels_cli.model.gathering import Gathering
+from protomodels_cli.model.optim import StageOptimizer, all_finite, reprojects_after
 from protomodels_cli.model.schedule import clip_coefficient, gradient_norm, learning_rate
 from protomodels_cli.model.shape import Shape, slices
-from protomodels_cli.model.snapshot import weights_sha256
-from protomodels_cli.model.stage import Carry, InFlight, Stage, Sync, t_fixed_of
+from protomodels_cli.model.snapshot import parameter_hashes, weights_sha256
+from protomodels_cli.model.stage import Carry, InFlight, Place, Stage, Sync, t_fixed_of
 from protomodels_cli.model.t_fixed import VERSION as T_FIXED_VERSION
 from protomodels_cli.spec.schema import RunSpec
 
@@ -50,7 +51,7 @@ class Reference:
         self.stages = [Stage(spec, part, self.basis, device) for part in slices(spec)]
         self.optimizers = [StageOptimizer(stage, spec.optimizer) for stage in self.stages]
         self.batches = Batches(corpus.train, spec)
-        self.covariance: grassmann.GradientCovariance | None = None  # only while gradients are gathered
+        self.gathering = Gathering(spec, self.stages[-1])
         self.switch: Switch | None = None
         self.step = 0
         self._skipped_in_a_row = 0
@@ -83,10 +84,7 @@ class Reference:
         norm = gradient_norm(norms.values())
         applied = math.isfinite(loss) and all_finite(norms)
         lr = learning_rate(self.spec.optimizer, step, self.spec.steps)
-        if applied:
-            self._apply(lr, clip_coefficient(norm, self.spec.optimizer.clip))
-        else:
-            self._skip()
+        self._decide(step, applied, lr, clip_coefficient(norm, self.spec.optimizer.clip))
         self.step = step
         seconds = time.perf_counter() - started
         tokens = self.spec.batch.size * self.spec.model.context
@@ -105,69 +103,57 @@ class Reference:
         )
         if grassmann.reports(self.spec.subspace, step):
             rows += self._report_subspace(step)
-        reproject = self.spec.subspace.reproject_interval
-        if applied and reproject and step % reproject == 0:
-            for optimizer in self.optimizers:
-                optimizer.reproject()
         return rows
 
     def accumulate(self, step: int) -> float:
         """Forward and backward of all microbatches. Leaves gradients on the parameters; returns the mean loss."""
         last = self.stages[-1]
-        if grassmann.gathers(self.spec.subspace, step):
-            self.covariance = self.covariance or grassmann.GradientCovariance(self.spec.model.width, self.device)
-            last.on_release = self.covariance.add
+        self.gathering.begin(step)
         tokens_in_step = self.spec.batch.size * self.spec.model.context
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         for m in range(self.spec.batch.microbatches):
             windows = torch.from_numpy(self.batches.microbatch(step, m).tokens).to(self.device)
-            flights = self.forward(windows[:, :-1])
+            flights = self.forward(windows[:, :-1], step, m)
             loss, gradient = last.run_loss(flights[-1], windows[:, 1:], 1.0 / tokens_in_step)
             total += loss
-            for stage, flight in zip(reversed(self.stages[:-1]), reversed(flights[:-1]), strict=True):
+            for i in reversed(range(len(self.stages) - 1)):
                 assert gradient is not None
-                gradient = stage.run_backward(flight, self.carry(gradient, "backward"))
-        last.on_release = None
+                arrived = self.carry(gradient, Place(step, m, i, "backward"))
+                gradient = self.stages[i].run_backward(flights[i], arrived)
+        self.gathering.end()
         return float(total) / tokens_in_step
 
-    def forward(self, tokens_BT: Tensor) -> list[InFlight]:
+    def forward(self, tokens_BT: Tensor, step: int, microbatch: int) -> list[InFlight]:
         flights = [self.stages[0].run_forward(tokens_BT, None)]
-        for stage in self.stages[1:]:
-            flights.append(stage.run_forward(tokens_BT, self.carry(flights[-1].output, "forward")))
+        for i, stage in enumerate(self.stages[1:]):
+            arrived = self.carry(flights[-1].output, Place(step, microbatch, i, "forward"))
+            flights.append(stage.run_forward(tokens_BT, arrived))
         return flights
 
     def prepare(self) -> dict[str, float]:
         """Squared norms of all units in layer order, after projection."""
         return {unit: squared for optimizer in self.optimizers for unit, squared in optimizer.prepare().items()}
 
-    def _apply(self, lr: float, coefficient: float) -> None:
+    def _decide(self, step: int, applied: bool, lr: float, coefficient: float) -> None:
         for optimizer in self.optimizers:
-            optimizer.apply(lr, coefficient)
-        if self.covariance is not None:
-            self.covariance.commit()
-        self._skipped_in_a_row = 0
-
-    def _skip(self) -> None:
-        for optimizer in self.optimizers:
-            optimizer.discard()
-        if self.covariance is not None:
-            self.covariance.discard()
-        self._skipped_in_a_row += 1
+            if applied:
+                optimizer.apply(lr, coefficient)
+            else:
+                optimizer.discard()
+            if applied and reprojects_after(step, self.spec.subspace):
+                optimizer.reproject()
+        self.gathering.decide(applied)
+        self._skipped_in_a_row = 0 if applied else self._skipped_in_a_row + 1
 
     def _report_subspace(self, step: int) -> list[Row]:
         """The subspace's quantities, from the gradients gathered; where U moves, the basis that comes next."""
-        assert self.covariance is not None
-        assert self.basis is not None
-        a, self.covariance = self.covariance.total.cpu(), None
-        if not float(a.trace()) > 0:  # every step of the window was skipped
+        reported = self.gathering.report(step)
+        if reported is None:
             return []
-        update, new = self.spec.subspace.update, self.basis
-        row = {"event": "subspace", "step": step}
-        if update.interval:
-            new = grassmann.moved(self.basis, a, update.step_size, update.inner_steps)
-            self.switch = Switch(new, grassmann.first_step_with(update, step))
-            row["first_step"] = self.switch.first_step
-        return [{**row, "version": new.version, **grassmann.report(self.basis, new, a)}]
+        row, new = reported
+        if new is not None:
+            self.switch = Switch(new, row["first_step"])
+        return [{"event": "subspace", "step": step, **row}]
 
     def _switch_basis(self, switch: Switch) -> Row:
         for optimizer in self.optimizers:
@@ -206,14 +192,14 @@ class Reference:
     def evaluate(self) -> float:
         """Mean loss on the held-out windows. Changes nothing."""
         total, tokens = 0.0, 0
-        for windows in held_out_windows(self.corpus.held_out, self.spec):
+        for m, windows in enumerate(held_out_windows(self.corpus.held_out, self.spec)):
             batch = torch.from_numpy(windows).to(self.device)
             x = self.stages[0].evaluate(batch[:, :-1], None)
-            for stage in self.stages[1:]:
-                x = stage.evaluate(batch[:, :-1], self.carry(x, "forward"))
+            for i, stage in enumerate(self.stages[1:]):
+                x = stage.evaluate(batch[:, :-1], self.carry(x, Place(self.step, m, i, "evaluation")))
             total += float(self.stages[-1].evaluate_loss(x, batch[:, 1:]))
             tokens += batch[:, 1:].numel()
         return total / tokens
 
     def weights_sha256(self) -> str:
-        return weights_sha256(self.stages)
+        return weights_sha256(h for stage in self.stages for h in parameter_hashes(stage))

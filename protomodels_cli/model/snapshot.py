@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -18,6 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from protomodels_cli.errors import UserError
+from protomodels_cli.files import sync_folder
 from protomodels_cli.model.optim import StageOptimizer
 from protomodels_cli.model.stage import Stage
 
@@ -27,13 +29,22 @@ def weights(stages: list[Stage]) -> dict[str, Tensor]:
     return {name: p.detach() for stage in stages for name, p in stage.named_parameters()}
 
 
-def weights_sha256(stages: list[Stage]) -> str:
-    """One hash over all weights in canonical order: equal models, equal hash, wherever they are cut."""
-    digest = hashlib.sha256()
-    for name, tensor in weights(stages).items():
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        digest.update(tensor.cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()
+def parameter_hashes(stage: Stage) -> list[tuple[str, str]]:
+    """Name and hash of each of a stage's parameters, in layer order."""
+    found = []
+    for name, p in stage.named_parameters():
+        digest = hashlib.sha256(f"{p.dtype} {tuple(p.shape)}\n".encode())
+        digest.update(p.detach().cpu().contiguous().numpy().tobytes())
+        found.append((name, digest.hexdigest()))
+    return found
+
+
+def weights_sha256(parameters: Iterable[tuple[str, str]]) -> str:
+    """One hash over all parameters' hashes in layer order: equal models, equal hash, wherever they are cut.
+
+    A hash of hashes, so that stages on different machines can each contribute theirs."""
+    lines = "".join(f"{name} {sha256}\n" for name, sha256 in parameters)
+    return hashlib.sha256(lines.encode()).hexdigest()
 
 
 def stage_state(stage: Stage, optimizer: StageOptimizer) -> dict[str, Tensor]:
@@ -61,7 +72,7 @@ def write_snapshot(folder: Path, step: int, stages: list[Stage], optimizers: lis
         (work / "hashes.json").write_text(json.dumps({"step": step, "sha256": hashes}, indent=1))
         _sync_and_hash(work / "hashes.json")
         os.rename(work, final)
-        _sync_folder(folder)
+        sync_folder(folder)
     except (OSError, SafetensorError) as e:
         shutil.rmtree(work, ignore_errors=True)
         reason = getattr(e, "strerror", None) or str(e)
@@ -72,15 +83,6 @@ def write_snapshot(folder: Path, step: int, stages: list[Stage], optimizers: lis
     for old in sorted(p for p in folder.iterdir() if p.name.isdigit())[:-keep]:
         shutil.rmtree(old)
     return final
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make a rename last through a power cut."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _sync_and_hash(path: Path) -> str:

@@ -24,8 +24,20 @@ def t_fixed_of(spec: RunSpec, device: torch.device | str = "cpu") -> TFixed:
     return TFixed(spec.vocab_size, spec.model.width, table.scale, table.seed, device)
 
 
-Leg = Literal["forward", "backward"]
-Carry = Callable[[Tensor, Leg], Tensor]  # how a message crosses a boundary: what comes out is what arrives
+Leg = Literal["forward", "backward", "evaluation"]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which message this is: all that a codec's random numbers may depend on, beside the seed."""
+
+    step: int
+    microbatch: int
+    boundary: int  # i lies between stages i and i + 1
+    leg: Leg
+
+
+Carry = Callable[[Tensor, Place], Tensor]  # how a message crosses a boundary: what comes out is what arrives
 
 
 @dataclass(frozen=True)
@@ -52,7 +64,7 @@ class Stage(nn.Module):
     def __init__(self, spec: RunSpec, part: Slice, basis: Basis | None, device: torch.device | str = "cpu"):
         super().__init__()
         self.shape, self.part = Shape.of(spec), part
-        self.loss_chunk = spec.compute.loss_chunk
+        self.loss_chunk, self._message_width = spec.compute.loss_chunk, spec.boundary_width
         self.t_fixed: TFixed | None = None
         self.form: Form = Dense()
         if spec.subspace.form != "dense":
@@ -120,6 +132,17 @@ class Stage(nn.Module):
         """Last stage: the microbatch's summed loss, and its backward with gradients of scale × that."""
         loss, gradient = loss_and_gradient(self.head, flight.output, targets_BT, self.loss_chunk, scale)
         return loss, self.run_backward(flight, gradient)
+
+    def warm_up(self, rows: int, columns: int) -> None:
+        """One microbatch of zeros there and back, and forgotten: first calls are slow, and a step should not be."""
+        tokens = torch.zeros((rows, columns), dtype=torch.int64, device=self.device)
+        message = torch.zeros((rows, columns, self._message_width), dtype=self.shape.dtype, device=self.device)
+        flight = self.run_forward(tokens, None if self.part.is_first else message)
+        if self.part.is_last:
+            self.run_loss(flight, tokens, 1.0)
+        else:
+            self.run_backward(flight, message)
+        self.zero_grad(set_to_none=True)
 
     @torch.no_grad()
     def evaluate(self, tokens_BT: Tensor, received: Tensor | None) -> Tensor:

@@ -132,6 +132,13 @@ class OptimizerSpec(Section):
 class BatchSpec(Section):
     size: Count = Field(16, description="Windows in a step.")
     microbatches: Count = Field(4, description="Parts a step's batch is streamed in; must divide size.")
+    in_flight: Count | None = Field(
+        None,
+        description=(
+            "Microbatches a stage may hold between their forward and their backward; bounds its memory. "
+            "Default: twice the number of stages from it to the last."
+        ),
+    )
 
 
 class DataSpec(Section):
@@ -180,10 +187,16 @@ class EvalSpec(Section):
 
 
 class WireSpec(Section):
-    forward: Literal["fp32", "bf16"] = Field(
-        "fp32", description="Codec of activations. fp32 sends the stage's own numbers, unrounded."
+    forward: Literal["fp32", "bf16", "int8"] = Field(
+        "fp32",
+        description=(
+            "Codec of activations. `fp32` sends the stage's own numbers, unrounded; `int8` a byte each and a scale "
+            "a token."
+        ),
     )
-    backward: Literal["fp32", "bf16"] = Field("fp32", description="Codec of gradients.")
+    backward: Literal["fp32", "bf16", "int8"] = Field(
+        "fp32", description="Codec of gradients. Here `int8` rounds up or down at random, so that no error builds up."
+    )
 
 
 class SnapshotSpec(Section):
@@ -195,6 +208,9 @@ class LimitsSpec(Section):
     nonfinite_steps: Count = Field(
         5,
         description="Steps in a row skipped for a non-finite loss or gradient at which the run stops.",
+    )
+    place_seconds: Positive = Field(
+        300.0, description="Time for a peer to build its stage and reach its neighbours; then another is asked."
     )
 
 
@@ -218,6 +234,9 @@ class RunSpec(Section):
     steps: Count = Field(description="Optimizer steps.")
     stages: int | list[int] | Literal["auto"] = Field(
         1, description="How many stages (cut evenly), a list of layers per stage, or `auto`."
+    )
+    min_peers: Count = Field(
+        2, description="Peers that must have joined before `stages: auto` cuts the model to fit them."
     )
     model: ModelSpec
     subspace: SubspaceSpec = Field(default_factory=SubspaceSpec)

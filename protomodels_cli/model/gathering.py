@@ -1,0 +1,48 @@
+"""The last stage's part in moving the subspace: gather the stream's gradients, then say what basis comes next."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from protomodels_cli.model import grassmann
+from protomodels_cli.model.basis import Basis
+from protomodels_cli.model.stage import Stage
+from protomodels_cli.spec.schema import RunSpec
+
+
+class Gathering:
+    def __init__(self, spec: RunSpec, last: Stage):
+        self.subspace, self.stage = spec.subspace, last
+        self.covariance: grassmann.GradientCovariance | None = None  # only while gradients are gathered
+
+    def begin(self, step: int) -> None:
+        """Before the first microbatch of a step."""
+        if grassmann.gathers(self.subspace, step):
+            if self.covariance is None:
+                self.covariance = grassmann.GradientCovariance(self.stage.shape.width, self.stage.device)
+            self.stage.on_release = self.covariance.add
+
+    def end(self) -> None:
+        """After the last."""
+        self.stage.on_release = None
+
+    def decide(self, applied: bool) -> None:
+        if self.covariance is not None and applied:
+            self.covariance.commit()
+        elif self.covariance is not None:
+            self.covariance.discard()
+
+    def report(self, step: int) -> tuple[dict[str, Any], Basis | None] | None:
+        """At the end of a gathering: its quantities for the metrics and, where U moves, the basis that comes next."""
+        assert self.covariance is not None
+        basis = self.stage.basis
+        assert basis is not None
+        a, self.covariance = self.covariance.total.cpu(), None
+        if not float(a.trace()) > 0:  # every step of the window was skipped
+            return None
+        basis, update = basis.copy_to("cpu"), self.subspace.update
+        if not update.interval:
+            return {"version": basis.version, **grassmann.report(basis, basis, a)}, None
+        new = grassmann.moved(basis, a, update.step_size, update.inner_steps)
+        first_step = grassmann.first_step_with(update, step)
+        return {"first_step": first_step, "version": new.version, **grassmann.report(basis, new, a)}, new

@@ -1,0 +1,77 @@
+"""Messages over a boundary, cut into frames and put together again. Pure: bytes in, bytes out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from protomodels_cli.model.stage import Leg
+from protomodels_cli.wire.pb import pmtrain_pb2 as pb
+
+PIECE = 1 << 20  # bytes of payload in a frame; gRPC's own limit for a message is 4 MiB
+
+_LEGS: dict[Leg, pb.Frame.Leg] = {
+    "forward": pb.Frame.FORWARD,
+    "backward": pb.Frame.BACKWARD,
+    "evaluation": pb.Frame.EVALUATION,
+}
+_NAMES = {number: name for name, number in _LEGS.items()}
+
+
+class BadMessage(ValueError):
+    """A neighbour sent what cannot be."""
+
+
+@dataclass(frozen=True)
+class Message:
+    """One microbatch's activations or gradients, packed, or (on the first stage) its token ids alone."""
+
+    leg: Leg
+    step: int
+    microbatch: int
+    basis_version: int
+    ids: bytes
+    payload: bytes
+
+
+def frames_of(message: Message, generation: int) -> Iterator[pb.Frame]:
+    for start in range(0, max(1, len(message.payload)), PIECE):
+        yield pb.Frame(
+            leg=_LEGS[message.leg],
+            generation=generation,
+            step=message.step,
+            microbatch=message.microbatch,
+            basis_version=message.basis_version,
+            ids=message.ids if start == 0 else b"",
+            payload=message.payload[start : start + PIECE],
+            more=start + PIECE < len(message.payload),
+        )
+
+
+class Assembler:
+    """Frames of one link, in order, back to messages. Refuses what cannot be part of a whole one."""
+
+    def __init__(self, most_bytes: int):
+        self.most_bytes = most_bytes
+        self._pieces: list[pb.Frame] = []
+        self._size = 0
+
+    def add(self, frame: pb.Frame) -> Message | None:
+        """The message that this frame completes, if it does."""
+        if frame.leg not in _NAMES:
+            raise BadMessage(f"leg {frame.leg} of a frame is unknown")
+        if self._pieces:
+            first = self._pieces[0]
+            same = (frame.leg, frame.step, frame.microbatch) == (first.leg, first.step, first.microbatch)
+            if not same or frame.ids:
+                raise BadMessage("a frame in the middle of another message")
+        self._pieces.append(frame)
+        self._size += len(frame.payload) + len(frame.ids)
+        if self._size > self.most_bytes:
+            raise BadMessage(f"a message of more than {self.most_bytes} bytes")
+        if frame.more:
+            return None
+        pieces, self._pieces, self._size = self._pieces, [], 0
+        payload = pieces[0].payload if len(pieces) == 1 else b"".join(p.payload for p in pieces)
+        first = pieces[0]
+        return Message(_NAMES[first.leg], first.step, first.microbatch, first.basis_version, first.ids, payload)
