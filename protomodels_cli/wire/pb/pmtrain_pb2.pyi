@@ -1,0 +1,530 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class EnrolRequest(_message.Message):
+    __slots__ = ("token", "version", "protocol", "public_key_pem", "name")
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    PUBLIC_KEY_PEM_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    token: str
+    version: str
+    protocol: int
+    public_key_pem: bytes
+    name: str
+    def __init__(self, token: _Optional[str] = ..., version: _Optional[str] = ..., protocol: _Optional[int] = ..., public_key_pem: _Optional[bytes] = ..., name: _Optional[str] = ...) -> None: ...
+
+class EnrolReply(_message.Message):
+    __slots__ = ("peer", "secret", "certificate_pem", "spec_json", "spec_sha256", "clock")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    SECRET_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATE_PEM_FIELD_NUMBER: _ClassVar[int]
+    SPEC_JSON_FIELD_NUMBER: _ClassVar[int]
+    SPEC_SHA256_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    secret: str
+    certificate_pem: bytes
+    spec_json: str
+    spec_sha256: str
+    clock: float
+    def __init__(self, peer: _Optional[str] = ..., secret: _Optional[str] = ..., certificate_pem: _Optional[bytes] = ..., spec_json: _Optional[str] = ..., spec_sha256: _Optional[str] = ..., clock: _Optional[float] = ...) -> None: ...
+
+class ReachabilityRequest(_message.Message):
+    __slots__ = ("port",)
+    PORT_FIELD_NUMBER: _ClassVar[int]
+    port: int
+    def __init__(self, port: _Optional[int] = ...) -> None: ...
+
+class ReachabilityReply(_message.Message):
+    __slots__ = ("reachable", "host", "reason")
+    REACHABLE_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reachable: bool
+    host: str
+    reason: str
+    def __init__(self, reachable: bool = ..., host: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class PeerMessage(_message.Message):
+    __slots__ = ("register", "done", "basis_taken", "leaving", "trouble")
+    REGISTER_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    BASIS_TAKEN_FIELD_NUMBER: _ClassVar[int]
+    LEAVING_FIELD_NUMBER: _ClassVar[int]
+    TROUBLE_FIELD_NUMBER: _ClassVar[int]
+    register: Register
+    done: Done
+    basis_taken: BasisTaken
+    leaving: Leaving
+    trouble: Trouble
+    def __init__(self, register: _Optional[_Union[Register, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., basis_taken: _Optional[_Union[BasisTaken, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., trouble: _Optional[_Union[Trouble, _Mapping]] = ...) -> None: ...
+
+class Register(_message.Message):
+    __slots__ = ("spec_sha256", "device", "memory", "flops", "host", "port", "name")
+    SPEC_SHA256_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_FIELD_NUMBER: _ClassVar[int]
+    FLOPS_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PORT_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    spec_sha256: str
+    device: str
+    memory: int
+    flops: float
+    host: str
+    port: int
+    name: str
+    def __init__(self, spec_sha256: _Optional[str] = ..., device: _Optional[str] = ..., memory: _Optional[int] = ..., flops: _Optional[float] = ..., host: _Optional[str] = ..., port: _Optional[int] = ..., name: _Optional[str] = ...) -> None: ...
+
+class Done(_message.Message):
+    __slots__ = ("task", "t_fixed_sha256", "t_fixed_version", "basis_sha256", "basis_version", "norms", "loss_sum", "tokens", "usage", "parameters")
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    T_FIXED_SHA256_FIELD_NUMBER: _ClassVar[int]
+    T_FIXED_VERSION_FIELD_NUMBER: _ClassVar[int]
+    BASIS_SHA256_FIELD_NUMBER: _ClassVar[int]
+    BASIS_VERSION_FIELD_NUMBER: _ClassVar[int]
+    NORMS_FIELD_NUMBER: _ClassVar[int]
+    LOSS_SUM_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    USAGE_FIELD_NUMBER: _ClassVar[int]
+    PARAMETERS_FIELD_NUMBER: _ClassVar[int]
+    task: int
+    t_fixed_sha256: str
+    t_fixed_version: int
+    basis_sha256: str
+    basis_version: int
+    norms: _containers.RepeatedCompositeFieldContainer[UnitNorm]
+    loss_sum: float
+    tokens: int
+    usage: Usage
+    parameters: _containers.RepeatedCompositeFieldContainer[ParameterHash]
+    def __init__(self, task: _Optional[int] = ..., t_fixed_sha256: _Optional[str] = ..., t_fixed_version: _Optional[int] = ..., basis_sha256: _Optional[str] = ..., basis_version: _Optional[int] = ..., norms: _Optional[_Iterable[_Union[UnitNorm, _Mapping]]] = ..., loss_sum: _Optional[float] = ..., tokens: _Optional[int] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., parameters: _Optional[_Iterable[_Union[ParameterHash, _Mapping]]] = ...) -> None: ...
+
+class UnitNorm(_message.Message):
+    __slots__ = ("unit", "squared")
+    UNIT_FIELD_NUMBER: _ClassVar[int]
+    SQUARED_FIELD_NUMBER: _ClassVar[int]
+    unit: str
+    squared: float
+    def __init__(self, unit: _Optional[str] = ..., squared: _Optional[float] = ...) -> None: ...
+
+class ParameterHash(_message.Message):
+    __slots__ = ("name", "sha256")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    sha256: str
+    def __init__(self, name: _Optional[str] = ..., sha256: _Optional[str] = ...) -> None: ...
+
+class Usage(_message.Message):
+    __slots__ = ("compute_s", "wait_s", "wire_s", "forward_bytes", "backward_bytes", "most_in_flight", "peak_memory", "cpu_s", "refused_frames")
+    COMPUTE_S_FIELD_NUMBER: _ClassVar[int]
+    WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    WIRE_S_FIELD_NUMBER: _ClassVar[int]
+    FORWARD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    BACKWARD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MOST_IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
+    PEAK_MEMORY_FIELD_NUMBER: _ClassVar[int]
+    CPU_S_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FRAMES_FIELD_NUMBER: _ClassVar[int]
+    compute_s: float
+    wait_s: float
+    wire_s: float
+    forward_bytes: int
+    backward_bytes: int
+    most_in_flight: int
+    peak_memory: int
+    cpu_s: float
+    refused_frames: int
+    def __init__(self, compute_s: _Optional[float] = ..., wait_s: _Optional[float] = ..., wire_s: _Optional[float] = ..., forward_bytes: _Optional[int] = ..., backward_bytes: _Optional[int] = ..., most_in_flight: _Optional[int] = ..., peak_memory: _Optional[int] = ..., cpu_s: _Optional[float] = ..., refused_frames: _Optional[int] = ...) -> None: ...
+
+class BasisTaken(_message.Message):
+    __slots__ = ("version", "sha256")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    sha256: str
+    def __init__(self, version: _Optional[int] = ..., sha256: _Optional[str] = ...) -> None: ...
+
+class Leaving(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Trouble(_message.Message):
+    __slots__ = ("what",)
+    WHAT_FIELD_NUMBER: _ClassVar[int]
+    what: str
+    def __init__(self, what: _Optional[str] = ...) -> None: ...
+
+class CoordinatorMessage(_message.Message):
+    __slots__ = ("spare", "place", "turn", "feed", "basis", "dismissal")
+    SPARE_FIELD_NUMBER: _ClassVar[int]
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    TURN_FIELD_NUMBER: _ClassVar[int]
+    FEED_FIELD_NUMBER: _ClassVar[int]
+    BASIS_FIELD_NUMBER: _ClassVar[int]
+    DISMISSAL_FIELD_NUMBER: _ClassVar[int]
+    spare: Spare
+    place: Place
+    turn: Turn
+    feed: Feed
+    basis: NewBasis
+    dismissal: Dismissal
+    def __init__(self, spare: _Optional[_Union[Spare, _Mapping]] = ..., place: _Optional[_Union[Place, _Mapping]] = ..., turn: _Optional[_Union[Turn, _Mapping]] = ..., feed: _Optional[_Union[Feed, _Mapping]] = ..., basis: _Optional[_Union[NewBasis, _Mapping]] = ..., dismissal: _Optional[_Union[Dismissal, _Mapping]] = ...) -> None: ...
+
+class Spare(_message.Message):
+    __slots__ = ("why",)
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    why: str
+    def __init__(self, why: _Optional[str] = ...) -> None: ...
+
+class Place(_message.Message):
+    __slots__ = ("task", "generation", "stage", "layers_per_stage", "basis", "t_fixed", "previous", "next")
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_PER_STAGE_FIELD_NUMBER: _ClassVar[int]
+    BASIS_FIELD_NUMBER: _ClassVar[int]
+    T_FIXED_FIELD_NUMBER: _ClassVar[int]
+    PREVIOUS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_FIELD_NUMBER: _ClassVar[int]
+    task: int
+    generation: int
+    stage: int
+    layers_per_stage: _containers.RepeatedScalarFieldContainer[int]
+    basis: Basis
+    t_fixed: Table
+    previous: Route
+    next: Route
+    def __init__(self, task: _Optional[int] = ..., generation: _Optional[int] = ..., stage: _Optional[int] = ..., layers_per_stage: _Optional[_Iterable[int]] = ..., basis: _Optional[_Union[Basis, _Mapping]] = ..., t_fixed: _Optional[_Union[Table, _Mapping]] = ..., previous: _Optional[_Union[Route, _Mapping]] = ..., next: _Optional[_Union[Route, _Mapping]] = ...) -> None: ...
+
+class Basis(_message.Message):
+    __slots__ = ("version", "u", "sha256")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    U_FIELD_NUMBER: _ClassVar[int]
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    u: bytes
+    sha256: str
+    def __init__(self, version: _Optional[int] = ..., u: _Optional[bytes] = ..., sha256: _Optional[str] = ...) -> None: ...
+
+class Table(_message.Message):
+    __slots__ = ("seed", "scale", "version", "sha256")
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    SCALE_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    seed: int
+    scale: float
+    version: int
+    sha256: str
+    def __init__(self, seed: _Optional[int] = ..., scale: _Optional[float] = ..., version: _Optional[int] = ..., sha256: _Optional[str] = ...) -> None: ...
+
+class Route(_message.Message):
+    __slots__ = ("way", "peer", "host", "port", "ticket")
+    class Way(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        LISTEN: _ClassVar[Route.Way]
+        DIAL: _ClassVar[Route.Way]
+        RELAY_LISTEN: _ClassVar[Route.Way]
+        RELAY_DIAL: _ClassVar[Route.Way]
+    LISTEN: Route.Way
+    DIAL: Route.Way
+    RELAY_LISTEN: Route.Way
+    RELAY_DIAL: Route.Way
+    WAY_FIELD_NUMBER: _ClassVar[int]
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PORT_FIELD_NUMBER: _ClassVar[int]
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    way: Route.Way
+    peer: str
+    host: str
+    port: int
+    ticket: str
+    def __init__(self, way: _Optional[_Union[Route.Way, str]] = ..., peer: _Optional[str] = ..., host: _Optional[str] = ..., port: _Optional[int] = ..., ticket: _Optional[str] = ...) -> None: ...
+
+class Turn(_message.Message):
+    __slots__ = ("task", "generation", "decision", "step", "evaluation", "sync", "save", "finish", "connect")
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    DECISION_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    EVALUATION_FIELD_NUMBER: _ClassVar[int]
+    SYNC_FIELD_NUMBER: _ClassVar[int]
+    SAVE_FIELD_NUMBER: _ClassVar[int]
+    FINISH_FIELD_NUMBER: _ClassVar[int]
+    CONNECT_FIELD_NUMBER: _ClassVar[int]
+    task: int
+    generation: int
+    decision: Decision
+    step: Step
+    evaluation: Evaluation
+    sync: Sync
+    save: Save
+    finish: Finish
+    connect: Connect
+    def __init__(self, task: _Optional[int] = ..., generation: _Optional[int] = ..., decision: _Optional[_Union[Decision, _Mapping]] = ..., step: _Optional[_Union[Step, _Mapping]] = ..., evaluation: _Optional[_Union[Evaluation, _Mapping]] = ..., sync: _Optional[_Union[Sync, _Mapping]] = ..., save: _Optional[_Union[Save, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., connect: _Optional[_Union[Connect, _Mapping]] = ...) -> None: ...
+
+class Connect(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Decision(_message.Message):
+    __slots__ = ("step", "apply", "lr", "clip", "loss")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    APPLY_FIELD_NUMBER: _ClassVar[int]
+    LR_FIELD_NUMBER: _ClassVar[int]
+    CLIP_FIELD_NUMBER: _ClassVar[int]
+    LOSS_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    apply: bool
+    lr: float
+    clip: float
+    loss: float
+    def __init__(self, step: _Optional[int] = ..., apply: bool = ..., lr: _Optional[float] = ..., clip: _Optional[float] = ..., loss: _Optional[float] = ...) -> None: ...
+
+class Step(_message.Message):
+    __slots__ = ("step", "microbatches", "basis_version")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    MICROBATCHES_FIELD_NUMBER: _ClassVar[int]
+    BASIS_VERSION_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    microbatches: int
+    basis_version: int
+    def __init__(self, step: _Optional[int] = ..., microbatches: _Optional[int] = ..., basis_version: _Optional[int] = ...) -> None: ...
+
+class Evaluation(_message.Message):
+    __slots__ = ("step", "microbatches", "basis_version")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    MICROBATCHES_FIELD_NUMBER: _ClassVar[int]
+    BASIS_VERSION_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    microbatches: int
+    basis_version: int
+    def __init__(self, step: _Optional[int] = ..., microbatches: _Optional[int] = ..., basis_version: _Optional[int] = ...) -> None: ...
+
+class Sync(_message.Message):
+    __slots__ = ("step", "basis", "t_fixed")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    BASIS_FIELD_NUMBER: _ClassVar[int]
+    T_FIXED_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    basis: Basis
+    t_fixed: Table
+    def __init__(self, step: _Optional[int] = ..., basis: _Optional[_Union[Basis, _Mapping]] = ..., t_fixed: _Optional[_Union[Table, _Mapping]] = ...) -> None: ...
+
+class Save(_message.Message):
+    __slots__ = ("step",)
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    def __init__(self, step: _Optional[int] = ...) -> None: ...
+
+class Finish(_message.Message):
+    __slots__ = ("step",)
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    def __init__(self, step: _Optional[int] = ...) -> None: ...
+
+class Feed(_message.Message):
+    __slots__ = ("step", "microbatch", "evaluation", "ids")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    MICROBATCH_FIELD_NUMBER: _ClassVar[int]
+    EVALUATION_FIELD_NUMBER: _ClassVar[int]
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    microbatch: int
+    evaluation: bool
+    ids: bytes
+    def __init__(self, step: _Optional[int] = ..., microbatch: _Optional[int] = ..., evaluation: bool = ..., ids: _Optional[bytes] = ...) -> None: ...
+
+class NewBasis(_message.Message):
+    __slots__ = ("basis",)
+    BASIS_FIELD_NUMBER: _ClassVar[int]
+    basis: Basis
+    def __init__(self, basis: _Optional[_Union[Basis, _Mapping]] = ...) -> None: ...
+
+class Dismissal(_message.Message):
+    __slots__ = ("why", "fix", "exit_code")
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    FIX_FIELD_NUMBER: _ClassVar[int]
+    EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
+    why: str
+    fix: str
+    exit_code: int
+    def __init__(self, why: _Optional[str] = ..., fix: _Optional[str] = ..., exit_code: _Optional[int] = ...) -> None: ...
+
+class UploadChunk(_message.Message):
+    __slots__ = ("header", "data")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    header: UploadHeader
+    data: bytes
+    def __init__(self, header: _Optional[_Union[UploadHeader, _Mapping]] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class UploadHeader(_message.Message):
+    __slots__ = ("kind", "generation", "step", "size", "sha256", "row_json", "moved")
+    class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        SNAPSHOT_PART: _ClassVar[UploadHeader.Kind]
+        BASIS: _ClassVar[UploadHeader.Kind]
+    SNAPSHOT_PART: UploadHeader.Kind
+    BASIS: UploadHeader.Kind
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    ROW_JSON_FIELD_NUMBER: _ClassVar[int]
+    MOVED_FIELD_NUMBER: _ClassVar[int]
+    kind: UploadHeader.Kind
+    generation: int
+    step: int
+    size: int
+    sha256: str
+    row_json: str
+    moved: bool
+    def __init__(self, kind: _Optional[_Union[UploadHeader.Kind, str]] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., size: _Optional[int] = ..., sha256: _Optional[str] = ..., row_json: _Optional[str] = ..., moved: bool = ...) -> None: ...
+
+class UploadReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Frame(_message.Message):
+    __slots__ = ("leg", "generation", "step", "microbatch", "basis_version", "ids", "payload", "more", "taken")
+    class Leg(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        CREDIT: _ClassVar[Frame.Leg]
+        FORWARD: _ClassVar[Frame.Leg]
+        BACKWARD: _ClassVar[Frame.Leg]
+        EVALUATION: _ClassVar[Frame.Leg]
+    CREDIT: Frame.Leg
+    FORWARD: Frame.Leg
+    BACKWARD: Frame.Leg
+    EVALUATION: Frame.Leg
+    LEG_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    MICROBATCH_FIELD_NUMBER: _ClassVar[int]
+    BASIS_VERSION_FIELD_NUMBER: _ClassVar[int]
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
+    TAKEN_FIELD_NUMBER: _ClassVar[int]
+    leg: Frame.Leg
+    generation: int
+    step: int
+    microbatch: int
+    basis_version: int
+    ids: bytes
+    payload: bytes
+    more: bool
+    taken: int
+    def __init__(self, leg: _Optional[_Union[Frame.Leg, str]] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., microbatch: _Optional[int] = ..., basis_version: _Optional[int] = ..., ids: _Optional[bytes] = ..., payload: _Optional[bytes] = ..., more: bool = ..., taken: _Optional[int] = ...) -> None: ...
+
+class StatusRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class RunStatus(_message.Message):
+    __slots__ = ("name", "phase", "waiting_for", "step", "steps", "loss", "eval_loss", "tokens_per_s", "eta_s", "generation", "basis_version", "stages", "peers", "spec_sha256", "reason", "uptime_s", "tokens", "refused_connections")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FOR_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    LOSS_FIELD_NUMBER: _ClassVar[int]
+    EVAL_LOSS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    ETA_S_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    BASIS_VERSION_FIELD_NUMBER: _ClassVar[int]
+    STAGES_FIELD_NUMBER: _ClassVar[int]
+    PEERS_FIELD_NUMBER: _ClassVar[int]
+    SPEC_SHA256_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    UPTIME_S_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_CONNECTIONS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    phase: str
+    waiting_for: str
+    step: int
+    steps: int
+    loss: float
+    eval_loss: float
+    tokens_per_s: float
+    eta_s: float
+    generation: int
+    basis_version: int
+    stages: _containers.RepeatedCompositeFieldContainer[StageStatus]
+    peers: _containers.RepeatedCompositeFieldContainer[PeerStatus]
+    spec_sha256: str
+    reason: str
+    uptime_s: float
+    tokens: int
+    refused_connections: int
+    def __init__(self, name: _Optional[str] = ..., phase: _Optional[str] = ..., waiting_for: _Optional[str] = ..., step: _Optional[int] = ..., steps: _Optional[int] = ..., loss: _Optional[float] = ..., eval_loss: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., eta_s: _Optional[float] = ..., generation: _Optional[int] = ..., basis_version: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[StageStatus, _Mapping]]] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ..., spec_sha256: _Optional[str] = ..., reason: _Optional[str] = ..., uptime_s: _Optional[float] = ..., tokens: _Optional[int] = ..., refused_connections: _Optional[int] = ...) -> None: ...
+
+class StageStatus(_message.Message):
+    __slots__ = ("stage", "first_layer", "end_layer", "peer", "name", "state", "compute_share", "wait_share", "wire_share", "forward_bytes_per_token", "backward_bytes_per_token", "ratio_bf16", "most_in_flight", "peak_memory")
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    FIRST_LAYER_FIELD_NUMBER: _ClassVar[int]
+    END_LAYER_FIELD_NUMBER: _ClassVar[int]
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    COMPUTE_SHARE_FIELD_NUMBER: _ClassVar[int]
+    WAIT_SHARE_FIELD_NUMBER: _ClassVar[int]
+    WIRE_SHARE_FIELD_NUMBER: _ClassVar[int]
+    FORWARD_BYTES_PER_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    BACKWARD_BYTES_PER_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    RATIO_BF16_FIELD_NUMBER: _ClassVar[int]
+    MOST_IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
+    PEAK_MEMORY_FIELD_NUMBER: _ClassVar[int]
+    stage: int
+    first_layer: int
+    end_layer: int
+    peer: str
+    name: str
+    state: str
+    compute_share: float
+    wait_share: float
+    wire_share: float
+    forward_bytes_per_token: float
+    backward_bytes_per_token: float
+    ratio_bf16: float
+    most_in_flight: int
+    peak_memory: int
+    def __init__(self, stage: _Optional[int] = ..., first_layer: _Optional[int] = ..., end_layer: _Optional[int] = ..., peer: _Optional[str] = ..., name: _Optional[str] = ..., state: _Optional[str] = ..., compute_share: _Optional[float] = ..., wait_share: _Optional[float] = ..., wire_share: _Optional[float] = ..., forward_bytes_per_token: _Optional[float] = ..., backward_bytes_per_token: _Optional[float] = ..., ratio_bf16: _Optional[float] = ..., most_in_flight: _Optional[int] = ..., peak_memory: _Optional[int] = ...) -> None: ...
+
+class PeerStatus(_message.Message):
+    __slots__ = ("peer", "name", "state", "device", "memory", "flops", "address", "reachable", "joined_s")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_FIELD_NUMBER: _ClassVar[int]
+    FLOPS_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    REACHABLE_FIELD_NUMBER: _ClassVar[int]
+    JOINED_S_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    name: str
+    state: str
+    device: str
+    memory: int
+    flops: float
+    address: str
+    reachable: bool
+    joined_s: float
+    def __init__(self, peer: _Optional[str] = ..., name: _Optional[str] = ..., state: _Optional[str] = ..., device: _Optional[str] = ..., memory: _Optional[int] = ..., flops: _Optional[float] = ..., address: _Optional[str] = ..., reachable: bool = ..., joined_s: _Optional[float] = ...) -> None: ...
