@@ -6,6 +6,7 @@ EXIT_BUG = 1  # a traceback: please report it
 EXIT_SPEC = 2  # a bad spec or command line
 EXIT_OUTSIDE = 3  # files, disk, devices or missing packages: something outside pmtrain
 EXIT_STOPPED = 4  # the run stopped itself and says why
+EXIT_REFUSED = 5  # the coordinator or a peer said no: token, fingerprint, version, spec
 EXIT_INTERRUPTED = 130  # Ctrl-C
 
 

@@ -1,0 +1,230 @@
+"""The one public TCP port: hands out the CA, splices relayed links, passes TLS on to gRPC on loopback.
+
+It bounds what a stranger can make us hold before a handshake. It must not know keys, tokens, gRPC or what peers say.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import ipaddress
+import resource
+import socket
+from asyncio import StreamReader, StreamWriter
+from collections import Counter
+from dataclasses import dataclass
+
+from protomodels_cli.errors import UserError
+from protomodels_cli.wire.link import ASK_AUTHORITY, address
+from protomodels_cli.wire.relay import RELAY, WAIT_SECONDS, Meetings, Place, Role
+from protomodels_cli.wire.splice import BACK, Stream, Watch, say, splice, tune
+
+TLS_RECORD = b"\x16\x03"  # a handshake record of any TLS version
+FILES_EACH = 3  # descriptors a connection takes: the caller's, ours to gRPC, and gRPC's end of that
+FILES_FOR_OTHERS = 256  # and what the journal and snapshots must always find free
+
+
+@dataclass(frozen=True)
+class DoorLimits:
+    """What strangers may use."""
+
+    connections: int = 1024
+    connections_per_address: int = 64
+    first_seconds: float = 5.0  # for the first line, or the first bytes of TLS
+    line_bytes: int = 256
+    handshake_bytes: int = 32 * 1024
+    handshake_seconds: float = 10.0
+    relay_seconds: float = WAIT_SECONDS
+
+
+class _Refused(Exception):
+    """Cut this connection; the argument is the reason to count it under."""
+
+
+class Door:
+    """Counters: `refused` by reason, and `connections` that are open now."""
+
+    def __init__(self, authority_pem: bytes, backend: Place, limits: DoorLimits = DoorLimits()):
+        self.limits = limits
+        self.refused: Counter[str] = Counter()
+        self._authority_pem, self._backend = authority_pem, backend
+        self._most = self.limits.connections
+        self._server: asyncio.Server | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._by_neighbourhood: Counter[str] = Counter()
+        self._meetings = Meetings(self.limits.relay_seconds)
+        self._callers: dict[int, tuple[str, StreamWriter]] = {}
+
+    @property
+    def connections(self) -> int:
+        return len(self._tasks)
+
+    async def open(self, host: str, port: int) -> int:
+        """Listen; returns the port, which is of use where 0 was asked for."""
+        self._most = _room_for(self.limits.connections)
+        try:
+            # reuse_port would let a second coordinator bind the same port without a word.
+            self._server = await asyncio.start_server(self._come_in, host, port, reuse_port=False)
+        except OSError as error:
+            raise _cannot_listen(error, host, port) from None
+        return int(self._server.sockets[0].getsockname()[1])
+
+    async def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def allow(self, ticket: str) -> None:
+        """Let two peers meet here under this ticket."""
+        self._meetings.allow(ticket)
+
+    def forbid(self, ticket: str) -> None:
+        """Withdraw it, and cut what is connected under it."""
+        self._meetings.forbid(ticket)
+
+    def relayed(self, ticket: str) -> dict[Role, int]:
+        """Bytes that each side has sent through here under this ticket."""
+        return self._meetings.moved(ticket)
+
+    def address_of(self, loopback_port: int) -> str | None:
+        """The remote IP behind a connection that gRPC sees coming from this port of 127.0.0.1."""
+        caller = self._callers.get(loopback_port)
+        return caller[0] if caller else None
+
+    def _come_in(self, reader: StreamReader, writer: StreamWriter) -> None:
+        peer = writer.get_extra_info("peername")
+        caller = _plain_ip(peer[0]) if peer else None  # None: gone again already
+        neighbourhood = _neighbourhood(caller) if caller else ""
+        reason = None
+        if len(self._tasks) >= self._most:
+            reason = "too many connections"
+        elif self._by_neighbourhood[neighbourhood] >= self.limits.connections_per_address:
+            reason = "too many connections from one address"
+        if reason or caller is None or self._server is None or not self._server.is_serving():
+            self.refused.update([reason] if reason else [])
+            writer.transport.abort()
+            return
+        self._by_neighbourhood[neighbourhood] += 1
+        task = asyncio.create_task(self._serve((reader, writer), caller))
+        self._tasks.add(task)
+        task.add_done_callback(lambda done: self._went(done, neighbourhood))
+
+    def _went(self, task: asyncio.Task[None], neighbourhood: str) -> None:
+        self._tasks.discard(task)
+        self._by_neighbourhood[neighbourhood] -= 1
+        if not self._by_neighbourhood[neighbourhood]:  # strangers' addresses must not pile up here
+            del self._by_neighbourhood[neighbourhood]
+
+    async def _serve(self, stream: Stream, caller: str) -> None:
+        try:
+            tune(stream[1])
+            opening = await self._opening(stream[0])
+            if opening == TLS_RECORD:
+                await self._to_backend(stream, caller)
+            elif opening == ASK_AUTHORITY:
+                await say(stream[1], self._authority_pem)
+            elif relay := RELAY.fullmatch(opening):
+                if not await self._meetings.attend(stream, relay[1].decode(), relay[2].decode()):
+                    raise _Refused("unknown ticket")
+            else:
+                raise _Refused("garbage")
+        except _Refused as refusal:
+            self.refused[str(refusal)] += 1
+        except OSError:
+            pass  # it hung up on us: their right, and no news
+        finally:
+            stream[1].transport.abort()
+
+    async def _opening(self, reader: StreamReader) -> bytes:
+        """The first two bytes of TLS, or the first line; not a byte more, the rest belongs to the other side."""
+        try:
+            async with asyncio.timeout(self.limits.first_seconds):
+                opening = await reader.readexactly(2)
+                while opening != TLS_RECORD and not opening.endswith(b"\n"):
+                    if len(opening) >= self.limits.line_bytes:
+                        raise _Refused("line too long")
+                    opening += await reader.readexactly(1)
+                return opening
+        except (TimeoutError, asyncio.IncompleteReadError):
+            raise _Refused("said nothing") from None
+
+    async def _to_backend(self, client: Stream, caller: str) -> None:
+        clock = asyncio.timeout(self.limits.handshake_seconds)
+        port = None
+        try:
+            async with clock:
+                try:
+                    backend = await asyncio.open_connection(*self._backend)
+                except OSError:
+                    raise _Refused("backend not there") from None
+                tune(backend[1])
+                port = backend[1].get_extra_info("sockname")[1]
+                self._callers[port] = (caller, client[1])
+                backend[1].write(TLS_RECORD)
+                await splice(client, backend, _handshake(clock, self.limits.handshake_bytes))
+        except TimeoutError:
+            raise _Refused("handshake too slow") from None
+        finally:
+            # The port may be a newer connection's by now.
+            if port is not None and self._callers.get(port) == (caller, client[1]):
+                del self._callers[port]
+
+
+def _handshake(clock: asyncio.Timeout, most: int) -> Watch:
+    """Bounds a client until it has replied to the server's first answer: as near as bytes tell to a handshake's end."""
+    sent, answered = len(TLS_RECORD), False
+
+    def watch(way: int, count: int) -> None:
+        nonlocal sent, answered
+        if way == BACK:
+            answered = True
+        elif not answered:
+            sent += count
+            if sent > most:
+                raise _Refused("handshake too long")
+        elif clock.when() is not None and not clock.expired():
+            clock.reschedule(None)
+
+    return watch
+
+
+def _plain_ip(host: str) -> str:
+    """An IPv4 caller of an IPv6 socket is an IPv4 caller."""
+    ip = ipaddress.ip_address(host.partition("%")[0])
+    mapped = ip.ipv4_mapped if isinstance(ip, ipaddress.IPv6Address) else None
+    return str(mapped or ip)
+
+
+def _neighbourhood(ip: str) -> str:
+    """What is limited together: one IPv4 address, or one IPv6 /64, in which a household has addresses without end."""
+    return str(ipaddress.ip_network(f"{ip}/64", strict=False)) if ":" in ip else ip
+
+
+def _room_for(connections: int) -> int:
+    """How many connections this process has descriptors for, after asking for more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = FILES_EACH * connections + FILES_FOR_OTHERS
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+            soft = allowed
+        except (OSError, ValueError):
+            pass  # macOS has a ceiling of its own: live with fewer
+        return max(1, min(connections, (soft - FILES_FOR_OTHERS) // FILES_EACH))
+    return connections
+
+
+def _cannot_listen(error: OSError, host: str, port: int) -> UserError:
+    where = f"cannot listen on {address(host, port)}"
+    if error.errno == errno.EADDRINUSE:
+        return UserError(f"{where}: port {port} is taken by another program", "stop that one, or choose another port")
+    # No number at all is how asyncio says "cannot assign" from Python 3.13 on.
+    if error.errno in (errno.EADDRNOTAVAIL, None) or isinstance(error, socket.gaierror):
+        return UserError(f"{where}: this machine has no address {host}", "use 0.0.0.0 for all it has, or one of them")
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return UserError(f"{where}: port {port} is reserved for the system", "choose a port from 1024 up")
+    return UserError(f"{where}: {error.strerror or error}", "choose another host or port")

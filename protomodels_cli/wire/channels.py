@@ -1,0 +1,41 @@
+"""gRPC channels and servers: the options that all of ours share, and why."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+
+MOST_FROM_COORDINATOR = 256 << 20  # a basis comes in one message; a peer trusts its coordinator that far
+
+_KEEPALIVE = [  # off by default; without it a home router forgets an idle connection and nobody notices
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+]
+CHANNEL_OPTIONS = [
+    *_KEEPALIVE,
+    ("grpc.use_local_subchannel_pool", 1),  # or two channels to one address share a connection
+]
+SERVER_OPTIONS = [
+    *_KEEPALIVE,
+    ("grpc.so_reuseport", 0),  # or a second server binds the same port without a word
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.server_handshake_timeout_ms", 10_000),  # two minutes by default
+]
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def own_address() -> str:
+    """The address of this machine on its way to the outside; loopback where there is none. Sends nothing."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # an address for documentation: no packet is sent
+            return str(probe.getsockname()[0])
+        except OSError:
+            return "127.0.0.1"

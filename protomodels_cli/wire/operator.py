@@ -1,0 +1,62 @@
+"""Asking a coordinator how its run is doing."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import grpc
+
+from protomodels_cli.errors import EXIT_REFUSED, UserError
+from protomodels_cli.wire.channels import CHANNEL_OPTIONS
+from protomodels_cli.wire.link import JoinLink, address, fetch_authority
+from protomodels_cli.wire.pb import pmtrain_pb2 as pb
+from protomodels_cli.wire.pb import pmtrain_pb2_grpc as rpc
+from protomodels_cli.wire.tls import COORDINATOR_NAME
+
+
+class Refused(UserError):
+    """The coordinator said no."""
+
+    exit_code = EXIT_REFUSED
+
+
+class Operator:
+    def __init__(self, channel: grpc.aio.Channel, token: str):
+        self._stub, self._metadata = rpc.OperatorStub(channel), (("token", token),)
+
+    async def status(self) -> pb.RunStatus:
+        try:
+            return await self._stub.Status(pb.StatusRequest(), metadata=self._metadata, timeout=10)
+        except grpc.aio.AioRpcError as e:
+            raise in_words(e) from None
+
+
+def in_words(error: grpc.aio.AioRpcError) -> UserError:
+    """A refusal carries its own sentence and fix; anything else is the network's."""
+    what, _, fix = (error.details() or "").partition("\n")
+    if error.code() in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.FAILED_PRECONDITION) and fix:
+        return Refused(what, fix)
+    return UserError(f"the coordinator cannot be reached: {what}", "check your connection, and that it still runs")
+
+
+@asynccontextmanager
+async def coordinator_channel(
+    link: JoinLink, authority_pem: bytes, most_bytes: int = 4 << 20
+) -> AsyncIterator[grpc.aio.Channel]:
+    """A channel to the coordinator that trusts this run's authority alone."""
+    options = [
+        *CHANNEL_OPTIONS,
+        ("grpc.ssl_target_name_override", COORDINATOR_NAME),
+        ("grpc.max_receive_message_length", most_bytes),
+    ]
+    credentials = grpc.ssl_channel_credentials(authority_pem)
+    async with grpc.aio.secure_channel(address(link.host, link.port), credentials, options) as channel:
+        yield channel
+
+
+@asynccontextmanager
+async def operator(link: JoinLink) -> AsyncIterator[Operator]:
+    authority = await fetch_authority(link)
+    async with coordinator_channel(link, authority) as channel:
+        yield Operator(channel, link.token)

@@ -1,0 +1,271 @@
+"""Links through a relay for peers that nobody can dial: both dial out with one ticket, the relay splices their bytes.
+
+All three parts: the relay's, the serving peer's, the dialling peer's. TLS runs end to end inside, so none of them may
+know keys or look at the bytes, and a relay is not trusted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+from collections import Counter
+from collections.abc import Coroutine, Iterable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from protomodels_cli.errors import EXIT_REFUSED, UserError
+from protomodels_cli.wire.splice import FORTH, Stream, say, splice, tune
+
+Role = Literal["accept", "dial"]
+Place = tuple[str, int]
+TICKET = re.compile(r"[A-Za-z0-9_-]{1,64}")
+RELAY = re.compile(rb"PMTRAIN 1 RELAY ([A-Za-z0-9_-]{1,64}) (accept|dial)\n")
+OPPOSITE = {"accept": "dial", "dial": "accept"}
+OK, NOBODY, UNKNOWN = b"OK\n", b"NOBODY\n", b"UNKNOWN\n"
+WAIT_SECONDS = 30.0  # how long a relay lets one side wait for the other
+ANSWER_SECONDS = WAIT_SECONDS + 15  # a relay that has not answered by then is gone
+FIRST_PAUSE, LONGEST_PAUSE = 0.2, 10.0
+MAX_LIVE = 16  # connections through one ticket at one time; a link needs one, a reconnect a second
+
+
+class RelayError(UserError):
+    """The relay answers, but does not connect us."""
+
+    exit_code = EXIT_REFUSED
+
+    def __init__(self, answer: bytes, place: Place):
+        self.answer = answer
+        what, fix = {
+            NOBODY: ("the other peer did not come", "wait for it; pmtrain tries again by itself"),
+            UNKNOWN: ("the ticket is not valid, or not any more", "join the run again"),
+        }.get(answer, ("it hung up or speaks another language", "check that the address is a pmtrain coordinator's"))
+        super().__init__(f"relay {place[0]} port {place[1]}: {what}", fix)
+
+
+@dataclass(eq=False)
+class _Side:
+    """One side of a relayed link, waiting for the other."""
+
+    stream: Stream
+    met: asyncio.Future[bool]  # False: replaced by a newer connection, or the ticket was withdrawn
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Meetings:
+    """The relay's part: who may meet, who waits, who is connected."""
+
+    def __init__(self, wait_seconds: float = WAIT_SECONDS):
+        self._wait_seconds = wait_seconds
+        self._tickets: set[str] = set()
+        self._waiting: dict[tuple[str, str], _Side] = {}
+        self._pairs: dict[str, list[tuple[Stream, Stream]]] = {}
+        self._moved: dict[str, Counter[str]] = {}  # ticket → role → bytes that it sent
+
+    def allow(self, ticket: str) -> None:
+        """Let two peers meet under this ticket, as often as they need to. It is a secret of theirs and ours."""
+        self._tickets.add(checked(ticket))
+
+    def forbid(self, ticket: str) -> None:
+        """Withdraw a ticket: who waits under it is sent away, who is connected is cut off."""
+        self._tickets.discard(ticket)
+        for role in OPPOSITE:
+            self._send_away(ticket, role)
+        for pair in self._pairs.get(ticket, []):
+            for _, writer in pair:
+                writer.transport.abort()
+
+    async def attend(self, stream: Stream, ticket: str, role: str) -> bool:
+        """Serve one connection to its end, which includes closing it. False if it had no valid ticket."""
+        if ticket not in self._tickets:
+            await say(stream[1], UNKNOWN)
+            return False
+        other = self._waiting.get((ticket, OPPOSITE[role]))
+        if other is not None and (other.stream[0].at_eof() or other.stream[1].is_closing()):  # it left while it waited
+            self._send_away(ticket, OPPOSITE[role])
+            other = None
+        if other is None:
+            await self._wait(stream, ticket, role)
+        else:
+            del self._waiting[ticket, OPPOSITE[role]]
+            other.met.set_result(True)
+            await self._connect(ticket, role, stream, other)
+        return True
+
+    def moved(self, ticket: str) -> dict[Role, int]:
+        """Bytes that each side has sent under this ticket, as the sockets saw them."""
+        count = self._moved.get(ticket, Counter())
+        return {"dial": count["dial"], "accept": count["accept"]}
+
+    async def _wait(self, stream: Stream, ticket: str, role: str) -> None:
+        self._send_away(ticket, role)  # a newer connection of the same peer: the older one is dead
+        side = self._waiting[ticket, role] = _Side(stream, asyncio.get_running_loop().create_future())
+        try:
+            await asyncio.wait({side.met}, timeout=self._wait_seconds)
+        finally:
+            if self._waiting.get((ticket, role)) is side:
+                del self._waiting[ticket, role]
+        if not side.met.done():
+            await say(stream[1], NOBODY)
+        elif side.met.result():
+            await side.ended.wait()
+        elif ticket not in self._tickets:
+            await say(stream[1], UNKNOWN)
+
+    async def _connect(self, ticket: str, role: str, stream: Stream, other: _Side) -> None:
+        pair = (stream, other.stream)
+        count = self._moved.setdefault(ticket, Counter())
+
+        def watch(way: int, size: int) -> None:
+            count[role if way == FORTH else OPPOSITE[role]] += size
+
+        pairs = self._pairs.setdefault(ticket, [])
+        pairs.append(pair)
+        try:
+            for _, writer in pair:
+                writer.write(OK)
+            await splice(*pair, watch)
+        finally:
+            other.ended.set()
+            pairs.remove(pair)
+            if not pairs:
+                self._pairs.pop(ticket, None)
+
+    def _send_away(self, ticket: str, role: str) -> None:
+        if side := self._waiting.pop((ticket, role), None):
+            side.met.set_result(False)
+
+
+def checked(ticket: str) -> str:
+    if not TICKET.fullmatch(ticket):
+        raise ValueError("a ticket has 1 to 64 letters, digits, - and _")
+    return ticket
+
+
+async def dial_relay(host: str, port: int, ticket: str, role: Role, timeout: float = ANSWER_SECONDS) -> Stream:
+    """A connection to whoever comes with the same ticket and the other role. Waits for them.
+
+    Raises RelayError, or OSError (TimeoutError among them) if the relay cannot be reached.
+    """
+    line = f"PMTRAIN 1 RELAY {checked(ticket)} {role}\n".encode()
+    async with asyncio.timeout(timeout):
+        reader, writer = await asyncio.open_connection(host, port)
+        try:
+            tune(writer)
+            writer.write(line)
+            answer = b""
+            # Byte by byte: what follows the line belongs to the other peer's TLS.
+            while not answer.endswith(b"\n") and len(answer) < 16 and (byte := await reader.read(1)):
+                answer += byte
+            if answer != OK:
+                raise RelayError(answer, (host, port))
+        except BaseException:
+            writer.transport.abort()
+            raise
+    return reader, writer
+
+
+class RelayedAcceptor:
+    """For the peer that serves: waits at the relay and pipes each connection to `target`, its own port.
+
+    `problem` is what keeps it from waiting there, in words, or None.
+    """
+
+    def __init__(self, relay: Place, ticket: str, target: Place):
+        self.relay, self.ticket, self.target = relay, checked(ticket), target
+        self.problem: str | None = None
+        self._live: set[asyncio.Task[None]] = set()
+        self._waiter: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._waiter = asyncio.create_task(self._keep_waiting())
+
+    async def close(self) -> None:
+        await _cancel([*self._live, *([self._waiter] if self._waiter else [])])
+
+    async def _keep_waiting(self) -> None:
+        pause = FIRST_PAUSE
+        while True:
+            try:
+                stream = await dial_relay(*self.relay, self.ticket, "accept")
+            except (OSError, RelayError) as error:
+                # Nobody came: that is how an idle link looks, so no fault, and the pause stays short.
+                idle = isinstance(error, RelayError) and error.answer == NOBODY
+                self.problem = None if idle else _in_words(error, self.relay)
+                pause = FIRST_PAUSE if idle else min(2 * pause, LONGEST_PAUSE)
+                await asyncio.sleep(pause * random.uniform(0.5, 1))  # so that peers do not come back all at once
+                continue
+            self.problem, pause = None, FIRST_PAUSE
+            # The next wait starts at once, beside this connection: a dialler that lost its own comes back before
+            # anyone here knows that the old one is dead.
+            _spawn(self._live, _pipe_to(self.target, stream))
+            if len(self._live) >= MAX_LIVE:
+                await asyncio.wait(self._live, return_when=asyncio.FIRST_COMPLETED)
+
+
+class RelayedDialler:
+    """For the peer that dials: a port on loopback whose every connection goes through the relay."""
+
+    def __init__(self, relay: Place, ticket: str):
+        self.relay, self.ticket = relay, checked(ticket)
+        self.problem: str | None = None
+        self._live: set[asyncio.Task[None]] = set()
+        self._server: asyncio.Server | None = None
+
+    async def open(self) -> int:
+        """Listen; returns the local port."""
+        self._server = await asyncio.start_server(self._come_in, "127.0.0.1", 0)
+        return int(self._server.sockets[0].getsockname()[1])
+
+    async def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        await _cancel(self._live)
+
+    def _come_in(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(self._live) >= MAX_LIVE or self._server is None or not self._server.is_serving():
+            writer.transport.abort()
+        else:
+            _spawn(self._live, self._pass_on((reader, writer)))
+
+    async def _pass_on(self, local: Stream) -> None:
+        try:
+            tune(local[1])
+            remote = await dial_relay(*self.relay, self.ticket, "dial")
+            self.problem = None
+            await splice(local, remote)
+        except (OSError, RelayError) as error:
+            self.problem = _in_words(error, self.relay)  # gRPC sees a failed connection and tries again by itself
+        finally:
+            local[1].transport.abort()
+
+
+async def _pipe_to(target: Place, stream: Stream) -> None:
+    try:
+        local = await asyncio.open_connection(*target)
+        tune(local[1])
+        await splice(stream, local)
+    except OSError:
+        pass  # our own server is not up: the dialler sees the connection end and comes again
+    finally:
+        stream[1].transport.abort()
+
+
+def _in_words(error: OSError | RelayError, relay: Place) -> str:
+    if isinstance(error, RelayError):
+        return str(error).splitlines()[0]
+    reason = "no answer in time" if isinstance(error, TimeoutError) else error.strerror or str(error)
+    return f"relay {relay[0]} port {relay[1]}: {reason}"
+
+
+def _spawn(live: set[asyncio.Task[None]], work: Coroutine[Any, Any, None]) -> None:
+    task = asyncio.create_task(work)
+    live.add(task)  # the loop itself keeps no hold on its tasks
+    task.add_done_callback(live.discard)
+
+
+async def _cancel(tasks: Iterable[asyncio.Task[None]]) -> None:
+    tasks = list(tasks)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
