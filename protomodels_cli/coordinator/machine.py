@@ -1,0 +1,647 @@
+"""The coordinator's brain: a pure state machine, apply(state, event, now) → (state, records, commands).
+
+No clock, no I/O, no randomness. A run is a chain of *tasks* that all stages do together: place, link, then steps with a
+sync, an evaluation or a save between them, and a finish. A task is concluded when every stage has reported; records say
+what was decided, and reach the journal before the commands that follow from them leave.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, assert_never
+
+from protomodels_cli.coordinator.history import (
+    Adopted,
+    Decided,
+    Ended,
+    Evaluated,
+    History,
+    Placed,
+    Record,
+    Saved,
+    Stopped,
+    Synced,
+    fold,
+)
+from protomodels_cli.coordinator.placement import Offer, Placement, place
+from protomodels_cli.errors import EXIT_OUTSIDE, EXIT_REFUSED, EXIT_STOPPED
+from protomodels_cli.model import grassmann
+from protomodels_cli.model.schedule import clip_coefficient, gradient_norm, learning_rate
+from protomodels_cli.model.snapshot import weights_sha256
+from protomodels_cli.spec.schema import RunSpec
+
+Kind = Literal["place", "link", "step", "sync", "evaluation", "save", "finish"]
+
+
+# What is known
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A peer with an open session."""
+
+    id: str
+    name: str
+    device: str
+    memory: int
+    flops: float
+    address: str  # as the coordinator sees it
+    host: str  # where neighbours can dial it; empty: nowhere
+    port: int
+    since: float
+
+
+@dataclass(frozen=True)
+class Task:
+    number: int
+    kind: Kind
+    step: int
+    started: float
+
+
+@dataclass(frozen=True)
+class Hashes:
+    """Of the bytes of U and T_fixed that a stage uses, or must use."""
+
+    basis_version: int
+    basis: str
+    t_fixed_version: int
+    t_fixed: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a stage says at the end of a task."""
+
+    hashes: Hashes | None = None  # place, sync
+    norms: tuple[tuple[str, float], ...] = ()  # step: (unit, squared norm)
+    loss_sum: float = 0.0  # step, evaluation; from the last stage
+    tokens: int = 0
+    parameters: tuple[tuple[str, str], ...] = ()  # finish: (name, hash)
+    usage: Mapping[str, float] = field(default_factory=dict)  # step
+
+
+@dataclass(frozen=True)
+class State:
+    spec: RunSpec
+    t_fixed: tuple[int, str]  # version and hash
+    history: History
+    peers: Mapping[str, Peer] = field(default_factory=dict)  # in the order in which they joined
+    task: Task | None = None  # none: waiting for something that is not a stage's report
+    heard: Mapping[int, Report] = field(default_factory=dict)  # stage → its report on the task
+    undelivered: bool = False  # the last decision has not been sent yet
+    owed: int | None = None  # the step after which the last stage still owes its word on the subspace
+    took_basis: frozenset[int] = frozenset()  # stages that have the next basis
+    leaving: frozenset[str] = frozenset()  # holders that go when the step is done and saved
+    relay_all: bool = False  # direct links failed: send everything through the door
+    missing: str = "no peer has joined"  # while there is no placement: why
+    tasks: int = 0
+    usage: Mapping[int, Report] = field(default_factory=dict)  # stage → its newest report on a step
+    decided_at: tuple[tuple[float, int], ...] = ()  # (when, step) of the last decisions
+
+    @property
+    def placed(self) -> bool:
+        return bool(self.history.holders) and not self.history.over
+
+    @property
+    def stages(self) -> int:
+        return len(self.history.holders)
+
+    def stage_of(self, peer: str) -> int | None:
+        return self.history.holders.index(peer) if peer in self.history.holders else None
+
+
+# Events
+
+
+@dataclass(frozen=True)
+class Joined:
+    peer: Peer
+
+
+@dataclass(frozen=True)
+class Left:
+    peer: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Leaving:
+    """A peer wants to go as soon as it can without harm."""
+
+    peer: str
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """A peer cannot go on."""
+
+    peer: str
+    what: str
+
+
+@dataclass(frozen=True)
+class Done:
+    peer: str
+    task: int
+    report: Report
+
+
+@dataclass(frozen=True)
+class BasisTaken:
+    peer: str
+    version: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class SubspaceReported:
+    """The last stage's word after a gathering of gradients: metrics, and a new basis where there is one."""
+
+    peer: str
+    generation: int
+    step: int
+    row: Mapping[str, Any]
+    sha256: str | None
+
+
+@dataclass(frozen=True)
+class SnapshotComplete:
+    step: int
+
+
+@dataclass(frozen=True)
+class Tick:
+    pass
+
+
+Event = Joined | Left | Leaving | Trouble | Done | BasisTaken | SubspaceReported | SnapshotComplete | Tick
+
+
+# Commands
+
+
+@dataclass(frozen=True)
+class PlaceStage:
+    peer: str
+    stage: int
+    task: int
+
+
+@dataclass(frozen=True)
+class KeepSpare:
+    peer: str
+    why: str
+
+
+@dataclass(frozen=True)
+class SendTurn:
+    """To every holder: the outcome of the last step, where it is due, and the next task, where there is one."""
+
+    decision: Decided | None
+    task: Task | None
+
+
+@dataclass(frozen=True)
+class SendBasis:
+    version: int
+
+
+@dataclass(frozen=True)
+class CompleteSnapshot:
+    step: int
+
+
+@dataclass(frozen=True)
+class Dismiss:
+    peer: str
+    why: str
+    fix: str
+    exit_code: int
+
+
+@dataclass(frozen=True)
+class WriteRow:
+    """Into the metrics."""
+
+    row: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Say:
+    """To the owner."""
+
+    text: str
+
+
+Command = PlaceStage | KeepSpare | SendTurn | SendBasis | CompleteSnapshot | Dismiss | WriteRow | Say
+
+
+# The machine
+
+
+def start(spec: RunSpec, basis_sha256: str, t_fixed: tuple[int, str]) -> State:
+    return State(spec, t_fixed, History(basis_sha256=basis_sha256))
+
+
+class _Moves:
+    """A state on its way through one event: what was recorded, and what is to be done."""
+
+    def __init__(self, state: State, now: float):
+        self.state, self.now = state, now
+        self.records: list[Record] = []
+        self.commands: list[Command] = []
+
+    def record(self, record: Record) -> None:
+        self.records.append(record)
+        self.state = replace(self.state, history=fold(self.state.history, record))
+
+    def set(self, **changes: Any) -> None:
+        self.state = replace(self.state, **changes)
+
+    def do(self, *commands: Command) -> None:
+        self.commands += commands
+
+
+def apply(state: State, event: Event, now: float) -> tuple[State, list[Record], list[Command]]:
+    moves = _Moves(state, now)
+    if state.history.over:
+        if isinstance(event, Joined):
+            moves.set(peers={**state.peers, event.peer.id: event.peer})
+            _dismiss_all(moves)
+        return moves.state, moves.records, moves.commands
+    match event:
+        case Joined(peer):
+            moves.set(peers={**state.peers, peer.id: peer})
+            moves.do(Say(f"{peer.name} ({peer.id}) joined with {peer.device}"))
+            if state.placed:
+                moves.do(KeepSpare(peer.id, f"all {state.stages} stages have a holder"))
+            else:
+                _place(moves)
+        case Left(peer_id, why):
+            _lose(moves, peer_id, why)
+        case Leaving(peer_id):
+            if state.stage_of(peer_id) is None or state.history.step == 0:
+                _let_go(moves, peer_id)
+            else:
+                moves.set(leaving=state.leaving | {peer_id})
+                if state.task is None:
+                    _go_on(moves)
+        case Trouble(peer_id, what):
+            moves.do(Dismiss(peer_id, what, "see the messages above", EXIT_OUTSIDE))
+            _lose(moves, peer_id, what)
+        case Done(peer_id, number, report):
+            stage = state.stage_of(peer_id)
+            if stage is not None and state.task is not None and state.task.number == number:
+                _hear(moves, state.task, stage, report)
+        case BasisTaken(peer_id, version, sha256):
+            _take_basis(moves, peer_id, version, sha256)
+        case SubspaceReported():
+            _hear_subspace(moves, event)
+        case SnapshotComplete(step):
+            if state.task is not None and state.task.kind == "save" and state.task.step == step:
+                moves.record(Saved(step))
+                _go_on(moves)
+        case Tick():
+            _watch_the_clock(moves)
+        case _:
+            assert_never(event)
+    return moves.state, moves.records, moves.commands
+
+
+def _place(moves: _Moves) -> None:
+    """Give the stages to the peers that are here, if they suffice."""
+    state = moves.state
+    found = place(state.spec, [Offer(p.id, p.memory, p.flops) for p in state.peers.values()])
+    if not isinstance(found, Placement):
+        moves.set(missing=found, task=None, heard={})
+        for peer in state.peers:
+            moves.do(KeepSpare(peer, found))
+        return
+    generation = state.history.generation + 1
+    moves.record(Placed(generation, found.layers, found.holders))
+    _begin(moves, "place", state.history.step)
+    moves.set(took_basis=frozenset(), owed=None)
+    assert moves.state.task is not None
+    for stage, peer in enumerate(found.holders):
+        moves.do(PlaceStage(peer, stage, moves.state.task.number))
+    for peer in state.peers:
+        if peer not in found.holders:
+            moves.do(KeepSpare(peer, f"all {len(found.holders)} stages have a holder"))
+    moves.do(Say(f"generation {generation}: {_cut_in_words(found.layers)}"))
+
+
+def _begin(moves: _Moves, kind: Kind, step: int) -> None:
+    number = moves.state.tasks + 1
+    moves.set(task=Task(number, kind, step, moves.now), heard={}, tasks=number)
+
+
+def _lose(moves: _Moves, peer_id: str, why: str) -> None:
+    state = moves.state
+    if peer_id not in state.peers:
+        return
+    peer = state.peers[peer_id]
+    moves.set(peers={i: p for i, p in state.peers.items() if i != peer_id})
+    moves.do(Say(f"{peer.name} ({peer_id}) left: {why}"))
+    stage = state.stage_of(peer_id)
+    if stage is None:
+        if not state.placed:
+            _place(moves)
+    elif state.history.step == 0:
+        _unplace(moves)
+        _place(moves)
+    else:
+        _stop(
+            moves,
+            f"stage {stage} was held by {peer.name} ({peer_id}), who left after step {state.history.step} ({why}); "
+            "its weights went with it",
+            "start the run again; its last complete snapshot is "
+            + (f"that of step {state.history.saved}" if state.history.saved >= 0 else "none"),
+        )
+
+
+def _let_go(moves: _Moves, peer_id: str) -> None:
+    moves.do(Dismiss(peer_id, "left the run", "", 0))
+    _lose(moves, peer_id, "it was asked to")
+
+
+def _unplace(moves: _Moves) -> None:
+    """Nothing was trained yet: forget who holds what."""
+    moves.set(history=replace(moves.state.history, holders=(), layers=()), task=None, heard={})
+
+
+def _hear(moves: _Moves, task: Task, stage: int, report: Report) -> None:
+    if stage in moves.state.heard:
+        return
+    if task.kind in ("place", "sync") and not _check_hashes(moves, task, stage, report):
+        return
+    moves.set(heard={**moves.state.heard, stage: report})
+    if task.kind == "step":
+        moves.set(usage={**moves.state.usage, stage: report})
+    if len(moves.state.heard) == moves.state.stages:
+        _conclude(moves, task, [moves.state.heard[i] for i in range(moves.state.stages)])
+
+
+def right_hashes(state: State) -> Hashes | None:
+    """What every stage must use now."""
+    if state.spec.subspace.form == "dense":
+        return None
+    return Hashes(*state.history.basis_for(state.history.step), *state.t_fixed)
+
+
+def _check_hashes(moves: _Moves, task: Task, stage: int, report: Report) -> bool:
+    state, right, found = moves.state, right_hashes(moves.state), report.hashes
+    if found == right:
+        return True
+    assert right is not None
+    peer = state.peers[state.history.holders[stage]]
+    other = "T_fixed" if found and (found.basis_version, found.basis) == (right.basis_version, right.basis) else "U"
+    if task.kind == "place":
+        why = f"{peer.name} ({peer.id}) makes other bytes of {other} than the run's"
+        moves.do(Dismiss(peer.id, why, "install the coordinator's version of pmtrain", EXIT_REFUSED))
+        _lose(moves, peer.id, f"its {other} has other bytes than the run's")
+    else:
+        good = f"step {state.history.synced}" if state.history.synced > 0 else "the start"
+        _stop(
+            moves,
+            f"stage {stage}, held by {peer.name} ({peer.id}), uses other bytes of {other} than the run "
+            f"(found at step {task.step}); what was trained since {good} is not to be trusted",
+            "start the run again; if it comes back, test that machine's memory",
+        )
+    return False
+
+
+def _conclude(moves: _Moves, task: Task, reports: list[Report]) -> None:
+    """Every stage has reported: decide what follows."""
+    spec = moves.state.spec
+    match task.kind:
+        case "place":
+            if spec.subspace.form != "dense":
+                moves.record(Synced(task.step))
+            _begin(moves, "link", task.step)
+            moves.do(SendTurn(None, moves.state.task))
+            return
+        case "link":
+            moves.do(Say("all stages are placed and linked"))
+        case "step":
+            _decide(moves, task, reports)
+        case "sync":
+            moves.record(Synced(task.step))
+        case "evaluation":
+            loss = reports[-1].loss_sum / max(1, reports[-1].tokens)
+            moves.record(Evaluated(task.step, loss))
+            moves.do(WriteRow({"event": "eval", "step": task.step, "loss": loss}))
+        case "save":
+            moves.do(CompleteSnapshot(task.step))
+            return  # goes on when the snapshot is whole
+        case "finish":
+            moves.record(Ended(weights_sha256(p for r in reports for p in r.parameters)))
+            moves.set(task=None)
+            _dismiss_all(moves)
+            return
+    if not moves.state.history.over:
+        _go_on(moves)
+
+
+def _decide(moves: _Moves, task: Task, reports: list[Report]) -> None:
+    spec, step = moves.state.spec, task.step
+    squares = [square for r in reports for _, square in r.norms]
+    tokens = spec.batch.size * spec.model.context
+    loss, norm = reports[-1].loss_sum / tokens, gradient_norm(squares)
+    finite = math.isfinite(loss) and all(map(math.isfinite, squares))
+    lr = learning_rate(spec.optimizer, step, spec.steps)
+    clip = clip_coefficient(norm, spec.optimizer.clip) if finite else 0.0
+    before = moves.state.history.basis_version
+    moves.record(Decided(step, finite, lr, clip, loss, norm))
+    history = moves.state.history
+    moves.set(
+        undelivered=True,
+        owed=step if grassmann.reports(spec.subspace, step) else moves.state.owed,
+        decided_at=(*moves.state.decided_at[-49:], (moves.now, step)),
+    )
+    dense = spec.subspace.form == "dense"
+    if history.basis_version != before:
+        row = {"event": "switch", "step": step, "version": history.basis_version, "sha256": history.basis_sha256}
+        moves.do(WriteRow(row))
+    moves.do(
+        WriteRow(
+            {
+                "event": "step",
+                "step": step,
+                "loss": loss,
+                "lr": lr,
+                "grad_norm": norm,
+                "applied": finite,
+                "tokens": tokens,
+                "seconds": moves.now - task.started,
+                "basis_version": None if dense else history.basis_version,
+                "stages": [dict(r.usage) for r in reports],
+            }
+        )
+    )
+    if history.skipped_in_a_row >= spec.limits.nonfinite_steps:
+        _stop(
+            moves,
+            f"{history.skipped_in_a_row} steps in a row, up to step {step}, had a non-finite loss or gradient",
+            f"lower optimizer.lr ({spec.optimizer.lr:g}) or lengthen the warm-up",
+        )
+
+
+def next_kind(state: State) -> tuple[Kind, int] | str:
+    """The task that comes next and its step, or a sentence: what must come first."""
+    spec, history = state.spec, state.history
+    step, last = history.step, history.step == spec.steps
+    if step > 0:
+        if spec.subspace.form != "dense" and step % spec.subspace.sync_interval == 0 and history.synced < step:
+            return "sync", step
+        if history.evaluated < step and (last or _due(step, spec.eval.interval)):
+            return "evaluation", step
+        if history.saved < step and (last or state.leaving or _due(step, spec.snapshots.interval)):
+            return "save", step
+    update = spec.subspace.update
+    owed = state.owed is not None and (
+        last or (update.interval and grassmann.first_step_with(update, state.owed) == step + 1)
+    )
+    if owed:
+        return f"the last stage to say what becomes of the subspace after step {state.owed}"
+    if last:
+        return "finish", step
+    new = history.next_basis
+    if new is not None and new.first_step == step + 1 and len(state.took_basis) < state.stages:
+        absent = [i for i in range(state.stages) if i not in state.took_basis]
+        return f"{_stages_in_words(state, absent)} to take basis {new.version}"
+    return "step", step + 1
+
+
+def _due(step: int, interval: int) -> bool:
+    return interval > 0 and step % interval == 0
+
+
+def _go_on(moves: _Moves) -> None:
+    """Send the next task, with the last decision where it has not been sent."""
+    state = moves.state
+    if state.leaving and state.history.saved == state.history.step < state.spec.steps:
+        for peer in sorted(state.leaving):
+            _let_go(moves, peer)
+        return
+    decision = state.history.decision if state.undelivered else None
+    coming = next_kind(state)
+    if isinstance(coming, str):
+        moves.set(task=None, heard={})
+    else:
+        _begin(moves, *coming)
+    if decision is not None or not isinstance(coming, str):
+        moves.do(SendTurn(decision, moves.state.task))
+    moves.set(undelivered=False)
+
+
+def _hear_subspace(moves: _Moves, event: SubspaceReported) -> None:
+    state = moves.state
+    known = state.stage_of(event.peer) == state.stages - 1 and event.generation == state.history.generation
+    if not known or state.owed != event.step:
+        return
+    moves.set(owed=None)
+    if event.row:
+        moves.do(WriteRow({"event": "subspace", "step": event.step, **event.row}))
+    if event.sha256 is not None:
+        version = state.history.basis_version + 1
+        first = grassmann.first_step_with(state.spec.subspace.update, event.step)
+        moves.record(Adopted(version, event.sha256, first))
+        moves.set(took_basis=frozenset())
+        moves.do(SendBasis(version))
+    if moves.state.task is None:
+        _go_on(moves)
+
+
+def _take_basis(moves: _Moves, peer_id: str, version: int, sha256: str) -> None:
+    state, new = moves.state, moves.state.history.next_basis
+    stage = state.stage_of(peer_id)
+    if stage is None or new is None or version != new.version:
+        return
+    if sha256 != new.sha256:
+        _lose(moves, peer_id, f"basis {version} did not reach it whole")
+        return
+    moves.set(took_basis=state.took_basis | {stage})
+    if state.task is None and len(moves.state.took_basis) == state.stages:
+        _go_on(moves)
+
+
+def _watch_the_clock(moves: _Moves) -> None:
+    state, task = moves.state, moves.state.task
+    limit = state.spec.limits.place_seconds
+    if task is None or task.kind not in ("place", "link") or moves.now - task.started < limit:
+        return
+    late = [i for i in range(state.stages) if i not in state.heard]
+    if task.kind == "link" and not state.relay_all:
+        moves.do(Say(f"{_stages_in_words(state, late)} cannot reach each other within {limit:g} s: relaying all links"))
+        moves.set(relay_all=True)
+        _unplace(moves)
+        _place(moves)
+        return
+    for i in late:
+        peer = state.peers[state.history.holders[i]]
+        doing = "build" if task.kind == "place" else "link"
+        why = f"{peer.name} ({peer.id}) did not {doing} stage {i} within limits.place_seconds ({limit:g} s)"
+        moves.do(Dismiss(peer.id, why, "use a faster machine, or raise the limit in the spec", EXIT_OUTSIDE))
+        moves.set(peers={p: v for p, v in moves.state.peers.items() if p != peer.id})
+        moves.do(Say(why + "; it is sent away"))
+    _unplace(moves)
+    _place(moves)
+
+
+def _stop(moves: _Moves, why: str, fix: str) -> None:
+    moves.record(Stopped(why, fix))
+    moves.set(task=None)
+    moves.do(Say(f"stopped: {why}"))
+    _dismiss_all(moves)
+
+
+def _dismiss_all(moves: _Moves) -> None:
+    stopped = moves.state.history.stopped
+    for peer in moves.state.peers:
+        if stopped is not None:
+            moves.do(Dismiss(peer, f"the run stopped: {stopped.why}", stopped.fix, EXIT_STOPPED))
+        else:
+            moves.do(Dismiss(peer, "the run is done", "", 0))
+
+
+# In words
+
+
+def waiting_for(state: State, now: float) -> str:
+    """What the run waits for; empty when it is over."""
+    if state.history.over:
+        return ""
+    if not state.placed:
+        return f"peers: {state.missing}"
+    if state.task is None:
+        coming = next_kind(state)
+        return coming if isinstance(coming, str) else "the coordinator itself"
+    absent = [i for i in range(state.stages) if i not in state.heard]
+    if not absent:
+        return f"the snapshot of step {state.task.step} to be complete"
+    doing = {
+        "place": "build",
+        "link": "reach its neighbours" if len(absent) == 1 else "reach their neighbours",
+        "step": f"finish step {state.task.step}",
+        "sync": f"report the bytes in use after step {state.task.step}",
+        "evaluation": f"evaluate step {state.task.step}",
+        "save": f"hand in the snapshot of step {state.task.step}",
+        "finish": "hash the final weights",
+    }[state.task.kind]
+    return f"{_stages_in_words(state, absent)} to {doing} ({max(0.0, now - state.task.started):.0f} s so far)"
+
+
+def _stages_in_words(state: State, stages: list[int]) -> str:
+    def one(i: int) -> str:
+        peer = state.peers.get(state.history.holders[i])
+        return f"{i} ({peer.name})" if peer else str(i)
+
+    return ("stage " if len(stages) == 1 else "stages ") + ", ".join(map(one, stages))
+
+
+def _cut_in_words(layers: tuple[int, ...]) -> str:
+    count = len(layers)
+    return f"{count} {'stage' if count == 1 else 'stages'} of {'+'.join(map(str, layers))} layers"

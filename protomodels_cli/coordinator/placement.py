@@ -1,0 +1,356 @@
+"""Who holds what: the cut and the holder of each stage, from what the joined peers offer. Pure, and exact.
+
+The best placement is the one whose slowest stage is fastest. Among equals it has the fewest stages, and then the
+holders who joined first: a late peer is a spare unless it helps.
+
+Both questions are one assignment problem. Given a time limit, a peer has *room* for so many layers in a stage. With a
+fixed cut it has room or not. Where the cut is chosen too, a stage's time and memory depend on how many layers it has
+and on its place in the row (the ends, and how many stages are behind it), not on which layers they are: all are alike
+but the last, unconstrained ones, which the last stage must have anyway. Fewer layers never need more. So a number of
+stages can keep the limit exactly if distinct peers can be seated on them whose rooms add up to all layers.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
+
+import numpy as np
+
+from protomodels_cli.observe.progress import size
+from protomodels_cli.spec.cut import layers_per_stage
+from protomodels_cli.spec.schema import RunSpec
+from protomodels_cli.spec.sizes import StageMemory, unit_flops
+
+_FAR = np.iinfo(np.int64).max
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What a joined peer brings."""
+
+    peer: str
+    memory: int  # bytes it can give
+    flops: float  # measured, per second
+
+
+@dataclass(frozen=True)
+class Placement:
+    layers: tuple[int, ...]  # per stage
+    holders: tuple[str, ...]  # peer ids, one per stage
+
+    def spares(self, offers: Sequence[Offer]) -> list[str]:
+        """Peers that hold nothing, the first to join first."""
+        return [offer.peer for offer in offers if offer.peer not in self.holders]
+
+
+def place(spec: RunSpec, offers: Sequence[Offer]) -> Placement | str:
+    """The best placement on these peers (in the order they joined), or what is still missing, in words.
+
+    A peer whose speed is no positive number is left out: it comes from outside, and must not stop the others.
+    """
+    if len({offer.peer for offer in offers}) < len(offers):
+        raise ValueError("a peer is offered twice")
+    usable = [offer for offer in offers if 1 <= offer.flops < math.inf]
+    found = _place_auto(spec, usable) if spec.stages == "auto" else _place_fixed(spec, usable)
+    if isinstance(found, str) and len(usable) < len(offers):
+        found += f" ({len(offers) - len(usable)} more measured no usable speed)"
+    return found
+
+
+# Rooms. A matrix of them has a row for each stage and a column for each peer.
+
+
+@dataclass(frozen=True)
+class _Rooms:
+    at: Callable[[int, float], np.ndarray]  # (number of stages, time limit) → rooms
+    needed: int  # what rooms must add up to
+    counts: Sequence[int]  # numbers of stages to choose from, ascending
+    limits: np.ndarray  # all times a stage can take, ascending: the best limit is one of them
+
+
+def _best(rooms: _Rooms) -> tuple[int, float] | None:
+    """The fewest stages that keep the least limit, and that limit; None where no limit can be kept."""
+
+    def keeps(stages: int, limit: int) -> bool:
+        return _seat(rooms.at(stages, rooms.limits[limit]), rooms.needed) is not None
+
+    best = len(rooms.limits)
+    for stages in reversed(rooms.counts):  # more stages are mostly faster, so that few of the later ones are better
+        if best > 0 and keeps(stages, best - 1):
+            best = bisect_left(range(best - 1), True, key=partial(keeps, stages))
+    if best == len(rooms.limits):
+        return None
+    return next(n for n in rooms.counts if keeps(n, best)), float(rooms.limits[best])
+
+
+def _seat(room: np.ndarray, needed: int) -> list[int] | None:
+    """A peer for each stage, all different, whose rooms add up to what is needed; None where there are none."""
+    most_by_peer = np.sort(room.max(axis=0))[-len(room) :]
+    if room.max(axis=1).sum() < needed or most_by_peer.sum() < needed:  # quick, and settles most cases
+        return None
+    peers = _assign(room)
+    return peers if sum(room[stage, peer] for stage, peer in enumerate(peers)) >= needed else None
+
+
+def _holders(room: np.ndarray, needed: int) -> list[int]:
+    """Of all ways to seat the peers, one without the last to join, if there is one, without the one before, …"""
+    stages, peers = room.shape
+    left, seated = list(range(peers)), _seat(room, needed)
+    assert seated is not None
+    for peer in reversed(range(peers)):
+        if len(left) == stages:
+            break
+        others = [p for p in left if p != peer]
+        if peer in seated:
+            found = _seat(room[:, others], needed)
+            if found is None:
+                continue
+            seated = [others[column] for column in found]
+        left = others
+    # Of these, the ones who joined first to the earlier stages, as far as it takes no room.
+    order = np.outer(np.arange(stages), np.arange(stages))
+    return [left[column] for column in _assign(room[:, left] * (stages**3 + 1) + order)]
+
+
+def _assign(gain: np.ndarray) -> list[int]:
+    """A column for each row, all different, with the largest sum of gains.
+
+    The Hungarian method by shortest augmenting paths. Rooms are small numbers, so that many columns are equally near:
+    they are settled all at once.
+    """
+    rows, columns = gain.shape
+    cost = gain.max() - gain
+    row_price, column_price = cost.min(axis=1), np.zeros(columns, dtype=np.int64)
+    owner, column_of = np.full(columns, -1), np.full(rows, -1)
+    for start in range(rows):
+        far, via = np.full(columns, _FAR), np.full(columns, -1)
+        settled = np.zeros(columns, dtype=bool)
+        frontier, distance = np.array([start]), np.int64(0)
+        while True:
+            reach = cost[frontier] - row_price[frontier, None] - column_price + distance
+            nearest = reach.argmin(axis=0)
+            reach = reach.min(axis=0)
+            closer = reach < far  # never true of a settled column: prices keep all steps from being negative
+            far[closer] = reach[closer]
+            via[closer] = frontier[nearest[closer]]
+            distance = np.where(settled, _FAR, far).min()
+            near = ~settled & (far == distance)
+            free = np.flatnonzero(near & (owner < 0))
+            if len(free):
+                break
+            settled |= near
+            frontier = owner[near]
+        row_price[start] += distance
+        row_price[owner[settled]] += distance - far[settled]
+        column_price[settled] -= distance - far[settled]
+        column, row = free[0], -1
+        while row != start:
+            row = via[column]
+            owner[column] = row
+            column_of[row], column = column, column_of[row]
+    return [int(column) for column in column_of]
+
+
+# A fixed cut.
+
+
+def _place_fixed(spec: RunSpec, offers: Sequence[Offer]) -> Placement | str:
+    layers = layers_per_stage(spec)
+    if len(offers) < len(layers):
+        return f"{len(offers)} of {len(layers)} peers {_have(len(offers))} joined"
+    parts = _ranges(layers)
+    memory, flops = StageMemory(spec), list(unit_flops(spec).values())
+    needs = [memory.total(part.start, part.stop, len(layers) - 1 - i) for i, part in enumerate(parts)]
+    work = [sum(flops[i] for i in _units(part, spec)) for part in parts]
+    fits = np.array([[need <= offer.memory for offer in offers] for need in needs])
+    times = np.array(work)[:, None] / np.array([offer.flops for offer in offers])
+    none = -len(layers)
+    rooms = _Rooms(
+        at=lambda _, limit: np.where(fits & (times <= limit), 1, none),
+        needed=len(layers),
+        counts=[len(layers)],
+        limits=np.unique(times),
+    )
+    found = _best(rooms)
+    if found is None:
+        return _too_large(spec, offers, memory, parts, needs)
+    holders = _holders(rooms.at(*found), rooms.needed)
+    return Placement(tuple(layers), tuple(offers[i].peer for i in holders))
+
+
+def _ranges(layers: Sequence[int]) -> list[range]:
+    ends = list(accumulate(layers))
+    return [range(end - n, end) for n, end in zip(layers, ends, strict=True)]
+
+
+def _units(part: range, spec: RunSpec) -> range:
+    """Positions of a stage's units in the list of all: the embedding, the layers, the head."""
+    return range(part.start + (part.start > 0), part.stop + 1 + (part.stop == spec.model.layers))
+
+
+# A cut chosen to fit the peers.
+
+
+def _place_auto(spec: RunSpec, offers: Sequence[Offer]) -> Placement | str:
+    if len(offers) < spec.min_peers:
+        return f"{len(offers)} of at least {spec.min_peers} peers {_have(len(offers))} joined"
+    memory = StageMemory(spec)
+    least_last = 1 if spec.subspace.form == "dense" else max(1, spec.subspace.unconstrained_layers)
+    rooms = _auto_rooms(spec, offers, memory, least_last)
+    found = _best(rooms)
+    if found is None:
+        return _no_cut(spec, offers, memory, rooms, least_last)
+    stages, _ = found
+    room = rooms.at(*found)
+    holders = _holders(room, rooms.needed)
+    rooms_taken = [int(room[stage, peer]) for stage, peer in enumerate(holders)]
+    layers = _share_out(spec, rooms_taken, [offers[i].flops for i in holders], [1] * (stages - 1) + [least_last])
+    return Placement(tuple(layers), tuple(offers[i].peer for i in holders))
+
+
+def _auto_rooms(spec: RunSpec, offers: Sequence[Offer], memory: StageMemory, least_last: int) -> _Rooms:
+    total = spec.model.layers
+    alike = total - least_last  # layers that need not be in the last stage
+    most = min(len(offers), alike + 1)
+    units = list(unit_flops(spec).values())
+    # By number of layers: 1 … for the first and the middle stages, least_last … for the last one.
+    first, middle = list(accumulate(units[: alike + 1]))[1:], list(accumulate(units[2 : alike + 1]))
+    last = list(accumulate(units[::-1]))[least_last:total]
+    speed = np.array([offer.flops for offer in offers])
+    times = [np.array(work).reshape(-1, 1) / speed for work in (first, middle, last, [sum(units)])]
+
+    def fitting(sizes: list[int]) -> np.ndarray:
+        return np.array([bisect_right(sizes, offer.memory) for offer in offers])
+
+    layers = range(1, alike + 1)
+    fit_first = [fitting([memory.total(0, n, after) for n in layers]) for after in range(1, most)]
+    fit_middle = [fitting([memory.total(1, 1 + n, after) for n in layers[:-1]]) for after in range(1, most - 1)]
+    fit_last = fitting([memory.total(total - n, total, 0) for n in range(least_last, total)])
+    fit_whole = fitting([memory.total(0, total, 0)])
+
+    def at(stages: int, limit: float) -> np.ndarray:
+        in_first, in_middle, in_last, in_whole = ((t <= limit).sum(axis=0) for t in times)
+        if stages == 1:
+            room = total * np.minimum(fit_whole, in_whole)[None]
+        else:
+            ends = np.minimum(fit_last, in_last)
+            room = np.array(
+                [
+                    np.minimum(fit_first[stages - 2], in_first),
+                    *(np.minimum(fit_middle[after - 1], in_middle) for after in range(stages - 2, 0, -1)),
+                    np.where(ends > 0, ends + least_last - 1, 0),
+                ]
+            )
+        return np.where(room > 0, room, -most * total)  # one such seat, and nothing adds up
+
+    return _Rooms(at, total, range(1, most + 1), np.unique(np.concatenate(times)))
+
+
+def _share_out(spec: RunSpec, rooms: Sequence[int], flops: Sequence[float], layers: list[int]) -> list[int]:
+    """Layers per stage, from the least: each further layer to the stage that is then the least busy."""
+    units = unit_flops(spec)
+    layer, total = units["layers.0"], spec.model.layers
+    work = [n * layer for n in layers]
+    work[-1] = units["head"] + sum(units[f"layers.{i}"] for i in range(total - layers[-1], total))
+    for _ in range(total - sum(layers)):
+        free = [i for i, room in enumerate(rooms) if layers[i] < room]
+        i = min(free, key=lambda i: (work[i] + layer) / flops[i])
+        layers[i] += 1
+        work[i] += layer
+    return layers
+
+
+# What is missing, in words.
+
+
+def _too_large(
+    spec: RunSpec, offers: Sequence[Offer], memory: StageMemory, parts: list[range], needs: list[int]
+) -> str:
+    """A fixed cut does not fit. The largest stages must go to the largest peers: where does that fail first?"""
+    by_need = sorted(range(len(needs)), key=lambda i: -needs[i])
+    by_size = sorted((offer.memory for offer in offers), reverse=True)
+    for larger, (i, have) in enumerate(zip(by_need, by_size, strict=False)):
+        if needs[i] <= have:
+            continue
+        if larger == 0:
+            what = f"stage {i} ({_contents(parts[i], spec)})"
+            return _nobody_has(what, needs[i], have) + _hint(memory, parts[i], len(parts) - 1 - i)
+        need, _ = _sizes(needs[i], have)
+        return (
+            f"{larger + 1} of the stages need {need} or more each, and only {larger} of the joined peers "
+            f"{_have(larger)} that much" + _hint(memory, parts[i], len(parts) - 1 - i)
+        )
+    raise AssertionError("every stage fits a peer of its own")
+
+
+def _no_cut(spec: RunSpec, offers: Sequence[Offer], memory: StageMemory, rooms: _Rooms, least_last: int) -> str:
+    """No cut fits the peers: an end is too large for any of them, or they have room for too few layers."""
+    total, largest = spec.model.layers, max(offer.memory for offer in offers)
+    if len(rooms.counts) == 1:
+        more = "; more peers could share it" if len(offers) == 1 and least_last < total else ""
+        needs = _nobody_has("the whole model in one stage", memory.total(0, total, 0), largest)
+        return needs + more + _hint(memory, range(total), 0)
+    ends = [("first", range(1), 1), ("last", range(total - least_last, total), 0)]
+    least = [memory.total(part.start, part.stop, after) for _, part, after in ends]
+    for (name, part, after), need in zip(ends, least, strict=True):
+        if need > largest:
+            what = f"the {name} stage ({_contents(part, spec)} at the least)"
+            return _nobody_has(what, need, largest) + _hint(memory, part, after)
+    most, most_stages = 0, 0
+    for stages in rooms.counts:
+        room = rooms.at(stages, math.inf)
+        held = sum(int(room[stage, peer]) for stage, peer in enumerate(_assign(room)))
+        if held > most:
+            most, most_stages = held, stages
+    if most <= 0:
+        first, last = map(size, least)
+        return (
+            f"the first stage needs {first} at the least and the last {last}, and no two of the joined peers have that"
+        )
+    one, after = range(1), most_stages - 1
+    least_first = size(memory.total(one.start, one.stop, after))
+    return (
+        f"the {len(offers)} joined peers have memory for {most} of the {total} layers, and more or larger ones are "
+        f"needed; cut into {most_stages}, the first stage takes {least_first} with one layer"
+        + _hint(memory, one, after)
+    )
+
+
+def _nobody_has(what: str, need: int, have: int) -> str:
+    needed, largest = _sizes(need, have)
+    return f"no joined peer has the {needed} that {what} needs; the largest has {largest}"
+
+
+def _sizes(need: int, have: int) -> tuple[str, str]:
+    """Two sizes that differ, such that one can see it."""
+    if size(need) != size(have):
+        return size(need), size(have)
+    return f"{need:,} bytes", f"{have:,}"
+
+
+def _hint(memory: StageMemory, part: range, stages_after: int) -> str:
+    """What to change, where it is the microbatches rather than the model that take the memory."""
+    batch, held = memory.spec.batch, memory.in_flight(part.start, part.stop, stages_after)
+    levers = ["raise batch.microbatches"] * (batch.microbatches < batch.size)
+    levers += ["set a lower batch.in_flight"] * (batch.in_flight != 1)
+    if not levers or 2 * held < memory.total(part.start, part.stop, stages_after):
+        return ""
+    return f" ({size(held)} are for microbatches in flight: {' or '.join(levers)})"
+
+
+def _contents(part: range, spec: RunSpec) -> str:
+    words = [f"layer {part.start}" if len(part) == 1 else f"layers {part.start}–{part.stop - 1}"]
+    if part.start == 0:
+        words.insert(0, "the embedding")
+    if part.stop == spec.model.layers:
+        words.append("the head")
+    return " and ".join([", ".join(words[:-1])] * (len(words) > 1) + words[-1:])
+
+
+def _have(n: int) -> str:
+    return "has" if n == 1 else "have"

@@ -1,0 +1,278 @@
+"""gRPC around the coordinator: who may call, what they say, and the streams over which they are answered.
+
+Knows peers' identities and sessions. What an event means is the machine's to say; this hands it on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import json
+import os
+import re
+import secrets
+import ssl
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import grpc
+from cryptography import x509
+
+from protomodels_cli import PROTOCOL, __version__
+from protomodels_cli.coordinator import machine
+from protomodels_cli.coordinator.door import Door
+from protomodels_cli.coordinator.messages import clean, peer_of, report_of
+from protomodels_cli.coordinator.run_dir import RunDir
+from protomodels_cli.spec.schema import RunSpec
+from protomodels_cli.wire.channels import SERVER_OPTIONS
+from protomodels_cli.wire.pb import pmtrain_pb2 as pb
+from protomodels_cli.wire.pb import pmtrain_pb2_grpc as rpc
+from protomodels_cli.wire.tls import COORDINATOR_NAME, Identity, client_context, peer_name
+
+DENIED, UNFIT = grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.FAILED_PRECONDITION
+MOST_ENROLLED = 10_000
+MOST_BASIS = 1 << 30
+MOST_PART = 1 << 40
+REACH_SECONDS = 4.0
+
+
+@dataclass
+class Enrolled:
+    """A peer that showed the token."""
+
+    secret: str
+    outbox: asyncio.Queue[pb.CoordinatorMessage | None] = field(default_factory=asyncio.Queue)
+    in_session: bool = False
+
+
+class Service(rpc.PeeringServicer, rpc.OperatorServicer):
+    def __init__(
+        self,
+        spec: RunSpec,
+        run_dir: RunDir,
+        tell: Callable[[machine.Event], None],
+        upload: Callable[[str, pb.UploadHeader, Path | bytes], None],
+        part_path: Callable[[str, pb.UploadHeader], Path],
+        status: Callable[[], pb.RunStatus],
+    ):
+        self._spec, self._run_dir = spec, run_dir
+        self._tell, self._upload, self._part_path, self._status = tell, upload, part_path, status
+        self._enrolled: dict[str, Enrolled] = {}
+        self._identity: Identity = run_dir.authority.issue_with_key(COORDINATOR_NAME)
+        self._server = grpc.aio.server(options=SERVER_OPTIONS)
+        rpc.add_PeeringServicer_to_server(self, self._server)
+        rpc.add_OperatorServicer_to_server(self, self._server)
+        self.door: Door | None = None
+
+    async def open(self, host: str, port: int) -> int:
+        credentials = grpc.ssl_server_credentials([(self._identity.key_pem, self._identity.certificate_pem)])
+        inner = self._server.add_secure_port("127.0.0.1:0", credentials)
+        await self._server.start()
+        self.door = Door(self._identity.authority_pem, ("127.0.0.1", inner))
+        return await self.door.open(host, port)
+
+    async def close(self) -> None:
+        """Let the last words out, then hang up."""
+        for peer in self._enrolled.values():
+            peer.outbox.put_nowait(None)
+        await self._server.stop(grace=2)
+        if self.door is not None:
+            await self.door.close()
+
+    def send(self, peer: str, **body: Any) -> None:
+        if (enrolled := self._enrolled.get(peer)) is not None:
+            enrolled.outbox.put_nowait(pb.CoordinatorMessage(**body))
+
+    # Joining
+
+    async def Enrol(self, request: pb.EnrolRequest, context: grpc.aio.ServicerContext) -> pb.EnrolReply:
+        if not hmac.compare_digest(request.token.encode(), self._run_dir.token.encode()):
+            await context.abort(DENIED, "the token is not this run's\nask the run's owner for a fresh join line")
+        if request.protocol != PROTOCOL:
+            await context.abort(
+                UNFIT,
+                f"this peer has pmtrain {clean(request.version)} (protocol {request.protocol}), and the coordinator "
+                f"{__version__} (protocol {PROTOCOL})\ninstall pmtrain {__version__} on this peer",
+            )
+        if len(self._enrolled) >= MOST_ENROLLED:
+            await context.abort(UNFIT, "too many peers have joined this run\nask its owner to start it again")
+        peer = f"p{secrets.token_hex(4)}"
+        try:
+            certificate = self._run_dir.authority.issue(peer_name(peer), request.public_key_pem)
+        except ValueError as e:
+            await context.abort(UNFIT, f"the peer's key cannot be signed: {e}\ninstall pmtrain {__version__}")
+        self._enrolled[peer] = Enrolled(secrets.token_urlsafe(16))
+        return pb.EnrolReply(
+            peer=peer,
+            secret=self._enrolled[peer].secret,
+            certificate_pem=certificate,
+            spec_json=json.dumps(self._spec.model_dump(mode="json")),
+            spec_sha256=self._spec.sha256(),
+            clock=time.time(),
+        )
+
+    async def _caller(self, context: grpc.aio.ServicerContext) -> str:
+        """The enrolled peer that calls, or the call's end."""
+        metadata = dict(context.invocation_metadata() or ())
+        peer, secret = str(metadata.get("peer", "")), str(metadata.get("secret", ""))
+        enrolled = self._enrolled.get(peer)
+        if enrolled is None or not hmac.compare_digest(secret.encode(), enrolled.secret.encode()):
+            await context.abort(DENIED, "this peer is not enrolled in this run\njoin again")
+        return peer
+
+    def _address(self, context: grpc.aio.ServicerContext) -> str:
+        """Whence the caller really comes: gRPC sees the door's loopback connection only."""
+        found = re.search(r":(\d+)$", context.peer())
+        return (self.door.address_of(int(found[1])) if found and self.door else None) or ""
+
+    async def CheckReachability(
+        self, request: pb.ReachabilityRequest, context: grpc.aio.ServicerContext
+    ) -> pb.ReachabilityReply:
+        peer, host = await self._caller(context), self._address(context)
+        reason = await self._dial_back(peer, host, request.port)
+        return pb.ReachabilityReply(reachable=not reason, host=host, reason=reason)
+
+    async def _dial_back(self, peer: str, host: str, port: int) -> str:
+        """Shake hands with whoever answers there. Empty: it is that peer; otherwise what is wrong."""
+        if not 1 <= port <= 65535 or not host:
+            return "no port was named"
+        try:
+            async with asyncio.timeout(REACH_SECONDS):
+                _, writer = await asyncio.open_connection(host, port, ssl=client_context(self._identity))
+        except TimeoutError:
+            return f"no answer at {host}:{port}"
+        except (OSError, ssl.SSLError) as e:
+            return f"{host}:{port}: {getattr(e, 'strerror', None) or e}"
+        try:
+            der = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+            names = x509.load_der_x509_certificate(der).extensions.get_extension_for_class(x509.SubjectAlternativeName)
+            right = peer_name(peer) in names.value.get_values_for_type(x509.DNSName)
+            return "" if right else f"another peer answers at {host}:{port}"
+        finally:
+            writer.transport.abort()
+
+    # The run
+
+    async def Session(
+        self, request_iterator: AsyncIterator[pb.PeerMessage], context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[pb.CoordinatorMessage]:
+        peer, address = await self._caller(context), self._address(context)
+        enrolled = self._enrolled[peer]
+        if enrolled.in_session:
+            await context.abort(UNFIT, "this peer has a session already\njoin again")
+        first = await anext(aiter(request_iterator), None)
+        if first is None or not first.HasField("register"):
+            await context.abort(UNFIT, "a session begins with a registration\ninstall the coordinator's version")
+            return
+        if first.register.spec_sha256 != self._spec.sha256():
+            await context.abort(
+                UNFIT, "the peer has another spec than this run's (their hashes differ)\njoin with this run's link"
+            )
+        enrolled.in_session = True
+        self._tell(machine.Joined(peer_of(peer, first.register, address, time.time())))
+        reading = asyncio.create_task(self._listen(peer, request_iterator))
+        try:
+            while (message := await self._next_word(enrolled, reading)) is not None:
+                yield message
+        finally:
+            reading.cancel()
+            del self._enrolled[peer]
+            self._tell(machine.Left(peer, "its connection ended"))
+
+    async def _next_word(self, enrolled: Enrolled, reading: asyncio.Task[None]) -> pb.CoordinatorMessage | None:
+        """What to say to the peer next; None when there is nothing more, or nobody listens."""
+        if not enrolled.outbox.empty():
+            return enrolled.outbox.get_nowait()
+        word = asyncio.ensure_future(enrolled.outbox.get())
+        await asyncio.wait({word, reading}, return_when=asyncio.FIRST_COMPLETED)
+        if word.done():
+            return word.result()
+        word.cancel()
+        return None
+
+    async def _listen(self, peer: str, messages: AsyncIterator[pb.PeerMessage]) -> None:
+        async for message in messages:
+            match message.WhichOneof("body"):
+                case "done":
+                    try:
+                        self._tell(machine.Done(peer, message.done.task, report_of(message.done, self._spec)))
+                    except ValueError as e:
+                        self._tell(machine.Trouble(peer, str(e)))
+                case "basis_taken":
+                    taken = message.basis_taken
+                    self._tell(machine.BasisTaken(peer, taken.version, taken.sha256))
+                case "leaving":
+                    self._tell(machine.Leaving(peer))
+                case "trouble":
+                    self._tell(machine.Trouble(peer, clean(message.trouble.what)))
+
+    async def Upload(
+        self, request_iterator: AsyncIterator[pb.UploadChunk], context: grpc.aio.ServicerContext
+    ) -> pb.UploadReply:
+        peer = await self._caller(context)
+        first = await anext(aiter(request_iterator), None)
+        if first is None or not first.HasField("header"):
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "an upload begins with its header")
+            return pb.UploadReply()
+        header = first.header
+        try:
+            if header.kind == pb.UploadHeader.SNAPSHOT_PART:
+                path = self._part_path(peer, header)
+                await _receive_file(request_iterator, header, path)
+                self._upload(peer, header, path)
+            else:
+                self._upload(peer, header, await _receive_bytes(request_iterator, header))
+        except OSError as e:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"the coordinator's disk: {e.strerror}")
+        except ValueError as e:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(e))
+        return pb.UploadReply()
+
+    # Watching
+
+    async def Status(self, request: pb.StatusRequest, context: grpc.aio.ServicerContext) -> pb.RunStatus:
+        token = str(dict(context.invocation_metadata() or ()).get("token", ""))
+        if not hmac.compare_digest(token.encode(), self._run_dir.token.encode()):
+            await context.abort(DENIED, "the token is not this run's\nask the run's owner for a fresh link")
+        return self._status()
+
+
+async def _receive_bytes(chunks: AsyncIterator[pb.UploadChunk], header: pb.UploadHeader) -> bytes:
+    if header.size > MOST_BASIS:
+        raise ValueError(f"an upload of {header.size} bytes")
+    content = bytearray()
+    async for chunk in chunks:
+        content += chunk.data
+        if len(content) > header.size:
+            raise ValueError("more bytes than announced")
+    _check(len(content), hashlib.sha256(content).hexdigest(), header)
+    return bytes(content)
+
+
+async def _receive_file(chunks: AsyncIterator[pb.UploadChunk], header: pb.UploadHeader, path: Path) -> None:
+    if header.size > MOST_PART:
+        raise ValueError(f"an upload of {header.size} bytes")
+    digest, size = hashlib.sha256(), 0
+    with path.open("wb") as file:
+        async for chunk in chunks:
+            size += len(chunk.data)
+            if size > header.size:
+                raise ValueError("more bytes than announced")
+            digest.update(chunk.data)
+            await asyncio.to_thread(file.write, chunk.data)
+        await asyncio.to_thread(_to_disk, file)
+    _check(size, digest.hexdigest(), header)
+
+
+def _to_disk(file: BinaryIO) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _check(size: int, sha256: str, header: pb.UploadHeader) -> None:
+    if (size, sha256) != (header.size, header.sha256):
+        raise ValueError("the bytes that arrived are not those announced")
