@@ -17,6 +17,9 @@ class MetricsFile:
         self._file.write(json.dumps(strict(row)) + "\n")
         self._file.flush()
 
+    def close(self) -> None:
+        self._file.close()
+
     def __enter__(self) -> MetricsFile:
         return self
 

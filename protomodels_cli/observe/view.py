@@ -1,0 +1,78 @@
+"""A run on a terminal: the same picture for `status`, `status --watch` and the demo."""
+
+from __future__ import annotations
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from protomodels_cli.observe.progress import count, duration, size
+from protomodels_cli.wire.pb import pmtrain_pb2 as pb
+
+
+def headline(s: pb.RunStatus) -> str:
+    """The run in one line."""
+    parts = [f"{s.name}: {s.phase}", f"step {s.step}/{s.steps} ({100 * s.step / s.steps:.1f} %)"]
+    if s.HasField("loss"):
+        parts.append(f"loss {s.loss:.4f}")
+    if s.HasField("eval_loss"):
+        parts.append(f"held-out {s.eval_loss:.4f}")
+    if s.tokens_per_s:
+        parts.append(f"{count(s.tokens_per_s)} tok/s")
+    if s.HasField("eta_s") and s.phase == "running":
+        parts.append(f"eta {duration(s.eta_s)}")
+    return " | ".join(parts)
+
+
+def picture(s: pb.RunStatus) -> RenderableType:
+    rows: list[RenderableType] = [Text(headline(s), style="bold")]
+    if s.phase == "running":
+        rows.append(ProgressBar(total=s.steps, completed=s.step, width=72))
+    if s.reason:
+        rows.append(Text(f"stopped: {s.reason}", style="bold red"))
+    elif s.waiting_for and s.phase != "running":
+        rows.append(Text(f"waiting for: {s.waiting_for}", style="yellow"))
+    if s.stages:
+        rows.append(stage_table(s))
+    return Group(*rows)
+
+
+def stage_table(s: pb.RunStatus) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="dim")
+    for name in ("stage", "layers", "peer", "state"):
+        table.add_column(name, no_wrap=True)
+    for name in ("compute", "wait", "wire", "B/token →", "B/token ←", "less than bf16"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for stage in s.stages:
+        shares = (stage.compute_share, stage.wait_share, stage.wire_share)
+        table.add_row(
+            str(stage.stage),
+            f"{stage.first_layer}–{stage.end_layer - 1}",
+            stage.name,
+            stage.state,
+            *(f"{share:.0%}" for share in shares),
+            *(f"{b:.1f}" if b else "–" for b in (stage.forward_bytes_per_token, stage.backward_bytes_per_token)),
+            f"{stage.ratio_bf16:.1f} ×" if stage.ratio_bf16 else "–",
+        )
+    return table
+
+
+def peer_table(s: pb.RunStatus) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="dim")
+    for name in ("peer", "name", "state", "device", "free memory", "speed", "address", "dialled", "joined"):
+        table.add_column(name, no_wrap=True)
+    for p in s.peers:
+        table.add_row(
+            p.peer,
+            p.name,
+            p.state,
+            p.device,
+            size(p.memory),
+            f"{count(p.flops)}FLOP/s",
+            p.address,
+            "directly" if p.reachable else "by relay",
+            f"{duration(p.joined_s)} ago",
+        )
+    return table

@@ -1,0 +1,77 @@
+"""What this machine brings: the device, its free memory, its measured speed."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+from protomodels_cli.errors import EXIT_SPEC, UserError
+from protomodels_cli.model.forms import Dense
+from protomodels_cli.model.llama import Block, rotary
+from protomodels_cli.model.shape import Shape
+from protomodels_cli.spec.schema import RunSpec
+from protomodels_cli.spec.sizes import unit_flops
+
+
+class DeviceError(UserError):
+    exit_code = EXIT_SPEC
+
+
+def choose(name: str) -> torch.device:
+    """`auto` is the first GPU, else the CPU."""
+    if name == "auto":
+        name = "cuda:0" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+        if device.type not in ("cpu", "cuda", "mps"):
+            raise RuntimeError("no such device")
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as e:
+        raise DeviceError(
+            f"--device {name}: {str(e).splitlines()[0]}", "use auto, cpu, mps, or a GPU that this machine has"
+        ) from None
+    return device
+
+
+def in_words(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
+
+
+def free_memory(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    if device.type == "mps":
+        return int(torch.mps.recommended_max_memory()) - int(torch.mps.current_allocated_memory())
+    import psutil
+
+    return int(psutil.virtual_memory().available)
+
+
+def measure_flops(spec: RunSpec, device: torch.device, seconds: float = 0.1) -> float:
+    """Operations a second in forward and backward of one of the run's own blocks, on one of its microbatches."""
+    torch.set_num_threads(spec.compute.threads)
+    shape = Shape.of(spec)
+    rows, tokens = spec.batch.size // spec.batch.microbatches, spec.model.context
+    with torch.device(device):
+        block = Block(shape, Dense())
+        for p in block.parameters():
+            torch.nn.init.normal_(p, std=0.02)
+        x = torch.randn(rows, tokens, shape.width, dtype=shape.dtype, requires_grad=True)
+    cos, sin = rotary(tokens, shape.head_dim, shape.rope_theta, shape.dtype, device)
+    best, until = float("inf"), time.perf_counter() + seconds
+    while True:
+        started = time.perf_counter()
+        block(x, None, cos, sin).sum().backward()
+        _wait_for(device)
+        now = time.perf_counter()
+        best = min(best, now - started)
+        if now > until:
+            return unit_flops(spec)["layers.0"] * rows * tokens / best
+
+
+def _wait_for(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    elif device.type == "mps":
+        torch.mps.synchronize()

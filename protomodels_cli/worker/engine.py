@@ -1,0 +1,305 @@
+"""The compute thread: takes what the event loop hands it, computes, hands back what came of it.
+
+One thread owns the stage. The loop never touches a weight, and this thread never touches a socket: they meet at an
+inbox here and at `post`, which runs in the loop.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, assert_never
+
+import torch
+from safetensors.torch import save_file
+
+from protomodels_cli.model.basis import Basis
+from protomodels_cli.model.shape import Slice
+from protomodels_cli.model.snapshot import parameter_hashes, stage_state
+from protomodels_cli.model.stage import Leg, Sync
+from protomodels_cli.spec.schema import RunSpec
+from protomodels_cli.wire.frames import BadMessage, Message
+from protomodels_cli.worker.schedule import View, next_work
+from protomodels_cli.worker.stage_work import Pass, StageWork
+
+# Orders, in the order in which the coordinator gave them
+
+
+@dataclass(frozen=True)
+class Build:
+    task: int
+    spec: RunSpec
+    part: Slice
+    basis: Basis | None
+    limit: int  # microbatches in flight
+
+
+@dataclass(frozen=True)
+class Decide:
+    """The outcome of the step that this stage is prepared for."""
+
+    step: int
+    apply: bool
+    lr: float
+    clip: float
+
+
+@dataclass(frozen=True)
+class Run:
+    """A step (leg forward) or an evaluation."""
+
+    task: int
+    leg: Leg
+    step: int
+    microbatches: int
+    basis_version: int
+
+
+@dataclass(frozen=True)
+class ReportSync:
+    task: int
+
+
+@dataclass(frozen=True)
+class WriteState:
+    """Write all that the stage is to this file."""
+
+    task: int
+    path: Path
+
+
+@dataclass(frozen=True)
+class HashWeights:
+    task: int
+
+
+@dataclass(frozen=True)
+class HoldBasis:
+    """Keep it until a step is run with it."""
+
+    basis: Basis
+
+
+Order = Build | Decide | Run | ReportSync | WriteState | HashWeights | HoldBasis
+
+
+# What comes back
+
+
+@dataclass
+class Usage:
+    """Where the time since the last report went, in seconds."""
+
+    compute: float = 0.0
+    wait: float = 0.0
+    wire: float = 0.0
+    most_in_flight: int = 0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A task is done."""
+
+    task: int
+    usage: Usage
+    sync: Sync | None = None
+    norms: dict[str, float] = field(default_factory=dict)
+    loss_sum: float = 0.0
+    tokens: int = 0
+    parameters: list[tuple[str, str]] = field(default_factory=list)
+    written: Path | None = None
+
+
+@dataclass(frozen=True)
+class SubspaceReport:
+    step: int
+    row: dict[str, Any]
+    basis: Basis | None
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A message was taken from its queue: its credit can go back."""
+
+    leg: Leg
+
+
+@dataclass(frozen=True)
+class Failure:
+    error: Exception
+
+
+class Engine(threading.Thread):
+    """`post` is given what comes back and messages to send, in order; it must return at once."""
+
+    def __init__(self, device: torch.device, threads: int, post: Callable[[Any], None]):
+        super().__init__(name="compute", daemon=True)
+        self._device, self._threads, self._post = device, threads, post
+        self._news = threading.Condition()
+        self._orders: deque[Order | None] = deque()  # None: end
+        self._arrived: dict[Leg, deque[Message]] = {"forward": deque(), "backward": deque(), "evaluation": deque()}
+        self._on_the_way = 0  # messages that the next stage has not taken
+        self._unsent = 0  # messages that have not left this process
+        self._work: StageWork | None = None
+        self._run: Run | None = None  # with its pass, while one is under way
+        self._pass: Pass | None = None
+        self._held: Basis | None = None
+        self._limit = 1
+        self._usage = Usage()
+
+    # From the event loop
+
+    def order(self, order: Order | None) -> None:
+        with self._news:
+            self._orders.append(order)
+            self._news.notify()
+
+    def deliver(self, message: Message) -> None:
+        with self._news:
+            self._arrived[message.leg].append(message)
+            self._news.notify()
+
+    def has_sent(self) -> None:
+        """A message has left this process."""
+        with self._news:
+            self._unsent -= 1
+
+    def next_has_taken(self, messages: int) -> None:
+        with self._news:
+            self._on_the_way -= messages
+            self._news.notify()
+
+    def forget(self) -> None:
+        """A new generation: whatever came for the old one is void."""
+        with self._news:
+            self._orders.clear()
+            for queue in self._arrived.values():
+                queue.clear()
+            self._on_the_way = self._unsent = 0
+
+    # In the thread
+
+    def run(self) -> None:
+        torch.set_num_threads(self._threads)  # here: on some builds it is a property of the thread
+        try:
+            while (todo := self._next()) is not None:
+                started, packing = time.perf_counter(), self._packing
+                if isinstance(todo, Message):
+                    self._compute(todo)
+                else:
+                    self._obey(todo)
+                packing = self._packing - packing
+                self._usage.wire += packing
+                self._usage.compute += time.perf_counter() - started - packing
+        except Exception as error:
+            self._post(Failure(error))
+
+    @property
+    def _packing(self) -> float:
+        return 0.0 if self._work is None else self._work.packing_seconds
+
+    def _next(self) -> Order | Message | None:
+        """The next thing to do. Time spent here is the wire's while own messages are leaving, else it is waiting."""
+        with self._news:
+            while True:
+                if self._orders:
+                    return self._orders.popleft()
+                if (message := self._next_message()) is not None:
+                    return message
+                started, leaving = time.perf_counter(), self._unsent > 0
+                self._news.wait()
+                waited = time.perf_counter() - started
+                if leaving:
+                    self._usage.wire += waited
+                else:
+                    self._usage.wait += waited
+
+    def _next_message(self) -> Message | None:
+        work = self._pass
+        if work is None:
+            return None
+        inputs, gradients = self._arrived[work.leg], self._arrived["backward"]
+        view = View(
+            gradient=self._is_next(gradients, work.step, work.finished),
+            input=self._is_next(inputs, work.step, work.entered),
+            in_flight=len(work.flights),
+            on_the_way=self._on_the_way,
+            limit=self._limit,
+        )
+        chosen = next_work(view)
+        if chosen is None:
+            return None
+        return gradients.popleft() if chosen == "backward" else inputs.popleft()
+
+    def _is_next(self, queue: deque[Message], step: int, microbatch: int) -> bool:
+        """Messages of a step that was not granted yet wait; anything else out of order is a neighbour's fault."""
+        if not queue or queue[0].step > step:
+            return False
+        head = queue[0]
+        if (head.step, head.microbatch) != (step, microbatch):
+            raise BadMessage(
+                f"{head.leg} message {head.microbatch} of step {head.step} came where {microbatch} of {step} belongs"
+            )
+        return True
+
+    def _compute(self, message: Message) -> None:
+        assert self._work is not None
+        assert self._run is not None
+        assert self._pass is not None
+        run, work = self._run, self._pass
+        self._post(Taken(message.leg))
+        if message.payload and message.basis_version != run.basis_version:
+            raise BadMessage(f"it used basis {message.basis_version}, and step {run.step} uses {run.basis_version}")
+        for outgoing in (self._work.backward if message.leg == "backward" else self._work.forward)(work, message):
+            with self._news:
+                self._unsent += 1
+                self._on_the_way += outgoing.leg != "backward"
+            self._post(outgoing)
+        self._usage.most_in_flight = max(self._usage.most_in_flight, len(work.flights))
+        if work.complete:
+            norms = self._work.prepare(work) if run.leg == "forward" else {}
+            self._run = self._pass = None
+            self._report(run.task, norms=norms, loss_sum=work.loss_sum, tokens=work.tokens)
+
+    def _obey(self, order: Order) -> None:
+        if isinstance(order, Build):
+            self._run = self._pass = self._work = self._held = None
+            self._work = StageWork(order.spec, order.part, order.basis, self._device)
+            self._work.stage.warm_up(order.spec.batch.size // order.spec.batch.microbatches, order.spec.model.context)
+            self._limit = order.limit
+            self._report(order.task, sync=self._work.stage.sync())
+            return
+        work = self._work
+        assert work is not None
+        match order:
+            case Decide(step, apply, lr, clip):
+                work.decide(step, apply, lr, clip)
+                reported = work.subspace_report(step)
+                if reported is not None:
+                    self._post(SubspaceReport(step, *reported))
+            case Run():
+                if order.basis_version != work.basis_version:
+                    assert self._held is not None
+                    assert self._held.version == order.basis_version
+                    work.switch_basis(self._held)
+                    self._held = None
+                self._run, self._pass = order, work.begin(order.leg, order.step, order.microbatches)
+            case ReportSync(task):
+                self._report(task, sync=work.stage.sync())
+            case WriteState(task, path):
+                save_file(stage_state(work.stage, work.optimizer), path)
+                self._report(task, written=path)
+            case HashWeights(task):
+                self._report(task, parameters=parameter_hashes(work.stage))
+            case HoldBasis(basis):
+                self._held = basis
+            case _:
+                assert_never(order)
+
+    def _report(self, task: int, **outcome: Any) -> None:
+        self._post(Outcome(task, self._usage, **outcome))
+        self._usage = Usage()

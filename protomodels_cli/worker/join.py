@@ -1,0 +1,177 @@
+"""Joining a run: every check that can be made before a stage is asked for, each with its fix."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import torch
+
+from protomodels_cli import PROTOCOL, __version__
+from protomodels_cli.errors import UserError
+from protomodels_cli.observe.progress import count, size
+from protomodels_cli.spec.cut import layers_per_stage
+from protomodels_cli.spec.load import spec_from
+from protomodels_cli.spec.schema import RunSpec
+from protomodels_cli.spec.sizes import stage_memory
+from protomodels_cli.wire.channels import MOST_FROM_COORDINATOR, is_loopback
+from protomodels_cli.wire.link import JoinLink, address, fetch_authority
+from protomodels_cli.wire.operator import Refused, coordinator_channel, in_words
+from protomodels_cli.wire.pb import pmtrain_pb2 as pb
+from protomodels_cli.wire.pb import pmtrain_pb2_grpc as rpc
+from protomodels_cli.wire.tls import Identity, new_key, public_key_of
+from protomodels_cli.worker import device as devices
+from protomodels_cli.worker.links import Listener
+from protomodels_cli.worker.session import Session
+
+MOST_SKEW = 300.0  # seconds between the clocks; certificates have a day's grace, people who read logs have none
+
+
+@dataclass(frozen=True)
+class Options:
+    link: JoinLink
+    device: str
+    name: str
+    folder: Path  # where this peer keeps its files
+    port: int  # for neighbours; 0: any
+    listen: bool = True  # whether neighbours may dial it
+
+
+async def join(options: Options, say: Callable[[str], None]) -> int:
+    """Join, take part until the run is over or we leave, and return the exit code."""
+    link = options.link
+    device = devices.choose(options.device)
+    authority = await fetch_authority(link)
+    key = new_key()
+    async with coordinator_channel(link, authority, MOST_FROM_COORDINATOR) as channel:
+        stub = rpc.PeeringStub(channel)
+        enrolled = await _enrol(stub, options, key)
+        spec = _check_spec(enrolled)
+        _check_clock(enrolled.clock)
+        folder = _check_disk(spec, options.folder / f"{spec.name}-{link.fingerprint[:8]}")
+        memory = _check_memory(spec, device)
+        identity = Identity(key, enrolled.certificate_pem, authority)
+        flops = await asyncio.to_thread(devices.measure_flops, spec, device)
+        listener = Listener(identity)
+        local_only = is_loopback(link.host) or not options.listen
+        await listener.start("127.0.0.1" if local_only else "0.0.0.0", options.port)
+        try:
+            credentials_of_peer = (("peer", enrolled.peer), ("secret", enrolled.secret))
+            say(
+                f"joined {spec.name} as {options.name} ({enrolled.peer}): {devices.in_words(device)}, "
+                f"{size(memory)} free, {count(flops)}FLOP/s"
+            )
+            reach = pb.ReachabilityReply()
+            if options.listen:
+                request = pb.ReachabilityRequest(port=listener.port)
+                reach = await stub.CheckReachability(request, metadata=credentials_of_peer, timeout=30)
+                say(_reach_in_words(reach, listener.port))
+            register = pb.Register(
+                spec_sha256=spec.sha256(),
+                device=devices.in_words(device),
+                memory=memory,
+                flops=flops,
+                host=reach.host if reach.reachable else "",
+                port=listener.port,
+                name=options.name,
+            )
+            session = Session(
+                spec, device, identity, listener, stub, credentials_of_peer, (link.host, link.port), folder, say
+            )
+            return await session.run(register)
+        finally:
+            await listener.stop()
+
+
+def _reach_in_words(reach: pb.ReachabilityReply, port: int) -> str:
+    if reach.reachable:
+        return f"neighbours can dial {address(reach.host, port)}"
+    return (
+        f"neighbours cannot dial this machine ({reach.reason}): its streams go through the coordinator, which is "
+        f"slower. To be reachable, let TCP port {port} of {reach.host} in (in the router: forward it to this machine; "
+        f"keep the port with --port {port})"
+    )
+
+
+async def _enrol(stub: rpc.PeeringStub, options: Options, key: bytes) -> pb.EnrolReply:
+    request = pb.EnrolRequest(
+        token=options.link.token,
+        version=__version__,
+        protocol=PROTOCOL,
+        public_key_pem=public_key_of(key),
+        name=options.name,
+    )
+    try:
+        return await stub.Enrol(request, timeout=30)
+    except grpc.aio.AioRpcError as e:
+        raise in_words(e) from None
+
+
+def _check_spec(enrolled: pb.EnrolReply) -> RunSpec:
+    """Both sides must read the spec alike, to the last default."""
+    try:
+        spec = spec_from(json.loads(enrolled.spec_json))
+    except (UserError, ValueError):
+        spec = None
+    if spec is None or spec.sha256() != enrolled.spec_sha256:
+        raise Refused(
+            "this pmtrain reads the run's spec differently from the coordinator's (their hashes differ)",
+            "install the same version of pmtrain on both sides",
+        )
+    return spec
+
+
+def _check_clock(coordinator: float) -> None:
+    skew = time.time() - coordinator
+    if abs(skew) > MOST_SKEW:
+        side = "ahead of" if skew > 0 else "behind"
+        raise Refused(
+            f"this machine's clock is {abs(skew) / 60:.0f} minutes {side} the coordinator's",
+            "set both clocks from the network (timedatectl set-ntp true)",
+        )
+
+
+def _check_disk(spec: RunSpec, folder: Path) -> Path:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / f".probe-{os.getpid()}"
+        probe.write_bytes(b"x" * 4096)
+        probe.unlink()
+    except OSError as e:
+        raise UserError(f"{folder} cannot be written: {e.strerror}", "name another folder with --dir") from None
+    free, need = shutil.disk_usage(folder).free, _least_memory(spec)
+    if free < need:
+        raise UserError(
+            f"{folder} has {size(free)} free, and a stage's snapshot may need {size(need)}",
+            "free some, or name another folder with --dir",
+        )
+    return folder
+
+
+def _least_memory(spec: RunSpec) -> int:
+    """Of all stages this peer could be asked to hold."""
+    if spec.stages == "auto":
+        return min(stage_memory(spec, i, i + 1, 0) for i in range(spec.model.layers))
+    ends = list(itertools.accumulate(layers_per_stage(spec)))
+    return min(
+        stage_memory(spec, first, end, len(ends) - 1 - i)
+        for i, (first, end) in enumerate(zip([0, *ends], ends, strict=False))
+    )
+
+
+def _check_memory(spec: RunSpec, device: torch.device) -> int:
+    have, need = devices.free_memory(device), _least_memory(spec)
+    if have < need:
+        raise UserError(
+            f"the smallest stage needs {size(need)}, and {device} has {size(have)} free",
+            "close other programs, use another device, or ask the run's owner for more stages",
+        )
+    return have

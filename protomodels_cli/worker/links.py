@@ -1,0 +1,164 @@
+"""One boundary's stream, from either end: messages out, messages in, and credits for what was taken.
+
+A link sends in the order it is given, one message at a time, and keeps nothing that it was not told to send. Which side
+dialled makes no difference once the stream is open.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Protocol
+
+import grpc
+
+from protomodels_cli.wire.channels import CHANNEL_OPTIONS, SERVER_OPTIONS
+from protomodels_cli.wire.frames import Assembler, BadMessage, Message, frames_of
+from protomodels_cli.wire.link import address
+from protomodels_cli.wire.pb import pmtrain_pb2 as pb
+from protomodels_cli.wire.pb import pmtrain_pb2_grpc as rpc
+from protomodels_cli.wire.tls import Identity, peer_name
+
+
+class Stream(Protocol):
+    """What a gRPC client call and a server context have in common."""
+
+    def read(self) -> Awaitable[pb.Frame]: ...
+    def write(self, frame: pb.Frame) -> Awaitable[None]: ...
+
+
+class Link:
+    """The link over `boundary` of one generation; `to_next` where the other end is the next stage."""
+
+    def __init__(
+        self,
+        generation: int,
+        boundary: int,
+        neighbour: str,
+        to_next: bool,
+        window: int,
+        most_bytes: int,
+        deliver: Callable[[Message], None],
+        has_sent: Callable[[], None],
+        credited: Callable[[int], None],
+    ):
+        self.generation, self.boundary, self.neighbour, self.to_next = generation, boundary, neighbour, to_next
+        self._deliver, self._has_sent, self._credited = deliver, has_sent, credited
+        self._legs = ("backward",) if to_next else ("forward", "evaluation")  # what may come in
+        self._credit_every = max(1, window // 2)
+        self._assembler = Assembler(most_bytes)
+        self._outbox: asyncio.Queue[Message | None] = asyncio.Queue()  # None: a credit is due
+        self._taken = self._told = self._heard = 0
+        self.neighbour_stage = boundary + 1 if to_next else boundary
+        self.open, self.closed = asyncio.Event(), asyncio.Event()
+        self.error: Exception | None = None
+        self.bytes_sent = {"forward": 0, "backward": 0, "evaluation": 0, "credit": 0}
+        self.refused = 0
+
+    def send(self, message: Message) -> None:
+        self._outbox.put_nowait(message)
+
+    def take(self) -> None:
+        """A message from this link is being computed with. Frames carry the news; a credit of its own goes out only
+        when none has for half a window."""
+        self._taken += 1
+        if self._taken - self._told >= self._credit_every:
+            self._outbox.put_nowait(None)
+
+    async def run(self, stream: Stream) -> None:
+        """Serve the stream until it ends."""
+        self.open.set()
+        writer = asyncio.create_task(self._write(stream))
+        try:
+            await self._read(stream)
+        except Exception as error:
+            self.error = error
+            raise
+        finally:
+            writer.cancel()
+            self.closed.set()
+
+    async def _write(self, stream: Stream) -> None:
+        while True:
+            message = await self._outbox.get()
+            if message is None:
+                if self._taken > self._told:
+                    await self._write_frame(stream, pb.Frame(generation=self.generation), "credit")
+                continue
+            for frame in frames_of(message, self.generation):
+                await self._write_frame(stream, frame, message.leg)
+            self._has_sent()
+
+    async def _write_frame(self, stream: Stream, frame: pb.Frame, leg: str) -> None:
+        frame.taken = self._told = self._taken
+        self.bytes_sent[leg] += frame.ByteSize()
+        await stream.write(frame)
+
+    async def _read(self, stream: Stream) -> None:
+        while (frame := await stream.read()) is not grpc.aio.EOF:
+            if frame.generation != self.generation:
+                self.refused += 1
+                continue
+            if frame.taken > self._heard:
+                self._credited(frame.taken - self._heard)
+                self._heard = frame.taken
+            if frame.leg == pb.Frame.CREDIT:
+                continue
+            message = self._assembler.add(frame)
+            if message is not None:
+                if message.leg not in self._legs:
+                    raise BadMessage(f"a {message.leg} message came from the wrong side")
+                self._deliver(message)
+
+
+async def dial(link: Link, host: str, port: int, identity: Identity) -> None:
+    """Open the link from this end and serve it until it breaks."""
+    credentials = grpc.ssl_channel_credentials(identity.authority_pem, identity.key_pem, identity.certificate_pem)
+    options = [*CHANNEL_OPTIONS, ("grpc.ssl_target_name_override", peer_name(link.neighbour))]
+    async with grpc.aio.secure_channel(address(host, port), credentials, options) as channel:
+        metadata = (("generation", str(link.generation)), ("boundary", str(link.boundary)))
+        call = rpc.NeighbourStub(channel).Link(metadata=metadata, wait_for_ready=True)
+        await call.write(pb.Frame(generation=link.generation))  # opens the stream at the other end
+        await call.initial_metadata()  # … which answers once it knows the link
+        await link.run(call)
+
+
+class Listener(rpc.NeighbourServicer):
+    """This peer's own port: neighbours that dial are matched with the links that wait for them."""
+
+    def __init__(self, identity: Identity):
+        self._links: dict[tuple[int, int], Link] = {}
+        credentials = grpc.ssl_server_credentials(
+            [(identity.key_pem, identity.certificate_pem)], identity.authority_pem, require_client_auth=True
+        )
+        self._server = grpc.aio.server(options=SERVER_OPTIONS)
+        rpc.add_NeighbourServicer_to_server(self, self._server)
+        self._credentials = credentials
+        self.port = 0
+
+    async def start(self, host: str, port: int) -> None:
+        self.port = self._server.add_secure_port(f"{host}:{port}", self._credentials)
+        await self._server.start()
+
+    async def stop(self) -> None:
+        await self._server.stop(grace=None)
+
+    def expect(self, link: Link) -> None:
+        self._links[link.generation, link.boundary] = link
+
+    def forget(self) -> None:
+        self._links.clear()
+
+    async def Link(self, request_iterator: AsyncIterator[pb.Frame], context: grpc.aio.ServicerContext) -> None:
+        metadata = dict(context.invocation_metadata() or ())
+        try:
+            key = int(metadata["generation"]), int(metadata["boundary"])
+        except (KeyError, ValueError):
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "generation and boundary must be given")
+        link = self._links.get(key)
+        caller = [name.decode() for name in context.auth_context().get("x509_subject_alternative_name", [])]
+        if link is None or peer_name(link.neighbour) not in caller:
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, "no link is expected from this peer")
+            return
+        await context.send_initial_metadata(())
+        await link.run(context)

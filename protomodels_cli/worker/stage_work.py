@@ -1,0 +1,159 @@
+"""What a stage computes: microbatches, a step's two halves, the move to a new basis. No threads, no sockets.
+
+The same operations in the same order as the reference's; only who calls differs.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from protomodels_cli.model import grassmann
+from protomodels_cli.model.basis import Basis
+from protomodels_cli.model.gathering import Gathering
+from protomodels_cli.model.optim import StageOptimizer, reprojects_after
+from protomodels_cli.model.shape import Shape, Slice
+from protomodels_cli.model.stage import InFlight, Leg, Place, Stage
+from protomodels_cli.spec.schema import RunSpec
+from protomodels_cli.spec.sizes import id_bytes
+from protomodels_cli.wire.codecs import codec_for, pack, unpack, unpack_ids
+from protomodels_cli.wire.frames import BadMessage, Message
+
+
+@dataclass
+class Pass:
+    """A step or an evaluation on its way through this stage."""
+
+    leg: Leg  # forward for a step, evaluation for an evaluation
+    step: int
+    microbatches: int
+    entered: int = 0  # microbatches whose forward was done
+    finished: int = 0  # … and whose backward was done too (of an evaluation: whose forward was)
+    flights: dict[int, InFlight] = field(default_factory=dict)
+    loss_sum: float = 0.0
+    tokens: int = 0
+
+    @property
+    def complete(self) -> bool:
+        return self.finished == self.microbatches
+
+
+class StageWork:
+    def __init__(self, spec: RunSpec, part: Slice, basis: Basis | None, device: torch.device):
+        self.spec, self.part, self.device = spec, part, device
+        self.dtype = Shape.of(spec).dtype
+        self.stage = Stage(spec, part, basis, device)
+        self.optimizer = StageOptimizer(self.stage, spec.optimizer)
+        self.gathering = Gathering(spec, self.stage) if part.is_last else None
+        self.codecs = {leg: codec_for(spec, leg) for leg in ("forward", "backward", "evaluation")}
+        self.tokens_in_step = spec.batch.size * spec.model.context
+        self.packing_seconds = 0.0
+        self._loss = torch.zeros((), dtype=torch.float64, device=device)
+
+    @property
+    def basis_version(self) -> int:
+        return 0 if self.stage.basis is None else self.stage.basis.version
+
+    def begin(self, leg: Leg, step: int, microbatches: int) -> Pass:
+        if self.gathering is not None and leg == "forward":
+            self.gathering.begin(step)
+        self._loss.zero_()
+        return Pass(leg, step, microbatches)
+
+    def forward(self, work: Pass, message: Message) -> list[Message]:
+        """One microbatch's forward; on the last stage its loss and backward too. Returns what is to be sent."""
+        windows = self._windows(message)
+        tokens, targets = windows[:, :-1], windows[:, 1:]
+        received = None
+        if not self.part.is_first:
+            received = self._received(message, (*tokens.shape, self.spec.boundary_width))
+        work.entered += 1
+        if work.leg == "evaluation":
+            return self._evaluate(work, message, tokens, targets, received)
+        flight = self.stage.run_forward(tokens, received)
+        if not self.part.is_last:
+            work.flights[message.microbatch] = flight
+            return [self._message("forward", work.step, message.microbatch, flight.output, message.ids)]
+        loss, gradient = self.stage.run_loss(flight, targets, 1.0 / self.tokens_in_step)
+        self._loss += loss
+        work.tokens += targets.numel()
+        work.finished += 1
+        if gradient is None:
+            return []
+        return [self._message("backward", work.step, message.microbatch, gradient, b"")]
+
+    def backward(self, work: Pass, message: Message) -> list[Message]:
+        flight = work.flights.pop(message.microbatch)
+        gradient = self.stage.run_backward(flight, self._received(message, tuple(flight.output.shape)))
+        work.finished += 1
+        if gradient is None:
+            return []
+        return [self._message("backward", work.step, message.microbatch, gradient, b"")]
+
+    def _evaluate(
+        self, work: Pass, message: Message, tokens: Tensor, targets: Tensor, received: Tensor | None
+    ) -> list[Message]:
+        x = self.stage.evaluate(tokens, received)
+        work.finished += 1
+        if not self.part.is_last:
+            return [self._message("evaluation", work.step, message.microbatch, x, message.ids)]
+        work.loss_sum += float(self.stage.evaluate_loss(x, targets))
+        work.tokens += targets.numel()
+        return []
+
+    def _windows(self, message: Message) -> Tensor:
+        columns = self.spec.model.context + 1
+        windows: np.ndarray = unpack_ids(message.ids, id_bytes(self.spec), columns, self.spec.vocab_size)
+        rows = self.spec.batch.size // self.spec.batch.microbatches
+        if not 1 <= len(windows) <= rows or (message.leg == "forward" and len(windows) != rows):
+            raise BadMessage(f"a microbatch of {len(windows)} windows where {rows} belong")
+        return torch.from_numpy(windows).to(self.device)
+
+    def _received(self, message: Message, shape: tuple[int, ...]) -> Tensor:
+        started, codec = time.perf_counter(), self.codecs[message.leg]
+        parts = unpack(message.payload, codec.layout(shape, self.dtype))
+        received = codec.decode([p.to(self.device) for p in parts], self.dtype)
+        self.packing_seconds += time.perf_counter() - started
+        return received
+
+    def _message(self, leg: Leg, step: int, microbatch: int, tensor: Tensor, ids: bytes) -> Message:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)  # packing waits for the numbers anyway: count that as computing
+        started = time.perf_counter()
+        boundary = self.part.index - 1 if leg == "backward" else self.part.index
+        parts = self.codecs[leg].encode(tensor.detach(), Place(step, microbatch, boundary, leg))
+        message = Message(leg, step, microbatch, self.basis_version, ids, pack(parts))
+        self.packing_seconds += time.perf_counter() - started
+        return message
+
+    def prepare(self, work: Pass) -> dict[str, float]:
+        """The first half of a commit: gradients are kept; their squared norms go to the coordinator."""
+        if self.gathering is not None:
+            self.gathering.end()
+        work.loss_sum = float(self._loss)
+        return self.optimizer.prepare()
+
+    def decide(self, step: int, apply: bool, lr: float, clip: float) -> None:
+        """The second half."""
+        if apply:
+            self.optimizer.apply(lr, clip)
+            if reprojects_after(step, self.spec.subspace):
+                self.optimizer.reproject()
+        else:
+            self.optimizer.discard()
+        if self.gathering is not None:
+            self.gathering.decide(apply)
+
+    def subspace_report(self, step: int) -> tuple[dict[str, Any], Basis | None] | None:
+        """On the last stage, after a step that ends a gathering: what the coordinator waits for."""
+        if self.gathering is None or not grassmann.reports(self.spec.subspace, step):
+            return None
+        return self.gathering.report(step) or ({}, None)
+
+    def switch_basis(self, new: Basis) -> None:
+        self.optimizer.switch_basis(new, self.spec.subspace.update.move)
