@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import hypothesis
 import pytest
 import torch
+from pool import Pool
 
-from protomodels_cli.data.prepare import prepare
+from protomodels_cli.data.prepare import Corpus, prepare
 from protomodels_cli.model.reference import Reference
 from protomodels_cli.spec import RunSpec, spec_from
 from protomodels_cli.wire.codecs import carrier
@@ -54,9 +55,27 @@ def make_spec(**sections: Any) -> RunSpec:
     return spec_from(base)
 
 
+_corpora: dict[str, Corpus] = {}
+
+
+def corpus_of(spec: RunSpec) -> Corpus:
+    """Prepared once for all specs with the same data."""
+    key = f"{spec.data} {spec.tokenizer}"
+    if key not in _corpora:
+        _corpora[key] = prepare(spec)
+    return _corpora[key]
+
+
 def make_reference(**sections: Any) -> Reference:
     spec = make_spec(**sections)
-    return Reference(spec, prepare(spec), carrier(spec.wire))
+    return Reference(spec, corpus_of(spec), carrier(spec))
+
+
+@pytest.fixture(scope="session")
+def pool(tmp_path_factory: pytest.TempPathFactory, token_cache: None) -> Iterator[Pool]:
+    pool = Pool(tmp_path_factory.mktemp("pool"))
+    yield pool
+    pool.close()
 
 
 @pytest.fixture

@@ -68,7 +68,19 @@ def test_help_answers_at_once_without_torch():
 
 
 def test_every_help_page_comes_without_torch():
-    for command in (["validate"], ["reference"], ["lab"], ["lab", "rank"]):
+    pages = [
+        "validate",
+        "coordinator",
+        "join",
+        "status",
+        "peers",
+        "demo",
+        "reference",
+        "lab",
+        "lab rank",
+        "bench loopback",
+    ]
+    for command in map(str.split, pages):
         code = HELP.format(arguments=[*command, "--help"])
         assert subprocess.run([sys.executable, "-c", code], capture_output=True, cwd=ROOT).returncode == 0
 
@@ -91,6 +103,12 @@ def test_the_set_of_commands_and_options_is_deliberate():
     lab = ["--device", "--json", "--plot", "--seed", "--steps"]
     assert found == {
         "validate": ["--format"],
+        "coordinator": ["--host", "--port", "--run-dir"],
+        "join": ["--device", "--dir", "--listen", "--name", "--port"],
+        "status": ["--format", "--watch"],
+        "peers": ["--format", "--watch"],
+        "demo": ["--device", "--json", "--run-dir", "--stages", "--steps"],
+        "bench loopback": ["--json", "--steps"],
         "reference": ["--device", "--json", "--run-dir", "--steps"],
         "lab reconstruct": lab,
         "lab optimizer": lab,

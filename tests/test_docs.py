@@ -80,8 +80,9 @@ def test_exit_codes_are_documented():
 
 
 def test_layers_import_downwards_only():
-    order = ["spec", "data", "model", "wire", "observe", "lab", "cli"]
+    order = ["spec", "data", "model", "wire", "observe", "coordinator", "worker", "bench", "lab", "cli"]
     # model/ and data/ are one layer; the reference reads batches, and nothing in data/ knows the model
+    strangers = {"coordinator": {"worker"}, "worker": {"coordinator"}, "lab": {"bench", "coordinator", "worker"}}
     for file in (ROOT / "protomodels_cli").rglob("*.py"):
         layer = file.relative_to(ROOT / "protomodels_cli").parts[0]
         if layer in order:
@@ -90,3 +91,22 @@ def test_layers_import_downwards_only():
             listed = re.findall(r"from protomodels_cli import ([\w, ]+)", text)
             for used in direct + [name.strip() for names in listed for name in names.split(",")]:
                 assert used not in order or order.index(used) <= order.index(layer), f"{file.name} imports {used}"
+                assert used not in strangers.get(layer, set()), f"{file.name} imports {used}"
+
+
+def test_the_generated_code_is_that_of_the_proto(tmp_path):
+    """As scripts/proto.sh makes it."""
+    command = [sys.executable, "-m", "grpc_tools.protoc", "-I", "proto"]
+    outputs = [f"--{kind}={tmp_path}" for kind in ("python_out", "pyi_out", "grpc_python_out")]
+    subprocess.run([*command, *outputs, "proto/protomodels_cli/wire/pb/pmtrain.proto"], cwd=ROOT, check=True)
+    made = sorted(p.relative_to(tmp_path) for p in tmp_path.rglob("*.py*"))
+    assert len(made) == 3
+    for file in made:
+        assert (tmp_path / file).read_bytes() == (ROOT / file).read_bytes(), f"{file}: run scripts/proto.sh"
+
+
+def test_every_rpc_has_a_comment():
+    lines = (ROOT / "proto/protomodels_cli/wire/pb/pmtrain.proto").read_text().splitlines()
+    for before, line in zip(lines, lines[1:], strict=False):
+        if line.strip().startswith("rpc "):
+            assert before.strip().startswith("//"), line

@@ -7,7 +7,7 @@ import sys
 import typer
 
 from protomodels_cli import __version__
-from protomodels_cli.cli import lab, reference, validate
+from protomodels_cli.cli import bench, coordinator, demo, join, lab, reference, status, validate
 from protomodels_cli.errors import EXIT_OUTSIDE, UserError
 
 app = typer.Typer(
@@ -17,8 +17,14 @@ app = typer.Typer(
     help="Train one language model together, each peer holding a slice of the layers.",
 )
 app.command("validate")(validate.validate)
+app.command("coordinator")(coordinator.coordinator)
+app.command("join")(join.join)
+app.command("status")(status.status)
+app.command("peers")(status.peers)
+app.command("demo")(demo.demo)
 app.command("reference")(reference.reference)
 app.add_typer(lab.app, name="lab")
+app.add_typer(bench.app, name="bench")
 
 
 @app.callback(invoke_without_command=True)

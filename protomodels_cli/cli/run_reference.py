@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 import json
 import math
-import resource
 import sys
 import time
 from pathlib import Path
@@ -16,12 +13,14 @@ import typer
 import yaml
 
 from protomodels_cli.cli.checks import check_device, check_outputs
+from protomodels_cli.cli.folders import claim
 from protomodels_cli.data.prepare import Corpus, prepare
 from protomodels_cli.errors import EXIT_INTERRUPTED, UserError
 from protomodels_cli.model.reference import Reference
 from protomodels_cli.model.snapshot import write_snapshot
 from protomodels_cli.observe.metrics import MetricsFile, strict
 from protomodels_cli.observe.progress import Progress, count, duration, size
+from protomodels_cli.observe.usage import peak_memory
 from protomodels_cli.spec.load import with_absolute_paths
 from protomodels_cli.spec.schema import RunSpec
 from protomodels_cli.wire.codecs import carrier
@@ -34,12 +33,15 @@ def run(spec: RunSpec, base: Path, run_dir: Path | None, steps: int, device: str
         raise UserError(f"{run_dir} holds a run already", "choose another --run-dir; nothing is written over")
     print(f"reading {spec.data.source} text and its tokens …", flush=True)
     corpus = prepare(spec, base)
-    reference = Reference(spec, corpus, carrier(spec.wire), device)
-    run_dir = _claim(run_dir, spec.name)
+    reference = Reference(spec, corpus, carrier(spec), device)
+    run_dir = claim(run_dir, spec.name)
     saved = with_absolute_paths(spec, base)
     (run_dir / "run.yaml").write_text(yaml.safe_dump(saved.model_dump(mode="json"), sort_keys=False))
+    for stage in reference.stages:
+        stage.warm_up(spec.batch.size // spec.batch.microbatches, spec.model.context)
     print(_header(spec, corpus, reference, run_dir, device), flush=True)
-    started, summary = time.monotonic(), dict[str, Any](steps=steps, parameters=reference.parameters)
+    started, cpu = time.monotonic(), time.process_time()
+    summary = dict[str, Any](steps=steps, parameters=reference.parameters)
     try:
         _train(reference, run_dir, steps, summary)
     except KeyboardInterrupt:
@@ -47,10 +49,11 @@ def run(spec: RunSpec, base: Path, run_dir: Path | None, steps: int, device: str
             f"interrupted after step {reference.step}; metrics and snapshots so far are in {run_dir}", file=sys.stderr
         )
         raise typer.Exit(EXIT_INTERRUPTED) from None
-    seconds = time.monotonic() - started
+    seconds, cpu = time.monotonic() - started, time.process_time() - cpu
     summary |= {
         "ln_vocab": math.log(spec.vocab_size),
         "seconds": seconds,
+        "cpu_seconds": cpu,
         "tokens_per_s": steps * spec.batch.size * spec.model.context / seconds,
         "peak_memory_bytes": peak_memory(),
         "weights_sha256": reference.weights_sha256(),
@@ -76,26 +79,6 @@ def _train(reference: Reference, run_dir: Path, steps: int, summary: dict[str, A
 
 def _due(step: int, interval: int) -> bool:
     return interval > 0 and step % interval == 0
-
-
-def peak_memory() -> int:
-    """The largest resident size this process has had, in bytes."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak * (1 if sys.platform == "darwin" else 1024)
-
-
-def _claim(run_dir: Path | None, name: str) -> Path:
-    """A folder for this run alone: the one asked for, or runs/NAME, or the first free of runs/NAME-2, NAME-3, …"""
-    if run_dir is not None:
-        run_dir.mkdir(parents=True, exist_ok=True)
-        return run_dir
-    Path("runs").mkdir(exist_ok=True)
-    for n in itertools.count(1):
-        folder = Path("runs") / (name if n == 1 else f"{name}-{n}")
-        with contextlib.suppress(FileExistsError):
-            folder.mkdir()
-            return folder
-    raise AssertionError("unreachable")
 
 
 def _header(spec: RunSpec, corpus: Corpus, reference: Reference, run_dir: Path, device: str) -> str:

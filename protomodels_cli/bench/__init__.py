@@ -1,0 +1,1 @@
+"""Benchmarks: real runs on this machine, measured as ratios within one command."""

@@ -1,0 +1,110 @@
+"""A run on this machine, as real processes: for the demo and the benchmarks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import yaml
+
+from protomodels_cli.errors import EXIT_STOPPED, UserError
+from protomodels_cli.spec.schema import RunSpec
+from protomodels_cli.wire.link import JoinLink
+
+START_SECONDS = 300.0  # the first time, the text is tokenised
+LEAVE_SECONDS = 8.0
+
+Process = subprocess.Popen  # of bytes
+
+
+@dataclass
+class LocalRun:
+    """A coordinator's process and its peers', by name."""
+
+    folder: Path
+    link: JoinLink
+    coordinator: Process[bytes]
+    peers: dict[str, Process[bytes]] = field(default_factory=dict)
+
+    def failure(self, who: str = "coordinator") -> UserError:
+        """What a process that ended said last, as our own error."""
+        process = self.coordinator if who == "coordinator" else self.peers[who]
+        return _failure(self.folder, who, process.returncode)
+
+
+def _failure(folder: Path, who: str, code: int) -> UserError:
+    log = folder / "logs" / f"{who}.log"
+    said = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    last = "\n".join(said[-2:]) if said and said[-1].startswith("    fix:") else said[-1] if said else "no word"
+    error = UserError(f"{who} ended with exit code {code}: {last}", f"see {log}")
+    error.exit_code = code if code > 0 else EXIT_STOPPED
+    return error
+
+
+@contextmanager
+def local_run(
+    spec: RunSpec,
+    folder: Path,
+    device: str = "cpu",
+    join_options: Sequence[str] = (),
+    through: Callable[[JoinLink], JoinLink] = lambda link: link,
+    core: int | None = None,
+) -> Iterator[LocalRun]:
+    """Start a coordinator and a peer for each stage; end them all when the block ends.
+
+    `through` may lead the peers' control connections somewhere else; `core` pins every process to one core."""
+    assert isinstance(spec.stages, int)
+    (folder / "logs").mkdir(parents=True, exist_ok=True)
+    spec_file = folder / f"{spec.name}.yaml"
+    spec_file.write_text(yaml.safe_dump(spec.model_dump(mode="json"), sort_keys=False))
+    place = ["--host", "127.0.0.1", "--port", "0", "--run-dir", str(folder)]
+    coordinator = start(folder, "coordinator", ["coordinator", str(spec_file), *place], core)
+    peers: dict[str, Process[bytes]] = {}
+    try:
+        link = _wait_for_link(folder, coordinator)
+        for i in range(1, spec.stages + 1):
+            arguments = ["--device", device, "--name", f"peer-{i}", "--dir", str(folder / "peers" / str(i))]
+            command = ["join", str(through(link)), *arguments, *join_options]
+            peers[f"peer-{i}"] = start(folder, f"peer-{i}", command, core)
+        yield LocalRun(folder, link, coordinator, peers)
+    finally:
+        everyone = (coordinator, *peers.values())
+        for process in everyone:
+            if process.poll() is None:
+                process.send_signal(signal.SIGINT)
+        for process in everyone:
+            try:
+                process.wait(timeout=LEAVE_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def start(folder: Path, name: str, arguments: Sequence[str], core: int | None = None) -> Process[bytes]:
+    """One of our own commands, with its output in a file. A group of its own: Ctrl-C is ours to pass on."""
+    pinned = [] if core is None else ["taskset", "--cpu-list", str(core)]
+    with (folder / "logs" / f"{name}.log").open("wb") as log:
+        command = [*pinned, sys.executable, "-m", "protomodels_cli", *arguments]
+        return Process(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+
+
+def _wait_for_link(folder: Path, coordinator: Process[bytes]) -> JoinLink:
+    started = time.monotonic()
+    while time.monotonic() - started < START_SECONDS:
+        if (folder / "link").exists():
+            return JoinLink.parse((folder / "link").read_text())
+        if coordinator.poll() is not None:
+            raise _failure(folder, "coordinator", coordinator.returncode)
+        time.sleep(0.05)
+    raise UserError("the coordinator did not start", f"see {folder}/logs/coordinator.log")
+
+
+def cores() -> list[int]:
+    """Those that this process may use."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))

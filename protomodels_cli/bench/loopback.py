@@ -1,0 +1,202 @@
+"""What the pipeline costs beside the model's own work, measured on this machine without a slow link.
+
+Four questions, each answered by real runs: CPU time against the reference, the price of a commit in round trips, bytes
+at the socket against the payload, and a middle stage's memory against the number of microbatches.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from protomodels_cli.bench.delay import delayed
+from protomodels_cli.bench.local import cores, local_run, start
+from protomodels_cli.spec.load import spec_from
+from protomodels_cli.spec.schema import RunSpec
+from protomodels_cli.spec.sizes import boundary_bytes
+
+ROUND_TRIP = 0.1
+Say = Callable[[str], None]
+
+
+def small(**sections: Any) -> RunSpec:
+    """The demo's model, with some fields replaced."""
+    base: dict[str, Any] = {
+        "name": "bench",
+        "stages": 4,
+        "model": {"layers": 8, "width": 128, "heads": 4, "kv_heads": 2, "context": 64},
+        "subspace": {"k": 16},
+        "batch": {"size": 16, "microbatches": 4},
+        "data": {"max_bytes": 8_000_000},
+        "tokenizer": {"kind": "bpe", "vocab_size": 2048},
+        "eval": {"windows": 8, "interval": 0},
+    }
+    for name, fields in sections.items():
+        base[name] = {**base.get(name, {}), **fields} if isinstance(fields, dict) else fields
+    return spec_from(base)
+
+
+def measure(steps: int, say: Say) -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    for name, part in (("overhead", overhead), ("commit", commit), ("wire", wire), ("memory", memory)):
+        result[name] = part(steps)
+        say(in_words(name, result[name]))
+    return result
+
+
+def pipeline(spec: RunSpec, **options: Any) -> tuple[dict[str, Any], list[float]]:
+    """Run it; returns its summary and the seconds of each step."""
+    with tempfile.TemporaryDirectory() as folder:
+        with local_run(spec, Path(folder) / "run", **options) as running:
+            if running.coordinator.wait():
+                raise running.failure()
+        rows = [json.loads(line) for line in (running.folder / "metrics.jsonl").read_text().splitlines()]
+        summary = json.loads((running.folder / "summary.json").read_text())
+        return summary, [r["seconds"] for r in rows if r["event"] == "step"]
+
+
+def reference(spec: RunSpec, core: int | None) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "logs").mkdir()
+        (folder / "spec.yaml").write_text(json.dumps(spec.model_dump(mode="json")))
+        arguments = [str(folder / "spec.yaml"), "--run-dir", str(folder / "run"), "--json", str(folder / "out.json")]
+        process = start(folder, "reference", ["reference", *arguments], core)
+        if process.wait():
+            raise subprocess.CalledProcessError(process.returncode, "pmtrain reference")
+        return dict(json.loads((folder / "out.json").read_text()))
+
+
+def overhead(steps: int) -> dict[str, Any]:
+    """CPU seconds of all processes together, from the first grant to the last commit, over the reference's.
+
+    Twice: with every process on one and the same core, where a second does the same work whoever runs beside it, and
+    left to the system."""
+    spec = small(steps=steps)
+    result: dict[str, Any] = {}
+    for way, core in (("one_core", cores()[0]), ("free", None)):
+        alone = reference(spec, core)
+        summary, _ = pipeline(spec, core=core)
+        assert summary["weights_sha256"] == alone["weights_sha256"]
+        used = summary["cpu_seconds"]
+        result[way] = {
+            "reference_cpu_s": alone["cpu_seconds"],
+            "pipeline_cpu_s": used["coordinator"] + sum(used["stages"]),
+            "coordinator_cpu_s": used["coordinator"],
+            "ratio": (used["coordinator"] + sum(used["stages"])) / alone["cpu_seconds"],
+        }
+    return result
+
+
+def commit(steps: int) -> dict[str, Any]:
+    """How much longer the median step takes when the coordinator is a round trip away, in round trips."""
+    quick = {"layers": 4, "width": 32, "heads": 2, "kv_heads": 2, "context": 16}  # the machine's noise grows with work
+    spec = small(steps=30, model=quick, batch={"size": 4, "microbatches": 4})
+    _, near = pipeline(spec)
+    medians = {"near": statistics.median(near)}
+    with delayed(ROUND_TRIP / 2) as through:
+        _, far = pipeline(spec, through=through)
+    medians["far"] = statistics.median(far)
+    return {
+        "round_trip_s": ROUND_TRIP,
+        "median_step_s": medians["near"],
+        "median_step_delayed_s": medians["far"],
+        "round_trips": (medians["far"] - medians["near"]) / ROUND_TRIP,
+    }
+
+
+def wire(steps: int) -> dict[str, Any]:
+    """Bytes that a relay's sockets saw, TLS and all, over the payload, at 4096 tokens a microbatch."""
+    result = {}
+    for codec in ("fp32", "bf16", "int8"):
+        spec = small(
+            steps=3,
+            stages=2,
+            model={"layers": 2, "context": 256},
+            batch={"size": 64, "microbatches": 4},
+            wire={"forward": codec, "backward": codec},
+            eval={"windows": 1, "interval": 0},
+        )
+        summary, _ = pipeline(spec, join_options=["--no-listen"])
+        tokens = summary["steps"] * spec.batch.size * spec.model.context
+        payload = boundary_bytes(spec)
+        [crossed] = summary["relayed_bytes"]
+        result[codec] = {
+            leg: {
+                "payload_bytes_per_token": payload[leg],
+                "socket_bytes_per_token": crossed[leg] / tokens,
+                "ratio": crossed[leg] / tokens / payload[leg],
+            }
+            for leg in ("forward", "backward")
+        }
+    return result
+
+
+def memory(steps: int) -> dict[str, Any]:
+    """Peak memory of the middle stage with ever more microbatches of one size."""
+    rows = []
+    for microbatches in (4, 16, 64):
+        spec = small(
+            steps=3,
+            stages=3,
+            model={"layers": 6, "context": 256},
+            batch={"size": 4 * microbatches, "microbatches": microbatches, "in_flight": 2},
+        )
+        summary, _ = pipeline(spec)
+        rows.append(
+            {
+                "microbatches": microbatches,
+                "peak_memory_bytes": summary["peak_memory_bytes"][1],
+                "most_in_flight": summary["most_in_flight"][1],
+            }
+        )
+    wide = small(
+        steps=3, stages=3, model={"layers": 6, "context": 256}, batch={"size": 256, "microbatches": 64, "in_flight": 32}
+    )
+    summary, _ = pipeline(wide)
+    rows.append(
+        {
+            "microbatches": 64,
+            "peak_memory_bytes": summary["peak_memory_bytes"][1],
+            "most_in_flight": summary["most_in_flight"][1],
+        }
+    )
+    return {"rows": rows, "growth": rows[2]["peak_memory_bytes"] / rows[0]["peak_memory_bytes"]}
+
+
+def in_words(name: str, found: dict[str, Any]) -> str:
+    match name:
+        case "overhead":
+            ways: Sequence[tuple[str, str]] = (("one_core", "on one core"), ("free", "left to the system"))
+            return "\n".join(
+                f"overhead {words}: {found[way]['pipeline_cpu_s']:.1f} CPU s against the reference's "
+                f"{found[way]['reference_cpu_s']:.1f}: {found[way]['ratio']:.3f} ×"
+                for way, words in ways
+            )
+        case "commit":
+            return (
+                f"commit: a step takes {1000 * found['median_step_s']:.0f} ms, with the coordinator "
+                f"{1000 * ROUND_TRIP:.0f} ms away and back {1000 * found['median_step_delayed_s']:.0f} ms: "
+                f"{found['round_trips']:.2f} round trips more"
+            )
+        case "wire":
+            return "\n".join(
+                f"wire {codec}: "
+                + ", ".join(
+                    f"{leg} {row['socket_bytes_per_token']:.2f} bytes a token at the socket, "
+                    f"payload {row['payload_bytes_per_token']:.0f}: {row['ratio']:.3f} ×"
+                    for leg, row in legs.items()
+                )
+                for codec, legs in found.items()
+            )
+        case _:
+            return "\n".join(
+                f"memory of the middle stage: {row['peak_memory_bytes'] / 2**20:.0f} MiB with {row['microbatches']} "
+                f"microbatches, at most {row['most_in_flight']} in flight"
+                for row in found["rows"]
+            )

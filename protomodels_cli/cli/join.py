@@ -1,0 +1,41 @@
+"""`pmtrain join LINK`: take part in a run."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def join(
+    link: Annotated[str, typer.Argument(metavar="LINK", help="The line that the coordinator printed: pm://…")],
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda:N or mps.")] = "auto",
+    name: Annotated[str | None, typer.Option(help="What others see. Default: this machine's name.")] = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="TCP port for neighbours; 0: any free one.")] = 0,
+    listen: Annotated[
+        bool, typer.Option("--listen/--no-listen", help="Whether neighbours may dial this machine, if they can.")
+    ] = True,
+    folder: Annotated[
+        Path | None, typer.Option("--dir", help="Where this peer keeps its files. Default: ~/.cache/pmtrain/peers.")
+    ] = None,
+) -> None:
+    """Hold a stage of somebody's run, on one device, until it is done. Ctrl-C leaves after the step."""
+    from protomodels_cli.wire.link import JoinLink
+
+    parsed = JoinLink.parse(link)
+    print(f"joining {parsed.host}:{parsed.port} …", flush=True)
+
+    from protomodels_cli.worker.join import Options
+    from protomodels_cli.worker.join import join as take_part
+
+    cache = Path(os.environ.get("PMTRAIN_CACHE") or Path.home() / ".cache" / "pmtrain")
+    options = Options(parsed, device, name or socket.gethostname(), folder or cache / "peers", port, listen)
+
+    def say(text: str) -> None:
+        print(text, flush=True)
+
+    raise typer.Exit(asyncio.run(take_part(options, say)))

@@ -1,0 +1,128 @@
+"""The demo's work: start the processes, show what they do, say what came of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+from collections.abc import Callable
+from importlib import resources
+from pathlib import Path
+
+import typer
+from rich.console import Console
+from rich.live import Live
+
+from protomodels_cli.bench.local import LocalRun, local_run
+from protomodels_cli.cli.checks import check_outputs
+from protomodels_cli.cli.folders import claim
+from protomodels_cli.cli.summary import in_words, read_summary
+from protomodels_cli.errors import EXIT_INTERRUPTED, UserError
+from protomodels_cli.observe.view import headline, picture
+from protomodels_cli.spec.load import parse_spec, spec_from
+from protomodels_cli.spec.schema import RunSpec
+from protomodels_cli.wire.operator import operator
+from protomodels_cli.wire.pb.pmtrain_pb2 import RunStatus
+
+LOOK_SECONDS = 0.25
+PLAIN_SECONDS = 5.0
+
+
+def run(steps: int | None, stages: int, device: str, run_dir: Path | None, json_file: Path | None) -> None:
+    check_outputs(json_file)
+    spec = _spec(steps, stages)
+    folder = claim(run_dir, "demo")
+    console = Console()
+    console.print(
+        f"[bold]pmtrain demo[/]: one coordinator and {stages} peers on this machine train one model of "
+        f"{spec.model.layers} layers.\nEach peer holds a slice; between neighbours {spec.subspace.k} numbers a token "
+        f"cross where a dense pipeline sends {spec.model.width}.\n",
+        highlight=False,
+    )
+    try:
+        with local_run(spec, folder, device) as running:
+            asyncio.run(_watch(console, running))
+            if running.coordinator.wait(timeout=60):
+                raise running.failure()
+    except KeyboardInterrupt:
+        print(f"interrupted; what was done so far is in {folder}", file=sys.stderr)
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+    summary = read_summary(folder)
+    console.print(in_words(summary, spec), highlight=False, soft_wrap=True)
+    console.print(
+        f"\nEverything is in {folder}: metrics.jsonl, snapshots/, logs/.\n"
+        "Next: `pmtrain reference configs/tiny.yaml` trains the same model in one process and ends with the same "
+        "sha256;\n`pmtrain coordinator configs/tiny.yaml` starts a run that others can join.",
+        highlight=False,
+        soft_wrap=True,
+    )
+    if json_file is not None:
+        json_file.write_text(json.dumps(summary, indent=1) + "\n")
+
+
+def _spec(steps: int | None, stages: int) -> RunSpec:
+    text = resources.files("protomodels_cli.cli").joinpath("demo.yaml").read_text(encoding="utf-8")
+    fields = parse_spec(text).model_dump(mode="json") | {"name": "demo", "stages": stages}
+    if steps is not None:
+        fields["steps"] = steps
+        warmup = fields["optimizer"]["schedule"]
+        warmup["warmup_steps"] = min(warmup["warmup_steps"], steps)
+    return spec_from(fields)
+
+
+async def _watch(console: Console, running: LocalRun) -> None:
+    """Show the run until it is over."""
+    coordinator = running.coordinator
+    async with operator(running.link) as source:
+        with _Live(console) if console.is_terminal else _Lines() as show:
+            while coordinator.poll() is None:
+                try:
+                    status = await source.status()
+                except UserError:
+                    return  # it has closed its door: the run is over
+                show(status)
+                if status.phase == "stopped":
+                    coordinator.send_signal(signal.SIGINT)
+                if status.phase in ("done", "stopped"):
+                    return
+                if status.phase in ("gathering", "placing"):
+                    for name, peer in running.peers.items():
+                        if peer.poll():
+                            raise running.failure(name)
+                await asyncio.sleep(LOOK_SECONDS)
+
+
+class _Live:
+    """The picture, drawn over itself."""
+
+    def __init__(self, console: Console):
+        self._live = Live(console=console, auto_refresh=False)
+
+    def __call__(self, status: RunStatus) -> None:
+        self._live.update(picture(status), refresh=True)
+
+    def __enter__(self) -> Callable[[RunStatus], None]:
+        self._live.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._live.__exit__(None, None, None)
+
+
+class _Lines:
+    """Without a terminal: a line now and then, and whenever the phase changes."""
+
+    def __init__(self) -> None:
+        self._shown, self._phase = 0.0, ""
+
+    def __call__(self, status: RunStatus) -> None:
+        if status.phase != self._phase or status.uptime_s - self._shown >= PLAIN_SECONDS:
+            self._shown, self._phase = status.uptime_s, status.phase
+            waits = f" | waiting for {status.waiting_for}" if status.phase in ("gathering", "placing") else ""
+            print(headline(status) + waits, flush=True)
+
+    def __enter__(self) -> Callable[[RunStatus], None]:
+        return self
+
+    def __exit__(self, *error: object) -> None: ...

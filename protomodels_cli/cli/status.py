@@ -1,0 +1,109 @@
+"""`pmtrain status` and `pmtrain peers`: how a run is doing."""
+
+from __future__ import annotations
+
+import asyncio
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from rich.console import RenderableType
+
+    from protomodels_cli.wire.pb.pmtrain_pb2 import RunStatus
+
+WATCH_SECONDS = 1.0
+
+
+class Format(StrEnum):
+    text = "text"
+    json = "json"
+
+
+Run = Annotated[str, typer.Argument(metavar="LINK|RUN_DIR", help="The join link, or the run's directory.")]
+FormatOption = Annotated[Format, typer.Option("--format", help="text or json.")]
+WatchOption = Annotated[bool, typer.Option("--watch", help="Again every second, until the run is over or Ctrl-C.")]
+
+
+def status(run: Run, output: FormatOption = Format.text, watch: WatchOption = False) -> None:
+    """What a run is doing and what it waits for."""
+    from protomodels_cli.observe.view import picture
+
+    _show(run, output, watch, picture, None)
+
+
+def peers(run: Run, output: FormatOption = Format.text, watch: WatchOption = False) -> None:
+    """Who takes part in a run."""
+    from protomodels_cli.observe.view import peer_table
+
+    _show(run, output, watch, peer_table, "peers")
+
+
+def _show(run: str, output: Format, watch: bool, draw: Callable[[RunStatus], RenderableType], part: str | None) -> None:
+    import json
+
+    from google.protobuf.json_format import MessageToDict
+    from rich.console import Console
+    from rich.live import Live
+
+    def as_json(s: RunStatus) -> str:
+        fields = MessageToDict(s, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
+        return json.dumps(fields[part] if part else fields, indent=None if watch else 1)
+
+    async def once() -> RunStatus:
+        async for s in _statuses(run, watch=False):
+            return s
+        raise AssertionError("unreachable")
+
+    async def again(console: Console) -> None:
+        with Live(console=console, auto_refresh=False) as live:
+            async for s in _statuses(run, watch=True):
+                if output is Format.json:
+                    print(as_json(s), flush=True)
+                else:
+                    live.update(draw(s), refresh=True)
+
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=140)
+    if watch:
+        try:
+            asyncio.run(again(console))
+        except KeyboardInterrupt:
+            raise typer.Exit(0) from None
+        return
+    found = asyncio.run(once())
+    if output is Format.json:
+        print(as_json(found))
+    else:
+        console.print(draw(found))
+
+
+async def _statuses(run: str, watch: bool) -> AsyncIterator[RunStatus]:
+    """From the coordinator; where it does not run, once from the journal of the run's directory."""
+    from protomodels_cli.errors import UserError
+    from protomodels_cli.wire.link import JoinLink, UnreachableError
+    from protomodels_cli.wire.operator import operator
+
+    folder = None if "://" in run else Path(run)
+    if folder is not None and not (folder / "journal.sqlite").exists():
+        raise UserError(f"{folder} is not a run's directory", "name a run's directory or its join link (pm://…)")
+    link = JoinLink.parse(run if folder is None else (folder / "link").read_text(encoding="utf-8"))
+    try:
+        async with operator(link) as coordinator:
+            while True:
+                s = await coordinator.status()
+                yield s
+                if not watch or s.phase in ("done", "stopped"):
+                    return
+                await asyncio.sleep(WATCH_SECONDS)
+    except UnreachableError:
+        if folder is None:
+            raise
+        from protomodels_cli.coordinator.status import from_journal
+
+        yield from_journal(folder)

@@ -1,0 +1,250 @@
+"""Real coordinators and peers for tests: processes that are started once and run one job after another.
+
+As a program it is such a process: a line of JSON in, the job done with the real code, a line of JSON out. Faults are
+put in here, from outside: the code under test has no switch for them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+
+
+class Process:
+    """One reusable process."""
+
+    def __init__(self, log: Path):
+        path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+        self._log = log.open("w")
+        self._process = subprocess.Popen(
+            [sys.executable, str(Path(__file__))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+            env={**os.environ, "PYTHONPATH": path},
+        )
+
+    def start(self, **job: Any) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(job) + "\n")
+        self._process.stdin.flush()
+
+    def result(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        assert line, f"the process died: {Path(self._log.name).read_text()[-2000:]}"
+        return json.loads(line)
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._log.close()
+
+
+class Pool:
+    """A coordinator's process and four peers'."""
+
+    def __init__(self, folder: Path, peers: int = 4):
+        self.folder, self.runs = folder, 0
+        self.coordinator = Process(folder / "coordinator.log")
+        self.peers = [Process(folder / f"peer-{i}.log") for i in range(peers)]
+
+    def start(self, spec: Any, peers: list[dict[str, Any]], **job: Any) -> Path:
+        """Start a run with these peers (each a dict of job options). Returns its directory."""
+        self.runs += 1
+        run_dir = self.folder / f"run-{self.runs}"
+        self.coordinator.start(kind="coordinator", spec=spec.model_dump(mode="json"), run_dir=str(run_dir), **job)
+        link = wait_for_link(run_dir)
+        for i, options in enumerate(peers):
+            self.peers[i].start(
+                kind="join", **{"link": link, "name": f"peer-{i}", "dir": str(run_dir / f"p{i}"), **options}
+            )
+        return run_dir
+
+    def run(
+        self, spec: Any, peers: int | list[dict[str, Any]], **job: Any
+    ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """A whole run: the coordinator's result and the peers'."""
+        options = [{} for _ in range(peers)] if isinstance(peers, int) else peers
+        run_dir = self.start(spec, options, **job)
+        results = [p.result() for p in self.peers[: len(options)]]
+        led = self.coordinator.result()
+        if (run_dir / "summary.json").exists():
+            led["summary"] = json.loads((run_dir / "summary.json").read_text())
+        led["run_dir"] = run_dir
+        return led, results
+
+    def close(self) -> None:
+        for process in (self.coordinator, *self.peers):
+            process.close()
+
+
+def wait_for_link(run_dir: Path, seconds: float = 60) -> str:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        if (run_dir / "link").exists():
+            return (run_dir / "link").read_text().strip()
+        time.sleep(0.02)
+    raise AssertionError("no link")
+
+
+# The process itself
+
+
+def main() -> None:
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what the code under test prints goes to the log
+    for line in sys.stdin:
+        job = json.loads(line)
+        result: dict[str, Any] = {"said": []}
+        with fault(**job.get("fault", {})):
+            try:
+                result["exit"] = asyncio.run(
+                    lead(job, result) if job["kind"] == "coordinator" else take_part(job, result)
+                )
+            except Exception as e:
+                result |= {"exit": getattr(e, "exit_code", 1), "error": str(e), "kind": type(e).__name__}
+        print(json.dumps(result), file=out, flush=True)
+
+
+async def lead(job: dict[str, Any], result: dict[str, Any]) -> int:
+    from protomodels_cli.coordinator.coordinator import Coordinator
+    from protomodels_cli.coordinator.run_dir import open_run_dir
+    from protomodels_cli.data.prepare import prepare
+    from protomodels_cli.spec import spec_from
+
+    spec = spec_from(job["spec"])
+    folder = open_run_dir(Path(job["run_dir"]), spec, Path())
+    coordinator = Coordinator(spec, prepare(spec), folder, result["said"].append)
+    leading = asyncio.create_task(coordinator.run("127.0.0.1", "127.0.0.1", 0, lambda link: None))
+    while not leading.done():  # a run that stopped waits to be looked at: here, nobody comes
+        await asyncio.sleep(0.05)
+        if coordinator.state.history.stopped is not None or (folder.path / "stop").exists():
+            await asyncio.sleep(0.2)
+            coordinator._interrupted.set()
+            break
+    return await leading
+
+
+async def take_part(job: dict[str, Any], result: dict[str, Any]) -> int:
+    from protomodels_cli.wire.link import JoinLink
+    from protomodels_cli.worker.join import Options, join
+
+    options = Options(JoinLink.parse(job["link"]), "cpu", job["name"], Path(job["dir"]), 0)
+    return await join(options, result["said"].append)
+
+
+@contextmanager
+def fault(kind: str = "", **options: Any) -> Iterator[None]:
+    """Something wrong with this process, for one job."""
+    if not kind:
+        yield
+        return
+    import pytest
+
+    with pytest.MonkeyPatch.context() as patch:
+        FAULTS[kind](patch, **options)
+        yield
+
+
+def flip_bit(patch: Any, what: str, after_step: int) -> None:
+    """Turn one bit of U or T_fixed in a stage's memory."""
+    import torch
+
+    from protomodels_cli.worker.stage_work import StageWork
+
+    decide = StageWork.decide
+
+    def and_flip(self: StageWork, step: int, *rest: Any) -> None:
+        decide(self, step, *rest)
+        if step == after_step:
+            bits = self.stage.basis.u.view(torch.int32) if what == "u" else self.stage.t_fixed.signs
+            bits[1, 1] ^= 1
+
+    patch.setattr(StageWork, "decide", and_flip)
+
+
+def other_protocol(patch: Any) -> None:
+    patch.setattr("protomodels_cli.worker.join.PROTOCOL", 99)
+
+
+def other_table(patch: Any) -> None:
+    patch.setattr("protomodels_cli.model.t_fixed.VERSION", 99)
+    patch.setattr("protomodels_cli.model.stage.VERSION", 99)
+
+
+def other_basis(patch: Any) -> None:
+    """Builds its stage with a basis that is off by a bit."""
+    import torch
+
+    from protomodels_cli.worker.stage_work import StageWork
+
+    begin = StageWork.__init__
+
+    def wrong(self: StageWork, spec: Any, part: Any, basis: Any, device: Any) -> None:
+        basis.u.view(torch.int32)[0, 0] ^= 1
+        begin(self, spec, part, basis, device)
+
+    patch.setattr(StageWork, "__init__", wrong)
+
+
+def other_defaults(patch: Any) -> None:
+    """Reads the spec as another version of pmtrain would."""
+    from protomodels_cli.spec.schema import RunSpec
+
+    patch.setattr(RunSpec, "sha256", lambda self: "0" * 64)
+
+
+def never_ready(patch: Any) -> None:
+    from protomodels_cli.worker.engine import Build, Engine
+
+    order = Engine.order
+    patch.setattr(Engine, "order", lambda self, o: None if isinstance(o, Build) else order(self, o))
+
+
+def wrong_clock(patch: Any) -> None:
+    now = time.time
+    patch.setattr("protomodels_cli.worker.join.time.time", lambda: now() + 3600)
+
+
+def little_memory(patch: Any) -> None:
+    patch.setattr("protomodels_cli.worker.device.free_memory", lambda device: 1000)
+
+
+def unreachable(patch: Any) -> None:
+    """As behind a home router: the coordinator cannot dial back."""
+
+    async def nobody(*_: Any) -> str:
+        return "no answer"
+
+    patch.setattr("protomodels_cli.coordinator.service.Service._dial_back", nobody)
+
+
+FAULTS = {
+    f.__name__: f
+    for f in (
+        flip_bit,
+        other_protocol,
+        other_table,
+        other_basis,
+        other_defaults,
+        never_ready,
+        wrong_clock,
+        little_memory,
+        unreachable,
+    )
+}
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+"""Who does not get in, and why: one sentence each, the documented exit code, and a coordinator that keeps running."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import grpc
+import pytest
+from conftest import make_spec
+from pool import Pool
+
+from protomodels_cli.wire.link import JoinLink, fetch_authority
+from protomodels_cli.wire.operator import coordinator_channel
+from protomodels_cli.wire.pb import pmtrain_pb2 as pb
+from protomodels_cli.wire.pb import pmtrain_pb2_grpc as rpc
+from protomodels_cli.wire.tls import new_key, public_key_of
+
+
+def wrong_token(link: str) -> str:
+    return link.replace(JoinLink.parse(link).token, "A" * 22)
+
+
+def wrong_fingerprint(link: str) -> str:
+    return link.split("#")[0] + "#" + "A" * 43
+
+
+REFUSED = [
+    ("token", 5, "the token is not this run's"),
+    ("fingerprint", 5, "is not the coordinator this link was made by"),
+    ("other_protocol", 5, "protocol 99"),
+    ("other_defaults", 5, "reads the run's spec differently"),
+    ("wrong_clock", 5, "clock is 60 minutes ahead of"),
+    ("little_memory", 3, "the smallest stage needs"),
+    ("disk", 3, "cannot be written"),
+]
+DISMISSED = [
+    ("other_table", 5, "makes other bytes of T_fixed than the run's"),
+    ("other_basis", 5, "makes other bytes of U than the run's"),
+    ("never_ready", 3, "did not build stage 0 within limits.place_seconds (1 s)"),
+]
+
+
+def test_bad_peers_get_one_sentence_and_the_run_goes_on(pool: Pool, capfd: pytest.CaptureFixture[str], tmp_path: Path):
+    """One coordinator; every kind of bad peer in turn; then a good one, which finishes the run."""
+    spec = make_spec(stages=1, steps=3, limits={"place_seconds": 1.0})
+    run_dir = pool.start(spec, [])
+    link = (run_dir / "link").read_text().strip()
+    (tmp_path / "file").write_text("")
+    for kind, code, words in REFUSED + DISMISSED:
+        job = {"link": link, "name": "bad", "dir": str(tmp_path / "bad")}
+        match kind:
+            case "token":
+                job["link"] = wrong_token(link)
+            case "fingerprint":
+                job["link"] = wrong_fingerprint(link)
+            case "disk":
+                job["dir"] = str(tmp_path / "file" / "below")
+            case _:
+                job["fault"] = {"kind": kind}
+        log = pool.folder / "peer-0.log"
+        before = log.stat().st_size
+        pool.peers[0].start(kind="join", **job)
+        result = pool.peers[0].result()
+        said = result.get("error", "") + log.read_text()[before:]
+        assert result["exit"] == code, (kind, result, said)
+        assert words in said, (kind, said)
+        assert "fix:" in said
+        assert "Traceback" not in said
+    pool.peers[0].start(kind="join", link=link, name="good", dir=str(tmp_path / "good"))
+    assert pool.peers[0].result()["exit"] == 0
+    assert pool.coordinator.result()["exit"] == 0
+    summary = json.loads((run_dir / "summary.json").read_text())
+    assert summary["steps"] == 3
+
+
+def test_the_coordinator_checks_the_spec_hash_too_and_strangers_get_nothing(pool: Pool):
+    run_dir = pool.start(make_spec(stages=1, steps=2), [])
+    link = JoinLink.parse((run_dir / "link").read_text())
+
+    async def calls() -> list[grpc.aio.AioRpcError]:
+        errors = []
+        async with coordinator_channel(link, await fetch_authority(link)) as channel:
+            stub = rpc.PeeringStub(channel)
+            key = public_key_of(new_key())
+            reply = await stub.Enrol(pb.EnrolRequest(token=link.token, protocol=1, public_key_pem=key, name="x"))
+
+            async def register(**fields: str):
+                yield pb.PeerMessage(register=pb.Register(**fields))
+
+            mine = (("peer", reply.peer), ("secret", reply.secret))
+            for metadata, messages in (
+                (mine, register(spec_sha256="0" * 64)),
+                ((("peer", reply.peer), ("secret", "guess")), register(spec_sha256=reply.spec_sha256)),
+                ((), register(spec_sha256=reply.spec_sha256)),
+            ):
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    async for _ in stub.Session(messages, metadata=metadata):
+                        pass
+                errors.append(caught.value)
+            for request in (pb.EnrolRequest(token=link.token, protocol=1, public_key_pem=b"junk"),):
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    await stub.Enrol(request)
+                errors.append(caught.value)
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await rpc.OperatorStub(channel).Status(pb.StatusRequest(), metadata=(("token", "guess"),))
+            errors.append(caught.value)
+        return errors
+
+    wrong_spec, wrong_secret, no_secret, junk_key, wrong_token = asyncio.run(calls())
+    assert "another spec" in wrong_spec.details()
+    assert "not enrolled" in wrong_secret.details()
+    assert "not enrolled" in no_secret.details()
+    assert "cannot be signed" in junk_key.details()
+    assert "token" in wrong_token.details()
+    pool.peers[0].start(kind="join", link=str(link), name="good", dir=str(run_dir / "p"))
+    assert pool.peers[0].result()["exit"] == 0
+    assert pool.coordinator.result()["exit"] == 0
+
+
+def test_extra_peers_wait_as_spares_and_say_so(pool: Pool):
+    led, peers = pool.run(make_spec(stages=2, steps=4), 3)
+    assert led["exit"] == 0
+    assert [p["exit"] for p in peers] == [0, 0, 0]
+    [spare] = [p for p in peers if not any("stage" in s and "generation" in s for s in p["said"])]
+    assert "waiting as a spare: all 2 stages have a holder" in spare["said"]
+
+
+def test_a_holder_that_never_becomes_ready_is_replaced(pool: Pool):
+    spec = make_spec(stages=2, steps=3, limits={"place_seconds": 1.5})
+    run_dir = pool.start(spec, [{"fault": {"kind": "never_ready"}}, {}])  # both are needed
+    link = (run_dir / "link").read_text().strip()
+    pool.peers[2].start(kind="join", link=link, name="late", dir=str(run_dir / "late"))
+    assert [p.result()["exit"] for p in pool.peers[:3]] == [3, 0, 0]
+    led = pool.coordinator.result()
+    assert led["exit"] == 0
+    assert any("generation 2" in s for s in led["said"])

@@ -1,0 +1,153 @@
+"""The pipeline gives the reference's numbers: real processes, real sockets, TLS; weights compared bit for bit."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import random
+from typing import Any
+
+import pytest
+from conftest import corpus_of, make_spec
+
+from protomodels_cli.errors import RunStopped
+from protomodels_cli.model.reference import Reference
+from protomodels_cli.spec import RunSpec
+from protomodels_cli.wire.codecs import carrier
+
+
+def reference_of(spec: RunSpec) -> tuple[Reference, list[dict[str, Any]]]:
+    r = Reference(spec, corpus_of(spec), carrier(spec))
+    return r, list(r.train())
+
+
+FORMS = [("dense", False), *itertools.product(("reparam", "constrained"), (False, True))]
+CASES = list(itertools.product(("fp32", "bf16", "int8"), (1, 2, 3, 4), FORMS))
+
+
+def random_spec(wire: str, stages: int, form: str, moves: bool) -> RunSpec:
+    """A small spec with everything else drawn at random, the same for the same case."""
+    draw = random.Random(f"{wire} {stages} {form} {moves}")
+    layers = draw.randint(max(stages, 2), 5)
+    cuts = sorted(draw.sample(range(1, layers), stages - 1))
+    microbatches = draw.choice([1, 2, 3, 4])
+    steps = draw.randint(4, 7)
+    interval = draw.randint(2, 3)
+    update = {"interval": interval, "window": draw.randint(1, interval), "delay": draw.randint(0, interval - 1)}
+    update["move"] = draw.choice(["transport", "project"])
+    free = 1 if form != "dense" and draw.random() < 0.7 else 0
+    optimizers = {"dense": ["muon", "adamw"], "reparam": ["muon", "adamw"], "constrained": ["muon", "row_adamw"]}
+    return make_spec(
+        name="case",
+        seed=draw.randint(0, 10**6),
+        steps=steps,
+        stages=[b - a for a, b in itertools.pairwise([0, *cuts, layers])],
+        model={
+            "layers": layers,
+            "width": draw.choice([24, 32]),
+            "heads": draw.choice([2, 4]),
+            "kv_heads": 2,
+            "hidden": draw.choice([48, 64]),
+            "context": draw.choice([8, 16]),
+            "qk_norm": draw.random() < 0.3,
+        },
+        subspace={
+            "form": form,
+            "k": draw.randint(2, 9),
+            "unconstrained_layers": free,
+            "update": update if moves else {},
+            "sync_interval": draw.choice([2, 3, 100]),
+            "reproject_interval": draw.choice([0, 2]),
+        },
+        optimizer={"name": draw.choice(optimizers[form]), "clip": draw.choice([0.1, 1.0])},
+        batch={
+            "size": microbatches * draw.randint(1, 3),
+            "microbatches": microbatches,
+            "in_flight": draw.choice([None, 1, 2]),
+        },
+        wire={"forward": wire, "backward": wire},
+        eval={"interval": draw.choice([0, 2]), "windows": draw.randint(3, 8)},
+        snapshots={"interval": draw.choice([0, 3])},
+    )
+
+
+@pytest.mark.parametrize(("wire", "stages", "form"), CASES)
+def test_every_wire_cut_and_form_ends_with_the_references_weights(pool, wire, stages, form):
+    spec = random_spec(wire, stages, *form)
+    led, peers = pool.run(spec, stages)
+    assert led["exit"] == 0, led
+    assert [p["exit"] for p in peers] == [0] * stages, peers
+    reference, rows = reference_of(spec)
+    assert led["summary"]["weights_sha256"] == reference.weights_sha256()
+    found = [json.loads(line) for line in (led["run_dir"] / "metrics.jsonl").read_text().splitlines()]
+    for kind, fields in (
+        ("step", ("step", "loss", "grad_norm", "lr", "applied", "basis_version")),
+        ("eval", ("step", "loss")),
+        ("switch", ("step", "version", "sha256")),
+        ("subspace", ("step", "version", "captured_after")),
+    ):
+        mine, theirs = ([[r[f] for f in fields] for r in source if r["event"] == kind] for source in (found, rows))
+        assert mine == theirs, kind
+
+
+def test_the_cut_changes_no_bit_in_reparam_and_dense_with_a_float32_wire(pool):
+    for form in ("reparam", "dense"):
+        cuts = [[4], [1, 3], [2, 1, 1], [1, 1, 1, 1]]
+        specs = [make_spec(stages=cut, steps=4, subspace={"form": form}) for cut in cuts]
+        hashes = {pool.run(spec, len(spec.stages))[0]["summary"]["weights_sha256"] for spec in specs}
+        assert len(hashes) == 1
+
+
+def test_a_step_that_is_not_finite_is_skipped_everywhere(pool):
+    """A rate that blows the weights up: the same steps are skipped as in the reference, then the run stops."""
+    spec = make_spec(stages=3, steps=20, optimizer={"lr": 1e30, "clip": 0.0}, limits={"nonfinite_steps": 3})
+    led, peers = pool.run(spec, 3)
+    assert led["exit"] == 4
+    assert [p["exit"] for p in peers] == [4, 4, 4]
+    assert "3 steps in a row" in led["said"][-1] or "3 steps in a row" in "".join(led["said"])
+    rows = [json.loads(line) for line in (led["run_dir"] / "metrics.jsonl").read_text().splitlines()]
+    applied = [r["applied"] for r in rows if r["event"] == "step"]
+    reference = Reference(spec, corpus_of(spec), carrier(spec))
+    right: list[bool] = []
+    with contextlib.suppress(RunStopped):
+        for row in reference.train():
+            right.append(row["applied"])
+    assert applied == right
+    assert applied[-3:] == [False] * 3
+
+
+@pytest.mark.parametrize(("what", "name"), [("u", "U"), ("t_fixed", "T_fixed")])
+def test_a_flipped_bit_is_caught_at_the_next_sync(pool, what, name):
+    spec = make_spec(stages=3, steps=12, subspace={"sync_interval": 3})
+    flip = {"fault": {"kind": "flip_bit", "what": what, "after_step": 4}}
+    led, peers = pool.run(spec, [{}, flip, {}])
+    assert led["exit"] == 4
+    [sentence] = [s for s in led["said"] if s.startswith("stopped")]
+    assert f"peer-1 ({sentence.split('(')[1].split(')')[0]}), uses other bytes of {name} than the run" in sentence
+    assert "found at step 6" in sentence
+    assert "trained since step 3 is not to be trusted" in sentence
+    assert [p["exit"] for p in peers] == [4, 4, 4]
+
+
+def test_without_a_fault_the_same_run_goes_on(pool):
+    led, _ = pool.run(make_spec(stages=3, steps=12, subspace={"sync_interval": 3}), 3)
+    assert led["exit"] == 0
+
+
+def test_peers_that_nobody_can_dial_meet_through_the_coordinator(pool):
+    spec = make_spec(stages=3, steps=4)
+    led, peers = pool.run(spec, 3, fault={"kind": "unreachable"})
+    assert led["exit"] == 0
+    assert all("go through the coordinator" in " ".join(p["said"]) for p in peers)
+    assert led["summary"]["weights_sha256"] == reference_of(spec)[0].weights_sha256()
+
+
+def test_stages_auto_is_cut_to_fit_who_joined(pool):
+    spec = make_spec(stages="auto", min_peers=3, steps=4, model={"layers": 5})
+    led, _ = pool.run(spec, 3)
+    layers = led["summary"]["layers_per_stage"]
+    assert sum(layers) == 5
+    assert 1 <= len(layers) <= 3
+    cut = spec.model_copy(update={"stages": layers})
+    assert led["summary"]["weights_sha256"] == reference_of(cut)[0].weights_sha256()

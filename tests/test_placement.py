@@ -1,0 +1,407 @@
+"""Who holds what, against every possible placement; and the sizes it rests on, against torch."""
+
+import time
+from itertools import combinations, pairwise, permutations
+from typing import Any
+
+import pytest
+import torch
+from conftest import make_spec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from protomodels_cli.coordinator.placement import Offer, Placement, place
+from protomodels_cli.lab.memory import peak_bytes
+from protomodels_cli.model.basis import initial_basis
+from protomodels_cli.model.grassmann import GradientCovariance
+from protomodels_cli.model.optim import StageOptimizer
+from protomodels_cli.model.shape import Shape, slices
+from protomodels_cli.model.stage import Stage
+from protomodels_cli.observe.progress import size
+from protomodels_cli.spec.cut import layers_per_stage
+from protomodels_cli.spec.schema import RunSpec
+from protomodels_cli.spec.sizes import StageMemory, in_flight_limit, stage_memory, unit_flops
+
+KINDS = [  # every form with every optimizer it can have
+    ("reparam", "muon"),
+    ("reparam", "adamw"),
+    ("constrained", "muon"),
+    ("constrained", "row_adamw"),
+    ("dense", "muon"),
+    ("dense", "adamw"),
+]
+
+
+# Sizes.
+
+
+class Bench:
+    """One stage of a spec in real tensors."""
+
+    def __init__(self, spec: RunSpec, index: int):
+        self.spec, self.part, self.after = spec, slices(spec)[index], len(slices(spec)) - 1 - index
+        self.dtype = Shape.of(spec).dtype
+        basis = initial_basis(spec.model.width, spec.subspace.k, 0, self.dtype)
+        self.stage = Stage(spec, self.part, None if spec.subspace.form == "dense" else basis)
+        self.optimizer = StageOptimizer(self.stage, spec.optimizer)
+        self.covariance = GradientCovariance(spec.model.width, torch.device("cpu"))
+        if self.part.is_last and spec.subspace.form != "dense":
+            self.stage.on_release = self.covariance.add
+        windows = spec.batch.size // spec.batch.microbatches
+        self.tokens = torch.randint(spec.vocab_size, (windows, spec.model.context))
+
+    def forward(self) -> Any:
+        shape = (*self.tokens.shape, self.spec.boundary_width)
+        return self.stage.run_forward(self.tokens, None if self.part.is_first else torch.randn(shape, dtype=self.dtype))
+
+    def backward(self, flight: Any) -> None:
+        if self.part.is_last:
+            self.stage.run_loss(flight, self.tokens, 1e-3)
+        else:
+            self.stage.run_backward(flight, torch.randn_like(flight.output))
+
+    def accumulate(self) -> None:
+        flights = [self.forward() for _ in range(in_flight_limit(self.spec, self.after))]
+        while flights:
+            self.backward(flights.pop(0))
+
+    def step(self) -> None:
+        self.optimizer.prepare()
+        self.optimizer.apply(1e-3, 1.0)
+
+
+def benched(form: str, optimizer: str, vocab: int = 400, in_flight: int | None = None, **model: Any) -> RunSpec:
+    shape = {"layers": 3, "width": 64, "heads": 4, "kv_heads": 2, "hidden": 160, "context": 32, "qk_norm": True}
+    return make_spec(
+        stages=3,
+        model={**shape, **model},
+        subspace={"form": form},
+        optimizer={"name": optimizer},
+        batch={"size": 24, "microbatches": 12, "in_flight": in_flight},
+        tokenizer={"kind": "bpe", "vocab_size": vocab},
+        compute={"loss_chunk": 20},
+    )
+
+
+@pytest.mark.parametrize(("form", "optimizer"), KINDS)
+@pytest.mark.parametrize("index", [0, 1, 2])
+def test_what_a_stage_keeps_is_counted_to_the_byte(form, optimizer, index):
+    bench = Bench(benched(form, optimizer), index)
+    bench.accumulate()
+    bench.step()
+    bench.accumulate()
+    tensors = [t for p in bench.stage.parameters() for t in (p, p.grad)]
+    tensors += [t for slot in bench.optimizer.slots for t in slot.state.values()]
+    if form != "dense":
+        tensors += [bench.stage.basis.u, bench.stage.t_fixed.signs]
+    kept = StageMemory(bench.spec).kept(bench.part.first_layer, bench.part.end_layer)
+    assert kept == sum(t.nbytes for t in tensors)
+
+
+@pytest.mark.parametrize("form", ["reparam", "constrained", "dense"])
+@pytest.mark.parametrize("model", [{}, {"qk_norm": False}, {"kv_heads": 4, "head_dim": 8}, {"hidden": 16}])
+@pytest.mark.parametrize("index", [0, 1, 2])
+def test_what_autograd_saves_is_what_is_counted_as_in_flight(form, model, index):
+    bench = Bench(benched(form, "muon", **model), index)
+    own = {p.untyped_storage().data_ptr() for p in bench.stage.parameters()}
+    if form != "dense":
+        own.add(bench.stage.basis.u.untyped_storage().data_ptr())
+    saved = {}
+
+    def pack(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            saved[storage.data_ptr()] = storage  # held, so that no address is used twice
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        flights = [bench.forward() for _ in range(in_flight_limit(bench.spec, bench.after))]
+    measured = sum(storage.nbytes() for storage in saved.values())
+    said = StageMemory(bench.spec).in_flight(bench.part.first_layer, bench.part.end_layer, bench.after)
+    assert flights
+    assert measured <= said <= 1.5 * measured
+
+
+@pytest.mark.parametrize(("form", "optimizer"), KINDS)
+@pytest.mark.parametrize(("index", "vocab"), [(0, 3000), (1, 300), (2, 3000)])  # the ends' tables are the larger part
+def test_a_stage_never_takes_more_than_its_memory_and_not_much_less(form, optimizer, index, vocab):
+    spec = benched(form, optimizer, vocab, in_flight=2)
+
+    def work():
+        bench = Bench(spec, index)
+        for _ in range(2):
+            bench.accumulate()
+            bench.step()
+
+    part = slices(spec)[index]
+    said = stage_memory(spec, part.first_layer, part.end_layer, 2 - index)
+    measured = peak_bytes(work)
+    assert measured <= said <= 1.6 * measured
+
+
+def test_in_flight_is_twice_the_stages_to_the_last_unless_told_and_never_more_than_a_step_has():
+    assert [in_flight_limit(make_spec(), after) for after in (0, 1, 5)] == [2, 4, 12]
+    assert in_flight_limit(make_spec(batch={"in_flight": 3}), 5) == 3
+    one, more = (
+        StageMemory(make_spec(batch={"size": n, "microbatches": n, "in_flight": f})) for n, f in ((8, 1), (8, 99))
+    )
+    assert more.in_flight(0, 1, 3) == 8 * one.in_flight(0, 1, 3)
+
+
+@pytest.mark.parametrize("form", ["reparam", "constrained", "dense"])
+def test_flops_are_those_that_torch_counts(form):
+    spec = make_spec(stages=1, subspace={"form": form}, model={"head_dim": 10, "qk_norm": True})
+    bench, units, tokens = Bench(spec, 0), unit_flops(spec), 2 * 16
+    bench.stage.on_release = None
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        bench.backward(bench.forward())
+    # The plain attention counted here computes the whole square of scores; we count the half that is used.
+    whole, half = 12 * 4 * 10 * 16, 6 * 4 * 10 * 17
+    found = counter.get_total_flops() / tokens - 4 * (whole - half)
+    if form == "reparam":
+        found -= 4 * 6 * 32  # where the stream leaves S: left out, being the stage's and not a layer's
+    assert found == sum(units.values())
+    assert units["embed"] == 0
+    assert units["head"] == 6 * 32 * 256
+    assert all(n.is_integer() for n in units.values())
+
+
+# Placement, against all placements there are.
+
+
+def cuts(spec: RunSpec, peers: int) -> list[list[int]]:
+    if spec.stages != "auto":
+        return [layers_per_stage(spec)]
+    layers = spec.model.layers
+    least = 0 if spec.subspace.form == "dense" else spec.subspace.unconstrained_layers
+    found = []
+    for stages in range(1, peers + 1):
+        for inner in combinations(range(1, layers), stages - 1):
+            ends = [0, *inner, layers]
+            if layers - ends[-2] >= least:
+                found.append([b - a for a, b in pairwise(ends)])
+    return found
+
+
+def measures(spec: RunSpec, layers: tuple[int, ...] | list[int]) -> list[tuple[int, float]]:
+    """Memory and work of each stage of a cut."""
+    units, found, start = unit_flops(spec), [], 0
+    for i, n in enumerate(layers):
+        work = sum(units[f"layers.{j}"] for j in range(start, start + n))
+        work += units["embed"] if i == 0 else 0
+        work += units["head"] if i == len(layers) - 1 else 0
+        found.append((stage_memory(spec, start, start + n, len(layers) - 1 - i), work))
+        start += n
+    return found
+
+
+def merit(stages: list[tuple[int, float]], offers: list[Offer], holders: tuple[int, ...]) -> tuple | None:
+    """What is better is smaller: the slowest stage, the number of stages, the last to join, the one before, …"""
+    seats = list(zip(stages, (offers[i] for i in holders), strict=True))
+    if any(memory > offer.memory for (memory, _), offer in seats):
+        return None
+    return max(work / offer.flops for (_, work), offer in seats), len(stages), sorted(holders, reverse=True)
+
+
+def best_of_all(spec: RunSpec, offers: list[Offer]) -> tuple | None:
+    found = None
+    for layers in cuts(spec, len(offers)):
+        stages = measures(spec, layers)
+        for holders in permutations(range(len(offers)), len(stages)):
+            value = merit(stages, offers, holders)
+            if value is not None and (found is None or value < found):
+                found = value
+    return found
+
+
+@st.composite
+def runs(draw: st.DrawFn, auto: bool) -> tuple[RunSpec, list[Offer]]:
+    """Small runs on peers whose memory is just enough, or one byte too little, for some stage of the run."""
+    layers, form = draw(st.sampled_from([4, 5, 6, 1, 2, 3])), draw(st.sampled_from(["reparam", "constrained", "dense"]))
+    free, microbatches = draw(st.integers(0, min(3, layers))), draw(st.sampled_from([8, 3, 1]))
+    number = draw(st.sampled_from([4, 5, 3, 2, 1]))
+    stages: list[int] = []
+    if not auto:
+        wanted = min(layers, number + draw(st.sampled_from([0, -1, -2, 1])))
+        ends = draw(st.permutations(range(1, layers)))[: max(0, wanted - 1)]
+        stages = [b - a for a, b in pairwise([0, *sorted(ends), layers])]
+        free = min(free, stages[-1])
+    spec = make_spec(
+        stages="auto" if auto else stages,
+        min_peers=1,
+        model={"layers": layers, "width": 16, "heads": 2, "hidden": 32, "context": draw(st.sampled_from([32, 4]))},
+        subspace={"form": form, "k": 4, "unconstrained_layers": free},
+        batch={"size": microbatches, "microbatches": microbatches, "in_flight": draw(st.sampled_from([None, None, 2]))},
+    )
+    if auto:
+        longest = draw(st.integers(1, layers))
+        parts = [(a, b) for a in range(layers) for b in range(a + 1, layers + 1) if b - a <= longest]
+        memory = StageMemory(spec)
+        needs = sorted({memory.total(a, b, n) for a, b in parts for n in range(number) if (n > 0) == (b < layers)})
+    else:
+        needs = [memory for memory, _ in measures(spec, stages)]
+    speed = st.sampled_from([1e9, 2e9, 3e9]) if draw(st.booleans()) else st.floats(1e8, 1e10)
+    offers = []
+    for i in range(number):
+        enough = draw(st.sampled_from(needs)) - draw(st.sampled_from([0, 0, 0, 1]))
+        offers.append(Offer(f"peer{i}", draw(st.sampled_from([enough, enough, enough, 1 << 40])), draw(speed)))
+    return spec, offers
+
+
+def check_against_all(spec: RunSpec, offers: list[Offer]) -> None:
+    found, right = place(spec, offers), best_of_all(spec, offers)
+    assert place(spec, list(offers)) == found
+    if right is None:
+        assert isinstance(found, str)
+        assert found
+        return
+    assert isinstance(found, Placement), found
+    assert list(found.layers) in cuts(spec, len(offers))
+    assert len(set(found.holders)) == len(found.holders) == len(found.layers)
+    by_name = {offer.peer: i for i, offer in enumerate(offers)}
+    assert merit(measures(spec, found.layers), offers, tuple(by_name[p] for p in found.holders)) == right
+    assert sorted([*found.holders, *found.spares(offers)]) == sorted(by_name)
+
+
+@settings(max_examples=200)
+@given(runs(auto=False))
+def test_a_fixed_cut_gets_the_best_holders_there_are(run):
+    check_against_all(*run)
+
+
+@settings(max_examples=200)
+@given(runs(auto=True))
+def test_the_chosen_cut_and_its_holders_are_the_best_there_are(run):
+    check_against_all(*run)
+
+
+# By hand.
+
+
+def peers(*flops: float, memory: int = 1 << 40) -> list[Offer]:
+    return [Offer(f"p{i}", memory, f) for i, f in enumerate(flops)]
+
+
+@pytest.mark.parametrize(
+    ("stages", "flops", "layers", "holders"),
+    [
+        ([1] * 8, [1e9] * 9, (1,) * 8, "p0 p1 p2 p3 p4 p5 p6 p7"),  # equal peers: in the order they joined
+        ([3, 5], [1e9, 2e9], (3, 5), "p0 p1"),
+        ([5, 3], [1e9, 2e9], (5, 3), "p1 p0"),
+        ([2, 6], [1e9, 2e9, 2e9], (2, 6), "p0 p1"),  # p2 could halve the shorter stage, and nothing would come of it
+        ([3, 5], [1e9, 2e9, 2e9], (3, 5), "p1 p2"),
+        ("auto", [1e9] * 4, (2, 2, 2, 2), "p0 p1 p2 p3"),
+        ("auto", [1e9] * 3, (3, 3, 2), "p0 p1 p2"),
+        ("auto", [1e9] * 7, (2, 2, 2, 1, 1), "p0 p1 p2 p3 p4"),  # until there are eight, no more of them help
+        ("auto", [1e9, 3e9], (2, 6), "p0 p1"),
+        ("auto", [3e9, 1e9], (2, 6), "p1 p0"),  # the head, light as it is, to the faster one
+        ("auto", [1e9, 9e9], (8,), "p1"),  # a slow peer would only hold the fast one up
+    ],
+)
+def test_placements_that_one_can_check_by_eye(stages, flops, layers, holders):
+    spec = make_spec(
+        stages=stages, min_peers=1, model={"layers": 8}, subspace={"form": "dense"}, batch={"in_flight": 1}
+    )
+    spec = spec.model_copy(update={"tokenizer": spec.tokenizer.model_copy(update={"vocab_size": 1})})  # a light head
+    assert place(spec, peers(*flops)) == Placement(layers, tuple(holders.split()))
+
+
+def test_the_earlier_stages_hold_more_microbatches_and_that_decides_who_fits():
+    spec = make_spec(stages=[1, 1, 1, 1], batch={"size": 8, "microbatches": 8})
+    needs = [memory for memory, _ in measures(spec, [1, 1, 1, 1])]
+    assert needs[2] < needs[1] < needs[0], "layers alike, but more and more stages behind them"
+    offers = [Offer(f"for {i}", needs[i], 1e9) for i in (2, 0, 3, 1)]
+    assert place(spec, offers).holders == ("for 0", "for 1", "for 2", "for 3")
+    offers[1] = Offer("too small", needs[1], 1e9)
+    assert isinstance(place(spec, offers), str)
+
+
+def need(spec: RunSpec, first: int, end: int, after: int) -> int:
+    return stage_memory(spec, first, end, after)
+
+
+FIXED = {"stages": [2, 2], "batch": {"in_flight": 1}}
+AUTO = {"stages": "auto", "batch": {"in_flight": 1}}
+
+
+def test_too_few_peers_are_counted():
+    assert place(make_spec(), peers(1e9)) == "1 of 4 peers has joined"
+    assert place(make_spec(), peers(1e9, 1e9)) == "2 of 4 peers have joined"
+    assert place(make_spec(stages="auto", min_peers=3), peers(1e9, 1e9)) == "2 of at least 3 peers have joined"
+    assert place(make_spec(stages="auto"), []) == "0 of at least 2 peers have joined"
+    broken = [Offer(f"x{i}", 1 << 40, f) for i, f in enumerate((0.0, -1.0, float("nan"), float("inf")))]
+    assert place(make_spec(), [*peers(1e9), *broken]) == "1 of 4 peers has joined (4 more measured no usable speed)"
+    assert place(make_spec(), [*broken, *peers(1e9, 1e9, 1e9, 1e9)]).holders == ("p0", "p1", "p2", "p3")
+
+
+def test_a_stage_too_large_for_anyone_is_named_with_what_it_needs():
+    spec = make_spec(**FIXED)
+    last = need(spec, 2, 4, 0)
+    assert last > need(spec, 0, 2, 1)
+    assert place(spec, peers(1e9, 1e9, memory=last // 2)) == (
+        f"no joined peer has the {size(last)} that stage 1 (layers 2–3 and the head) needs; "
+        f"the largest has {size(last // 2)}"
+    )
+    close = place(spec, peers(1e9, 1e9, memory=last - 1))
+    assert f"{last:,} bytes" in close, "where sizes look alike, to the byte"
+    assert f"{last - 1:,}" in close
+    several = place(spec, [Offer("big", last, 1e9), Offer("a", 1000, 1e9), Offer("b", 1000, 1e9)])
+    first = size(need(spec, 0, 2, 1))
+    assert several == f"2 of the stages need {first} or more each, and only 1 of the joined peers has that much"
+
+
+def test_where_microbatches_take_the_memory_the_sentence_says_what_to_change():
+    spec = make_spec(stages=2, model={"context": 512}, batch={"size": 32, "microbatches": 16})
+    said = place(spec, peers(1e9, 1e9, memory=1 << 20))
+    held = size(StageMemory(spec).in_flight(0, 2, 1))
+    assert f"{held} are for microbatches in flight: raise batch.microbatches or set a lower batch.in_flight" in said
+    spec = make_spec(stages=2, model={"context": 512}, batch={"size": 32, "microbatches": 32, "in_flight": 1})
+    assert "in flight" not in place(spec, peers(1e9, 1e9, memory=1 << 20)), "nothing left to change there"
+
+
+def test_no_cut_at_all_is_explained():
+    spec = make_spec(**AUTO, min_peers=1)
+    whole, first, last = need(spec, 0, 4, 0), need(spec, 0, 1, 1), need(spec, 3, 4, 0)
+    assert first < last
+    assert place(spec, peers(1e9, memory=whole - 100_000)) == (
+        f"no joined peer has the {size(whole)} that the whole model in one stage needs; "
+        f"the largest has {size(whole - 100_000)}; more peers could share it"
+    )
+    assert place(spec, peers(1e9, 1e9, memory=last // 2)) == (
+        f"no joined peer has the {size(last)} that the last stage (layer 3 and the head at the least) needs; "
+        f"the largest has {size(last // 2)}"
+    )
+    assert place(spec, [Offer("big", last, 1e9), Offer("small", first - 1, 1e9)]) == (
+        f"the first stage needs {size(first)} at the least and the last {size(last)}, "
+        "and no two of the joined peers have that"
+    )
+    two = [Offer("a", first, 1e9), Offer("b", last, 1e9)]
+    assert place(spec, two).startswith("the 2 joined peers have memory for 2 of the 4 layers, ")
+    assert place(spec, [*two, Offer("c", first, 1e9)]).startswith("the 3 joined peers have memory for 3 of the 4 ")
+    assert place(spec, [*two, *peers(1e9, 1e9, memory=first)]).layers == (1, 1, 1, 1)
+    together = make_spec(**AUTO, subspace={"unconstrained_layers": 4})
+    assert "the whole model in one stage needs" in place(together, peers(1e9, 1e9, memory=whole // 2))
+
+
+def test_a_peer_offered_twice_is_a_mistake():
+    with pytest.raises(ValueError, match="twice"):
+        place(make_spec(), peers(1e9) * 4)
+
+
+@pytest.mark.parametrize("tight", [1.0, 1.3, 4.0])
+def test_many_peers_and_layers_are_placed_at_once(tight):
+    spec = make_spec(stages="auto", model={"layers": 128}, batch={"size": 64, "microbatches": 64})
+    unit = need(spec, 1, 3, 32)
+    offers = [
+        Offer(f"p{i}", int(unit * tight * (0.5 + i * 29 % 64 / 40)), 1e12 * (1 + i * 37 % 64 / 10)) for i in range(64)
+    ]
+    begin = time.perf_counter()
+    found = place(spec, offers)
+    assert time.perf_counter() - begin < 5, "0.2 to 0.7 s on one core"
+    assert isinstance(found, Placement), found
+    assert sum(found.layers) == 128
+    assert len(found.layers) > 30
+    memory = {offer.peer: offer.memory for offer in offers}
+    assert all(n <= memory[p] for (n, _), p in zip(measures(spec, found.layers), found.holders, strict=True))
