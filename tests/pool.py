@@ -24,7 +24,7 @@ class Process:
     """One reusable process."""
 
     def __init__(self, log: Path):
-        path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+        path = os.pathsep.join([str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
         self._log = log.open("w")
         self._process = subprocess.Popen(
             [sys.executable, str(Path(__file__))],

@@ -1,5 +1,9 @@
 """The same code on a CUDA device: to tolerance, not to the bit."""
 
+import json
+import subprocess
+import sys
+
 import pytest
 import torch
 from conftest import make_spec
@@ -40,3 +44,18 @@ def test_orthogonalise_uses_bf16_and_agrees():
     g = torch.randn(64, 32, generator=torch.Generator().manual_seed(0))
     found = rules.orthogonalise(g.cuda()).cpu()
     assert torch.linalg.norm(found - rules.orthogonalise(g)) / torch.linalg.norm(found) < 2e-2
+
+
+def test_four_peers_on_one_gpu_train_as_on_the_cpu(tmp_path):
+    """The demo on both: float32 losses within 1e-3 over 50 steps."""
+    losses = {}
+    for device in ("cpu", "cuda:0"):
+        run_dir = tmp_path / device.replace(":", "")
+        command = [sys.executable, "-m", "protomodels_cli", "demo", "--steps", "50", "--device", device]
+        subprocess.run([*command, "--run-dir", str(run_dir)], check=True, timeout=400)
+        rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+        losses[device] = [r["loss"] for r in rows if r["event"] == "step"]
+    assert len(losses["cpu"]) == 50
+    worst = max(abs(a - b) / b for a, b in zip(losses["cuda:0"], losses["cpu"], strict=True))
+    print(f"largest relative difference of a step's loss: {worst:.2e}")
+    assert worst < 1e-3

@@ -1,5 +1,6 @@
 """The documents say what is true: they are compared with the code, and their commands are run."""
 
+import itertools
 import json
 import re
 import shlex
@@ -107,6 +108,6 @@ def test_the_generated_code_is_that_of_the_proto(tmp_path):
 
 def test_every_rpc_has_a_comment():
     lines = (ROOT / "proto/protomodels_cli/wire/pb/pmtrain.proto").read_text().splitlines()
-    for before, line in zip(lines, lines[1:], strict=False):
+    for before, line in itertools.pairwise(lines):
         if line.strip().startswith("rpc "):
             assert before.strip().startswith("//"), line

@@ -1,6 +1,7 @@
 """Who holds what, against every possible placement; and the sizes it rests on, against torch."""
 
 import time
+from collections.abc import Sequence
 from itertools import combinations, pairwise, permutations
 from typing import Any
 
@@ -104,7 +105,7 @@ def test_what_a_stage_keeps_is_counted_to_the_byte(form, optimizer, index):
 @pytest.mark.parametrize("model", [{}, {"qk_norm": False}, {"kv_heads": 4, "head_dim": 8}, {"hidden": 16}])
 @pytest.mark.parametrize("index", [0, 1, 2])
 def test_what_autograd_saves_is_what_is_counted_as_in_flight(form, model, index):
-    bench = Bench(benched(form, "muon", **model), index)
+    bench = Bench(benched(form, "muon", **{"layers": 9, **model}), index)
     own = {p.untyped_storage().data_ptr() for p in bench.stage.parameters()}
     if form != "dense":
         own.add(bench.stage.basis.u.untyped_storage().data_ptr())
@@ -121,7 +122,7 @@ def test_what_autograd_saves_is_what_is_counted_as_in_flight(form, model, index)
     measured = sum(storage.nbytes() for storage in saved.values())
     said = StageMemory(bench.spec).in_flight(bench.part.first_layer, bench.part.end_layer, bench.after)
     assert flights
-    assert measured <= said <= 1.5 * measured
+    assert measured <= said <= 1.2 * measured
 
 
 @pytest.mark.parametrize(("form", "optimizer"), KINDS)
@@ -197,7 +198,7 @@ def measures(spec: RunSpec, layers: tuple[int, ...] | list[int]) -> list[tuple[i
     return found
 
 
-def merit(stages: list[tuple[int, float]], offers: list[Offer], holders: tuple[int, ...]) -> tuple | None:
+def merit(stages: list[tuple[int, float]], offers: list[Offer], holders: Sequence[int]) -> tuple | None:
     """What is better is smaller: the slowest stage, the number of stages, the last to join, the one before, …"""
     seats = list(zip(stages, (offers[i] for i in holders), strict=True))
     if any(memory > offer.memory for (memory, _), offer in seats):
@@ -261,7 +262,13 @@ def check_against_all(spec: RunSpec, offers: list[Offer]) -> None:
     assert list(found.layers) in cuts(spec, len(offers))
     assert len(set(found.holders)) == len(found.holders) == len(found.layers)
     by_name = {offer.peer: i for i, offer in enumerate(offers)}
-    assert merit(measures(spec, found.layers), offers, tuple(by_name[p] for p in found.holders)) == right
+    stages, holders = measures(spec, found.layers), [by_name[p] for p in found.holders]
+    assert merit(stages, offers, holders) == right
+    for a, b in combinations(range(len(stages)), 2):
+        if spec.stages != "auto" and holders[a] > holders[b]:
+            swapped = list(holders)
+            swapped[a], swapped[b] = holders[b], holders[a]
+            assert merit(stages, offers, swapped) != right, "who joined first could have had the earlier stage"
     assert sorted([*found.holders, *found.spares(offers)]) == sorted(by_name)
 
 
@@ -306,6 +313,13 @@ def test_placements_that_one_can_check_by_eye(stages, flops, layers, holders):
     )
     spec = spec.model_copy(update={"tokenizer": spec.tokenizer.model_copy(update={"vocab_size": 1})})  # a light head
     assert place(spec, peers(*flops)) == Placement(layers, tuple(holders.split()))
+
+
+def test_layers_that_could_go_anywhere_go_to_the_least_busy():
+    spec = make_spec(stages="auto", model={"layers": 7}, subspace={"form": "dense"}, tokenizer={"kind": "bytes"})
+    units = unit_flops(spec)
+    assert units["head"] < units["layers.0"]
+    assert place(spec, peers(1e9, 1e9, 1e9)).layers == (3, 2, 2), "and not 3, 3 and 1, which is no slower"
 
 
 def test_the_earlier_stages_hold_more_microbatches_and_that_decides_who_fits():
