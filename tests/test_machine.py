@@ -13,17 +13,20 @@ from conftest import make_spec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protomodels_cli.coordinator import machine as m
+from protomodels_cli.coordinator import events as ev
+from protomodels_cli.coordinator import machine
 from protomodels_cli.coordinator.history import Decided, Ended, History, Placed, Record, Saved, Synced, fold
 from protomodels_cli.coordinator.journal import Journal, read
+from protomodels_cli.coordinator.plan import waiting_for
+from protomodels_cli.coordinator.state import Peer, Report
 from protomodels_cli.model.schedule import clip_coefficient, learning_rate
 from protomodels_cli.spec import RunSpec
 
 UNITS = ("embed", "layers.0", "layers.1", "layers.2", "layers.3", "head")
 
 
-def peer(i: int) -> m.Peer:
-    return m.Peer(f"p{i}", f"name-{i}", "cpu", 1 << 34, 1e9, "127.0.0.1", "127.0.0.1", 1000 + i, 0.0)
+def peer(i: int) -> Peer:
+    return Peer(f"p{i}", f"name-{i}", "cpu", 1 << 34, 1e9, "127.0.0.1", "127.0.0.1", 1000 + i, 0.0)
 
 
 class Bench:
@@ -31,27 +34,27 @@ class Bench:
 
     def __init__(self, spec: RunSpec):
         dense = spec.subspace.form == "dense"
-        self.state = m.start(spec, "" if dense else "u0", (0, "") if dense else (1, "t"))
+        self.state = machine.start(spec, "" if dense else "u0", (0, "") if dense else (1, "t"))
         self.first = self.state.history
         self.now = 0.0
         self.records: list[Record] = []
-        self.commands: list[m.Command] = []
+        self.commands: list[ev.Command] = []
 
-    def tell(self, event: m.Event) -> list[m.Command]:
+    def tell(self, event: ev.Event) -> list[ev.Command]:
         self.now += 0.1
-        self.state, records, commands = m.apply(self.state, event, self.now)
+        self.state, records, commands = machine.apply(self.state, event, self.now)
         self.records += records
         self.commands += commands
-        assert bool(m.waiting_for(self.state, self.now)) == (not self.state.history.over), "every wait has a sentence"
+        assert bool(waiting_for(self.state, self.now)) == (not self.state.history.over), "every wait has a sentence"
         return commands
 
     def join(self, *peers: int) -> None:
         for i in peers:
-            self.tell(m.Joined(peer(i)))
+            self.tell(ev.Joined(peer(i)))
 
-    def report(self, loss: float = 1.0) -> m.Report:
-        hashes = m.right_hashes(self.state)
-        return m.Report(
+    def report(self, loss: float = 1.0) -> Report:
+        hashes = machine.right_hashes(self.state)
+        return Report(
             hashes=hashes,
             norms=(("layers.0", 0.25),),
             loss_sum=loss * 64,
@@ -60,10 +63,10 @@ class Bench:
             usage={},
         )
 
-    def done(self, stage: int, **changes: Any) -> list[m.Command]:
+    def done(self, stage: int, **changes: Any) -> list[ev.Command]:
         assert self.state.task is not None
         report = replace(self.report(), **changes)
-        return self.tell(m.Done(self.state.history.holders[stage], self.state.task.number, report))
+        return self.tell(ev.Done(self.state.history.holders[stage], self.state.task.number, report))
 
     def answer(self) -> None:
         """Everything that an honest run owes, once."""
@@ -71,34 +74,34 @@ class Bench:
         if state.owed is not None:
             moved = state.spec.subspace.update.interval > 0
             last, generation = state.history.holders[-1], state.history.generation
-            self.tell(m.SubspaceReported(last, generation, state.owed, {"x": 1}, "new" if moved else None))
+            self.tell(ev.SubspaceReported(last, generation, state.owed, {"x": 1}, "new" if moved else None))
         elif state.history.next_basis is not None and len(state.took_basis) < state.stages:
             new = state.history.next_basis
             for holder in state.history.holders:
-                self.tell(m.BasisTaken(holder, new.version, new.sha256))
+                self.tell(ev.BasisTaken(holder, new.version, new.sha256))
         elif state.task is not None:
             for stage in range(state.stages):
                 if stage not in self.state.heard and self.state.task == state.task:
                     self.done(stage)
             if state.task.kind == "save":
-                self.tell(m.SnapshotComplete(state.task.step))
+                self.tell(ev.SnapshotComplete(state.task.step))
 
     def finish(self, limit: int = 500) -> None:
         for _ in range(limit):
             if self.state.history.over:
                 return
             self.answer()
-        raise AssertionError(f"it waits for {m.waiting_for(self.state, self.now)}")
+        raise AssertionError(f"it waits for {waiting_for(self.state, self.now)}")
 
     def tasks(self) -> list[tuple[str, int]]:
-        return [(c.task.kind, c.task.step) for c in self.commands if isinstance(c, m.SendTurn) and c.task]
+        return [(c.task.kind, c.task.step) for c in self.commands if isinstance(c, ev.SendTurn) and c.task]
 
 
 def test_a_run_is_a_chain_of_tasks():
     spec = make_spec(stages=2, steps=6, subspace={"sync_interval": 2}, eval={"interval": 3}, snapshots={"interval": 4})
     b = Bench(spec)
     b.join(0)
-    assert "1 of 2" in m.waiting_for(b.state, b.now)
+    assert "1 of 2" in waiting_for(b.state, b.now)
     b.join(1)
     b.finish()
     assert b.tasks() == [
@@ -125,7 +128,7 @@ def test_a_decision_travels_with_the_next_task_and_only_once():
     b = Bench(make_spec(stages=2, steps=3))
     b.join(0, 1)
     b.finish()
-    turns = [c for c in b.commands if isinstance(c, m.SendTurn)]
+    turns = [c for c in b.commands if isinstance(c, ev.SendTurn)]
     assert [t.decision.step for t in turns if t.decision] == [1, 2, 3]
     for turn in turns:
         if turn.task and turn.task.kind == "step" and turn.task.step > 1:
@@ -155,7 +158,7 @@ def test_one_bad_number_anywhere_skips_the_step_everywhere(bad):
     b.answer(), b.answer()
     b.done(0, **bad)
     commands = b.done(1)
-    [turn] = [c for c in commands if isinstance(c, m.SendTurn)]
+    [turn] = [c for c in commands if isinstance(c, ev.SendTurn)]
     assert turn.decision is not None
     assert not turn.decision.apply
     b.done(0, **bad)
@@ -170,13 +173,13 @@ def test_stale_and_foreign_words_change_nothing():
     before = b.state
     number = before.task.number
     for event in (
-        m.Done("p0", number - 1, b.report()),
-        m.Done("nobody", number, b.report()),
-        m.Done("p2", number, b.report()),  # a spare
-        m.SubspaceReported("p0", 1, 1, {}, "x"),
-        m.BasisTaken("p0", 7, "x"),
-        m.SnapshotComplete(1),
-        m.Left("nobody", ""),
+        ev.Done("p0", number - 1, b.report()),
+        ev.Done("nobody", number, b.report()),
+        ev.Done("p2", number, b.report()),  # a spare
+        ev.SubspaceReported("p0", 1, 1, {}, "x"),
+        ev.BasisTaken("p0", 7, "x"),
+        ev.SnapshotComplete(1),
+        ev.Left("nobody", ""),
     ):
         assert b.tell(event) == []
         assert b.state == before
@@ -198,7 +201,7 @@ def test_a_new_basis_is_used_by_all_from_its_step_on():
                 assert holders_have == {0, 1}
         b.answer()
     assert versions == {1: 0, 2: 0, 3: 0, 4: 0, 5: 1, 6: 1, 7: 1}
-    assert [c.version for c in b.commands if isinstance(c, m.SendBasis)] == [1, 2]
+    assert [c.version for c in b.commands if isinstance(c, ev.SendBasis)] == [1, 2]
 
 
 def test_the_step_of_a_switch_waits_for_the_basis_and_says_so():
@@ -207,14 +210,14 @@ def test_the_step_of_a_switch_waits_for_the_basis_and_says_so():
     while b.state.owed is None:
         b.answer()
     assert b.state.task is None
-    turn = [c for c in b.commands if isinstance(c, m.SendTurn)][-1]
+    turn = [c for c in b.commands if isinstance(c, ev.SendTurn)][-1]
     assert turn.decision is not None, "the decision is not held back: the basis is computed from it"
     assert turn.task is None
-    assert "what becomes of the subspace after step 2" in m.waiting_for(b.state, b.now)
-    b.tell(m.SubspaceReported(b.state.history.holders[-1], 1, 2, {}, "new"))
-    b.tell(m.BasisTaken(b.state.history.holders[0], 1, "new"))
-    assert "to take basis 1" in m.waiting_for(b.state, b.now)
-    b.tell(m.BasisTaken(b.state.history.holders[1], 1, "new"))
+    assert "what becomes of the subspace after step 2" in waiting_for(b.state, b.now)
+    b.tell(ev.SubspaceReported(b.state.history.holders[-1], 1, 2, {}, "new"))
+    b.tell(ev.BasisTaken(b.state.history.holders[0], 1, "new"))
+    assert "to take basis 1" in waiting_for(b.state, b.now)
+    b.tell(ev.BasisTaken(b.state.history.holders[1], 1, "new"))
     assert (b.state.task.kind, b.state.task.step) == ("step", 3)
 
 
@@ -223,15 +226,15 @@ def test_who_leaves_before_the_first_decision_is_replaced_and_after_it_is_missed
     b.join(0, 1, 2)
     b.answer(), b.answer()
     gone = b.state.history.holders[1]
-    b.tell(m.Left(gone, "killed"))
+    b.tell(ev.Left(gone, "killed"))
     assert b.state.history.generation == 2
     assert gone not in b.state.history.holders
     b.answer(), b.answer(), b.answer()
     assert b.state.history.step == 1
     gone = b.state.history.holders[0]
-    commands = b.tell(m.Left(gone, "killed"))
+    commands = b.tell(ev.Left(gone, "killed"))
     assert "its weights went with it" in b.state.history.stopped.why
-    assert {c.peer for c in commands if isinstance(c, m.Dismiss)} == set(b.state.peers)
+    assert {c.peer for c in commands if isinstance(c, ev.Dismiss)} == set(b.state.peers)
 
 
 def test_who_wants_to_leave_goes_after_the_step_with_a_snapshot():
@@ -241,20 +244,20 @@ def test_who_wants_to_leave_goes_after_the_step_with_a_snapshot():
         b.answer()
     b.done(0)
     leaver = b.state.history.holders[0]
-    b.tell(m.Leaving(leaver))
+    b.tell(ev.Leaving(leaver))
     assert b.state.task.kind == "step", "the step is finished first"
     b.finish()
     assert b.tasks()[-2:] == [("step", 4), ("save", 4)]
     assert b.state.history.saved == 4
     assert "step 4" in b.state.history.stopped.fix
-    assert m.Dismiss(leaver, "left the run", "", 0) in b.commands
+    assert ev.Dismiss(leaver, "left the run", "", 0) in b.commands
 
 
 def test_a_spare_leaves_at_once():
     b = Bench(make_spec(stages=2, steps=3))
     b.join(0, 1, 2)
     [spare] = set(b.state.peers) - set(b.state.history.holders)
-    b.tell(m.Leaving(spare))
+    b.tell(ev.Leaving(spare))
     assert spare not in b.state.peers
     b.finish()
     assert b.state.history.ended
@@ -266,14 +269,14 @@ def test_a_link_that_does_not_come_up_is_relayed_then_given_up():
     b.answer()
     assert b.state.task.kind == "link"
     b.now += 6
-    b.tell(m.Tick())
+    b.tell(ev.Tick())
     assert b.state.relay_all
     assert b.state.history.generation == 2
     b.answer()
     b.now += 6
-    commands = b.tell(m.Tick())
-    assert len([c for c in commands if isinstance(c, m.Dismiss)]) == 2
-    assert "waiting" not in m.waiting_for(b.state, b.now)
+    commands = b.tell(ev.Tick())
+    assert len([c for c in commands if isinstance(c, ev.Dismiss)]) == 2
+    assert "waiting" not in waiting_for(b.state, b.now)
     assert not b.state.placed
 
 
@@ -314,11 +317,11 @@ def test_a_failed_write_leaves_the_journal_as_it_was(tmp_path: Path):
 
 
 EVENTS = st.one_of(
-    st.builds(m.Joined, st.integers(0, 5).map(peer)),
-    st.builds(m.Left, st.integers(0, 5).map("p{}".format), st.just("gone")),
-    st.builds(m.Leaving, st.integers(0, 5).map("p{}".format)),
-    st.builds(m.Trouble, st.integers(0, 5).map("p{}".format), st.just("trouble")),
-    st.just(m.Tick()),
+    st.builds(ev.Joined, st.integers(0, 5).map(peer)),
+    st.builds(ev.Left, st.integers(0, 5).map("p{}".format), st.just("gone")),
+    st.builds(ev.Leaving, st.integers(0, 5).map("p{}".format)),
+    st.builds(ev.Trouble, st.integers(0, 5).map("p{}".format), st.just("trouble")),
+    st.just(ev.Tick()),
     st.sampled_from(["answer", "answer", "answer", "one"]),
 )
 
@@ -335,7 +338,7 @@ def test_whatever_happens_the_machine_has_a_word_for_it(events, moves):
         elif event == "one" and b.state.task is not None and b.state.placed:
             b.done(b.state.stages - 1)
         elif not isinstance(event, str):
-            if isinstance(event, m.Joined) and event.peer.id in b.state.peers:
+            if isinstance(event, ev.Joined) and event.peer.id in b.state.peers:
                 continue
             b.tell(event)
     history: History = b.first

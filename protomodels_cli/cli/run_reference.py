@@ -18,7 +18,7 @@ from protomodels_cli.data.prepare import Corpus, prepare
 from protomodels_cli.errors import EXIT_INTERRUPTED, UserError
 from protomodels_cli.model.reference import Reference
 from protomodels_cli.model.snapshot import write_snapshot
-from protomodels_cli.observe.metrics import MetricsFile, strict
+from protomodels_cli.observe.metrics import JsonLines, strict
 from protomodels_cli.observe.progress import Progress, count, duration, size
 from protomodels_cli.observe.usage import peak_memory
 from protomodels_cli.spec.load import with_absolute_paths
@@ -68,7 +68,7 @@ def run(spec: RunSpec, base: Path, run_dir: Path | None, steps: int, device: str
 
 def _train(reference: Reference, run_dir: Path, steps: int, summary: dict[str, Any]) -> None:
     spec, progress = reference.spec, Progress(steps)
-    with MetricsFile(run_dir / "metrics.jsonl") as metrics:
+    with JsonLines(run_dir / "metrics.jsonl") as metrics:
         for row in reference.train(steps):
             metrics.write(row)
             _show(row, progress, summary)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, assert_never
 
-from protomodels_cli.coordinator import machine
+from protomodels_cli.coordinator import events, machine
 from protomodels_cli.coordinator.feed import Feed
 from protomodels_cli.coordinator.history import Decided, Record
 from protomodels_cli.coordinator.journal import Journal
@@ -21,13 +21,14 @@ from protomodels_cli.coordinator.messages import route_pair, turn_message
 from protomodels_cli.coordinator.run_dir import RunDir
 from protomodels_cli.coordinator.service import Service
 from protomodels_cli.coordinator.snapshots import Snapshots
+from protomodels_cli.coordinator.state import Task
 from protomodels_cli.coordinator.status import Totals, describe
 from protomodels_cli.coordinator.subspace import Subspace
 from protomodels_cli.data.prepare import Corpus
 from protomodels_cli.errors import EXIT_INTERRUPTED, EXIT_OUTSIDE, EXIT_STOPPED, UserError
 from protomodels_cli.files import write_whole
 from protomodels_cli.model.t_fixed import VERSION as T_FIXED_VERSION
-from protomodels_cli.observe.metrics import MetricsFile, strict
+from protomodels_cli.observe.metrics import JsonLines, strict
 from protomodels_cli.observe.progress import Progress
 from protomodels_cli.spec.schema import RunSpec
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
@@ -38,13 +39,14 @@ TICK = 0.5
 class Coordinator:
     def __init__(self, spec: RunSpec, corpus: Corpus, run_dir: RunDir, say: Callable[[str], None]):
         self.spec, self.run_dir, self.say = spec, run_dir, say
-        self._events: asyncio.Queue[machine.Event] = asyncio.Queue()
+        self._events: asyncio.Queue[events.Event] = asyncio.Queue()
         self._feed = Feed(spec, corpus)
         self._subspace = None if spec.subspace.form == "dense" else Subspace(spec, run_dir.path / "basis")
         start = ("", (0, "")) if self._subspace is None else self._first_hashes(self._subspace)
         self.state = machine.start(spec, *start)
         self._journal = Journal(run_dir.path / "journal.sqlite")
-        self._metrics = MetricsFile(run_dir.path / "metrics.jsonl")
+        self._metrics = JsonLines(run_dir.path / "metrics.jsonl")
+        self._log = JsonLines(run_dir.path / "events.jsonl")
         self._snapshots = Snapshots(run_dir.path / "snapshots", self.state.history.lineage, spec.snapshots.keep)
         self._service = Service(spec, run_dir, self.tell, self._take_upload, self._part_path, self._status)
         self._progress, self._totals = Progress(spec.steps), Totals()
@@ -96,6 +98,7 @@ class Coordinator:
             await self._service.close()
             self._journal.close()
             self._metrics.close()
+            self._log.close()
 
     def _exit_code(self) -> int:
         if self.state.history.ended is not None:
@@ -116,13 +119,13 @@ class Coordinator:
 
     # Events
 
-    def tell(self, event: machine.Event) -> None:
+    def tell(self, event: events.Event) -> None:
         self._events.put_nowait(event)
 
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK)
-            self.tell(machine.Tick())
+            self.tell(events.Tick())
 
     async def _lead(self) -> None:
         while not self.state.history.over:
@@ -142,26 +145,27 @@ class Coordinator:
 
     # Commands
 
-    def _do(self, command: machine.Command) -> None:
+    def _do(self, command: events.Command) -> None:
         match command:
-            case machine.Say(text):
+            case events.Say(text):
+                self._log.write({"at": time.time(), "text": text})
                 self.say(text)
-            case machine.WriteRow(row):
+            case events.WriteRow(row):
                 self._write_row(row)
-            case machine.KeepSpare(peer, why):
+            case events.KeepSpare(peer, why):
                 self._service.send(peer, spare=pb.Spare(why=why))
-            case machine.PlaceStage():
+            case events.PlaceStage():
                 self._place(command)
-            case machine.SendTurn(decision, task):
+            case events.SendTurn(decision, task):
                 self._send_turn(decision, task)
-            case machine.SendBasis(version):
+            case events.SendBasis(version):
                 assert self._subspace is not None
                 message = pb.NewBasis(basis=self._subspace.basis_message(version))
                 self._to_holders(basis=message)
-            case machine.CompleteSnapshot(step):
+            case events.CompleteSnapshot(step):
                 self._snapshots.complete(step)
-                self.tell(machine.SnapshotComplete(step))
-            case machine.Dismiss(peer, why, fix, exit_code):
+                self.tell(events.SnapshotComplete(step))
+            case events.Dismiss(peer, why, fix, exit_code):
                 self._service.send(peer, dismissal=pb.Dismissal(why=why, fix=fix, exit_code=exit_code))
             case _:
                 assert_never(command)
@@ -170,7 +174,7 @@ class Coordinator:
         for peer in self.state.history.holders:
             self._service.send(peer, **body)
 
-    def _place(self, command: machine.PlaceStage) -> None:
+    def _place(self, command: events.PlaceStage) -> None:
         state, stage = self.state, command.stage
         history, holders = state.history, [state.peers[p] for p in state.history.holders]
         if stage == 0:
@@ -202,7 +206,7 @@ class Coordinator:
         for ticket in self._tickets:
             door.allow(ticket)
 
-    def _send_turn(self, decision: Decided | None, task: machine.Task | None) -> None:
+    def _send_turn(self, decision: Decided | None, task: Task | None) -> None:
         turn = turn_message(self.state, decision, task, self._feed.evaluation_microbatches)
         if task is not None and task.kind == "sync" and self._subspace is not None:
             version, _ = self.state.history.basis_for(task.step)
@@ -215,7 +219,7 @@ class Coordinator:
         if task is not None:
             self._feed_first_stage(task)
 
-    def _feed_first_stage(self, task: machine.Task) -> None:
+    def _feed_first_stage(self, task: Task) -> None:
         """This task's ids, and the next step's ahead of its turn."""
         first = self.state.history.holders[0]
         if task.kind == "evaluation":
@@ -250,7 +254,7 @@ class Coordinator:
             raise ValueError("the metrics of a basis must be a JSON object")
         if header.moved:
             sha256 = self._subspace.accept(self.state.history.basis_version + 1, content).sha256
-        self.tell(machine.SubspaceReported(peer, header.generation, header.step, row, sha256))
+        self.tell(events.SubspaceReported(peer, header.generation, header.step, row, sha256))
 
     # What the owner sees
 

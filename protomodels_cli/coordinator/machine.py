@@ -8,10 +8,30 @@ what was decided, and reach the journal before the commands that follow from the
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal, assert_never
+from dataclasses import replace
+from typing import Any, assert_never
 
+from protomodels_cli.coordinator.events import (
+    BasisTaken,
+    Command,
+    CompleteSnapshot,
+    Dismiss,
+    Done,
+    Event,
+    Joined,
+    KeepSpare,
+    Leaving,
+    Left,
+    PlaceStage,
+    Say,
+    SendBasis,
+    SendTurn,
+    SnapshotComplete,
+    SubspaceReported,
+    Tick,
+    Trouble,
+    WriteRow,
+)
 from protomodels_cli.coordinator.history import (
     Adopted,
     Decided,
@@ -26,220 +46,13 @@ from protomodels_cli.coordinator.history import (
     fold,
 )
 from protomodels_cli.coordinator.placement import Offer, Placement, place
+from protomodels_cli.coordinator.plan import cut_in_words, next_kind, stages_in_words
+from protomodels_cli.coordinator.state import Hashes, Kind, Report, State, Task
 from protomodels_cli.errors import EXIT_OUTSIDE, EXIT_REFUSED, EXIT_STOPPED
 from protomodels_cli.model import grassmann
 from protomodels_cli.model.schedule import clip_coefficient, gradient_norm, learning_rate
 from protomodels_cli.model.snapshot import weights_sha256
 from protomodels_cli.spec.schema import RunSpec
-
-Kind = Literal["place", "link", "step", "sync", "evaluation", "save", "finish"]
-
-
-# What is known
-
-
-@dataclass(frozen=True)
-class Peer:
-    """A peer with an open session."""
-
-    id: str
-    name: str
-    device: str
-    memory: int
-    flops: float
-    address: str  # as the coordinator sees it
-    host: str  # where neighbours can dial it; empty: nowhere
-    port: int
-    since: float
-
-
-@dataclass(frozen=True)
-class Task:
-    number: int
-    kind: Kind
-    step: int
-    started: float
-
-
-@dataclass(frozen=True)
-class Hashes:
-    """Of the bytes of U and T_fixed that a stage uses, or must use."""
-
-    basis_version: int
-    basis: str
-    t_fixed_version: int
-    t_fixed: str
-
-
-@dataclass(frozen=True)
-class Report:
-    """What a stage says at the end of a task."""
-
-    hashes: Hashes | None = None  # place, sync
-    norms: tuple[tuple[str, float], ...] = ()  # step: (unit, squared norm)
-    loss_sum: float = 0.0  # step, evaluation; from the last stage
-    tokens: int = 0
-    parameters: tuple[tuple[str, str], ...] = ()  # finish: (name, hash)
-    usage: Mapping[str, float] = field(default_factory=dict)  # step
-
-
-@dataclass(frozen=True)
-class State:
-    spec: RunSpec
-    t_fixed: tuple[int, str]  # version and hash
-    history: History
-    peers: Mapping[str, Peer] = field(default_factory=dict)  # in the order in which they joined
-    task: Task | None = None  # none: waiting for something that is not a stage's report
-    heard: Mapping[int, Report] = field(default_factory=dict)  # stage → its report on the task
-    undelivered: bool = False  # the last decision has not been sent yet
-    owed: int | None = None  # the step after which the last stage still owes its word on the subspace
-    took_basis: frozenset[int] = frozenset()  # stages that have the next basis
-    leaving: frozenset[str] = frozenset()  # holders that go when the step is done and saved
-    relay_all: bool = False  # direct links failed: send everything through the door
-    missing: str = "no peer has joined"  # while there is no placement: why
-    tasks: int = 0
-    usage: Mapping[int, Report] = field(default_factory=dict)  # stage → its newest report on a step
-    decided_at: tuple[tuple[float, int], ...] = ()  # (when, step) of the last decisions
-
-    @property
-    def placed(self) -> bool:
-        return bool(self.history.holders) and not self.history.over
-
-    @property
-    def stages(self) -> int:
-        return len(self.history.holders)
-
-    def stage_of(self, peer: str) -> int | None:
-        return self.history.holders.index(peer) if peer in self.history.holders else None
-
-
-# Events
-
-
-@dataclass(frozen=True)
-class Joined:
-    peer: Peer
-
-
-@dataclass(frozen=True)
-class Left:
-    peer: str
-    why: str
-
-
-@dataclass(frozen=True)
-class Leaving:
-    """A peer wants to go as soon as it can without harm."""
-
-    peer: str
-
-
-@dataclass(frozen=True)
-class Trouble:
-    """A peer cannot go on."""
-
-    peer: str
-    what: str
-
-
-@dataclass(frozen=True)
-class Done:
-    peer: str
-    task: int
-    report: Report
-
-
-@dataclass(frozen=True)
-class BasisTaken:
-    peer: str
-    version: int
-    sha256: str
-
-
-@dataclass(frozen=True)
-class SubspaceReported:
-    """The last stage's word after a gathering of gradients: metrics, and a new basis where there is one."""
-
-    peer: str
-    generation: int
-    step: int
-    row: Mapping[str, Any]
-    sha256: str | None
-
-
-@dataclass(frozen=True)
-class SnapshotComplete:
-    step: int
-
-
-@dataclass(frozen=True)
-class Tick:
-    pass
-
-
-Event = Joined | Left | Leaving | Trouble | Done | BasisTaken | SubspaceReported | SnapshotComplete | Tick
-
-
-# Commands
-
-
-@dataclass(frozen=True)
-class PlaceStage:
-    peer: str
-    stage: int
-    task: int
-
-
-@dataclass(frozen=True)
-class KeepSpare:
-    peer: str
-    why: str
-
-
-@dataclass(frozen=True)
-class SendTurn:
-    """To every holder: the outcome of the last step, where it is due, and the next task, where there is one."""
-
-    decision: Decided | None
-    task: Task | None
-
-
-@dataclass(frozen=True)
-class SendBasis:
-    version: int
-
-
-@dataclass(frozen=True)
-class CompleteSnapshot:
-    step: int
-
-
-@dataclass(frozen=True)
-class Dismiss:
-    peer: str
-    why: str
-    fix: str
-    exit_code: int
-
-
-@dataclass(frozen=True)
-class WriteRow:
-    """Into the metrics."""
-
-    row: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Say:
-    """To the owner."""
-
-    text: str
-
-
-Command = PlaceStage | KeepSpare | SendTurn | SendBasis | CompleteSnapshot | Dismiss | WriteRow | Say
-
-
-# The machine
 
 
 def start(spec: RunSpec, basis_sha256: str, t_fixed: tuple[int, str]) -> State:
@@ -330,7 +143,7 @@ def _place(moves: _Moves) -> None:
     for peer in state.peers:
         if peer not in found.holders:
             moves.do(KeepSpare(peer, f"all {len(found.holders)} stages have a holder"))
-    moves.do(Say(f"generation {generation}: {_cut_in_words(found.layers)}"))
+    moves.do(Say(f"generation {generation}: {cut_in_words(found.layers)}"))
 
 
 def _begin(moves: _Moves, kind: Kind, step: int) -> None:
@@ -489,36 +302,6 @@ def _decide(moves: _Moves, task: Task, reports: list[Report]) -> None:
         )
 
 
-def next_kind(state: State) -> tuple[Kind, int] | str:
-    """The task that comes next and its step, or a sentence: what must come first."""
-    spec, history = state.spec, state.history
-    step, last = history.step, history.step == spec.steps
-    if step > 0:
-        if spec.subspace.form != "dense" and step % spec.subspace.sync_interval == 0 and history.synced < step:
-            return "sync", step
-        if history.evaluated < step and (last or _due(step, spec.eval.interval)):
-            return "evaluation", step
-        if history.saved < step and (last or state.leaving or _due(step, spec.snapshots.interval)):
-            return "save", step
-    update = spec.subspace.update
-    owed = state.owed is not None and (
-        last or (update.interval and grassmann.first_step_with(update, state.owed) == step + 1)
-    )
-    if owed:
-        return f"the last stage to say what becomes of the subspace after step {state.owed}"
-    if last:
-        return "finish", step
-    new = history.next_basis
-    if new is not None and new.first_step == step + 1 and len(state.took_basis) < state.stages:
-        absent = [i for i in range(state.stages) if i not in state.took_basis]
-        return f"{_stages_in_words(state, absent)} to take basis {new.version}"
-    return "step", step + 1
-
-
-def _due(step: int, interval: int) -> bool:
-    return interval > 0 and step % interval == 0
-
-
 def _go_on(moves: _Moves) -> None:
     """Send the next task, with the last decision where it has not been sent."""
     state = moves.state
@@ -575,7 +358,7 @@ def _watch_the_clock(moves: _Moves) -> None:
         return
     late = [i for i in range(state.stages) if i not in state.heard]
     if task.kind == "link" and not state.relay_all:
-        moves.do(Say(f"{_stages_in_words(state, late)} cannot reach each other within {limit:g} s: relaying all links"))
+        moves.do(Say(f"{stages_in_words(state, late)} cannot reach each other within {limit:g} s: relaying all links"))
         moves.set(relay_all=True)
         _unplace(moves)
         _place(moves)
@@ -605,43 +388,3 @@ def _dismiss_all(moves: _Moves) -> None:
             moves.do(Dismiss(peer, f"the run stopped: {stopped.why}", stopped.fix, EXIT_STOPPED))
         else:
             moves.do(Dismiss(peer, "the run is done", "", 0))
-
-
-# In words
-
-
-def waiting_for(state: State, now: float) -> str:
-    """What the run waits for; empty when it is over."""
-    if state.history.over:
-        return ""
-    if not state.placed:
-        return f"peers: {state.missing}"
-    if state.task is None:
-        coming = next_kind(state)
-        return coming if isinstance(coming, str) else "the coordinator itself"
-    absent = [i for i in range(state.stages) if i not in state.heard]
-    if not absent:
-        return f"the snapshot of step {state.task.step} to be complete"
-    doing = {
-        "place": "build",
-        "link": "reach its neighbours" if len(absent) == 1 else "reach their neighbours",
-        "step": f"finish step {state.task.step}",
-        "sync": f"report the bytes in use after step {state.task.step}",
-        "evaluation": f"evaluate step {state.task.step}",
-        "save": f"hand in the snapshot of step {state.task.step}",
-        "finish": "hash the final weights",
-    }[state.task.kind]
-    return f"{_stages_in_words(state, absent)} to {doing} ({max(0.0, now - state.task.started):.0f} s so far)"
-
-
-def _stages_in_words(state: State, stages: list[int]) -> str:
-    def one(i: int) -> str:
-        peer = state.peers.get(state.history.holders[i])
-        return f"{i} ({peer.name})" if peer else str(i)
-
-    return ("stage " if len(stages) == 1 else "stages ") + ", ".join(map(one, stages))
-
-
-def _cut_in_words(layers: tuple[int, ...]) -> str:
-    count = len(layers)
-    return f"{count} {'stage' if count == 1 else 'stages'} of {'+'.join(map(str, layers))} layers"

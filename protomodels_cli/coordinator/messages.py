@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from protomodels_cli.coordinator.history import Decided
-from protomodels_cli.coordinator.machine import Hashes, Peer, Report, State, Task
+from protomodels_cli.coordinator.state import Hashes, Peer, Report, State, Task
 from protomodels_cli.spec.schema import RunSpec
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 

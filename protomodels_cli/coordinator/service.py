@@ -23,7 +23,7 @@ import grpc
 from cryptography import x509
 
 from protomodels_cli import PROTOCOL, __version__
-from protomodels_cli.coordinator import machine
+from protomodels_cli.coordinator import events
 from protomodels_cli.coordinator.door import Door
 from protomodels_cli.coordinator.messages import clean, peer_of, report_of
 from protomodels_cli.coordinator.run_dir import RunDir
@@ -54,7 +54,7 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
         self,
         spec: RunSpec,
         run_dir: RunDir,
-        tell: Callable[[machine.Event], None],
+        tell: Callable[[events.Event], None],
         upload: Callable[[str, pb.UploadHeader, Path | bytes], None],
         part_path: Callable[[str, pb.UploadHeader], Path],
         status: Callable[[], pb.RunStatus],
@@ -173,7 +173,7 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
                 UNFIT, "the peer has another spec than this run's (their hashes differ)\njoin with this run's link"
             )
         enrolled.in_session = True
-        self._tell(machine.Joined(peer_of(peer, first.register, address, time.time())))
+        self._tell(events.Joined(peer_of(peer, first.register, address, time.time())))
         reading = asyncio.create_task(self._listen(peer, request_iterator))
         try:
             while (message := await self._next_word(enrolled, reading)) is not None:
@@ -181,7 +181,7 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
         finally:
             reading.cancel()
             del self._enrolled[peer]
-            self._tell(machine.Left(peer, "its connection ended"))
+            self._tell(events.Left(peer, "its connection ended"))
 
     async def _next_word(self, enrolled: Enrolled, reading: asyncio.Task[None]) -> pb.CoordinatorMessage | None:
         """What to say to the peer next; None when there is nothing more, or nobody listens."""
@@ -199,16 +199,16 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
             match message.WhichOneof("body"):
                 case "done":
                     try:
-                        self._tell(machine.Done(peer, message.done.task, report_of(message.done, self._spec)))
+                        self._tell(events.Done(peer, message.done.task, report_of(message.done, self._spec)))
                     except ValueError as e:
-                        self._tell(machine.Trouble(peer, str(e)))
+                        self._tell(events.Trouble(peer, str(e)))
                 case "basis_taken":
                     taken = message.basis_taken
-                    self._tell(machine.BasisTaken(peer, taken.version, taken.sha256))
+                    self._tell(events.BasisTaken(peer, taken.version, taken.sha256))
                 case "leaving":
-                    self._tell(machine.Leaving(peer))
+                    self._tell(events.Leaving(peer))
                 case "trouble":
-                    self._tell(machine.Trouble(peer, clean(message.trouble.what)))
+                    self._tell(events.Trouble(peer, clean(message.trouble.what)))
 
     async def Upload(
         self, request_iterator: AsyncIterator[pb.UploadChunk], context: grpc.aio.ServicerContext

@@ -10,7 +10,8 @@ from typing import Any
 
 from protomodels_cli.coordinator.history import History, fold
 from protomodels_cli.coordinator.journal import read
-from protomodels_cli.coordinator.machine import State, waiting_for
+from protomodels_cli.coordinator.plan import waiting_for
+from protomodels_cli.coordinator.state import State
 from protomodels_cli.spec.load import load_spec
 from protomodels_cli.spec.schema import RunSpec
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any
 
 
-class MetricsFile:
+class JsonLines:
     def __init__(self, path: Path):
         self._file = path.open("x", encoding="utf-8")  # a run never writes over another
 
@@ -20,7 +20,7 @@ class MetricsFile:
     def close(self) -> None:
         self._file.close()
 
-    def __enter__(self) -> MetricsFile:
+    def __enter__(self) -> JsonLines:
         return self
 
     def __exit__(

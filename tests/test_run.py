@@ -1,0 +1,278 @@
+"""A run as people meet it: the real commands in real processes, from the coordinator's first line to the last."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import yaml
+from conftest import corpus_of, make_spec
+from test_cli import ROOT, pmtrain
+from test_pipeline import random_spec, reference_of
+
+from protomodels_cli.spec import RunSpec
+
+
+def begin(*arguments: object, cwd: Path) -> subprocess.Popen[str]:
+    """One of our commands. A process started in the background inherits that SIGINT is ignored: undo that."""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    command = [sys.executable, "-m", "protomodels_cli", *map(str, arguments)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+
+    def listen() -> None:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    return subprocess.Popen(command, cwd=cwd, env=env, preexec_fn=listen, **pipes)
+
+
+@contextmanager
+def coordinator(spec: RunSpec, folder: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A coordinator, and the join command as it printed it."""
+    (folder / "run.yaml").write_text(yaml.safe_dump(spec.model_dump(mode="json")))
+    process = begin("coordinator", "run.yaml", "--host", "127.0.0.1", "--port", 0, "--run-dir", "run", cwd=folder)
+    try:
+        yield process, wait_for_line(process, r"pmtrain join '(pm://\S+)'")
+    finally:
+        process.kill()
+        process.wait()
+
+
+def wait_for_line(process: subprocess.Popen[str], pattern: str) -> str:
+    lines = []
+    for line in process.stdout:
+        lines.append(line)
+        if found := re.search(pattern, line):
+            return found[1] if found.groups() else line
+    raise AssertionError(f"no {pattern!r} in {''.join(lines)}")
+
+
+def ends(process: subprocess.Popen[str]) -> tuple[int, str]:
+    said, _ = process.communicate(timeout=120)
+    return process.returncode, said
+
+
+FRESH = [
+    ("fp32", 2, "reparam", True),
+    ("bf16", 3, "constrained", True),
+    ("int8", 4, "reparam", False),
+    ("int8", 2, "dense", False),
+    ("bf16", 1, "reparam", True),
+    ("fp32", 3, "dense", False),
+]
+
+
+@pytest.mark.parametrize(("wire", "stages", "form", "moves"), FRESH)
+def test_from_nothing_to_the_references_weights(tmp_path, wire, stages, form, moves):
+    """The README's walk: one terminal leads, the others paste the line that it printed."""
+    spec = random_spec(wire, stages, form, moves)
+    with coordinator(spec, tmp_path) as (leader, link):
+        peers = [begin("join", link, "--dir", tmp_path / f"p{i}", cwd=tmp_path) for i in range(stages)]
+        for peer in peers:
+            code, said = ends(peer)
+            assert code == 0, said
+            assert "the run is done" in said
+        code, said = ends(leader)
+    assert code == 0, said
+    assert f"weights sha256 {reference_of(spec)[0].weights_sha256()}" in said
+    assert sorted(p.name for p in (tmp_path / "run").iterdir() if p.name != "basis") == [
+        "ca",
+        "events.jsonl",
+        "journal.sqlite",
+        "link",
+        "lock",
+        "metrics.jsonl",
+        "run.yaml",
+        "snapshots",
+        "summary.json",
+    ]
+    for secret in ("link", "ca/ca.key"):
+        assert (tmp_path / "run" / secret).stat().st_mode & 0o077 == 0
+
+
+def test_status_and_peers_before_during_and_after(tmp_path):
+    spec = make_spec(stages=2, steps=100_000, eval={"interval": 0})
+    with coordinator(spec, tmp_path) as (leader, link):
+        early = json.loads(pmtrain("status", link, "--format", "json", cwd=tmp_path).stdout)
+        assert early["phase"] == "gathering"
+        assert early["waiting_for"].startswith("peers: no peer has joined")
+        peers = [begin("join", link, "--name", f"n{i}", "--dir", tmp_path / f"p{i}", cwd=tmp_path) for i in range(2)]
+        while json.loads(pmtrain("status", "run", "--format", "json", cwd=tmp_path).stdout)["step"] == "0":
+            pass
+        during = json.loads(pmtrain("status", "run", "--format", "json", cwd=tmp_path).stdout)
+        assert during["phase"] == "running"
+        assert [s["stage"] for s in during["stages"]] == [0, 1]
+        assert during["stages"][0]["forward_bytes_per_token"] > 24
+        assert sum(during["stages"][1][k] for k in ("compute_share", "wait_share", "wire_share")) == pytest.approx(1)
+        text = pmtrain("status", link, cwd=tmp_path).stdout
+        assert "small" not in text
+        assert re.search(r"run: running \| step \d+/100000", text)
+        assert re.search(r"0 +0–1 +n\d ", text)
+        who = json.loads(pmtrain("peers", link, "--format", "json", cwd=tmp_path).stdout)
+        assert sorted(p["name"] for p in who) == ["n0", "n1"]
+        assert {p["state"] for p in who} == {"holds stage 0", "holds stage 1"}
+        assert "directly" in pmtrain("peers", "run", cwd=tmp_path).stdout
+        with begin("status", "run", "--watch", "--format", "json", cwd=tmp_path) as watch:
+            steps = [int(json.loads(watch.stdout.readline())["step"]) for _ in range(3)]
+            watch.send_signal(signal.SIGINT)
+            assert watch.wait(timeout=20) == 0
+        assert steps[0] < steps[2]
+        # the owner stops it; peers are told, and what the journal knows can still be asked for
+        leader.send_signal(signal.SIGINT)
+        code, said = ends(leader)
+        assert code == 130, said
+        assert "interrupted after step" in said
+        for peer in peers:
+            code, said = ends(peer)
+            assert code == 3, said
+            assert "the coordinator was stopped by its owner" in said
+            assert "Traceback" not in said
+    after = json.loads(pmtrain("status", "run", "--format", "json", cwd=tmp_path).stdout)
+    assert after["phase"] == "not running"
+    assert int(after["step"]) >= int(during["step"])
+    gone = pmtrain("status", link, cwd=tmp_path)
+    assert gone.returncode == 3
+    assert "nothing listens" in gone.stderr
+
+
+def test_ctrl_c_leaves_after_the_step_with_a_snapshot(tmp_path):
+    with coordinator(make_spec(stages=2, steps=100_000, eval={"interval": 0}), tmp_path) as (leader, link):
+        peers = [begin("join", link, "--dir", tmp_path / f"p{i}", cwd=tmp_path) for i in range(2)]
+        wait_for_line(peers[0], r"^step ")
+        peers[0].send_signal(signal.SIGINT)
+        code, said = ends(peers[0])
+        assert code == 130, said
+        assert "leaving after this step" in said
+        assert "left the run" in said
+        code, other = ends(peers[1])
+        assert code == 4, other
+        assert "its weights went with it" in other
+        stopped = wait_for_line(leader, r"stopped: (.*)")
+        step = int(re.search(r"left after step (\d+)", stopped)[1])
+        assert (tmp_path / "run" / "snapshots" / f"0001-{step:08d}" / "stage-1.safetensors").exists()
+        # the coordinator stays to be asked, until its owner has seen enough
+        status = json.loads(pmtrain("status", "run", "--format", "json", cwd=tmp_path).stdout)
+        assert status["phase"] == "stopped"
+        assert status["reason"] == stopped
+        leader.send_signal(signal.SIGINT)
+        assert ends(leader)[0] == 4
+
+
+def test_ctrl_c_twice_leaves_at_once(tmp_path):
+    """A peer that waits for a run which never comes: the first Ctrl-C is enough. One in a long step: the second."""
+    with coordinator(make_spec(stages=2, steps=3), tmp_path) as (_, link):
+        spare = begin("join", link, "--dir", tmp_path / "p", cwd=tmp_path)
+        wait_for_line(spare, "waiting as a spare: 1 of 2 peers has joined")
+        spare.send_signal(signal.SIGINT)
+        code, said = ends(spare)
+        assert code == 130, said
+        stuck = begin("join", link, "--dir", tmp_path / "p", cwd=tmp_path)
+        wait_for_line(stuck, "waiting as a spare")
+        stuck.send_signal(signal.SIGINT)
+        stuck.send_signal(signal.SIGINT)
+        code, said = ends(stuck)
+        assert code == 130, said
+        assert "Traceback" not in said
+
+
+def test_kill_9_of_a_peer_stops_the_run_with_a_sentence(tmp_path):
+    with coordinator(make_spec(stages=2, steps=100_000, eval={"interval": 0}), tmp_path) as (leader, link):
+        peers = [begin("join", link, "--name", f"n{i}", "--dir", tmp_path / f"p{i}", cwd=tmp_path) for i in range(2)]
+        wait_for_line(peers[0], r"^step ")
+        killed = time.monotonic()
+        peers[0].kill()
+        stopped = wait_for_line(leader, r"stopped: (.*)")
+        assert time.monotonic() - killed < 10
+        assert "was held by n0" in stopped
+        code, said = ends(peers[1])
+        assert code == 4, said
+        assert "Traceback" not in said
+
+
+def test_a_coordinator_that_vanishes_is_one_sentence(tmp_path):
+    with coordinator(make_spec(stages=1, steps=100_000, eval={"interval": 0}), tmp_path) as (leader, link):
+        peer = begin("join", link, "--dir", tmp_path / "p", cwd=tmp_path)
+        wait_for_line(peer, r"^step ")
+        leader.kill()
+        code, said = ends(peer)
+        assert code == 3, said
+        assert "the coordinator cannot be reached" in said
+        assert "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["coordinator", "run.yaml", "--host", "127.0.0.1", "--port", "TAKEN"], 3, "port TAKEN"),
+        (["coordinator", "run.yaml", "--run-dir", "locked"], 3, "another coordinator runs in locked"),
+        (["coordinator", "run.yaml", "--run-dir", "used"], 3, "used holds a run already"),
+        (["coordinator", "run.yaml", "--run-dir", "file/below"], 3, "file"),
+        (["coordinator", "absent.yaml"], 2, "must be a readable file"),
+        (["join", "pm://127.0.0.1:1/short"], 2, "join link: the fingerprint is missing"),
+        (["join", f"pm://127.0.0.1:1/{'A' * 22}#{'A' * 43}"], 3, "nothing listens at 127.0.0.1:1"),
+        (["join", f"pm://127.0.0.1:TAKEN/{'A' * 22}#{'A' * 43}", "--device", "toaster"], 2, "--device toaster"),
+        (["status", "file"], 3, "file is not a run's directory"),
+        (["peers", "nowhere"], 3, "nowhere is not a run's directory"),
+        (["demo", "--stages", "9"], 2, "every stage needs a layer"),
+        (["demo", "--device", "cuda:99", "--steps", "1", "--run-dir", "d"], 2, "--device cuda:99"),
+    ],
+)
+def test_mistakes_are_one_message_and_an_exit_code(tmp_path, arguments, code, words):
+    import fcntl
+
+    spec = make_spec(stages=1, steps=1)
+    corpus_of(spec)
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(spec.model_dump(mode="json")))
+    (tmp_path / "file").write_text("")
+    (tmp_path / "used").mkdir()
+    (tmp_path / "used" / "journal.sqlite").write_text("")
+    (tmp_path / "locked").mkdir()
+    with socket.create_server(("127.0.0.1", 0)) as taken, (tmp_path / "locked" / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        port = str(taken.getsockname()[1])
+        done = pmtrain(*(a.replace("TAKEN", port) for a in arguments), cwd=tmp_path)
+    assert done.returncode == code, done.stderr
+    assert words.replace("TAKEN", port) in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_demo_says_what_it_did(tmp_path):
+    results = []
+    for stages in (2, 3):
+        file = tmp_path / f"{stages}.json"
+        arguments = ["--steps", 3, "--stages", stages, "--run-dir", tmp_path / f"run{stages}", "--json", file]
+        done = pmtrain("demo", *arguments, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        results.append(json.loads(file.read_text()))
+    two, three = results
+    for field in (
+        "steps",
+        "stages",
+        "seconds",
+        "loss_first",
+        "loss_last",
+        "tokens_per_s",
+        "dense_bytes_per_token_bf16",
+        "ratio_bf16",
+        "ratio_fp32",
+    ):
+        assert isinstance(two[field], int | float), field
+    assert set(two["bytes_per_token"]) == {"forward", "backward"}
+    assert 66 <= two["bytes_per_token"]["forward"] < 66 * 1.05
+    assert 64 <= two["bytes_per_token"]["backward"] < 64 * 1.05
+    assert two["ratio_fp32"] == pytest.approx(2 * two["ratio_bf16"])
+    assert (two["stages"], three["stages"]) == (2, 3)
+    assert two["weights_sha256"] == three["weights_sha256"]
+    assert "waiting for peers: no peer has joined" in done.stdout
+    assert f"weights sha256 {two['weights_sha256']}" in done.stdout
+    assert "a dense pipeline sends" in done.stdout
+    assert "Next:" in done.stdout
