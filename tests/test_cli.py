@@ -108,7 +108,7 @@ def test_the_set_of_commands_and_options_is_deliberate():
         "status": ["--format", "--watch"],
         "peers": ["--format", "--watch"],
         "demo": ["--device", "--json", "--run-dir", "--stages", "--steps"],
-        "bench loopback": ["--json", "--steps"],
+        "bench loopback": ["--json", "--only", "--steps"],
         "reference": ["--device", "--json", "--run-dir", "--steps"],
         "lab reconstruct": lab,
         "lab optimizer": lab,

@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from test_cli import pmtrain
+from test_run import begin, ends, wait_for_line
 
 from protomodels_cli import errors
 from protomodels_cli.spec.document import document
@@ -30,7 +32,7 @@ def commands() -> list[str]:
 
 def test_the_readme_has_commands():
     assert len([c for c in commands() if " lab " in c]) == len(LAB_KEYS)
-    assert len(commands()) >= 8
+    assert {c.split()[1] for c in commands()} == {"validate", "reference", "lab", "bench", *LIVE}
 
 
 def run(words: list[str]) -> None:
@@ -39,13 +41,49 @@ def run(words: list[str]) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("command", [c for c in commands() if " lab " not in c])
+@pytest.mark.parametrize("command", [c for c in commands() if c.split()[1] in ("validate", "reference")])
 def test_commands_of_the_readme_run(command, tmp_path):
     """As they stand, but short."""
     words = shlex.split(command)[1:]
     if words[0] == "reference":
         words += ["--steps", "2", "--run-dir", str(tmp_path / "run")]
     run([w for word in words for w in (map(str, ROOT.glob(word)) if "*" in word else [word])])
+
+
+LIVE = ("coordinator", "status", "peers")
+
+
+def test_the_walk_of_the_readme(tmp_path):
+    """Two terminals: what the README says to type, in its order, with this machine's address and fewer steps."""
+    (tmp_path / "configs").mkdir()
+    text = (ROOT / "configs" / "tiny.yaml").read_text().replace("steps: 300", "steps: 40")
+    (tmp_path / "configs" / "tiny.yaml").write_text(text.replace("stages: 4", "stages: 2"))
+    lead, *watch = sorted((c for c in commands() if c.split()[1] in LIVE), key=lambda c: LIVE.index(c.split()[1]))
+    words = lead.replace("203.0.113.7", "127.0.0.1").split()[1:]
+    leader = begin(*words, "--port", 0, cwd=tmp_path)
+    try:
+        joining = shlex.split(wait_for_line(leader, "pmtrain join").strip())[1:]
+        peers = [begin(*joining, "--dir", tmp_path / str(i), cwd=tmp_path) for i in range(2)]
+        wait_for_line(peers[0], "^step ")
+        for command in watch:
+            done = pmtrain(*shlex.split(command)[1:], cwd=tmp_path)
+            assert done.returncode == 0, done.stderr
+            assert "stage 0" in done.stdout or "tiny: running" in done.stdout
+        for process in (*peers, leader):
+            code, said = ends(process)
+            assert code == 0, said
+    finally:
+        leader.kill()
+
+
+def test_the_benchmark_counts_bytes_at_the_socket(tmp_path):
+    """… TLS and headers included: at most 1.05 × the payload, at 4096 tokens a microbatch."""
+    run(["bench", "loopback", "--only", "wire", "--json", str(tmp_path / "wire.json")])
+    wire = json.loads((tmp_path / "wire.json").read_text())["wire"]
+    assert set(wire) == {"fp32", "bf16", "int8"}
+    for codec, legs in wire.items():
+        for leg, row in legs.items():
+            assert 1.0 < row["ratio"] <= 1.05, (codec, leg)
 
 
 LAB_KEYS = {

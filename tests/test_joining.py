@@ -124,7 +124,7 @@ def test_extra_peers_wait_as_spares_and_say_so(pool: Pool):
     assert led["exit"] == 0
     assert [p["exit"] for p in peers] == [0, 0, 0]
     [spare] = [p for p in peers if not any("stage" in s and "generation" in s for s in p["said"])]
-    assert "waiting as a spare: all 2 stages have a holder" in spare["said"]
+    assert "waiting: this peer is a spare, all 2 stages have a holder" in spare["said"]
 
 
 def test_a_holder_that_never_becomes_ready_is_replaced(pool: Pool):

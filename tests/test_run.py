@@ -171,12 +171,12 @@ def test_ctrl_c_twice_leaves_at_once(tmp_path):
     """A peer that waits for a run which never comes: the first Ctrl-C is enough. One in a long step: the second."""
     with coordinator(make_spec(stages=2, steps=3), tmp_path) as (_, link):
         spare = begin("join", link, "--dir", tmp_path / "p", cwd=tmp_path)
-        wait_for_line(spare, "waiting as a spare: 1 of 2 peers has joined")
+        wait_for_line(spare, "waiting: 1 of 2 peers has joined")
         spare.send_signal(signal.SIGINT)
         code, said = ends(spare)
         assert code == 130, said
         stuck = begin("join", link, "--dir", tmp_path / "p", cwd=tmp_path)
-        wait_for_line(stuck, "waiting as a spare")
+        wait_for_line(stuck, "waiting: ")
         stuck.send_signal(signal.SIGINT)
         stuck.send_signal(signal.SIGINT)
         code, said = ends(stuck)

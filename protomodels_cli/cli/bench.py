@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+
+class Part(StrEnum):
+    overhead = "overhead"
+    commit = "commit"
+    wire = "wire"
+    memory = "memory"
+
 
 app = typer.Typer(no_args_is_help=True, help="Benchmarks: real runs, measured as ratios.")
 
@@ -18,6 +27,7 @@ def bench() -> None:
 @app.command()
 def loopback(
     steps: Annotated[int, typer.Option(min=2, help="Steps of the run whose CPU time is compared.")] = 100,
+    only: Annotated[Part | None, typer.Option(help="One part of it.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the numbers here.")] = None,
 ) -> None:
     """What the pipeline costs on this machine: CPU time, round trips a step, bytes at the socket, memory."""
@@ -31,6 +41,6 @@ def loopback(
     def say(text: str) -> None:
         print(text, flush=True)
 
-    result = measure(steps, say)
+    result = measure(steps, only, say)
     if json_file is not None:
         json_file.write_text(json.dumps(result, indent=1) + "\n")

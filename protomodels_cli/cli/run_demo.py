@@ -52,8 +52,8 @@ def run(steps: int | None, stages: int, device: str, run_dir: Path | None, json_
     console.print(in_words(summary, spec), highlight=False, soft_wrap=True)
     console.print(
         f"\nEverything is in {folder}: metrics.jsonl, snapshots/, logs/.\n"
-        "Next: `pmtrain reference configs/tiny.yaml` trains the same model in one process and ends with the same "
-        "sha256;\n`pmtrain coordinator configs/tiny.yaml` starts a run that others can join.",
+        f"Next: `pmtrain reference {folder}/run.yaml` trains the same model in one process, to the same sha256;\n"
+        f"`pmtrain coordinator {folder}/demo.yaml` leads the same run for peers elsewhere.",
         highlight=False,
         soft_wrap=True,
     )

@@ -215,6 +215,7 @@ class Coordinator:
             self._subspace.forget_before(version)
         if task is not None and task.kind == "step" and self._first_grant is None:
             self._first_grant = time.time(), time.process_time()
+            self._progress = Progress(self.spec.steps)  # its clock starts here
         self._to_holders(turn=turn)
         if task is not None:
             self._feed_first_stage(task)

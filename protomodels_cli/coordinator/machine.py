@@ -90,7 +90,7 @@ def apply(state: State, event: Event, now: float) -> tuple[State, list[Record], 
             moves.set(peers={**state.peers, peer.id: peer})
             moves.do(Say(f"{peer.name} ({peer.id}) joined with {peer.device}"))
             if state.placed:
-                moves.do(KeepSpare(peer.id, f"all {state.stages} stages have a holder"))
+                moves.do(KeepSpare(peer.id, _spare_because(state.stages)))
             else:
                 _place(moves)
         case Left(peer_id, why):
@@ -142,8 +142,12 @@ def _place(moves: _Moves) -> None:
         moves.do(PlaceStage(peer, stage, moves.state.task.number))
     for peer in state.peers:
         if peer not in found.holders:
-            moves.do(KeepSpare(peer, f"all {len(found.holders)} stages have a holder"))
+            moves.do(KeepSpare(peer, _spare_because(len(found.holders))))
     moves.do(Say(f"generation {generation}: {cut_in_words(found.layers)}"))
+
+
+def _spare_because(stages: int) -> str:
+    return f"this peer is a spare, all {stages} stages have a holder"
 
 
 def _begin(moves: _Moves, kind: Kind, step: int) -> None:

@@ -54,6 +54,7 @@ def from_journal(run_dir: Path) -> pb.RunStatus:
     status = describe(State(spec, (0, ""), history), last, last, 0)
     if not history.over:
         status.phase, status.waiting_for = "not running", "its coordinator to be started again"
+    del status.stages[:]  # nobody holds them now
     return status
 
 

@@ -33,7 +33,7 @@ def picture(s: pb.RunStatus) -> RenderableType:
     if s.reason:
         rows.append(Text(f"stopped: {s.reason}", style="bold red"))
     elif s.waiting_for and s.phase != "running":
-        rows.append(Text(f"waiting for: {s.waiting_for}", style="yellow"))
+        rows.append(Text(f"waiting for {s.waiting_for}", style="yellow"))
     if s.stages:
         rows.append(stage_table(s))
     return Group(*rows)
@@ -43,7 +43,7 @@ def stage_table(s: pb.RunStatus) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="dim")
     for name in ("stage", "layers", "peer", "state"):
         table.add_column(name, no_wrap=True)
-    for name in ("compute", "wait", "wire", "B/token →", "B/token ←", "less than bf16"):
+    for name in ("compute", "wait", "wire", "B/token →", "B/token ←", "vs bf16"):
         table.add_column(name, justify="right", no_wrap=True)
     for stage in s.stages:
         shares = (stage.compute_share, stage.wait_share, stage.wire_share)
@@ -59,7 +59,9 @@ def stage_table(s: pb.RunStatus) -> Table:
     return table
 
 
-def peer_table(s: pb.RunStatus) -> Table:
+def peer_table(s: pb.RunStatus) -> RenderableType:
+    if not s.peers:
+        return Text("no peer takes part now")
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="dim")
     for name in ("peer", "name", "state", "device", "free memory", "speed", "address", "dialled", "joined"):
         table.add_column(name, no_wrap=True)

@@ -133,6 +133,8 @@ def id_bytes(spec: RunSpec) -> int:
 
 def in_flight_limit(spec: RunSpec, stages_after: int) -> int:
     """Microbatches that a stage with this many stages behind it may hold between their forward and their backward."""
+    if stages_after == 0:
+        return 1  # the last stage goes straight from forward to backward
     return 2 * (stages_after + 1) if spec.batch.in_flight is None else spec.batch.in_flight
 
 

@@ -47,7 +47,7 @@ class Link:
         self._legs = ("backward",) if to_next else ("forward", "evaluation")  # what may come in
         self._credit_every = max(1, window // 2)
         self._assembler = Assembler(most_bytes)
-        self._outbox: asyncio.Queue[Message | None] = asyncio.Queue()  # None: a credit is due
+        self._outbox: asyncio.Queue[pb.Frame | None] = asyncio.Queue()  # None: the end of a message
         self._taken = self._told = self._heard = 0
         self.neighbour_stage = boundary + 1 if to_next else boundary
         self.open, self.closed = asyncio.Event(), asyncio.Event()
@@ -56,14 +56,21 @@ class Link:
         self.refused = 0
 
     def send(self, message: Message) -> None:
-        self._outbox.put_nowait(message)
+        for frame in frames_of(message, self.generation):
+            self._queue(frame, message.leg)
+        self._outbox.put_nowait(None)
 
     def take(self) -> None:
         """A message from this link is being computed with. Frames carry the news; a credit of its own goes out only
         when none has for half a window."""
         self._taken += 1
         if self._taken - self._told >= self._credit_every:
-            self._outbox.put_nowait(None)
+            self._queue(pb.Frame(generation=self.generation), "credit")
+
+    def _queue(self, frame: pb.Frame, leg: str) -> None:
+        frame.taken = self._told = self._taken
+        self.bytes_sent[leg] += frame.ByteSize()
+        self._outbox.put_nowait(frame)
 
     async def run(self, stream: Stream) -> None:
         """Serve the stream until it ends."""
@@ -80,19 +87,11 @@ class Link:
 
     async def _write(self, stream: Stream) -> None:
         while True:
-            message = await self._outbox.get()
-            if message is None:
-                if self._taken > self._told:
-                    await self._write_frame(stream, pb.Frame(generation=self.generation), "credit")
-                continue
-            for frame in frames_of(message, self.generation):
-                await self._write_frame(stream, frame, message.leg)
-            self._has_sent()
-
-    async def _write_frame(self, stream: Stream, frame: pb.Frame, leg: str) -> None:
-        frame.taken = self._told = self._taken
-        self.bytes_sent[leg] += frame.ByteSize()
-        await stream.write(frame)
+            frame = await self._outbox.get()
+            if frame is None:
+                self._has_sent()
+            else:
+                await stream.write(frame)
 
     async def _read(self, stream: Stream) -> None:
         while (frame := await stream.read()) is not grpc.aio.EOF:

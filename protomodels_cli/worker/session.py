@@ -113,7 +113,7 @@ class Session:
     async def _obey(self, message: pb.CoordinatorMessage) -> None:
         match message.WhichOneof("body"):
             case "spare":
-                self.say(f"waiting as a spare: {message.spare.why}")
+                self.say(f"waiting: {message.spare.why}")
             case "place":
                 await self._take_place(message.place)
             case "turn":
