@@ -280,6 +280,30 @@ def test_a_link_that_does_not_come_up_is_relayed_then_given_up():
     assert not b.state.placed
 
 
+def test_a_snapshot_that_fails_is_left_out_and_the_last_one_is_waited_for():
+    b = Bench(make_spec(stages=2, steps=4, snapshots={"interval": 2}))
+    b.join(0, 1)
+    while not (b.state.task and b.state.task.kind == "save"):
+        b.answer()
+    b.done(0)
+    b.tell(ev.SnapshotFailed(2, "No space left on device"))
+    b.done(1)
+    assert (b.state.task.kind, b.state.task.step) == ("step", 3), "the run goes on"
+    assert b.state.history.saved == -1
+    while not (b.state.task and b.state.task.kind == "save"):
+        b.answer()
+    b.done(0), b.done(1)
+    b.tell(ev.SnapshotFailed(4, "No space left on device"))
+    assert "room for the snapshot of step 4 (No space left on device)" in waiting_for(b.state, b.now)
+    b.tell(ev.Tick())
+    assert b.state.task is None
+    b.now += 6
+    b.tell(ev.Tick())
+    assert b.state.task.kind == "save", "it tries again"
+    b.finish()
+    assert b.state.history.saved == 4
+
+
 def test_the_journal_brings_the_history_back(tmp_path: Path):
     spec = make_spec(
         stages=2, steps=8, subspace={"sync_interval": 2, "update": {"interval": 3, "window": 2, "delay": 1}}

@@ -88,17 +88,19 @@ class Coordinator:
                 await waiting
             return self._exit_code()
         except OSError as e:
-            self._dismiss_everyone(f"the coordinator's disk failed: {e.strerror}")
+            self._dismiss_everyone("the coordinator's disk failed")
             raise UserError(
-                f"{self.run_dir.path} cannot be written any more: {e.strerror}", "free space there; nothing was lost"
+                f"{self.run_dir.path} cannot be written any more: {e.strerror or e}",
+                "free space there; all that was decided before is in the journal",
             ) from None
         finally:
             for task in (leading, ticking, waiting):
                 task.cancel()
             await self._service.close()
             self._journal.close()
-            self._metrics.close()
-            self._log.close()
+            with contextlib.suppress(OSError):  # a full disk was reported already
+                self._metrics.close()
+                self._log.close()
 
     def _exit_code(self) -> int:
         if self.state.history.ended is not None:
@@ -163,12 +165,20 @@ class Coordinator:
                 message = pb.NewBasis(basis=self._subspace.basis_message(version))
                 self._to_holders(basis=message)
             case events.CompleteSnapshot(step):
-                self._snapshots.complete(step)
-                self.tell(events.SnapshotComplete(step))
+                self.tell(self._complete_snapshot(step))
+            case events.DropSnapshot(step):
+                self._snapshots.drop(step)
             case events.Dismiss(peer, why, fix, exit_code):
                 self._service.send(peer, dismissal=pb.Dismissal(why=why, fix=fix, exit_code=exit_code))
             case _:
                 assert_never(command)
+
+    def _complete_snapshot(self, step: int) -> events.Event:
+        try:
+            self._snapshots.complete(step)
+        except OSError as e:
+            return events.SnapshotFailed(step, e.strerror or str(e))
+        return events.SnapshotComplete(step)
 
     def _to_holders(self, **body: Any) -> None:
         for peer in self.state.history.holders:

@@ -69,11 +69,21 @@ class SnapshotComplete:
 
 
 @dataclass(frozen=True)
+class SnapshotFailed:
+    """A part could not be written, or the whole not be named."""
+
+    step: int
+    why: str
+
+
+@dataclass(frozen=True)
 class Tick:
     pass
 
 
-Event = Joined | Left | Leaving | Trouble | Done | BasisTaken | SubspaceReported | SnapshotComplete | Tick
+Event = (
+    Joined | Left | Leaving | Trouble | Done | BasisTaken | SubspaceReported | SnapshotComplete | SnapshotFailed | Tick
+)
 
 
 # Commands
@@ -111,6 +121,13 @@ class CompleteSnapshot:
 
 
 @dataclass(frozen=True)
+class DropSnapshot:
+    """Remove what there is of it: it would only take room."""
+
+    step: int
+
+
+@dataclass(frozen=True)
 class Dismiss:
     peer: str
     why: str
@@ -132,4 +149,4 @@ class Say:
     text: str
 
 
-Command = PlaceStage | KeepSpare | SendTurn | SendBasis | CompleteSnapshot | Dismiss | WriteRow | Say
+Command = PlaceStage | KeepSpare | SendTurn | SendBasis | CompleteSnapshot | DropSnapshot | Dismiss | WriteRow | Say

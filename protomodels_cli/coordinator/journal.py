@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import sqlite3
@@ -25,13 +26,14 @@ class Journal:
     def append(self, records: Iterable[Record], now: float) -> None:
         """All of them or none; on disk when this returns."""
         rows = [(now, type(r).__name__, json.dumps(dataclasses.asdict(r))) for r in records]
-        self._db.execute("BEGIN IMMEDIATE")
         try:
+            self._db.execute("BEGIN IMMEDIATE")
             self._db.executemany("INSERT INTO records (at, kind, body) VALUES (?, ?, ?)", rows)
             self._db.execute("COMMIT")
-        except BaseException:
-            self._db.execute("ROLLBACK")
-            raise
+        except sqlite3.Error as e:
+            with contextlib.suppress(sqlite3.Error):  # a full disk may have ended it already
+                self._db.execute("ROLLBACK")
+            raise OSError(f"journal: {e}") from None
 
     def close(self) -> None:
         self._db.close()

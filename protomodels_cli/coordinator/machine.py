@@ -17,6 +17,7 @@ from protomodels_cli.coordinator.events import (
     CompleteSnapshot,
     Dismiss,
     Done,
+    DropSnapshot,
     Event,
     Joined,
     KeepSpare,
@@ -27,6 +28,7 @@ from protomodels_cli.coordinator.events import (
     SendBasis,
     SendTurn,
     SnapshotComplete,
+    SnapshotFailed,
     SubspaceReported,
     Tick,
     Trouble,
@@ -53,6 +55,8 @@ from protomodels_cli.model import grassmann
 from protomodels_cli.model.schedule import clip_coefficient, gradient_norm, learning_rate
 from protomodels_cli.model.snapshot import weights_sha256
 from protomodels_cli.spec.schema import RunSpec
+
+SAVE_AGAIN = 5.0  # seconds
 
 
 def start(spec: RunSpec, basis_sha256: str, t_fixed: tuple[int, str]) -> State:
@@ -116,7 +120,11 @@ def apply(state: State, event: Event, now: float) -> tuple[State, list[Record], 
         case SnapshotComplete(step):
             if state.task is not None and state.task.kind == "save" and state.task.step == step:
                 moves.record(Saved(step))
+                moves.set(unsaved=None)
                 _go_on(moves)
+        case SnapshotFailed(step, why):
+            if state.task is not None and state.task.kind == "save" and state.task.step == step:
+                _give_up_snapshot(moves, step, why)
         case Tick():
             _watch_the_clock(moves)
         case _:
@@ -152,6 +160,8 @@ def _spare_because(stages: int) -> str:
 
 def _begin(moves: _Moves, kind: Kind, step: int) -> None:
     number = moves.state.tasks + 1
+    if kind == "step":
+        moves.set(unsaved=None)
     moves.set(task=Task(number, kind, step, moves.now), heard={}, tasks=number)
 
 
@@ -251,8 +261,10 @@ def _conclude(moves: _Moves, task: Task, reports: list[Report]) -> None:
             moves.record(Evaluated(task.step, loss))
             moves.do(WriteRow({"event": "eval", "step": task.step, "loss": loss}))
         case "save":
-            moves.do(CompleteSnapshot(task.step))
-            return  # goes on when the snapshot is whole
+            if moves.state.unsaved is None:
+                moves.do(CompleteSnapshot(task.step))
+                return  # goes on when the snapshot is whole
+            moves.do(DropSnapshot(task.step))
         case "finish":
             moves.record(Ended(weights_sha256(p for r in reports for p in r.parameters)))
             moves.set(task=None)
@@ -356,6 +368,7 @@ def _take_basis(moves: _Moves, peer_id: str, version: int, sha256: str) -> None:
 
 
 def _watch_the_clock(moves: _Moves) -> None:
+    _try_to_save_again(moves)
     state, task = moves.state, moves.state.task
     limit = state.spec.limits.place_seconds
     if task is None or task.kind not in ("place", "link") or moves.now - task.started < limit:
@@ -376,6 +389,24 @@ def _watch_the_clock(moves: _Moves) -> None:
         moves.do(Say(why + "; it is sent away"))
     _unplace(moves)
     _place(moves)
+
+
+def _give_up_snapshot(moves: _Moves, step: int, why: str) -> None:
+    """Every part that fails says so; the stages that have not reported yet will still try theirs."""
+    moves.do(DropSnapshot(step))
+    if moves.state.unsaved is None:
+        moves.set(unsaved=(step, why, moves.now))
+        moves.do(Say(f"the snapshot of step {step} could not be written: {why}"))
+    if len(moves.state.heard) == moves.state.stages:
+        _go_on(moves)
+
+
+def _try_to_save_again(moves: _Moves) -> None:
+    """A snapshot that the run cannot go on without."""
+    state = moves.state
+    if state.task is None and state.unsaved is not None and moves.now - state.unsaved[2] > SAVE_AGAIN:
+        moves.set(unsaved=None)
+        _go_on(moves)
 
 
 def _stop(moves: _Moves, why: str, fix: str) -> None:

@@ -15,7 +15,12 @@ def next_kind(state: State) -> tuple[Kind, int] | str:
             return "sync", step
         if history.evaluated < step and (last or due(step, spec.eval.interval)):
             return "evaluation", step
-        if history.saved < step and (last or state.leaving or due(step, spec.snapshots.interval)):
+        needed = last or bool(state.leaving)
+        failed = state.unsaved is not None and state.unsaved[0] == step
+        if history.saved < step and failed and needed:
+            assert state.unsaved is not None
+            return f"room for the snapshot of step {step} ({state.unsaved[1]})"
+        if history.saved < step and not failed and (needed or due(step, spec.snapshots.interval)):
             return "save", step
     update = spec.subspace.update
     owed = state.owed is not None and (

@@ -226,8 +226,8 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
                 self._upload(peer, header, path)
             else:
                 self._upload(peer, header, await _receive_bytes(request_iterator, header))
-        except OSError as e:
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"the coordinator's disk: {e.strerror}")
+        except OSError as e:  # our disk, not the peer's fault
+            self._tell(events.SnapshotFailed(header.step, e.strerror or str(e)))
         except ValueError as e:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(e))
         return pb.UploadReply()

@@ -28,6 +28,10 @@ class Snapshots:
     def arrived(self, step: int, stage: int, sha256: str) -> None:
         self._parts.setdefault(step, {})[stage] = sha256
 
+    def drop(self, step: int) -> None:
+        self._parts.pop(step, None)
+        shutil.rmtree(self._folder / f".{self._name(step)}.partial", ignore_errors=True)
+
     def complete(self, step: int) -> Path:
         """All parts are here: give the snapshot its name, and let go of the oldest."""
         parts = self._parts.pop(step)

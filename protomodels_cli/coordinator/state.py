@@ -69,6 +69,7 @@ class State:
     owed: int | None = None  # the step after which the last stage still owes its word on the subspace
     took_basis: frozenset[int] = frozenset()  # stages that have the next basis
     leaving: frozenset[str] = frozenset()  # holders that go when the step is done and saved
+    unsaved: tuple[int, str, float] | None = None  # the snapshot of this step failed: why, and when
     relay_all: bool = False  # direct links failed: send everything through the door
     missing: str = "no peer has joined"  # while there is no placement: why
     tasks: int = 0

@@ -38,12 +38,16 @@ class Subspace:
         return basis
 
     def _keep(self, basis: Basis) -> None:
-        write_whole(self._folder / f"{basis.version:06d}.u", basis_to_bytes(basis))
+        write_whole(self._file(basis.version), basis_to_bytes(basis))
         self._bases[basis.version] = basis
 
     def forget_before(self, version: int) -> None:
         for old in [v for v in self._bases if v < version]:
             del self._bases[old]
+            self._file(old).unlink(missing_ok=True)
+
+    def _file(self, version: int) -> Path:
+        return self._folder / f"{version:06d}.u"
 
     def basis_message(self, version: int) -> pb.Basis:
         basis = self._bases[version]

@@ -1,0 +1,236 @@
+"""Neighbours' links, in one process but over real sockets and TLS: who may open one, what may come over it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import grpc
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protomodels_cli.wire import frames
+from protomodels_cli.wire.channels import CHANNEL_OPTIONS
+from protomodels_cli.wire.frames import Assembler, BadMessage, Message, frames_of
+from protomodels_cli.wire.pb import pmtrain_pb2 as pb
+from protomodels_cli.wire.pb import pmtrain_pb2_grpc as rpc
+from protomodels_cli.wire.tls import Identity, new_authority, peer_name
+from protomodels_cli.worker.links import Link, Listener, dial
+from protomodels_cli.worker.schedule import View, next_work
+
+AUTHORITY = new_authority()
+
+
+def identity(peer: str) -> Identity:
+    return AUTHORITY.issue_with_key(peer_name(peer))
+
+
+class End:
+    """One end of a link and what it was given."""
+
+    def __init__(self, neighbour: str, to_next: bool, generation: int = 1, window: int = 4):
+        self.got: list[Message] = []
+        self.credits, self.sent = 0, 0
+        self.link = Link(
+            generation, 0, neighbour, to_next, window, 1 << 24, self.got.append, self._count_sent, self._count_credits
+        )
+
+    def _count_sent(self) -> None:
+        self.sent += 1
+
+    def _count_credits(self, messages: int) -> None:
+        self.credits += messages
+
+
+def message(leg: str = "forward", step: int = 1, microbatch: int = 0, size: int = 10) -> Message:
+    return Message(
+        leg, step, microbatch, 0, b"ids" if leg != "backward" else b"", bytes(range(256)) * (size // 256 + 1)
+    )
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+def linked(story: Callable[[End, End], Awaitable[None]]) -> None:
+    """Peers a and b with a link between their stages 0 and 1; a dials."""
+
+    async def run() -> None:
+        listener = Listener(identity("b"))
+        await listener.start("127.0.0.1", 0)
+        a, b = End("b", to_next=True), End("a", to_next=False)
+        listener.expect(b.link)
+        dialling = asyncio.create_task(dial(a.link, "127.0.0.1", listener.port, identity("a")))
+        try:
+            await until(lambda: a.link.open.is_set() and b.link.open.is_set())
+            await story(a, b)
+        finally:
+            dialling.cancel()
+            await asyncio.gather(dialling, return_exceptions=True)
+            await listener.stop()
+
+    asyncio.run(run())
+
+
+def test_messages_go_both_ways_whole_and_in_order(monkeypatch):
+    monkeypatch.setattr(frames, "PIECE", 1000)
+
+    async def story(a: End, b: End) -> None:
+        down = [message("forward", 1, m, 700 * m) for m in range(6)] + [message("evaluation", 1, 0)]
+        up = [message("backward", 1, m, 2500) for m in range(6)]
+        for m in down:
+            a.link.send(m)
+        for m in up:
+            b.link.send(m)
+        await until(lambda: len(b.got) == 7 and len(a.got) == 6 and a.sent == 7)
+        assert b.got == down
+        assert a.got == up
+        assert a.link.bytes_sent["forward"] > sum(len(m.payload) + 3 for m in down[:6])
+
+    linked(story)
+
+
+def test_credits_come_back_with_frames_or_after_half_a_window():
+    async def story(a: End, b: End) -> None:
+        for m in range(4):
+            a.link.send(message(microbatch=m))
+        await until(lambda: len(b.got) == 4)
+        b.link.take()
+        await asyncio.sleep(0.05)
+        assert a.credits == 0, "one of a window of four is not worth a frame"
+        b.link.take()
+        await until(lambda: a.credits == 2)
+        b.link.take()
+        b.link.send(message("backward"))
+        await until(lambda: a.credits == 3)
+
+    linked(story)
+
+
+def test_frames_of_another_generation_are_dropped_and_counted():
+    async def story(a: End, b: End) -> None:
+        a.link.generation = 0
+        a.link.send(message())
+        a.link.generation = 1
+        a.link.send(message(microbatch=1))
+        await until(lambda: bool(b.got))
+        assert [m.microbatch for m in b.got] == [1]
+        assert b.link.refused == 1
+
+    linked(story)
+
+
+def test_a_leg_from_the_wrong_side_breaks_the_link():
+    async def story(a: End, b: End) -> None:
+        a.link.send(message("backward"))
+        await b.link.closed.wait()
+        assert isinstance(b.link.error, BadMessage)
+        assert b.got == []
+
+    linked(story)
+
+
+def test_only_the_neighbour_may_open_a_link():
+    """A peer of the same run with a good certificate, a stranger without one, and the neighbour of last generation."""
+
+    async def refusal(port: int, who: Identity | None, generation: str) -> grpc.StatusCode:
+        key, chain = (who.key_pem, who.certificate_pem) if who else (None, None)
+        credentials = grpc.ssl_channel_credentials(AUTHORITY.certificate_pem, key, chain)
+        options = [*CHANNEL_OPTIONS, ("grpc.ssl_target_name_override", peer_name("b"))]
+        async with grpc.aio.secure_channel(f"127.0.0.1:{port}", credentials, options) as channel:
+            call = rpc.NeighbourStub(channel).Link(metadata=(("generation", generation), ("boundary", "0")))
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                async for _ in call:
+                    pass
+            return caught.value.code()
+
+    async def run() -> list[grpc.StatusCode]:
+        listener, b = Listener(identity("b")), End("a", to_next=False)
+        await listener.start("127.0.0.1", 0)
+        listener.expect(b.link)
+        codes = [
+            await refusal(listener.port, identity("c"), "1"),
+            await refusal(listener.port, identity("a"), "7"),
+            await refusal(listener.port, identity("a"), "junk"),
+            await refusal(listener.port, new_authority().issue_with_key(peer_name("a")), "1"),
+            await refusal(listener.port, None, "1"),
+        ]
+        await listener.stop()
+        assert not b.link.open.is_set()
+        return codes
+
+    denied, junk, unavailable = (
+        grpc.StatusCode.PERMISSION_DENIED,
+        grpc.StatusCode.INVALID_ARGUMENT,
+        grpc.StatusCode.UNAVAILABLE,
+    )
+    assert asyncio.run(run()) == [denied, denied, junk, unavailable, unavailable]
+
+
+def test_a_dialler_knows_whom_it_dialled():
+    """At the neighbour's address another peer of the run answers: its certificate says so."""
+
+    async def run() -> None:
+        listener = Listener(identity("c"))
+        await listener.start("127.0.0.1", 0)
+        a = End("b", to_next=True)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(2):
+                await dial(a.link, "127.0.0.1", listener.port, identity("a"))
+        assert not a.link.open.is_set()
+        await listener.stop()
+
+    asyncio.run(run())
+
+
+@given(
+    st.sampled_from(["forward", "backward", "evaluation"]), st.binary(max_size=64), st.binary(max_size=5000), st.data()
+)
+def test_any_message_survives_being_cut(leg, ids, payload, data):
+    pieces = data.draw(st.sampled_from([1, 7, 100, 1 << 20]))
+    original = Message(leg, 3, 2, 1, ids, payload)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(frames, "PIECE", pieces)
+        cut = [pb.Frame.FromString(f.SerializeToString()) for f in frames_of(original, 9)]
+    assert all(len(f.payload) <= pieces for f in cut)
+    assembler = Assembler(len(ids) + len(payload))
+    found = [assembler.add(f) for f in cut]
+    assert found[:-1] == [None] * (len(cut) - 1)
+    assert found[-1] == original
+    if ids or payload:
+        tight = Assembler(len(ids) + len(payload) - 1)
+        with pytest.raises(BadMessage, match="more than"):
+            for f in cut:
+                tight.add(f)
+
+
+def test_frames_that_do_not_belong_together_are_refused():
+    first = pb.Frame(leg=pb.Frame.FORWARD, step=1, microbatch=0, payload=b"a", more=True)
+    for other in (
+        pb.Frame(leg=pb.Frame.FORWARD, step=1, microbatch=1, payload=b"b"),
+        pb.Frame(leg=pb.Frame.EVALUATION, step=1, microbatch=0, payload=b"b"),
+        pb.Frame(leg=pb.Frame.FORWARD, step=1, microbatch=0, ids=b"again", payload=b"b"),
+        pb.Frame(leg=99, step=1, microbatch=0),
+    ):
+        assembler = Assembler(100)
+        assert assembler.add(first) is None
+        with pytest.raises(BadMessage):
+            assembler.add(other)
+
+
+@pytest.mark.parametrize(
+    ("view", "right"),
+    [
+        (View(gradient=True, input=True, in_flight=1, on_the_way=0, limit=2), "backward"),
+        (View(gradient=False, input=True, in_flight=1, on_the_way=0, limit=2), "forward"),
+        (View(gradient=False, input=True, in_flight=2, on_the_way=0, limit=2), None),
+        (View(gradient=False, input=True, in_flight=0, on_the_way=2, limit=2), None),
+        (View(gradient=True, input=False, in_flight=2, on_the_way=2, limit=2), "backward"),
+        (View(gradient=False, input=False, in_flight=0, on_the_way=0, limit=2), None),
+    ],
+)
+def test_backward_first_and_forward_within_the_limits(view, right):
+    assert next_work(view) == right
