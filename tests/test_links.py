@@ -203,8 +203,7 @@ def test_any_message_survives_being_cut(leg, ids, payload, data):
     if ids or payload:
         tight = Assembler(len(ids) + len(payload) - 1)
         with pytest.raises(BadMessage, match="more than"):
-            for f in cut:
-                tight.add(f)
+            list(map(tight.add, cut))
 
 
 def test_frames_that_do_not_belong_together_are_refused():
