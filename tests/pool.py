@@ -222,6 +222,34 @@ def little_memory(patch: Any) -> None:
     patch.setattr("protomodels_cli.worker.device.free_memory", lambda device: 1000)
 
 
+def full_disk_once(patch: Any) -> None:
+    """The first snapshot part cannot be written."""
+    from protomodels_cli.worker import engine
+
+    save, tries = engine.save_file, []
+
+    def fails_once(*arguments: Any) -> None:
+        tries.append(1)
+        if len(tries) == 1:
+            raise OSError(28, "No space left on device")
+        save(*arguments)
+
+    patch.setattr(engine, "save_file", fails_once)
+
+
+def slow(patch: Any, seconds: float) -> None:
+    """Takes its time over every microbatch."""
+    from protomodels_cli.worker.stage_work import StageWork
+
+    forward = StageWork.forward
+
+    def slowly(self: StageWork, *arguments: Any) -> Any:
+        time.sleep(seconds)
+        return forward(self, *arguments)
+
+    patch.setattr(StageWork, "forward", slowly)
+
+
 def unreachable(patch: Any) -> None:
     """As behind a home router: the coordinator cannot dial back."""
 
@@ -243,6 +271,8 @@ FAULTS = {
         wrong_clock,
         little_memory,
         unreachable,
+        full_disk_once,
+        slow,
     )
 }
 

@@ -104,7 +104,7 @@ def test_the_set_of_commands_and_options_is_deliberate():
     assert found == {
         "validate": ["--format"],
         "coordinator": ["--host", "--port", "--run-dir"],
-        "join": ["--device", "--dir", "--listen", "--name", "--port"],
+        "join": ["--device", "--dir", "--listen", "--memory", "--name", "--port"],
         "status": ["--format", "--watch"],
         "peers": ["--format", "--watch"],
         "demo": ["--device", "--json", "--run-dir", "--stages", "--steps"],

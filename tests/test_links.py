@@ -29,11 +29,11 @@ def identity(peer: str) -> Identity:
 class End:
     """One end of a link and what it was given."""
 
-    def __init__(self, neighbour: str, to_next: bool, generation: int = 1, window: int = 4):
+    def __init__(self, neighbour: str, to_next: bool, window: int = 4):
         self.got: list[Message] = []
         self.credits, self.sent = 0, 0
         self.link = Link(
-            generation, 0, neighbour, to_next, window, 1 << 24, self.got.append, self._count_sent, self._count_credits
+            1, 0, neighbour, to_next, window, 1 << 24, self.got.append, self._count_sent, self._count_credits
         )
 
     def _count_sent(self) -> None:
@@ -55,13 +55,13 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.005)
 
 
-def linked(story: Callable[[End, End], Awaitable[None]]) -> None:
+def linked(story: Callable[[End, End], Awaitable[None]], window: int = 4) -> None:
     """Peers a and b with a link between their stages 0 and 1; a dials."""
 
     async def run() -> None:
         listener = Listener(identity("b"))
         await listener.start("127.0.0.1", 0)
-        a, b = End("b", to_next=True), End("a", to_next=False)
+        a, b = End("b", to_next=True, window=window), End("a", to_next=False, window=window)
         listener.expect(b.link)
         dialling = asyncio.create_task(dial(a.link, "127.0.0.1", listener.port, identity("a")))
         try:
@@ -89,6 +89,37 @@ def test_messages_go_both_ways_whole_and_in_order(monkeypatch):
         assert b.got == down
         assert a.got == up
         assert a.link.bytes_sent["forward"] > sum(len(m.payload) + 3 for m in down[:6])
+
+    linked(story, window=8)
+
+
+def test_who_sends_beyond_its_credit_or_takes_what_was_not_sent_is_cut_off():
+    async def floods(a: End, b: End) -> None:
+        for m in range(5):
+            a.link.send(message(microbatch=m))
+        await b.link.closed.wait()
+        assert "more than 4 messages without a credit" in str(b.link.error)
+        assert len(b.got) == 4
+
+    async def lies(a: End, b: End) -> None:
+        for _ in range(2):
+            b.link.take()
+        await a.link.closed.wait()
+        assert "2 messages taken of 0" in str(a.link.error)
+
+    linked(floods)
+    linked(lies)
+
+
+def test_a_closed_link_delivers_nothing_more():
+    async def story(a: End, b: End) -> None:
+        a.link.send(message())
+        await until(lambda: len(b.got) == 1)
+        b.link.close()
+        await b.link.closed.wait()
+        a.link.send(message(microbatch=1))
+        await asyncio.sleep(0.1)
+        assert len(b.got) == 1
 
     linked(story)
 
@@ -142,9 +173,10 @@ def test_only_the_neighbour_may_open_a_link():
         options = [*CHANNEL_OPTIONS, ("grpc.ssl_target_name_override", peer_name("b"))]
         async with grpc.aio.secure_channel(f"127.0.0.1:{port}", credentials, options) as channel:
             call = rpc.NeighbourStub(channel).Link(metadata=(("generation", generation), ("boundary", "0")))
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
-                async for _ in call:
-                    pass
+            async with asyncio.timeout(10):
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    async for _ in call:
+                        pass
             return caught.value.code()
 
     async def run() -> list[grpc.StatusCode]:
@@ -213,6 +245,7 @@ def test_frames_that_do_not_belong_together_are_refused():
         pb.Frame(leg=pb.Frame.EVALUATION, step=1, microbatch=0, payload=b"b"),
         pb.Frame(leg=pb.Frame.FORWARD, step=1, microbatch=0, ids=b"again", payload=b"b"),
         pb.Frame(leg=99, step=1, microbatch=0),
+        pb.Frame(leg=pb.Frame.FORWARD, step=1, microbatch=0, more=True),
     ):
         assembler = Assembler(100)
         assert assembler.add(first) is None

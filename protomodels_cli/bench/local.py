@@ -42,7 +42,8 @@ class LocalRun:
 def _failure(folder: Path, who: str, code: int) -> UserError:
     log = folder / "logs" / f"{who}.log"
     said = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    last = "\n".join(said[-2:]) if said and said[-1].startswith("    fix:") else said[-1] if said else "no word"
+    fixes = [i for i, line in enumerate(said) if line.startswith("    fix:") and i > 0]
+    last = said[fixes[-1] - 1] if fixes else said[-1] if said else "no word"
     error = UserError(f"{who} ended with exit code {code}: {last}", f"see {log}")
     error.exit_code = code if code > 0 else EXIT_STOPPED
     return error
@@ -61,6 +62,8 @@ def local_run(
 
     `through` may lead the peers' control connections somewhere else; `core` pins every process to one core."""
     assert isinstance(spec.stages, int)
+    if (folder / "journal.sqlite").exists() or (folder / "link").exists():
+        raise UserError(f"{folder} holds a run already", "choose another --run-dir; nothing is written over")
     (folder / "logs").mkdir(parents=True, exist_ok=True)
     spec_file = folder / f"{spec.name}.yaml"
     spec_file.write_text(yaml.safe_dump(spec.model_dump(mode="json"), sort_keys=False))
@@ -88,10 +91,16 @@ def local_run(
 
 def start(folder: Path, name: str, arguments: Sequence[str], core: int | None = None) -> Process[bytes]:
     """One of our own commands, with its output in a file. A group of its own: Ctrl-C is ours to pass on."""
-    pinned = [] if core is None else ["taskset", "--cpu-list", str(core)]
+
+    def pin() -> None:
+        if core is not None:
+            os.sched_setaffinity(0, {core})
+
     with (folder / "logs" / f"{name}.log").open("wb") as log:
-        command = [*pinned, sys.executable, "-m", "protomodels_cli", *arguments]
-        return Process(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+        command = [sys.executable, "-m", "protomodels_cli", *arguments]
+        return Process(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, preexec_fn=pin
+        )
 
 
 def _wait_for_link(folder: Path, coordinator: Process[bytes]) -> JoinLink:
@@ -106,5 +115,5 @@ def _wait_for_link(folder: Path, coordinator: Process[bytes]) -> JoinLink:
 
 
 def cores() -> list[int]:
-    """Those that this process may use."""
-    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+    """Those that processes can be pinned to; none where the system has no such thing."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []

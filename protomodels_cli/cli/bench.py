@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from protomodels_cli.cli.say import say
+
 
 class Part(StrEnum):
     overhead = "overhead"
@@ -37,9 +39,6 @@ def loopback(
     from protomodels_cli.cli.checks import check_outputs
 
     check_outputs(json_file)
-
-    def say(text: str) -> None:
-        print(text, flush=True)
 
     result = measure(steps, only, say)
     if json_file is not None:

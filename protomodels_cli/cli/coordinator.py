@@ -8,6 +8,9 @@ from typing import Annotated
 
 import typer
 
+from protomodels_cli.cli.interrupt import leave_on_ctrl_c
+from protomodels_cli.cli.say import say
+
 DEFAULT_PORT = 7420
 
 
@@ -25,27 +28,24 @@ def coordinator(
     from protomodels_cli.spec import load_spec
 
     spec = load_spec(spec_file)
+    leave_on_ctrl_c()
 
     from protomodels_cli.cli.folders import claim
     from protomodels_cli.coordinator.coordinator import Coordinator
     from protomodels_cli.coordinator.run_dir import open_run_dir
     from protomodels_cli.data.prepare import prepare
-    from protomodels_cli.wire.channels import is_loopback, own_address
+    from protomodels_cli.wire.channels import bind_address, own_address
 
     print(f"reading {spec.data.source} text and its tokens …", flush=True)
     corpus = prepare(spec, spec_file.parent)
     folder = open_run_dir(claim(run_dir, spec.name), spec, spec_file.parent)
     public = host or own_address()
 
-    def say(text: str) -> None:
-        print(text, flush=True)
-
     def announce(link: str) -> None:
         say(f"run directory: {folder.path}\nothers join with:\n\n    pmtrain join '{link}'\n")
 
     async def lead() -> int:
-        bind = "127.0.0.1" if is_loopback(public) else "0.0.0.0"
-        return await Coordinator(spec, corpus, folder, say).run(bind, public, port, announce)
+        return await Coordinator(spec, corpus, folder, say).run(bind_address(public), public, port, announce)
 
     code = asyncio.run(lead())
     if code == 0:

@@ -10,12 +10,18 @@ from typing import Annotated
 
 import typer
 
+from protomodels_cli.cli.interrupt import leave_on_ctrl_c
+from protomodels_cli.cli.say import say
+
 
 def join(
     link: Annotated[str, typer.Argument(metavar="LINK", help="The line that the coordinator printed: pm://…")],
     device: Annotated[str, typer.Option(help="auto, cpu, cuda:N or mps.")] = "auto",
     name: Annotated[str | None, typer.Option(help="What others see. Default: this machine's name.")] = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="TCP port for neighbours; 0: any free one.")] = 0,
+    memory: Annotated[
+        float | None, typer.Option(min=0.001, help="GiB of the device's memory it may use. Default: all that is free.")
+    ] = None,
     listen: Annotated[
         bool, typer.Option("--listen/--no-listen", help="Whether neighbours may dial this machine, if they can.")
     ] = True,
@@ -27,15 +33,14 @@ def join(
     from protomodels_cli.wire.link import JoinLink
 
     parsed = JoinLink.parse(link)
+    leave_on_ctrl_c()
     print(f"joining {parsed.host}:{parsed.port} …", flush=True)
 
     from protomodels_cli.worker.join import Options
     from protomodels_cli.worker.join import join as take_part
 
+    limit = None if memory is None else int(memory * 2**30)
     cache = Path(os.environ.get("PMTRAIN_CACHE") or Path.home() / ".cache" / "pmtrain")
-    options = Options(parsed, device, name or socket.gethostname(), folder or cache / "peers", port, listen)
-
-    def say(text: str) -> None:
-        print(text, flush=True)
+    options = Options(parsed, device, name or socket.gethostname(), folder or cache / "peers", port, listen, limit)
 
     raise typer.Exit(asyncio.run(take_part(options, say)))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import signal
 import sys
 from collections.abc import Callable
 from importlib import resources
@@ -18,7 +17,7 @@ from protomodels_cli.bench.local import LocalRun, local_run
 from protomodels_cli.cli.checks import check_outputs
 from protomodels_cli.cli.folders import claim
 from protomodels_cli.cli.summary import in_words, read_summary
-from protomodels_cli.errors import EXIT_INTERRUPTED, UserError
+from protomodels_cli.errors import EXIT_INTERRUPTED, RunStopped, UserError
 from protomodels_cli.observe.view import headline, picture
 from protomodels_cli.spec.load import parse_spec, spec_from
 from protomodels_cli.spec.schema import RunSpec
@@ -52,7 +51,9 @@ def run(steps: int | None, stages: int, device: str, run_dir: Path | None, json_
     console.print(in_words(summary, spec), highlight=False, soft_wrap=True)
     console.print(
         f"\nEverything is in {folder}: metrics.jsonl, snapshots/, logs/.\n"
-        f"Next: `pmtrain reference {folder}/run.yaml` trains the same model in one process, to the same sha256;\n"
+        f"Next: `pmtrain reference {folder}/run.yaml` trains the same model in one process"
+        + (", to the same sha256" if device == "cpu" else "")
+        + ";\n"
         f"`pmtrain coordinator {folder}/demo.yaml` leads the same run for peers elsewhere.",
         highlight=False,
         soft_wrap=True,
@@ -79,13 +80,14 @@ async def _watch(console: Console, running: LocalRun) -> None:
             while coordinator.poll() is None:
                 try:
                     status = await source.status()
-                except UserError:
-                    return  # it has closed its door: the run is over
+                except UserError:  # it has closed its door, or is slow: the loop's condition knows
+                    await asyncio.sleep(LOOK_SECONDS)
+                    continue
                 show(status)
-                if status.phase == "stopped":
-                    coordinator.send_signal(signal.SIGINT)
-                if status.phase in ("done", "stopped"):
+                if status.phase == "done":
                     return
+                if status.phase == "stopped":
+                    raise RunStopped(status.reason, f"see {running.folder}/logs")
                 if status.phase in ("gathering", "placing"):
                     for name, peer in running.peers.items():
                         if peer.poll():

@@ -86,12 +86,14 @@ def _show(run: str, output: Format, watch: bool, draw: Callable[[RunStatus], Ren
 async def _statuses(run: str, watch: bool) -> AsyncIterator[RunStatus]:
     """From the coordinator; where it does not run, once from the journal of the run's directory."""
     from protomodels_cli.errors import UserError
-    from protomodels_cli.wire.link import JoinLink, UnreachableError
+    from protomodels_cli.wire.link import FingerprintError, JoinLink, UnreachableError
     from protomodels_cli.wire.operator import operator
 
     folder = None if "://" in run else Path(run)
     if folder is not None and not (folder / "journal.sqlite").exists():
         raise UserError(f"{folder} is not a run's directory", "name a run's directory or its join link (pm://…)")
+    if folder is not None and not (folder / "link").exists():
+        raise UserError(f"the coordinator of {folder} has not opened its door", "see its output, or start it again")
     link = JoinLink.parse(run if folder is None else (folder / "link").read_text(encoding="utf-8"))
     try:
         async with operator(link) as coordinator:
@@ -101,7 +103,7 @@ async def _statuses(run: str, watch: bool) -> AsyncIterator[RunStatus]:
                 if not watch or s.phase in ("done", "stopped"):
                     return
                 await asyncio.sleep(WATCH_SECONDS)
-    except UnreachableError:
+    except (UnreachableError, FingerprintError):  # nobody there, or by now another run
         if folder is None:
             raise
         from protomodels_cli.coordinator.status import from_journal

@@ -17,7 +17,8 @@ def read_summary(run_dir: Path) -> dict[str, Any]:
 def in_words(s: dict[str, Any], spec: RunSpec) -> str:
     cut = "+".join(map(str, s["layers_per_stage"]))
     lines = [
-        f"done: loss {s['loss_first']:.4f} → {s['loss_last']:.4f}, held-out {s['eval_loss']:.4f}; "
+        f"done: loss {float(s['loss_first']):.4f} → {float(s['loss_last']):.4f}, "
+        f"held-out {float(s['eval_loss']):.4f}; "
         f"{s['steps']} steps over {s['stages']} stages ({cut} layers) in {duration(s['seconds'])}, "
         f"{count(s['tokens_per_s'])} tok/s"
     ]

@@ -9,6 +9,7 @@ import secrets
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, assert_never
@@ -27,13 +28,16 @@ from protomodels_cli.coordinator.subspace import Subspace
 from protomodels_cli.data.prepare import Corpus
 from protomodels_cli.errors import EXIT_INTERRUPTED, EXIT_OUTSIDE, EXIT_STOPPED, UserError
 from protomodels_cli.files import write_whole
+from protomodels_cli.model import grassmann
 from protomodels_cli.model.t_fixed import VERSION as T_FIXED_VERSION
 from protomodels_cli.observe.metrics import JsonLines, strict
 from protomodels_cli.observe.progress import Progress
 from protomodels_cli.spec.schema import RunSpec
+from protomodels_cli.spec.sizes import StageMemory
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 
 TICK = 0.5
+ROOM_FOR_NAMES = 1 << 20  # beside the numbers of a snapshot's part
 
 
 class Coordinator:
@@ -44,13 +48,14 @@ class Coordinator:
         self._subspace = None if spec.subspace.form == "dense" else Subspace(spec, run_dir.path / "basis")
         start = ("", (0, "")) if self._subspace is None else self._first_hashes(self._subspace)
         self.state = machine.start(spec, *start)
-        self._journal = Journal(run_dir.path / "journal.sqlite")
-        self._metrics = JsonLines(run_dir.path / "metrics.jsonl")
-        self._log = JsonLines(run_dir.path / "events.jsonl")
         self._snapshots = Snapshots(run_dir.path / "snapshots", self.state.history.lineage, spec.snapshots.keep)
-        self._service = Service(spec, run_dir, self.tell, self._take_upload, self._part_path, self._status)
+        self._service = Service(spec, run_dir, self.tell, self._take_upload, self._admit_upload, self._status)
         self._progress, self._totals = Progress(spec.steps), Totals()
-        self._started = time.time()
+        # Wall time that a step of the system's clock does not disturb: timeouts are measured with it.
+        self._clock = time.time() - time.monotonic()
+        self._started = self._now()
+        self._over = asyncio.Event()
+        self._basis_offered = 0  # the last step whose basis was handed in
         self._fed = 0  # the last step whose ids stage 0 has
         self._tickets: list[str] = []
         self._first_grant: tuple[float, float] | None = None  # wall and CPU time
@@ -68,6 +73,10 @@ class Coordinator:
         except UserError:
             await self._service.close()
             raise
+        # Only now: a start that fails leaves no run behind.
+        self._journal = Journal(self.run_dir.path / "journal.sqlite")
+        self._metrics = JsonLines(self.run_dir.path / "metrics.jsonl")
+        self._log = JsonLines(self.run_dir.path / "events.jsonl")
         link = self.run_dir.write_link(host, port)
         announce(str(link))
         loop = asyncio.get_running_loop()
@@ -75,11 +84,12 @@ class Coordinator:
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.add_signal_handler(number, self._interrupted.set)
         leading, ticking = asyncio.create_task(self._lead()), asyncio.create_task(self._tick())
-        waiting = asyncio.create_task(self._interrupted.wait())
+        waiting, over = asyncio.create_task(self._interrupted.wait()), asyncio.create_task(self._over.wait())
+        ends: set[asyncio.Task[Any]] = {leading, waiting, over}
         try:
-            await asyncio.wait({leading, waiting}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             if leading.done():
-                await leading
+                await leading  # raises what ended it
             if self.state.history.stopped is not None and not self._interrupted.is_set():
                 stopped = self.state.history.stopped
                 self.say(
@@ -94,7 +104,7 @@ class Coordinator:
                 "free space there; all that was decided before is in the journal",
             ) from None
         finally:
-            for task in (leading, ticking, waiting):
+            for task in (ticking, *ends):
                 task.cancel()
             await self._service.close()
             self._journal.close()
@@ -130,16 +140,34 @@ class Coordinator:
             self.tell(events.Tick())
 
     async def _lead(self) -> None:
-        while not self.state.history.over:
-            event, now = await self._events.get(), time.time()
-            self.state, records, commands = machine.apply(self.state, event, now)
+        """One event after another, also when the run is over: whoever comes then is told so."""
+        while True:
+            event, now = await self._events.get(), self._now()
+            try:
+                self.state, records, commands = machine.apply(self.state, event, now)
+            except Exception as e:
+                self._blame(event, e)
+                continue
             if records:
                 await asyncio.to_thread(self._journal.append, records, now)
                 self._note(records)
             for command in commands:
                 self._do(command)
-        if self.state.history.ended is not None:
-            self._write_summary()
+            if self.state.history.over and not self._over.is_set():
+                if self.state.history.ended is not None:
+                    self._write_summary()
+                self._over.set()
+
+    def _now(self) -> float:
+        return self._clock + time.monotonic()
+
+    def _blame(self, event: events.Event, error: Exception) -> None:
+        """What a peer said broke the machine, whose state is as before: the peer goes, the traceback stays for us."""
+        peer = getattr(event, "peer", None)
+        if not isinstance(peer, str) or isinstance(event, events.Trouble):
+            raise error
+        traceback.print_exception(error)
+        self.tell(events.Trouble(peer, f"it sent what the coordinator cannot take ({type(event).__name__})"))
 
     def _note(self, records: list[Record]) -> None:
         if any(isinstance(r, Decided) for r in records):
@@ -175,7 +203,7 @@ class Coordinator:
 
     def _complete_snapshot(self, step: int) -> events.Event:
         try:
-            self._snapshots.complete(step)
+            self._snapshots.complete(step, self.state.stages)
         except OSError as e:
             return events.SnapshotFailed(step, e.strerror or str(e))
         return events.SnapshotComplete(step)
@@ -244,25 +272,37 @@ class Coordinator:
 
     # What peers hand in
 
-    def _part_path(self, peer: str, header: pb.UploadHeader) -> Path:
-        task, stage = self.state.task, self.state.stage_of(peer)
-        right = task is not None and task.kind == "save" and task.step == header.step
-        if stage is None or not right or header.generation != self.state.history.generation:
-            raise ValueError("no snapshot is being taken that this could be a part of")
-        return self._snapshots.part(header.step, stage)
+    def _admit_upload(self, peer: str, header: pb.UploadHeader) -> Path | None:
+        """Before a byte of it is taken. A path: where a snapshot's part goes. Raises ValueError: not wanted."""
+        state, stage = self.state, self.state.stage_of(peer)
+        if stage is None or header.generation != state.history.generation:
+            raise ValueError("this peer holds no stage")
+        if header.kind == pb.UploadHeader.SNAPSHOT_PART:
+            saving = state.task is not None and state.task.kind == "save" and state.task.step == header.step
+            if not saving or self._snapshots.has(header.step, stage):
+                raise ValueError("no snapshot is being taken that this could be a part of")
+            end = sum(state.history.layers[: stage + 1])
+            if header.size > StageMemory(self.spec).kept(end - state.history.layers[stage], end) + ROOM_FOR_NAMES:
+                raise ValueError("a part larger than its stage")
+            return self._snapshots.part(header.step, stage)
+        asked = stage == state.stages - 1 and state.owed == header.step and self._basis_offered < header.step
+        if self._subspace is None or not asked:
+            raise ValueError("nobody asked this stage for a basis")
+        if header.size != (self._subspace.basis_bytes if header.moved else 0):
+            raise ValueError("not the size of a basis")
+        return None
 
     def _take_upload(self, peer: str, header: pb.UploadHeader, content: Path | bytes) -> None:
         """Raises ValueError on what cannot be."""
         stage = self.state.stage_of(peer)
+        if stage is None or header.generation != self.state.history.generation:
+            raise ValueError("this peer holds no stage any more")
         if isinstance(content, Path):
-            assert stage is not None
             self._snapshots.arrived(header.step, stage, header.sha256)
             return
-        if self._subspace is None or stage != self.state.stages - 1 or self.state.owed != header.step:
-            raise ValueError("nobody asked this stage for a basis")
-        row, sha256 = json.loads(header.row_json[:10_000] or "{}"), None
-        if not isinstance(row, dict):
-            raise ValueError("the metrics of a basis must be a JSON object")
+        assert self._subspace is not None
+        self._basis_offered = header.step
+        row, sha256 = _numbers(header.row_json), None
         if header.moved:
             sha256 = self._subspace.accept(self.state.history.basis_version + 1, content).sha256
         self.tell(events.SubspaceReported(peer, header.generation, header.step, row, sha256))
@@ -272,7 +312,7 @@ class Coordinator:
     def _status(self) -> pb.RunStatus:
         door = self._service.door
         refused = sum(door.refused.values()) if door else 0
-        return describe(self.state, time.time(), self._started, refused)
+        return describe(self.state, self._now(), self._started, refused)
 
     def _write_row(self, row: dict[str, Any]) -> None:
         self._metrics.write(row)
@@ -322,3 +362,12 @@ class Coordinator:
             "run_dir": str(self.run_dir.path),
         }
         write_whole(self.run_dir.path / "summary.json", json.dumps(strict(summary), indent=1).encode() + b"\n")
+
+
+def _numbers(row_json: str) -> dict[str, float]:
+    """What the metrics say of a basis: these names, and numbers, whatever a peer sends."""
+    try:
+        said = json.loads(row_json[:10_000] or "{}")
+        return {name: float(said[name]) for name in grassmann.REPORTED if name in said}
+    except (TypeError, RecursionError):
+        raise ValueError("the metrics of a basis must be numbers by name") from None

@@ -32,10 +32,11 @@ class Leaving:
 
 @dataclass(frozen=True)
 class Trouble:
-    """A peer cannot go on."""
+    """A peer cannot go on; `about` is the stage that it blames, if any."""
 
     peer: str
     what: str
+    about: int | None = None
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class SubspaceReported:
     peer: str
     generation: int
     step: int
-    row: Mapping[str, Any]
+    row: Mapping[str, float]
     sha256: str | None
 
 
@@ -77,13 +78,19 @@ class SnapshotFailed:
 
 
 @dataclass(frozen=True)
+class DiskFailed:
+    """Something that the run cannot do without could not be written."""
+
+    why: str
+
+
+@dataclass(frozen=True)
 class Tick:
     pass
 
 
-Event = (
-    Joined | Left | Leaving | Trouble | Done | BasisTaken | SubspaceReported | SnapshotComplete | SnapshotFailed | Tick
-)
+FromPeers = Joined | Left | Leaving | Trouble | Done | BasisTaken | SubspaceReported
+Event = FromPeers | SnapshotComplete | SnapshotFailed | DiskFailed | Tick
 
 
 # Commands

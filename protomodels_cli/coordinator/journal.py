@@ -41,7 +41,7 @@ class Journal:
 
 def read(path: Path) -> Iterator[tuple[float, Record]]:
     """The records of a journal, oldest first, without touching it."""
-    db = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
+    db = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
     try:
         for at, kind, body in db.execute("SELECT at, kind, body FROM records ORDER BY id"):
             record: Callable[..., Record] = RECORDS[kind]

@@ -15,6 +15,7 @@ from protomodels_cli.coordinator.events import (
     BasisTaken,
     Command,
     CompleteSnapshot,
+    DiskFailed,
     Dismiss,
     Done,
     DropSnapshot,
@@ -106,9 +107,8 @@ def apply(state: State, event: Event, now: float) -> tuple[State, list[Record], 
                 moves.set(leaving=state.leaving | {peer_id})
                 if state.task is None:
                     _go_on(moves)
-        case Trouble(peer_id, what):
-            moves.do(Dismiss(peer_id, what, "see the messages above", EXIT_OUTSIDE))
-            _lose(moves, peer_id, what)
+        case Trouble(peer_id, what, about):
+            _part_with(moves, peer_id, what, about)
         case Done(peer_id, number, report):
             stage = state.stage_of(peer_id)
             if stage is not None and state.task is not None and state.task.number == number:
@@ -125,6 +125,8 @@ def apply(state: State, event: Event, now: float) -> tuple[State, list[Record], 
         case SnapshotFailed(step, why):
             if state.task is not None and state.task.kind == "save" and state.task.step == step:
                 _give_up_snapshot(moves, step, why)
+        case DiskFailed(why):
+            _stop(moves, f"the coordinator's disk failed: {why}", "free space there and start a new run")
         case Tick():
             _watch_the_clock(moves)
         case _:
@@ -144,7 +146,7 @@ def _place(moves: _Moves) -> None:
     generation = state.history.generation + 1
     moves.record(Placed(generation, found.layers, found.holders))
     _begin(moves, "place", state.history.step)
-    moves.set(took_basis=frozenset(), owed=None)
+    moves.set(took_basis=frozenset(), owed=None, usage={}, leaving=frozenset(), unsaved=None)
     assert moves.state.task is not None
     for stage, peer in enumerate(found.holders):
         moves.do(PlaceStage(peer, stage, moves.state.task.number))
@@ -182,16 +184,33 @@ def _lose(moves: _Moves, peer_id: str, why: str) -> None:
     else:
         _stop(
             moves,
-            f"stage {stage} was held by {peer.name} ({peer_id}), who left after step {state.history.step} ({why}); "
-            "its weights went with it",
-            "start the run again; its last complete snapshot is "
-            + (f"that of step {state.history.saved}" if state.history.saved >= 0 else "none"),
+            f"stage {stage} was held by {peer.name} ({peer_id}), who left after step {state.history.step} ({why})",
+            f"runs cannot be resumed yet; the newest complete snapshot is that of step {state.history.saved}"
+            if state.history.saved >= 0
+            else "runs cannot be resumed yet, and no snapshot was complete: set snapshots.interval in the spec",
         )
 
 
-def _let_go(moves: _Moves, peer_id: str) -> None:
-    moves.do(Dismiss(peer_id, "left the run", "", 0))
-    _lose(moves, peer_id, "it was asked to")
+def _let_go(moves: _Moves, *peers: str) -> None:
+    """They asked to go."""
+    moves.do(*(Dismiss(peer, "left the run", "", 0) for peer in peers))
+    for peer in peers:
+        if not moves.state.history.over:
+            _lose(moves, peer, "it asked to go")
+
+
+def _part_with(moves: _Moves, peer_id: str, what: str, about: int | None) -> None:
+    """A peer that cannot go on, and whom it blames: before the first step both go, for we cannot know who is right."""
+    state = moves.state
+    if peer_id not in state.peers:
+        return
+    accused = [state.history.holders[about]] if about is not None and about < state.stages else []
+    for peer in (peer_id, *accused):
+        moves.do(Dismiss(peer, what, "join again; if it comes back, tell the run's owner", EXIT_OUTSIDE))
+    _lose(moves, peer_id, what)
+    for peer in accused:
+        if not moves.state.history.over:
+            _lose(moves, peer, f"blamed: {what}")
 
 
 def _unplace(moves: _Moves) -> None:
@@ -205,6 +224,9 @@ def _hear(moves: _Moves, task: Task, stage: int, report: Report) -> None:
     if task.kind in ("place", "sync") and not _check_hashes(moves, task, stage, report):
         return
     moves.set(heard={**moves.state.heard, stage: report})
+    if task.kind == "save" and report.not_saved:
+        _give_up_snapshot(moves, task.step, f"stage {stage}: {report.not_saved}")
+        return
     if task.kind == "step":
         moves.set(usage={**moves.state.usage, stage: report})
     if len(moves.state.heard) == moves.state.stages:
@@ -220,9 +242,8 @@ def right_hashes(state: State) -> Hashes | None:
 
 def _check_hashes(moves: _Moves, task: Task, stage: int, report: Report) -> bool:
     state, right, found = moves.state, right_hashes(moves.state), report.hashes
-    if found == right:
+    if right is None or found == right:
         return True
-    assert right is not None
     peer = state.peers[state.history.holders[stage]]
     other = "T_fixed" if found and (found.basis_version, found.basis) == (right.basis_version, right.basis) else "U"
     if task.kind == "place":
@@ -322,8 +343,7 @@ def _go_on(moves: _Moves) -> None:
     """Send the next task, with the last decision where it has not been sent."""
     state = moves.state
     if state.leaving and state.history.saved == state.history.step < state.spec.steps:
-        for peer in sorted(state.leaving):
-            _let_go(moves, peer)
+        _let_go(moves, *sorted(state.leaving))
         return
     decision = state.history.decision if state.undelivered else None
     coming = next_kind(state)
@@ -343,7 +363,7 @@ def _hear_subspace(moves: _Moves, event: SubspaceReported) -> None:
         return
     moves.set(owed=None)
     if event.row:
-        moves.do(WriteRow({"event": "subspace", "step": event.step, **event.row}))
+        moves.do(WriteRow(_subspace_row(state, event)))
     if event.sha256 is not None:
         version = state.history.basis_version + 1
         first = grassmann.first_step_with(state.spec.subspace.update, event.step)
@@ -354,13 +374,21 @@ def _hear_subspace(moves: _Moves, event: SubspaceReported) -> None:
         _go_on(moves)
 
 
+def _subspace_row(state: State, event: SubspaceReported) -> dict[str, Any]:
+    row: dict[str, Any] = {"event": "subspace", "step": event.step, "version": state.history.basis_version}
+    if event.sha256 is not None:
+        row["version"] += 1
+        row["first_step"] = grassmann.first_step_with(state.spec.subspace.update, event.step)
+    return {**row, **event.row}
+
+
 def _take_basis(moves: _Moves, peer_id: str, version: int, sha256: str) -> None:
     state, new = moves.state, moves.state.history.next_basis
     stage = state.stage_of(peer_id)
     if stage is None or new is None or version != new.version:
         return
     if sha256 != new.sha256:
-        _lose(moves, peer_id, f"basis {version} did not reach it whole")
+        _part_with(moves, peer_id, f"basis {version} did not reach it whole", None)
         return
     moves.set(took_basis=state.took_basis | {stage})
     if state.task is None and len(moves.state.took_basis) == state.stages:

@@ -20,6 +20,8 @@ def report_of(done: pb.Done, spec: RunSpec) -> Report:
     """Raises ValueError on what no honest stage says."""
     if len(done.norms) > spec.model.layers + 2 or len(done.parameters) > MOST_PARAMETERS:
         raise ValueError("a report with more parts than the model has")
+    if any(n.squared < 0 for n in done.norms):
+        raise ValueError("a squared norm below zero")
     used = done.usage
     return Report(
         hashes=Hashes(done.basis_version, done.basis_sha256, done.t_fixed_version, done.t_fixed_sha256)
@@ -29,6 +31,7 @@ def report_of(done: pb.Done, spec: RunSpec) -> Report:
         loss_sum=done.loss_sum,
         tokens=done.tokens,
         parameters=tuple((p.name, p.sha256) for p in done.parameters),
+        not_saved=clean(done.not_saved),
         usage={
             "compute_s": used.compute_s,
             "wait_s": used.wait_s,
@@ -43,7 +46,8 @@ def report_of(done: pb.Done, spec: RunSpec) -> Report:
     )
 
 
-def peer_of(peer_id: str, register: pb.Register, address: str, now: float) -> Peer:
+def peer_of(peer_id: str, register: pb.Register, address: str, reached: bool, now: float) -> Peer:
+    """`reached`: we have dialled it at this address and port ourselves. It does not choose what others dial."""
     return Peer(
         id=peer_id,
         name=clean(register.name)[:64] or peer_id,
@@ -51,7 +55,7 @@ def peer_of(peer_id: str, register: pb.Register, address: str, now: float) -> Pe
         memory=register.memory,
         flops=register.flops,
         address=address,
-        host=address if register.host else "",  # never an address of the peer's choosing
+        host=address if reached else "",
         port=register.port,
         since=now,
     )

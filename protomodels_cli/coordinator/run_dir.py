@@ -43,8 +43,11 @@ def open_run_dir(path: Path, spec: RunSpec, base: Path) -> RunDir:
         raise UserError(f"another coordinator runs in {path}", "stop it first, or choose another --run-dir") from None
     if (path / "journal.sqlite").exists() or (path / "metrics.jsonl").exists():
         raise UserError(f"{path} holds a run already", "choose another --run-dir; nothing is written over")
-    authority = new_authority()
-    authority.save(path / "ca")
+    if (path / "ca" / "ca.pem").exists():  # of a start that came no further
+        authority = Authority.load(path / "ca")
+    else:
+        authority = new_authority()
+        authority.save(path / "ca")
     saved = with_absolute_paths(spec, base).model_dump(mode="json")
     write_whole(path / "run.yaml", yaml.safe_dump(saved, sort_keys=False).encode())
     return RunDir(path, lock, authority, new_token())

@@ -35,8 +35,8 @@ from protomodels_cli.wire.tls import COORDINATOR_NAME, Identity, client_context,
 
 DENIED, UNFIT = grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.FAILED_PRECONDITION
 MOST_ENROLLED = 10_000
-MOST_BASIS = 1 << 30
-MOST_PART = 1 << 40
+SESSION_WITHIN = 600.0  # seconds after Enrol
+REGISTER_SECONDS = 30.0
 REACH_SECONDS = 4.0
 
 
@@ -45,6 +45,9 @@ class Enrolled:
     """A peer that showed the token."""
 
     secret: str
+    since: float
+    reached: tuple[str, int] | None = None  # where we have dialled it
+    uploading: bool = False
     outbox: asyncio.Queue[pb.CoordinatorMessage | None] = field(default_factory=asyncio.Queue)
     in_session: bool = False
 
@@ -56,11 +59,11 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
         run_dir: RunDir,
         tell: Callable[[events.Event], None],
         upload: Callable[[str, pb.UploadHeader, Path | bytes], None],
-        part_path: Callable[[str, pb.UploadHeader], Path],
+        admit: Callable[[str, pb.UploadHeader], Path | None],
         status: Callable[[], pb.RunStatus],
     ):
         self._spec, self._run_dir = spec, run_dir
-        self._tell, self._upload, self._part_path, self._status = tell, upload, part_path, status
+        self._tell, self._upload, self._admit, self._status = tell, upload, admit, status
         self._enrolled: dict[str, Enrolled] = {}
         self._identity: Identity = run_dir.authority.issue_with_key(COORDINATOR_NAME)
         self._server = grpc.aio.server(options=SERVER_OPTIONS)
@@ -98,6 +101,7 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
                 f"this peer has pmtrain {clean(request.version)} (protocol {request.protocol}), and the coordinator "
                 f"{__version__} (protocol {PROTOCOL})\ninstall pmtrain {__version__} on this peer",
             )
+        self._forget_the_absent()
         if len(self._enrolled) >= MOST_ENROLLED:
             await context.abort(UNFIT, "too many peers have joined this run\nask its owner to start it again")
         peer = f"p{secrets.token_hex(4)}"
@@ -105,7 +109,7 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
             certificate = self._run_dir.authority.issue(peer_name(peer), request.public_key_pem)
         except ValueError as e:
             await context.abort(UNFIT, f"the peer's key cannot be signed: {e}\ninstall pmtrain {__version__}")
-        self._enrolled[peer] = Enrolled(secrets.token_urlsafe(16))
+        self._enrolled[peer] = Enrolled(secrets.token_urlsafe(16), time.monotonic())
         return pb.EnrolReply(
             peer=peer,
             secret=self._enrolled[peer].secret,
@@ -114,6 +118,12 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
             spec_sha256=self._spec.sha256(),
             clock=time.time(),
         )
+
+    def _forget_the_absent(self) -> None:
+        """Whoever was admitted and never came."""
+        long_ago = time.monotonic() - SESSION_WITHIN
+        for peer in [p for p, e in self._enrolled.items() if not e.in_session and e.since < long_ago]:
+            del self._enrolled[peer]
 
     async def _caller(self, context: grpc.aio.ServicerContext) -> str:
         """The enrolled peer that calls, or the call's end."""
@@ -134,12 +144,14 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
     ) -> pb.ReachabilityReply:
         peer, host = await self._caller(context), self._address(context)
         reason = await self._dial_back(peer, host, request.port)
+        if not reason and peer in self._enrolled:
+            self._enrolled[peer].reached = host, request.port
         return pb.ReachabilityReply(reachable=not reason, host=host, reason=reason)
 
     async def _dial_back(self, peer: str, host: str, port: int) -> str:
         """Shake hands with whoever answers there. Empty: it is that peer; otherwise what is wrong."""
         if not 1 <= port <= 65535 or not host:
-            return "no port was named"
+            return "its address or port is not known"
         try:
             async with asyncio.timeout(REACH_SECONDS):
                 _, writer = await asyncio.open_connection(host, port, ssl=client_context(self._identity))
@@ -164,7 +176,12 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
         enrolled = self._enrolled[peer]
         if enrolled.in_session:
             await context.abort(UNFIT, "this peer has a session already\njoin again")
-        first = await anext(aiter(request_iterator), None)
+        enrolled.in_session = True
+        try:
+            async with asyncio.timeout(REGISTER_SECONDS):
+                first = await anext(aiter(request_iterator), None)
+        except TimeoutError:
+            first = None
         if first is None or not first.HasField("register"):
             await context.abort(UNFIT, "a session begins with a registration\ninstall the coordinator's version")
             return
@@ -172,15 +189,15 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
             await context.abort(
                 UNFIT, "the peer has another spec than this run's (their hashes differ)\njoin with this run's link"
             )
-        enrolled.in_session = True
-        self._tell(events.Joined(peer_of(peer, first.register, address, time.time())))
+        reached = enrolled.reached == (address, first.register.port)
+        self._tell(events.Joined(peer_of(peer, first.register, address, reached, time.time())))
         reading = asyncio.create_task(self._listen(peer, request_iterator))
         try:
             while (message := await self._next_word(enrolled, reading)) is not None:
                 yield message
         finally:
             reading.cancel()
-            del self._enrolled[peer]
+            self._enrolled.pop(peer, None)
             self._tell(events.Left(peer, "its connection ended"))
 
     async def _next_word(self, enrolled: Enrolled, reading: asyncio.Task[None]) -> pb.CoordinatorMessage | None:
@@ -188,11 +205,11 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
         if not enrolled.outbox.empty():
             return enrolled.outbox.get_nowait()
         word = asyncio.ensure_future(enrolled.outbox.get())
-        await asyncio.wait({word, reading}, return_when=asyncio.FIRST_COMPLETED)
-        if word.done():
-            return word.result()
-        word.cancel()
-        return None
+        try:
+            await asyncio.wait({word, reading}, return_when=asyncio.FIRST_COMPLETED)
+            return word.result() if word.done() else None
+        finally:
+            word.cancel()
 
     async def _listen(self, peer: str, messages: AsyncIterator[pb.PeerMessage]) -> None:
         async for message in messages:
@@ -208,7 +225,9 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
                 case "leaving":
                     self._tell(events.Leaving(peer))
                 case "trouble":
-                    self._tell(events.Trouble(peer, clean(message.trouble.what)))
+                    trouble = message.trouble
+                    about = trouble.about if trouble.HasField("about") else None
+                    self._tell(events.Trouble(peer, clean(trouble.what), about))
 
     async def Upload(
         self, request_iterator: AsyncIterator[pb.UploadChunk], context: grpc.aio.ServicerContext
@@ -218,19 +237,31 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
         if first is None or not first.HasField("header"):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "an upload begins with its header")
             return pb.UploadReply()
-        header = first.header
+        enrolled = self._enrolled[peer]
+        if enrolled.uploading:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "one upload at a time")
+        enrolled.uploading = True
         try:
-            if header.kind == pb.UploadHeader.SNAPSHOT_PART:
-                path = self._part_path(peer, header)
-                await _receive_file(request_iterator, header, path)
-                self._upload(peer, header, path)
-            else:
-                self._upload(peer, header, await _receive_bytes(request_iterator, header))
-        except OSError as e:  # our disk, not the peer's fault
-            self._tell(events.SnapshotFailed(header.step, e.strerror or str(e)))
+            await self._receive(peer, first.header, request_iterator)
         except ValueError as e:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(e))
+        finally:
+            enrolled.uploading = False
         return pb.UploadReply()
+
+    async def _receive(self, peer: str, header: pb.UploadHeader, chunks: AsyncIterator[pb.UploadChunk]) -> None:
+        """Raises ValueError on what nobody asked for. A failure of our own disk is not the peer's fault."""
+        try:
+            path = self._admit(peer, header)
+            if path is None:
+                self._upload(peer, header, await _receive_bytes(chunks, header))
+            else:
+                await _receive_file(chunks, header, path)
+                self._upload(peer, header, path)
+        except OSError as e:
+            why = e.strerror or str(e)
+            is_part = header.kind == pb.UploadHeader.SNAPSHOT_PART
+            self._tell(events.SnapshotFailed(header.step, why) if is_part else events.DiskFailed(why))
 
     # Watching
 
@@ -242,8 +273,6 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
 
 
 async def _receive_bytes(chunks: AsyncIterator[pb.UploadChunk], header: pb.UploadHeader) -> bytes:
-    if header.size > MOST_BASIS:
-        raise ValueError(f"an upload of {header.size} bytes")
     content = bytearray()
     async for chunk in chunks:
         content += chunk.data
@@ -254,8 +283,6 @@ async def _receive_bytes(chunks: AsyncIterator[pb.UploadChunk], header: pb.Uploa
 
 
 async def _receive_file(chunks: AsyncIterator[pb.UploadChunk], header: pb.UploadHeader, path: Path) -> None:
-    if header.size > MOST_PART:
-        raise ValueError(f"an upload of {header.size} bytes")
     digest, size = hashlib.sha256(), 0
     with path.open("wb") as file:
         async for chunk in chunks:

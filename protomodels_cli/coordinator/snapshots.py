@@ -32,9 +32,14 @@ class Snapshots:
         self._parts.pop(step, None)
         shutil.rmtree(self._folder / f".{self._name(step)}.partial", ignore_errors=True)
 
-    def complete(self, step: int) -> Path:
+    def has(self, step: int, stage: int) -> bool:
+        return stage in self._parts.get(step, {})
+
+    def complete(self, step: int, stages: int) -> Path:
         """All parts are here: give the snapshot its name, and let go of the oldest."""
-        parts = self._parts.pop(step)
+        parts = self._parts.pop(step, {})
+        if absent := [i for i in range(stages) if i not in parts]:
+            raise OSError(f"stage {absent[0]} handed nothing in")
         work, final = self._folder / f".{self._name(step)}.partial", self._folder / self._name(step)
         hashes = {f"stage-{stage}.safetensors": sha256 for stage, sha256 in sorted(parts.items())}
         write_whole(work / "hashes.json", json.dumps({"step": step, "sha256": hashes}, indent=1).encode())
@@ -42,5 +47,5 @@ class Snapshots:
         sync_folder(self._folder)
         whole = sorted(p for p in self._folder.iterdir() if not p.name.startswith("."))
         for old in whole[: -self._keep]:
-            shutil.rmtree(old)
+            shutil.rmtree(old, ignore_errors=True)
         return final

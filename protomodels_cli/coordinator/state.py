@@ -54,6 +54,7 @@ class Report:
     loss_sum: float = 0.0  # step, evaluation; from the last stage
     tokens: int = 0
     parameters: tuple[tuple[str, str], ...] = ()  # finish: (name, hash)
+    not_saved: str = ""  # save: why its part was not written
     usage: Mapping[str, float] = field(default_factory=dict)  # step
 
 

@@ -33,6 +33,7 @@ def describe(state: State, now: float, started: float, refused: int) -> pb.RunSt
         uptime_s=now - started,
         tokens=history.step * spec.batch.size * spec.model.context,
         refused_connections=refused,
+        waiting_s=max(0.0, now - state.task.started) if state.task else 0.0,
         stages=_stages(state),
         peers=_peers(state, now),
     )
@@ -168,7 +169,7 @@ class Totals:
         self.cpu_s = [s["cpu_s"] for s in stages]
 
     def bytes_summary(self, spec: RunSpec, stages: int) -> dict[str, Any]:
-        """Bytes a token over one boundary, each way, against a dense pipeline's. All that was sent is counted."""
+        """Bytes a token over a boundary, each way, against a dense pipeline's. Headers count, evaluations do not."""
         crossings = self.tokens * (stages - 1)
         forward, backward = (b / crossings if crossings else 0.0 for b in (self.forward_bytes, self.backward_bytes))
         dense = 2.0 * spec.model.width

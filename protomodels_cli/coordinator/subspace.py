@@ -26,6 +26,10 @@ class Subspace:
         folder.mkdir(exist_ok=True)
         self._keep(initial_basis(self._shape.width, spec.subspace.k, spec.seed, self._shape.dtype))
 
+    @property
+    def basis_bytes(self) -> int:
+        return self._shape.width * self._spec.subspace.k * self._shape.dtype.itemsize
+
     def sha256(self, version: int) -> str:
         return self._bases[version].sha256
 

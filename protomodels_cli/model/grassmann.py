@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from protomodels_cli.model.basis import Basis, principal_angles
+from protomodels_cli.model.precise import home_of_float64, to_float64
 from protomodels_cli.spec.schema import SubspaceSpec, UpdateSpec
 
 
@@ -37,13 +38,13 @@ class GradientCovariance:
     """A, gathered over the steps of a window. A step's share counts once the step is applied."""
 
     def __init__(self, width: int, device: torch.device):
-        self.total = torch.zeros(width, width, dtype=torch.float64, device=device)
+        self.total = torch.zeros(width, width, dtype=torch.float64, device=home_of_float64(device))
         self._staged = torch.zeros_like(self.total)
 
     def add(self, gradient: Tensor) -> None:
         """For `Stage.on_release`: one microbatch's gradient, (…, d)."""
         g = gradient.detach().flatten(0, -2)
-        self._staged += (g.T @ g).double()
+        self._staged += to_float64(g.T @ g)
 
     def commit(self) -> None:
         self.total += self._staged
@@ -94,6 +95,17 @@ def align(u: Tensor, old: Tensor) -> Tensor:
     """
     p, _, qt = torch.linalg.svd(u.T @ old)
     return u @ (p @ qt)
+
+
+REPORTED = (
+    "orthonormality_error",
+    "eigenvalue_min",
+    "eigenvalue_max",
+    "angle_max",
+    "angle_mean",
+    "captured_before",
+    "captured_after",
+)
 
 
 def report(old: Basis, new: Basis, a: Tensor) -> dict[str, float]:

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from protomodels_cli.model.forms import Form
+from protomodels_cli.model.precise import home_of_float64
 from protomodels_cli.model.shape import Shape
 
 
@@ -53,9 +54,10 @@ class RMSNorm(nn.Module):
 
 def rotary(tokens: int, head_dim: int, theta: float, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
     """cos and sin, (T, E/2) each, made in float64: positions keep their precision at any context length."""
-    half = torch.arange(0, head_dim, 2, dtype=torch.float64, device=device) / head_dim
-    angles = torch.outer(torch.arange(tokens, dtype=torch.float64, device=device), theta**-half)
-    return angles.cos().to(dtype), angles.sin().to(dtype)
+    home = home_of_float64(torch.device(device))
+    half = torch.arange(0, head_dim, 2, dtype=torch.float64, device=home) / head_dim
+    angles = torch.outer(torch.arange(tokens, dtype=torch.float64, device=home), theta**-half)
+    return angles.cos().to(dtype).to(device), angles.sin().to(dtype).to(device)
 
 
 def rotate(x_BHTE: Tensor, cos_TE: Tensor, sin_TE: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from protomodels_cli.model import rules
 from protomodels_cli.model.basis import Basis
 from protomodels_cli.model.forms import Constrained, Dense, Reparam
 from protomodels_cli.model.llama import Matrix, RMSNorm, Writer
+from protomodels_cli.model.precise import home_of_float64
 from protomodels_cli.model.stage import Stage
 from protomodels_cli.spec.schema import OptimizerSpec, SubspaceSpec
 
@@ -76,7 +77,7 @@ class StageOptimizer:
             assert gradient is not None, f"{slot.name} got no gradient"
             slot.gradient = gradient @ slot.form.basis.u if isinstance(slot.form, Constrained) else gradient
             slot.parameter.grad = None
-            squared = float(torch.linalg.vector_norm(slot.gradient, dtype=torch.float64)) ** 2
+            squared = _squared_norm(slot.gradient)
             norms[slot.unit] = norms.get(slot.unit, 0.0) + squared
         return norms
 
@@ -139,6 +140,11 @@ class StageOptimizer:
             if isinstance(slot.form, Constrained):
                 u = slot.form.basis.u
                 slot.parameter.copy_((slot.parameter @ u) @ u.T)
+
+
+def _squared_norm(gradient: Tensor) -> float:
+    gradient = gradient.to(home_of_float64(gradient.device))
+    return float(torch.linalg.vector_norm(gradient, dtype=torch.float64)) ** 2
 
 
 def reprojects_after(step: int, subspace: SubspaceSpec) -> bool:

@@ -22,6 +22,7 @@ from protomodels_cli.model import grassmann
 from protomodels_cli.model.basis import Basis, initial_basis
 from protomodels_cli.model.gathering import Gathering
 from protomodels_cli.model.optim import StageOptimizer, all_finite, reprojects_after
+from protomodels_cli.model.precise import home_of_float64
 from protomodels_cli.model.schedule import clip_coefficient, gradient_norm, learning_rate
 from protomodels_cli.model.shape import Shape, slices
 from protomodels_cli.model.snapshot import parameter_hashes, weights_sha256
@@ -110,7 +111,7 @@ class Reference:
         last = self.stages[-1]
         self.gathering.begin(step)
         tokens_in_step = self.spec.batch.size * self.spec.model.context
-        total = torch.zeros((), dtype=torch.float64, device=self.device)
+        total = torch.zeros((), dtype=torch.float64, device=home_of_float64(self.device))
         for m in range(self.spec.batch.microbatches):
             windows = torch.from_numpy(self.batches.microbatch(step, m).tokens).to(self.device)
             flights = self.forward(windows[:, :-1], step, m)

@@ -11,6 +11,8 @@ from rich.text import Text
 from protomodels_cli.observe.progress import count, duration, size
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 
+LONG = 2.0  # seconds of waiting in a running run that are worth a word
+
 
 def headline(s: pb.RunStatus) -> str:
     """The run in one line."""
@@ -32,7 +34,7 @@ def picture(s: pb.RunStatus) -> RenderableType:
         rows.append(ProgressBar(total=s.steps, completed=s.step, width=72))
     if s.reason:
         rows.append(Text(f"stopped: {s.reason}", style="bold red"))
-    elif s.waiting_for and s.phase != "running":
+    elif s.waiting_for and (s.phase != "running" or s.waiting_s > LONG):
         rows.append(Text(f"waiting for {s.waiting_for}", style="yellow"))
     if s.stages:
         rows.append(stage_table(s))
@@ -50,7 +52,7 @@ def stage_table(s: pb.RunStatus) -> Table:
         table.add_row(
             str(stage.stage),
             f"{stage.first_layer}–{stage.end_layer - 1}",
-            stage.name,
+            Text(stage.name),  # peers choose their names: no markup of theirs
             stage.state,
             *(f"{share:.0%}" for share in shares),
             *(f"{b:.1f}" if b else "–" for b in (stage.forward_bytes_per_token, stage.backward_bytes_per_token)),
@@ -68,9 +70,9 @@ def peer_table(s: pb.RunStatus) -> RenderableType:
     for p in s.peers:
         table.add_row(
             p.peer,
-            p.name,
+            Text(p.name),
             p.state,
-            p.device,
+            Text(p.device),
             size(p.memory),
             f"{count(p.flops)}FLOP/s",
             p.address,

@@ -117,11 +117,14 @@ def t_fixed_bytes(spec: RunSpec) -> int:
 
 def boundary_bytes(spec: RunSpec) -> dict[str, float]:
     """Bytes a token over one boundary: numbers each way, and the token id on the way forward."""
-    numeral = spec.boundary_width / 8
-    forward, backward = spec.wire.forward, spec.wire.backward
+
+    def numbers(codec: str) -> float:
+        bits = 64 if codec == "fp32" and spec.compute.dtype == "float64" else WIRE_BITS[codec]
+        return spec.boundary_width * bits / 8 + SCALE_BYTES[codec]
+
     return {
-        "forward": numeral * WIRE_BITS[forward] + SCALE_BYTES[forward] + id_bytes(spec),
-        "backward": numeral * WIRE_BITS[backward] + SCALE_BYTES[backward],
+        "forward": numbers(spec.wire.forward) + id_bytes(spec),
+        "backward": numbers(spec.wire.backward),
         "dense_bf16_each_way": 2.0 * spec.model.width,
     }
 

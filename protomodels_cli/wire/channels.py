@@ -14,6 +14,7 @@ _KEEPALIVE = [  # off by default; without it a home router forgets an idle conne
 ]
 CHANNEL_OPTIONS = [
     *_KEEPALIVE,
+    ("grpc.enable_http_proxy", 0),  # peers dial addresses that they were given, not whatever a shell has set up
     ("grpc.use_local_subchannel_pool", 1),  # or two channels to one address share a connection
 ]
 SERVER_OPTIONS = [
@@ -21,6 +22,8 @@ SERVER_OPTIONS = [
     ("grpc.so_reuseport", 0),  # or a second server binds the same port without a word
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.server_handshake_timeout_ms", 10_000),  # two minutes by default
+    ("grpc.max_connection_idle_ms", 600_000),  # without a call; a peer's session is one
+    ("grpc.max_concurrent_streams", 64),
 ]
 
 
@@ -29,6 +32,13 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def bind_address(public: str) -> str:
+    """Where to listen so that this address is answered: loopback alone, or every interface of its family."""
+    if is_loopback(public):
+        return "::1" if ":" in public else "127.0.0.1"
+    return "::" if ":" in public else "0.0.0.0"
 
 
 def own_address() -> str:

@@ -65,6 +65,8 @@ class Assembler:
             same = (frame.leg, frame.step, frame.microbatch) == (first.leg, first.step, first.microbatch)
             if not same or frame.ids:
                 raise BadMessage("a frame in the middle of another message")
+        if frame.more and not frame.payload:
+            raise BadMessage("an empty piece of a message")
         self._pieces.append(frame)
         self._size += len(frame.payload) + len(frame.ids)
         if self._size > self.most_bytes:

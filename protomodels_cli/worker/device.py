@@ -19,9 +19,9 @@ class DeviceError(UserError):
 
 
 def choose(name: str) -> torch.device:
-    """`auto` is the first GPU, else the CPU."""
+    """`auto` is the first CUDA GPU, else the CPU. Apple's GPU has to be asked for: it has no float64."""
     if name == "auto":
-        name = "cuda:0" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+        name = "cuda:0" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
         if device.type not in ("cpu", "cuda", "mps"):
@@ -49,8 +49,10 @@ def free_memory(device: torch.device) -> int:
 
 
 def measure_flops(spec: RunSpec, device: torch.device, seconds: float = 0.1) -> float:
-    """Operations a second in forward and backward of one of the run's own blocks, on one of its microbatches."""
+    """Operations a second in forward and backward of a block of the run's size, on one of its microbatches."""
     torch.set_num_threads(spec.compute.threads)
+    dense = spec.model_copy(update={"subspace": spec.subspace.model_copy(update={"form": "dense"})})
+    flops = unit_flops(dense)["layers.0"]
     shape = Shape.of(spec)
     rows, tokens = spec.batch.size // spec.batch.microbatches, spec.model.context
     with torch.device(device):
@@ -67,7 +69,7 @@ def measure_flops(spec: RunSpec, device: torch.device, seconds: float = 0.1) -> 
         now = time.perf_counter()
         best = min(best, now - started)
         if now > until:
-            return unit_flops(spec)["layers.0"] * rows * tokens / best
+            return flops * rows * tokens / best
 
 
 def _wait_for(device: torch.device) -> None:

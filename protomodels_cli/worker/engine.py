@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, assert_never
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from protomodels_cli.model.basis import Basis
@@ -32,6 +33,7 @@ from protomodels_cli.worker.stage_work import Pass, StageWork
 @dataclass(frozen=True)
 class Build:
     task: int
+    generation: int
     spec: RunSpec
     part: Slice
     basis: Basis | None
@@ -61,7 +63,10 @@ class Run:
 
 @dataclass(frozen=True)
 class ReportSync:
+    """Hash the bytes in use, say so, and put the right ones in their place where they differ."""
+
     task: int
+    basis: Basis | None
 
 
 @dataclass(frozen=True)
@@ -84,7 +89,12 @@ class HoldBasis:
     basis: Basis
 
 
-Order = Build | Decide | Run | ReportSync | WriteState | HashWeights | HoldBasis
+@dataclass(frozen=True)
+class Drop:
+    """Let go of the stage."""
+
+
+Order = Drop | Build | Decide | Run | ReportSync | WriteState | HashWeights | HoldBasis
 
 
 # What comes back
@@ -112,6 +122,7 @@ class Outcome:
     tokens: int = 0
     parameters: list[tuple[str, str]] = field(default_factory=list)
     written: Path | None = None
+    not_saved: str = ""
 
 
 @dataclass(frozen=True)
@@ -134,11 +145,12 @@ class Failure:
 
 
 class Engine(threading.Thread):
-    """`post` is given what comes back and messages to send, in order; it must return at once."""
+    """`post` is given what comes back and messages to send, in order, each with its generation; it returns at once."""
 
-    def __init__(self, device: torch.device, threads: int, post: Callable[[Any], None]):
+    def __init__(self, device: torch.device, threads: int, post: Callable[[int, Any], None]):
         super().__init__(name="compute", daemon=True)
-        self._device, self._threads, self._post = device, threads, post
+        self._device, self._threads, self._post_with = device, threads, post
+        self._generation = self._wanted = 0  # of the stage here, and of what the loop asks for
         self._news = threading.Condition()
         self._orders: deque[Order | None] = deque()  # None: end
         self._arrived: dict[Leg, deque[Message]] = {"forward": deque(), "backward": deque(), "evaluation": deque()}
@@ -167,15 +179,18 @@ class Engine(threading.Thread):
         """A message has left this process."""
         with self._news:
             self._unsent -= 1
+            if self._unsent == 0:
+                self._news.notify()  # from here on, idle is waiting
 
     def next_has_taken(self, messages: int) -> None:
         with self._news:
             self._on_the_way -= messages
             self._news.notify()
 
-    def forget(self) -> None:
-        """A new generation: whatever came for the old one is void."""
+    def forget(self, generation: int) -> None:
+        """A new generation: whatever came for the old one is void, and so is what the thread is still doing for it."""
         with self._news:
+            self._wanted = generation
             self._orders.clear()
             for queue in self._arrived.values():
                 queue.clear()
@@ -185,18 +200,30 @@ class Engine(threading.Thread):
 
     def run(self) -> None:
         torch.set_num_threads(self._threads)  # here: on some builds it is a property of the thread
-        try:
-            while (todo := self._next()) is not None:
-                started, packing = time.perf_counter(), self._packing
-                if isinstance(todo, Message):
-                    self._compute(todo)
-                else:
-                    self._obey(todo)
-                packing = self._packing - packing
-                self._usage.wire += packing
-                self._usage.compute += time.perf_counter() - started - packing
-        except Exception as error:
-            self._post(Failure(error))
+        going = True
+        while going:
+            try:
+                going = self._take_turn()
+            except Exception as error:  # the session says what becomes of it; a new generation starts afresh
+                self._run = self._pass = None
+                self._post(Failure(error))
+
+    def _take_turn(self) -> bool:
+        todo = self._next()
+        if todo is None:
+            return False
+        started, packing = time.perf_counter(), self._packing
+        if isinstance(todo, Message):
+            self._compute(todo)
+        else:
+            self._obey(todo)
+        packing = self._packing - packing
+        self._usage.wire += packing
+        self._usage.compute += time.perf_counter() - started - packing
+        return True
+
+    def _post(self, item: Any) -> None:
+        self._post_with(self._generation, item)
 
     @property
     def _packing(self) -> float:
@@ -224,7 +251,7 @@ class Engine(threading.Thread):
             return None
         inputs, gradients = self._arrived[work.leg], self._arrived["backward"]
         view = View(
-            gradient=self._is_next(gradients, work.step, work.finished),
+            gradient=work.leg == "forward" and self._is_next(gradients, work.step, work.finished),
             input=self._is_next(inputs, work.step, work.entered),
             in_flight=len(work.flights),
             on_the_way=self._on_the_way,
@@ -256,8 +283,9 @@ class Engine(threading.Thread):
             raise BadMessage(f"it used basis {message.basis_version}, and step {run.step} uses {run.basis_version}")
         for outgoing in (self._work.backward if message.leg == "backward" else self._work.forward)(work, message):
             with self._news:
-                self._unsent += 1
-                self._on_the_way += outgoing.leg != "backward"
+                if self._generation == self._wanted:
+                    self._unsent += 1
+                    self._on_the_way += outgoing.leg != "backward"
             self._post(outgoing)
         self._usage.most_in_flight = max(self._usage.most_in_flight, len(work.flights))
         if work.complete:
@@ -266,8 +294,12 @@ class Engine(threading.Thread):
             self._report(run.task, norms=norms, loss_sum=work.loss_sum, tokens=work.tokens)
 
     def _obey(self, order: Order) -> None:
-        if isinstance(order, Build):
+        if isinstance(order, Build | Drop):
             self._run = self._pass = self._work = self._held = None
+        if isinstance(order, Drop):
+            return
+        if isinstance(order, Build):
+            self._generation = order.generation
             self._work = StageWork(order.spec, order.part, order.basis, self._device)
             self._work.stage.warm_up(order.spec.batch.size // order.spec.batch.microbatches, order.spec.model.context)
             self._limit = order.limit
@@ -288,11 +320,17 @@ class Engine(threading.Thread):
                     work.switch_basis(self._held)
                     self._held = None
                 self._run, self._pass = order, work.begin(order.leg, order.step, order.microbatches)
-            case ReportSync(task):
-                self._report(task, sync=work.stage.sync())
+            case ReportSync(task, basis):
+                found = work.stage.sync()
+                if basis is not None and found is not None and found != work.right_sync(basis):
+                    work.repair(basis)
+                self._report(task, sync=found)
             case WriteState(task, path):
-                save_file(stage_state(work.stage, work.optimizer), path)
-                self._report(task, written=path)
+                try:
+                    save_file(stage_state(work.stage, work.optimizer), path)
+                    self._report(task, written=path)
+                except (OSError, SafetensorError) as e:
+                    self._report(task, not_saved=getattr(e, "strerror", None) or str(e))
             case HashWeights(task):
                 self._report(task, parameters=parameter_hashes(work.stage))
             case HoldBasis(basis):

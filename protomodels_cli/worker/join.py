@@ -21,7 +21,7 @@ from protomodels_cli.observe.progress import count, size
 from protomodels_cli.spec.cut import layers_per_stage
 from protomodels_cli.spec.load import spec_from
 from protomodels_cli.spec.schema import RunSpec
-from protomodels_cli.spec.sizes import stage_memory
+from protomodels_cli.spec.sizes import StageMemory
 from protomodels_cli.wire.channels import MOST_FROM_COORDINATOR, is_loopback
 from protomodels_cli.wire.link import JoinLink, address, fetch_authority
 from protomodels_cli.wire.operator import Refused, coordinator_channel, in_words
@@ -43,6 +43,7 @@ class Options:
     folder: Path  # where this peer keeps its files
     port: int  # for neighbours; 0: any
     listen: bool = True  # whether neighbours may dial it
+    memory: int | None = None  # bytes it may use; None: all that is free
 
 
 async def join(options: Options, say: Callable[[str], None]) -> int:
@@ -57,7 +58,7 @@ async def join(options: Options, say: Callable[[str], None]) -> int:
         spec = _check_spec(enrolled)
         _check_clock(enrolled.clock)
         folder = _check_disk(spec, options.folder / f"{spec.name}-{link.fingerprint[:8]}")
-        memory = _check_memory(spec, device)
+        memory = _check_memory(spec, device, options.memory)
         identity = Identity(key, enrolled.certificate_pem, authority)
         flops = await asyncio.to_thread(devices.measure_flops, spec, device)
         listener = Listener(identity)
@@ -72,14 +73,16 @@ async def join(options: Options, say: Callable[[str], None]) -> int:
             reach = pb.ReachabilityReply()
             if options.listen:
                 request = pb.ReachabilityRequest(port=listener.port)
-                reach = await stub.CheckReachability(request, metadata=credentials_of_peer, timeout=30)
+                try:
+                    reach = await stub.CheckReachability(request, metadata=credentials_of_peer, timeout=30)
+                except grpc.aio.AioRpcError as e:
+                    raise in_words(e) from None
                 say(_reach_in_words(reach, listener.port))
             register = pb.Register(
                 spec_sha256=spec.sha256(),
                 device=devices.in_words(device),
                 memory=memory,
                 flops=flops,
-                host=reach.host if reach.reachable else "",
                 port=listener.port,
                 name=options.name,
             )
@@ -107,7 +110,6 @@ async def _enrol(stub: rpc.PeeringStub, options: Options, key: bytes) -> pb.Enro
         version=__version__,
         protocol=PROTOCOL,
         public_key_pem=public_key_of(key),
-        name=options.name,
     )
     try:
         return await stub.Enrol(request, timeout=30)
@@ -147,7 +149,7 @@ def _check_disk(spec: RunSpec, folder: Path) -> Path:
         probe.unlink()
     except OSError as e:
         raise UserError(f"{folder} cannot be written: {e.strerror}", "name another folder with --dir") from None
-    free, need = shutil.disk_usage(folder).free, _least_memory(spec)
+    free, need = shutil.disk_usage(folder).free, _least(spec, lambda m, first, end, after: m.kept(first, end))
     if free < need:
         raise UserError(
             f"{folder} has {size(free)} free, and a stage's snapshot may need {size(need)}",
@@ -156,19 +158,20 @@ def _check_disk(spec: RunSpec, folder: Path) -> Path:
     return folder
 
 
-def _least_memory(spec: RunSpec) -> int:
-    """Of all stages this peer could be asked to hold."""
+def _least(spec: RunSpec, size_of: Callable[[StageMemory, int, int, int], int]) -> int:
+    """The size of the smallest stage that this peer could be asked to hold."""
+    sizes = StageMemory(spec)
     if spec.stages == "auto":
-        return min(stage_memory(spec, i, i + 1, 0) for i in range(spec.model.layers))
+        return min(size_of(sizes, i, i + 1, 0) for i in range(spec.model.layers))
     ends = list(itertools.accumulate(layers_per_stage(spec)))
-    return min(
-        stage_memory(spec, first, end, len(ends) - 1 - i)
-        for i, (first, end) in enumerate(zip([0, *ends], ends, strict=False))
-    )
+    starts = [0, *ends[:-1]]
+    after = range(len(ends) - 1, -1, -1)
+    return min(size_of(sizes, *stage) for stage in zip(starts, ends, after, strict=True))
 
 
-def _check_memory(spec: RunSpec, device: torch.device) -> int:
-    have, need = devices.free_memory(device), _least_memory(spec)
+def _check_memory(spec: RunSpec, device: torch.device, most: int | None) -> int:
+    have, need = devices.free_memory(device), _least(spec, StageMemory.total)
+    have = have if most is None else min(have, most)
     if have < need:
         raise UserError(
             f"the smallest stage needs {size(need)}, and {device} has {size(have)} free",

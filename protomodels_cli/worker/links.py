@@ -12,6 +12,7 @@ from typing import Protocol
 
 import grpc
 
+from protomodels_cli.errors import UserError
 from protomodels_cli.wire.channels import CHANNEL_OPTIONS, SERVER_OPTIONS
 from protomodels_cli.wire.frames import Assembler, BadMessage, Message, frames_of
 from protomodels_cli.wire.link import address
@@ -45,19 +46,22 @@ class Link:
         self.generation, self.boundary, self.neighbour, self.to_next = generation, boundary, neighbour, to_next
         self._deliver, self._has_sent, self._credited = deliver, has_sent, credited
         self._legs = ("backward",) if to_next else ("forward", "evaluation")  # what may come in
-        self._credit_every = max(1, window // 2)
+        self._window, self._credit_every = window, max(1, window // 2)
         self._assembler = Assembler(most_bytes)
         self._outbox: asyncio.Queue[pb.Frame | None] = asyncio.Queue()  # None: the end of a message
-        self._taken = self._told = self._heard = 0
+        self._taken = self._told = self._heard = 0  # messages taken here, told to the neighbour, taken there
+        self._came = self._went = 0  # messages
         self.neighbour_stage = boundary + 1 if to_next else boundary
         self.open, self.closed = asyncio.Event(), asyncio.Event()
         self.error: Exception | None = None
+        self._serving: asyncio.Future[None] | None = None
         self.bytes_sent = {"forward": 0, "backward": 0, "evaluation": 0, "credit": 0}
         self.refused = 0
 
     def send(self, message: Message) -> None:
         for frame in frames_of(message, self.generation):
             self._queue(frame, message.leg)
+        self._went += 1
         self._outbox.put_nowait(None)
 
     def take(self) -> None:
@@ -75,15 +79,31 @@ class Link:
     async def run(self, stream: Stream) -> None:
         """Serve the stream until it ends."""
         self.open.set()
-        writer = asyncio.create_task(self._write(stream))
+        self._serving = asyncio.ensure_future(self._serve(stream))
         try:
-            await self._read(stream)
+            await self._serving
         except Exception as error:
             self.error = error
             raise
         finally:
-            writer.cancel()
+            self._serving.cancel()
             self.closed.set()
+
+    def close(self) -> None:
+        """Its generation is over: nothing more goes in or out."""
+        if self._serving is not None:
+            self._serving.cancel()
+
+    async def _serve(self, stream: Stream) -> None:
+        tasks = {asyncio.ensure_future(self._read(stream)), asyncio.ensure_future(self._write(stream))}
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()  # raises what ended it
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _write(self, stream: Stream) -> None:
         while True:
@@ -98,16 +118,27 @@ class Link:
             if frame.generation != self.generation:
                 self.refused += 1
                 continue
-            if frame.taken > self._heard:
-                self._credited(frame.taken - self._heard)
-                self._heard = frame.taken
+            self._take_credit(frame.taken)
             if frame.leg == pb.Frame.CREDIT:
                 continue
             message = self._assembler.add(frame)
             if message is not None:
-                if message.leg not in self._legs:
-                    raise BadMessage(f"a {message.leg} message came from the wrong side")
-                self._deliver(message)
+                self._take_in(message)
+
+    def _take_credit(self, taken: int) -> None:
+        if taken > self._went:
+            raise BadMessage(f"{taken} messages taken of {self._went}")
+        if taken > self._heard:
+            self._credited(taken - self._heard)
+            self._heard = taken
+
+    def _take_in(self, message: Message) -> None:
+        if message.leg not in self._legs:
+            raise BadMessage(f"a {message.leg} message came from the wrong side")
+        self._came += 1
+        if self._came - self._taken > self._window:
+            raise BadMessage(f"more than {self._window} messages without a credit")
+        self._deliver(message)
 
 
 async def dial(link: Link, host: str, port: int, identity: Identity) -> None:
@@ -136,7 +167,10 @@ class Listener(rpc.NeighbourServicer):
         self.port = 0
 
     async def start(self, host: str, port: int) -> None:
-        self.port = self._server.add_secure_port(f"{host}:{port}", self._credentials)
+        try:
+            self.port = self._server.add_secure_port(f"{host}:{port}", self._credentials)
+        except RuntimeError:
+            raise UserError(f"port {port} cannot be opened", "choose another with --port, or leave it out") from None
         await self._server.start()
 
     async def stop(self) -> None:
@@ -156,7 +190,7 @@ class Listener(rpc.NeighbourServicer):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "generation and boundary must be given")
         link = self._links.get(key)
         caller = [name.decode() for name in context.auth_context().get("x509_subject_alternative_name", [])]
-        if link is None or peer_name(link.neighbour) not in caller:
+        if link is None or link.open.is_set() or peer_name(link.neighbour) not in caller:
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, "no link is expected from this peer")
             return
         await context.send_initial_metadata(())

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import hashlib
 import json
+import os
 import signal
 import sys
 import time
@@ -56,7 +57,7 @@ class Session:
         self.spec, self.identity, self.listener, self.stub, self.metadata = spec, identity, listener, stub, metadata
         self.door, self.folder, self.say = door, folder, say
         self._loop = asyncio.get_running_loop()
-        self._outbox: asyncio.Queue[pb.PeerMessage | None] = asyncio.Queue()
+        self._outbox: asyncio.Queue[pb.PeerMessage] = asyncio.Queue()
         self._over: asyncio.Future[int] = self._loop.create_future()
         self._engine = eng.Engine(device, spec.compute.threads, self._post)
         self._place: pb.Place | None = None
@@ -64,7 +65,7 @@ class Session:
         self._relays: list[RelayedAcceptor | RelayedDialler] = []
         self._streams: set[asyncio.Task[Any]] = set()  # of this generation
         self._chores: set[asyncio.Task[Any]] = set()
-        self._saving: tuple[int, int] | None = None  # task and step
+        self._saving = 0  # the step of the last snapshot asked for
         self._counted: dict[str, int] = {}
         self._cpu_before: float | None = None
         self._interrupts = 0
@@ -104,8 +105,8 @@ class Session:
             raise UserError("the coordinator closed the session without a word", "join again")
 
     async def _outgoing(self) -> AsyncIterator[pb.PeerMessage]:
-        while (message := await self._outbox.get()) is not None:
-            yield message
+        while True:
+            yield await self._outbox.get()
 
     def _say_to_coordinator(self, **body: Any) -> None:
         self._outbox.put_nowait(pb.PeerMessage(**body))
@@ -113,6 +114,9 @@ class Session:
     async def _obey(self, message: pb.CoordinatorMessage) -> None:
         match message.WhichOneof("body"):
             case "spare":
+                if self._place is not None:
+                    await self._drop_generation()
+                    self._engine.order(eng.Drop())
                 self.say(f"waiting: {message.spare.why}")
             case "place":
                 await self._take_place(message.place)
@@ -141,8 +145,7 @@ class Session:
     # A stage
 
     async def _take_place(self, place: pb.Place) -> None:
-        await self._drop_generation()
-        self._engine.forget()
+        await self._drop_generation(place.generation)
         self._place = place
         spec = self.spec.model_copy(update={"stages": list(place.layers_per_stage)})
         part = slices(spec)[place.stage]
@@ -158,7 +161,7 @@ class Session:
             + (" with the embedding" if part.is_first else "")
             + (" with the head" if part.is_last else "")
         )
-        self._engine.order(eng.Build(place.task, spec, part, basis, limit))
+        self._engine.order(eng.Build(place.task, place.generation, spec, part, basis, limit))
 
     def _prepare_link(self, side: str, boundary: int, route: pb.Route, stages: int) -> None:
         assert self._place is not None
@@ -181,8 +184,13 @@ class Session:
             acceptor.start()
             self._relays.append(acceptor)
 
-    async def _drop_generation(self) -> None:
+    async def _drop_generation(self, following: int = 0) -> None:
+        """Nothing of this generation goes in or out any more."""
+        self._place = None
+        self._engine.forget(following)
         self.listener.forget()
+        for link in self._links.values():
+            link.close()
         for task in self._streams:
             task.cancel()
         await asyncio.gather(*self._streams, return_exceptions=True)
@@ -195,13 +203,14 @@ class Session:
 
     async def _connect(self, task: int) -> None:
         assert self._place is not None
-        for side, link in self._links.items():
+        links = dict(self._links)
+        for side, link in links.items():
             route: pb.Route = getattr(self._place, side)
             if route.way in (pb.Route.DIAL, pb.Route.RELAY_DIAL):
                 self._start_stream(link, self._dial(link, route))
             else:
                 self._start_stream(link, self._wait_for_end(link))
-        for link in self._links.values():
+        for link in links.values():
             await link.open.wait()
         self._say_to_coordinator(done=pb.Done(task=task))
 
@@ -228,7 +237,7 @@ class Session:
             return
         error = task.exception()
         if isinstance(error, BadMessage):
-            self._trouble(f"stage {link.neighbour_stage} sent a message that cannot be: {error}")
+            self._trouble(f"stage {link.neighbour_stage} sent a message that cannot be: {error}", link.neighbour_stage)
         else:
             self._chore(self._complain_unless_explained(link))
 
@@ -236,7 +245,7 @@ class Session:
         """A neighbour hung up. It may have been sent away, and we with it: the coordinator will say."""
         await asyncio.sleep(GRACE)
         if link in self._links.values():
-            self._trouble(f"the stream to stage {link.neighbour_stage} broke")
+            self._trouble(f"the stream to stage {link.neighbour_stage} broke", link.neighbour_stage)
 
     # Turns
 
@@ -249,7 +258,8 @@ class Session:
             self._show_step(d)
         match turn.WhichOneof("next"):
             case "connect":
-                self._chore(self._connect(turn.task))
+                connecting = self._chore(self._connect(turn.task))
+                self._streams.add(connecting)  # ends with its generation
             case "step":
                 if self._cpu_before is None:
                     self._cpu_before = time.process_time()
@@ -259,9 +269,10 @@ class Session:
                 e = turn.evaluation
                 self._engine.order(eng.Run(turn.task, "evaluation", e.step, e.microbatches, e.basis_version))
             case "sync":
-                self._engine.order(eng.ReportSync(turn.task))
+                basis = self._basis(turn.sync.basis) if turn.sync.HasField("basis") else None
+                self._engine.order(eng.ReportSync(turn.task, basis))
             case "save":
-                self._saving = turn.task, turn.save.step
+                self._saving = turn.save.step
                 path = self.folder / f"stage-{self._place.stage}.safetensors"
                 self._engine.order(eng.WriteState(turn.task, path))
             case "finish":
@@ -276,17 +287,19 @@ class Session:
 
     # What the engine posts
 
-    def _post(self, item: Any) -> None:
+    def _post(self, generation: int, item: Any) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to tell
-            self._loop.call_soon_threadsafe(self._receive, item)
+            self._loop.call_soon_threadsafe(self._receive, generation, item)
 
-    def _receive(self, item: Any) -> None:
+    def _receive(self, generation: int, item: Any) -> None:
+        if self._place is None or generation != self._place.generation or self._over.done():
+            return  # of a stage that we do not hold any more
         match item:
             case Message():
                 self._links["previous" if item.leg == "backward" else "next"].send(item)
             case eng.Taken(leg):
                 side = "next" if leg == "backward" else "previous"
-                if side in self._links:
+                if side in self._links:  # token ids come without a link
                     self._links[side].take()
             case eng.Outcome(written=path) if path is not None:
                 self._chore(self._hand_in(item, path))
@@ -308,6 +321,7 @@ class Session:
             norms=[pb.UnitNorm(unit=unit, squared=squared) for unit, squared in outcome.norms.items()],
             loss_sum=outcome.loss_sum,
             tokens=outcome.tokens,
+            not_saved=outcome.not_saved,
             parameters=[pb.ParameterHash(name=name, sha256=sha256) for name, sha256 in outcome.parameters],
             usage=pb.Usage(
                 compute_s=used.compute,
@@ -329,9 +343,7 @@ class Session:
         return total - before
 
     async def _hand_in(self, outcome: eng.Outcome, path: Path) -> None:
-        assert self._saving is not None
-        _, step = self._saving
-        await self._upload(pb.UploadHeader(kind=pb.UploadHeader.SNAPSHOT_PART, step=step), path)
+        await self._upload(pb.UploadHeader(kind=pb.UploadHeader.SNAPSHOT_PART, step=self._saving), path)
         path.unlink()
         self._say_to_coordinator(done=self._done(outcome))
 
@@ -351,27 +363,32 @@ class Session:
         try:
             await self.stub.Upload(_chunks(header, content), metadata=self.metadata)
         except grpc.aio.AioRpcError as e:
-            if not self._over.done():
-                self._fail(UserError(f"the coordinator did not take an upload: {e.details()}", "see its own output"))
+            raise UserError(f"the coordinator did not take an upload: {e.details()}", "see its own output") from None
 
     # Ends
 
-    def _trouble(self, what: str) -> None:
-        self._say_to_coordinator(trouble=pb.Trouble(what=what))
+    def _trouble(self, what: str, about: int | None = None) -> None:
+        self._say_to_coordinator(trouble=pb.Trouble(what=what, about=about))
 
     def _fail(self, error: Exception) -> None:
         """This peer cannot go on: tell the coordinator, then stop with the error."""
-        what = f"out of memory on its device: {error}" if isinstance(error, torch.OutOfMemoryError) else str(error)
-        if isinstance(error, BadMessage):
-            what = f"a neighbour sent a message that cannot be: {error}"
-        self._trouble(what.splitlines()[0] if what else type(error).__name__)
-        if not self._over.done() and not isinstance(error, BadMessage):
+        if isinstance(error, BadMessage):  # the coordinator decides what becomes of us both
+            self._trouble(f"a neighbour sent a message that cannot be: {error}")
+            return
+        if is_out_of_memory(error):
+            error = UserError(
+                f"the device ran out of memory: {str(error).splitlines()[0]}",
+                "close other programs, or ask the run's owner for more microbatches or a lower batch.in_flight",
+            )
+        self._trouble((str(error) or type(error).__name__).splitlines()[0])
+        if not self._over.done():
             self._over.set_exception(error)
 
-    def _chore(self, work: Coroutine[Any, Any, None]) -> None:
+    def _chore(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self._chores.add(task)
         task.add_done_callback(self._chore_done)
+        return task
 
     def _chore_done(self, task: asyncio.Task[None]) -> None:
         self._chores.discard(task)
@@ -386,10 +403,11 @@ class Session:
     def _interrupt(self) -> None:
         self._interrupts += 1
         if self._interrupts == 1:
-            self.say("leaving after this step; once more to leave at once")
+            self.say("leaving as soon as the step is done; once more to leave at once")
             self._say_to_coordinator(leaving=pb.Leaving())
-        elif not self._over.done():
-            self._over.set_result(EXIT_INTERRUPTED)
+        else:
+            sys.stdout.flush()
+            os._exit(EXIT_INTERRUPTED)  # at once: a long operation on the device is not waited for
 
     def _basis(self, message: pb.Basis) -> Basis:
         shape = Shape.of(self.spec)
@@ -397,6 +415,11 @@ class Session:
         if basis.sha256 != message.sha256:
             raise UserError(f"basis {message.version} arrived damaged", "join again")
         return basis
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """CUDA has a type for it, the CPU's allocator a plain RuntimeError."""
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "not enough memory" in str(error)
 
 
 def _hash_file(path: Path) -> str:

@@ -17,8 +17,10 @@ from protomodels_cli.model import grassmann
 from protomodels_cli.model.basis import Basis
 from protomodels_cli.model.gathering import Gathering
 from protomodels_cli.model.optim import StageOptimizer, reprojects_after
+from protomodels_cli.model.precise import home_of_float64
 from protomodels_cli.model.shape import Shape, Slice
-from protomodels_cli.model.stage import InFlight, Leg, Place, Stage
+from protomodels_cli.model.stage import InFlight, Leg, Place, Stage, Sync, t_fixed_of
+from protomodels_cli.model.t_fixed import VERSION as T_FIXED_VERSION
 from protomodels_cli.spec.schema import RunSpec
 from protomodels_cli.spec.sizes import id_bytes
 from protomodels_cli.wire.codecs import codec_for, pack, unpack, unpack_ids
@@ -53,7 +55,7 @@ class StageWork:
         self.codecs = {leg: codec_for(spec, leg) for leg in ("forward", "backward", "evaluation")}
         self.tokens_in_step = spec.batch.size * spec.model.context
         self.packing_seconds = 0.0
-        self._loss = torch.zeros((), dtype=torch.float64, device=device)
+        self._loss = torch.zeros((), dtype=torch.float64, device=home_of_float64(device))
 
     @property
     def basis_version(self) -> int:
@@ -88,7 +90,9 @@ class StageWork:
         return [self._message("backward", work.step, message.microbatch, gradient, b"")]
 
     def backward(self, work: Pass, message: Message) -> list[Message]:
-        flight = work.flights.pop(message.microbatch)
+        flight = work.flights.pop(message.microbatch, None)
+        if flight is None:
+            raise BadMessage(f"a gradient of microbatch {message.microbatch}, which was not sent yet")
         gradient = self.stage.run_backward(flight, self._received(message, tuple(flight.output.shape)))
         work.finished += 1
         if gradient is None:
@@ -154,6 +158,14 @@ class StageWork:
         if self.gathering is None or not grassmann.reports(self.spec.subspace, step):
             return None
         return self.gathering.report(step) or ({}, None)
+
+    def right_sync(self, basis: Basis) -> Sync:
+        return Sync(basis.version, basis.sha256, T_FIXED_VERSION, t_fixed_of(self.spec).sha256())
+
+    def repair(self, basis: Basis) -> None:
+        """Put the run's own bytes in the place of damaged ones."""
+        self.stage.form.basis = basis.copy_to(self.device)  # type: ignore[attr-defined]
+        self.stage.t_fixed = t_fixed_of(self.spec, self.device)
 
     def switch_basis(self, new: Basis) -> None:
         self.optimizer.switch_basis(new, self.spec.subspace.update.move)

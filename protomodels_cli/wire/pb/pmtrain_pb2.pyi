@@ -8,18 +8,16 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class EnrolRequest(_message.Message):
-    __slots__ = ("token", "version", "protocol", "public_key_pem", "name")
+    __slots__ = ("token", "version", "protocol", "public_key_pem")
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     PUBLIC_KEY_PEM_FIELD_NUMBER: _ClassVar[int]
-    NAME_FIELD_NUMBER: _ClassVar[int]
     token: str
     version: str
     protocol: int
     public_key_pem: bytes
-    name: str
-    def __init__(self, token: _Optional[str] = ..., version: _Optional[str] = ..., protocol: _Optional[int] = ..., public_key_pem: _Optional[bytes] = ..., name: _Optional[str] = ...) -> None: ...
+    def __init__(self, token: _Optional[str] = ..., version: _Optional[str] = ..., protocol: _Optional[int] = ..., public_key_pem: _Optional[bytes] = ...) -> None: ...
 
 class EnrolReply(_message.Message):
     __slots__ = ("peer", "secret", "certificate_pem", "spec_json", "spec_sha256", "clock")
@@ -68,25 +66,23 @@ class PeerMessage(_message.Message):
     def __init__(self, register: _Optional[_Union[Register, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., basis_taken: _Optional[_Union[BasisTaken, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., trouble: _Optional[_Union[Trouble, _Mapping]] = ...) -> None: ...
 
 class Register(_message.Message):
-    __slots__ = ("spec_sha256", "device", "memory", "flops", "host", "port", "name")
+    __slots__ = ("spec_sha256", "device", "memory", "flops", "port", "name")
     SPEC_SHA256_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     MEMORY_FIELD_NUMBER: _ClassVar[int]
     FLOPS_FIELD_NUMBER: _ClassVar[int]
-    HOST_FIELD_NUMBER: _ClassVar[int]
     PORT_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     spec_sha256: str
     device: str
     memory: int
     flops: float
-    host: str
     port: int
     name: str
-    def __init__(self, spec_sha256: _Optional[str] = ..., device: _Optional[str] = ..., memory: _Optional[int] = ..., flops: _Optional[float] = ..., host: _Optional[str] = ..., port: _Optional[int] = ..., name: _Optional[str] = ...) -> None: ...
+    def __init__(self, spec_sha256: _Optional[str] = ..., device: _Optional[str] = ..., memory: _Optional[int] = ..., flops: _Optional[float] = ..., port: _Optional[int] = ..., name: _Optional[str] = ...) -> None: ...
 
 class Done(_message.Message):
-    __slots__ = ("task", "t_fixed_sha256", "t_fixed_version", "basis_sha256", "basis_version", "norms", "loss_sum", "tokens", "usage", "parameters")
+    __slots__ = ("task", "t_fixed_sha256", "t_fixed_version", "basis_sha256", "basis_version", "norms", "loss_sum", "tokens", "usage", "parameters", "not_saved")
     TASK_FIELD_NUMBER: _ClassVar[int]
     T_FIXED_SHA256_FIELD_NUMBER: _ClassVar[int]
     T_FIXED_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -97,6 +93,7 @@ class Done(_message.Message):
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     USAGE_FIELD_NUMBER: _ClassVar[int]
     PARAMETERS_FIELD_NUMBER: _ClassVar[int]
+    NOT_SAVED_FIELD_NUMBER: _ClassVar[int]
     task: int
     t_fixed_sha256: str
     t_fixed_version: int
@@ -107,7 +104,8 @@ class Done(_message.Message):
     tokens: int
     usage: Usage
     parameters: _containers.RepeatedCompositeFieldContainer[ParameterHash]
-    def __init__(self, task: _Optional[int] = ..., t_fixed_sha256: _Optional[str] = ..., t_fixed_version: _Optional[int] = ..., basis_sha256: _Optional[str] = ..., basis_version: _Optional[int] = ..., norms: _Optional[_Iterable[_Union[UnitNorm, _Mapping]]] = ..., loss_sum: _Optional[float] = ..., tokens: _Optional[int] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., parameters: _Optional[_Iterable[_Union[ParameterHash, _Mapping]]] = ...) -> None: ...
+    not_saved: str
+    def __init__(self, task: _Optional[int] = ..., t_fixed_sha256: _Optional[str] = ..., t_fixed_version: _Optional[int] = ..., basis_sha256: _Optional[str] = ..., basis_version: _Optional[int] = ..., norms: _Optional[_Iterable[_Union[UnitNorm, _Mapping]]] = ..., loss_sum: _Optional[float] = ..., tokens: _Optional[int] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., parameters: _Optional[_Iterable[_Union[ParameterHash, _Mapping]]] = ..., not_saved: _Optional[str] = ...) -> None: ...
 
 class UnitNorm(_message.Message):
     __slots__ = ("unit", "squared")
@@ -160,10 +158,12 @@ class Leaving(_message.Message):
     def __init__(self) -> None: ...
 
 class Trouble(_message.Message):
-    __slots__ = ("what",)
+    __slots__ = ("what", "about")
     WHAT_FIELD_NUMBER: _ClassVar[int]
+    ABOUT_FIELD_NUMBER: _ClassVar[int]
     what: str
-    def __init__(self, what: _Optional[str] = ...) -> None: ...
+    about: int
+    def __init__(self, what: _Optional[str] = ..., about: _Optional[int] = ...) -> None: ...
 
 class CoordinatorMessage(_message.Message):
     __slots__ = ("spare", "place", "turn", "feed", "basis", "dismissal")
@@ -436,7 +436,7 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class RunStatus(_message.Message):
-    __slots__ = ("name", "phase", "waiting_for", "step", "steps", "loss", "eval_loss", "tokens_per_s", "eta_s", "generation", "basis_version", "stages", "peers", "spec_sha256", "reason", "uptime_s", "tokens", "refused_connections")
+    __slots__ = ("name", "phase", "waiting_for", "step", "steps", "loss", "eval_loss", "tokens_per_s", "eta_s", "generation", "basis_version", "stages", "peers", "spec_sha256", "reason", "uptime_s", "tokens", "refused_connections", "waiting_s")
     NAME_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     WAITING_FOR_FIELD_NUMBER: _ClassVar[int]
@@ -455,6 +455,7 @@ class RunStatus(_message.Message):
     UPTIME_S_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     REFUSED_CONNECTIONS_FIELD_NUMBER: _ClassVar[int]
+    WAITING_S_FIELD_NUMBER: _ClassVar[int]
     name: str
     phase: str
     waiting_for: str
@@ -473,7 +474,8 @@ class RunStatus(_message.Message):
     uptime_s: float
     tokens: int
     refused_connections: int
-    def __init__(self, name: _Optional[str] = ..., phase: _Optional[str] = ..., waiting_for: _Optional[str] = ..., step: _Optional[int] = ..., steps: _Optional[int] = ..., loss: _Optional[float] = ..., eval_loss: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., eta_s: _Optional[float] = ..., generation: _Optional[int] = ..., basis_version: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[StageStatus, _Mapping]]] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ..., spec_sha256: _Optional[str] = ..., reason: _Optional[str] = ..., uptime_s: _Optional[float] = ..., tokens: _Optional[int] = ..., refused_connections: _Optional[int] = ...) -> None: ...
+    waiting_s: float
+    def __init__(self, name: _Optional[str] = ..., phase: _Optional[str] = ..., waiting_for: _Optional[str] = ..., step: _Optional[int] = ..., steps: _Optional[int] = ..., loss: _Optional[float] = ..., eval_loss: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., eta_s: _Optional[float] = ..., generation: _Optional[int] = ..., basis_version: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[StageStatus, _Mapping]]] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ..., spec_sha256: _Optional[str] = ..., reason: _Optional[str] = ..., uptime_s: _Optional[float] = ..., tokens: _Optional[int] = ..., refused_connections: _Optional[int] = ..., waiting_s: _Optional[float] = ...) -> None: ...
 
 class StageStatus(_message.Message):
     __slots__ = ("stage", "first_layer", "end_layer", "peer", "name", "state", "compute_share", "wait_share", "wire_share", "forward_bytes_per_token", "backward_bytes_per_token", "ratio_bf16", "most_in_flight", "peak_memory")

@@ -61,7 +61,7 @@ class PeeringServicer(object):
 
     def Enrol(self, request, context):
         """Presents the join token; gets an id, a certificate for the peer's key and the run's spec. Changes nothing else: a
-        peer that was admitted and never opens a session is forgotten.
+        peer that was admitted and opens no session within ten minutes is forgotten.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
