@@ -180,7 +180,8 @@ def test_extra_peers_wait_as_spares_and_say_so(pool: Pool):
 
 def test_a_holder_that_never_becomes_ready_is_replaced(pool: Pool):
     spec = make_spec(stages=2, steps=3, limits={"place_seconds": 4.0})
-    run_dir = pool.start(spec, [{"fault": {"kind": "never_ready"}}, {}])  # both are needed
+    run_dir = pool.start(spec, [{"fault": {"kind": "never_ready"}}, {}])
+    wait_for_event(run_dir, "generation 1")  # both hold a stage
     link = (run_dir / "link").read_text().strip()
     pool.peers[2].start(kind="join", link=link, name="late", dir=str(run_dir / "late"))
     assert [p.result()["exit"] for p in pool.peers[:3]] == [3, 0, 0]

@@ -177,20 +177,15 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
         if enrolled.in_session:
             await context.abort(UNFIT, "this peer has a session already\njoin again")
         enrolled.in_session = True
-        try:
-            async with asyncio.timeout(REGISTER_SECONDS):
-                first = await anext(aiter(request_iterator), None)
-        except TimeoutError:
-            first = None
-        if first is None or not first.HasField("register"):
-            await context.abort(UNFIT, "a session begins with a registration\ninstall the coordinator's version")
-            return
-        if first.register.spec_sha256 != self._spec.sha256():
+        register = await self._registration(request_iterator)
+        if register is None or register.spec_sha256 != self._spec.sha256():
+            del self._enrolled[peer]
             await context.abort(
                 UNFIT, "the peer has another spec than this run's (their hashes differ)\njoin with this run's link"
             )
-        reached = enrolled.reached == (address, first.register.port)
-        self._tell(events.Joined(peer_of(peer, first.register, address, reached, time.time())))
+            return
+        reached = enrolled.reached == (address, register.port)
+        self._tell(events.Joined(peer_of(peer, register, address, reached, time.time())))
         reading = asyncio.create_task(self._listen(peer, request_iterator))
         try:
             while (message := await self._next_word(enrolled, reading)) is not None:
@@ -199,6 +194,15 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
             reading.cancel()
             self._enrolled.pop(peer, None)
             self._tell(events.Left(peer, "its connection ended"))
+
+    async def _registration(self, messages: AsyncIterator[pb.PeerMessage]) -> pb.Register | None:
+        """A session's first message, if it is that and comes in time."""
+        try:
+            async with asyncio.timeout(REGISTER_SECONDS):
+                first = await anext(aiter(messages), None)
+        except TimeoutError:
+            return None
+        return first.register if first is not None and first.HasField("register") else None
 
     async def _next_word(self, enrolled: Enrolled, reading: asyncio.Task[None]) -> pb.CoordinatorMessage | None:
         """What to say to the peer next; None when there is nothing more, or nobody listens."""

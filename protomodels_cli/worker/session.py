@@ -65,6 +65,7 @@ class Session:
         self._relays: list[RelayedAcceptor | RelayedDialler] = []
         self._streams: set[asyncio.Task[Any]] = set()  # of this generation
         self._chores: set[asyncio.Task[Any]] = set()
+        self._one_upload = asyncio.Lock()
         self._saving = 0  # the step of the last snapshot asked for
         self._counted: dict[str, int] = {}
         self._cpu_before: float | None = None
@@ -84,9 +85,9 @@ class Session:
                 await control  # raises what ended it
             return self._over.result()
         finally:
-            self._engine.order(None)
             control.cancel()
             await self._drop_generation()
+            self._engine.order(None)
             for chore in self._chores:
                 chore.cancel()
             await asyncio.to_thread(self._engine.join, 10)
@@ -361,7 +362,8 @@ class Session:
         else:
             header.size, header.sha256 = len(content), hashlib.sha256(content).hexdigest()
         try:
-            await self.stub.Upload(_chunks(header, content), metadata=self.metadata)
+            async with self._one_upload:  # a basis and a snapshot's part may fall together
+                await self.stub.Upload(_chunks(header, content), metadata=self.metadata)
         except grpc.aio.AioRpcError as e:
             raise UserError(f"the coordinator did not take an upload: {e.details()}", "see its own output") from None
 
