@@ -28,7 +28,7 @@ def bench() -> None:
 
 @app.command()
 def loopback(
-    steps: Annotated[int, typer.Option(min=2, help="Steps of the run whose CPU time is compared.")] = 100,
+    steps: Annotated[int, typer.Option(min=2, help="Steps of the run whose CPU time is compared.")] = 40,
     only: Annotated[Part | None, typer.Option(help="One part of it.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the numbers here.")] = None,
 ) -> None:
