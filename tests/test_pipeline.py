@@ -10,12 +10,16 @@ import re
 from typing import Any
 
 import pytest
+import torch
 from conftest import corpus_of, make_spec
 
 from protomodels_cli.errors import RunStopped
+from protomodels_cli.model.basis import initial_basis
 from protomodels_cli.model.reference import Reference
+from protomodels_cli.model.shape import slices
 from protomodels_cli.spec import RunSpec
 from protomodels_cli.wire.codecs import carrier
+from protomodels_cli.worker.stage_work import StageWork
 
 
 def reference_of(spec: RunSpec) -> tuple[Reference, list[dict[str, Any]]]:
@@ -130,6 +134,22 @@ def test_a_flipped_bit_is_caught_at_the_next_sync(pool, what, name):
     assert "found at step 6" in sentence
     assert "trained since step 3 is not to be trusted" in sentence
     assert [p["exit"] for p in peers] == [4, 4, 4]
+
+
+@pytest.mark.parametrize("what", ["u", "t_fixed"])
+def test_a_stage_puts_the_runs_bytes_in_the_place_of_damaged_ones(what):
+    spec = make_spec(stages=2)
+    basis = initial_basis(32, 6, spec.seed)
+    work = StageWork(spec, slices(spec)[1], basis, torch.device("cpu"))
+    right = work.right_sync(basis)
+    assert work.stage.sync() == right
+    if what == "u":
+        work.stage.basis.u.view(torch.int32)[1, 1] ^= 1
+    else:
+        work.stage.t_fixed.signs[1, 1] ^= 1
+    assert work.stage.sync() != right
+    work.repair(basis)
+    assert work.stage.sync() == right
 
 
 def test_without_a_fault_the_same_run_goes_on(pool):

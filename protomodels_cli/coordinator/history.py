@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class Placed:
-    """A new generation: who holds which layers."""
+    """Who holds which layers, in a new generation; or, without holders, that nobody does any more."""
 
     generation: int
     layers: tuple[int, ...]

@@ -214,8 +214,9 @@ def _part_with(moves: _Moves, peer_id: str, what: str, about: int | None) -> Non
 
 
 def _unplace(moves: _Moves) -> None:
-    """Nothing was trained yet: forget who holds what."""
-    moves.set(history=replace(moves.state.history, holders=(), layers=()), task=None, heard={})
+    """Nothing was trained yet: nobody holds anything any more."""
+    moves.record(Placed(moves.state.history.generation, (), ()))
+    moves.set(task=None, heard={})
 
 
 def _hear(moves: _Moves, task: Task, stage: int, report: Report) -> None:
