@@ -250,6 +250,11 @@ def slow(patch: Any, seconds: float) -> None:
     patch.setattr(StageWork, "forward", slowly)
 
 
+def impatient(patch: Any) -> None:
+    """Complains about a neighbour that hung up after a second."""
+    patch.setattr("protomodels_cli.worker.session.GRACE", 1.0)
+
+
 def unreachable(patch: Any) -> None:
     """As behind a home router: the coordinator cannot dial back."""
 
@@ -273,6 +278,7 @@ FAULTS = {
         unreachable,
         full_disk_once,
         slow,
+        impatient,
     )
 }
 

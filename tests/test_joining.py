@@ -216,14 +216,14 @@ def test_survivors_of_the_first_step_wait_for_the_next_joiner(pool: Pool, tmp_pa
     batch = {"size": 64, "microbatches": 64, "in_flight": 4}
     spec = make_spec(stages=2, steps=2, model={"context": 64}, batch=batch)
     victim = Process(tmp_path / "victim.log")
-    run_dir = pool.start(spec, [{}])
+    run_dir = pool.start(spec, [{"fault": {"kind": "impatient"}}])
     link = (run_dir / "link").read_text().strip()
     slow = {"kind": "slow", "seconds": 0.1}
     victim.start(kind="join", link=link, name="victim", dir=str(tmp_path / "victim"), fault=slow)
     wait_for_event(run_dir, "placed and linked")
     victim.close()
     wait_for_event(run_dir, "victim (")
-    time.sleep(11)  # longer than a peer waits for an explanation why its neighbour hung up
+    time.sleep(2)  # twice as long as this peer waits for an explanation why its neighbour hung up
     pool.peers[1].start(kind="join", link=link, name="late", dir=str(tmp_path / "late"))
     assert [p.result()["exit"] for p in pool.peers[:2]] == [0, 0]
     assert pool.coordinator.result()["exit"] == 0

@@ -271,7 +271,10 @@ def test_who_blames_and_who_is_blamed_both_go_before_the_first_step():
     blamer, blamed = b.state.history.holders[:2]
     b.tell(ev.Trouble(blamer, "stage 1 sent a message that cannot be", 1))
     assert not {blamer, blamed} & set(b.state.peers)
-    assert b.state.placed
+    assert b.state.history.generation == 2, "placed anew once, without either"
+    placed = [c.peer for c in b.commands if isinstance(c, ev.PlaceStage)][3:]
+    assert len(placed) == 3
+    assert not {blamer, blamed} & set(placed)
     b.finish()
     assert b.state.history.ended
 

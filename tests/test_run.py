@@ -167,21 +167,32 @@ def test_ctrl_c_leaves_after_the_step_with_a_snapshot(tmp_path):
         assert ends(leader)[0] == 4
 
 
-def test_ctrl_c_twice_leaves_at_once(tmp_path):
-    """A peer that waits for a run which never comes: the first Ctrl-C is enough. One in a long step: the second."""
+def test_ctrl_c_once_is_enough_for_a_peer_that_waits(tmp_path):
     with coordinator(make_spec(stages=2, steps=3), tmp_path) as (_, link):
         spare = begin("join", link, "--dir", tmp_path / "p", cwd=tmp_path)
         wait_for_line(spare, "waiting: 1 of 2 peers has joined")
         spare.send_signal(signal.SIGINT)
         code, said = ends(spare)
         assert code == 130, said
-        stuck = begin("join", link, "--dir", tmp_path / "p", cwd=tmp_path)
-        wait_for_line(stuck, "waiting: ")
-        stuck.send_signal(signal.SIGINT)
-        stuck.send_signal(signal.SIGINT)
-        code, said = ends(stuck)
+
+
+def test_ctrl_c_twice_leaves_in_the_middle_of_a_step(tmp_path):
+    """Two peers whose steps take minutes: the first Ctrl-C waits for the step, the second does not."""
+    long = {"size": 4096, "microbatches": 4096}
+    with coordinator(make_spec(stages=2, steps=3, model={"context": 128}, batch=long), tmp_path) as (leader, link):
+        peers = [begin("join", link, "--dir", tmp_path / f"p{i}", cwd=tmp_path) for i in range(2)]
+        wait_for_line(leader, "all stages are placed and linked")
+        os.kill(leader.pid, signal.SIGSTOP)  # nobody answers the first one
+        peers[0].send_signal(signal.SIGINT)
+        wait_for_line(peers[0], "leaving as soon as the step is done")
+        assert peers[0].poll() is None
+        peers[0].send_signal(signal.SIGINT)
+        code, said = ends(peers[0])
         assert code == 130, said
         assert "Traceback" not in said
+        os.kill(leader.pid, signal.SIGCONT)
+        peers[1].kill()
+        peers[1].communicate()
 
 
 def test_kill_9_of_a_peer_stops_the_run_with_a_sentence(tmp_path):

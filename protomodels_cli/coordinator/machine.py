@@ -99,7 +99,7 @@ def apply(state: State, event: Event, now: float) -> tuple[State, list[Record], 
             else:
                 _place(moves)
         case Left(peer_id, why):
-            _lose(moves, peer_id, why)
+            _lose(moves, why, peer_id)
         case Leaving(peer_id):
             if state.stage_of(peer_id) is None or state.history.step == 0:
                 _let_go(moves, peer_id)
@@ -167,50 +167,49 @@ def _begin(moves: _Moves, kind: Kind, step: int) -> None:
     moves.set(task=Task(number, kind, step, moves.now), heard={}, tasks=number)
 
 
-def _lose(moves: _Moves, peer_id: str, why: str) -> None:
+def _lose(moves: _Moves, why: str, *gone: str) -> None:
+    """These peers are here no more. What they held is given to others, or, once something was trained, missed."""
     state = moves.state
-    if peer_id not in state.peers:
+    held = [i for i, holder in enumerate(state.history.holders) if holder in gone]
+    lost = [state.peers[peer] for peer in gone if peer in state.peers]
+    if not lost:
         return
-    peer = state.peers[peer_id]
-    moves.set(peers={i: p for i, p in state.peers.items() if i != peer_id})
-    moves.do(Say(f"{peer.name} ({peer_id}) left: {why}"))
-    stage = state.stage_of(peer_id)
-    if stage is None:
-        if not state.placed:
-            _place(moves)
-    elif state.history.step == 0:
-        _unplace(moves)
-        _place(moves)
-    else:
+    moves.set(peers={i: p for i, p in state.peers.items() if i not in gone})
+    moves.do(*(Say(f"{peer.name} ({peer.id}) left: {why}") for peer in lost))
+    if held and state.history.step > 0:
+        step, saved = state.history.step, state.history.saved
+        peer = state.peers[state.history.holders[held[0]]]
         _stop(
             moves,
-            f"stage {stage} was held by {peer.name} ({peer_id}), who left after step {state.history.step} ({why})",
-            f"runs cannot be resumed yet; the newest complete snapshot is that of step {state.history.saved}"
-            if state.history.saved >= 0
+            f"stage {held[0]} was held by {peer.name} ({peer.id}), who left after step {step} ({why})",
+            f"runs cannot be resumed yet; the newest complete snapshot is that of step {saved}"
+            if saved >= 0
             else "runs cannot be resumed yet, and no snapshot was complete: set snapshots.interval in the spec",
         )
+        return
+    if held:
+        _unplace(moves)
+    if not moves.state.placed:
+        _place(moves)
 
 
 def _let_go(moves: _Moves, *peers: str) -> None:
     """They asked to go."""
     moves.do(*(Dismiss(peer, "left the run", "", 0) for peer in peers))
-    for peer in peers:
-        if not moves.state.history.over:
-            _lose(moves, peer, "it asked to go")
+    _lose(moves, "it asked to go", *peers)
 
 
-def _part_with(moves: _Moves, peer_id: str, what: str, about: int | None) -> None:
+def _part_with(moves: _Moves, peer: str, what: str, about: int | None) -> None:
     """A peer that cannot go on, and whom it blames: before the first step both go, for we cannot know who is right."""
     state = moves.state
-    if peer_id not in state.peers:
+    if peer not in state.peers:
         return
-    accused = [state.history.holders[about]] if about is not None and about < state.stages else []
-    for peer in (peer_id, *accused):
-        moves.do(Dismiss(peer, what, "join again; if it comes back, tell the run's owner", EXIT_OUTSIDE))
-    _lose(moves, peer_id, what)
-    for peer in accused:
-        if not moves.state.history.over:
-            _lose(moves, peer, f"blamed: {what}")
+    gone = {peer}
+    if about is not None and about < state.stages and state.history.step == 0:
+        gone.add(state.history.holders[about])
+    for each in sorted(gone):
+        moves.do(Dismiss(each, what, "join again; if it comes back, tell the run's owner", EXIT_OUTSIDE))
+    _lose(moves, what, *sorted(gone, key=lambda p: p != peer))
 
 
 def _unplace(moves: _Moves) -> None:
@@ -250,7 +249,7 @@ def _check_hashes(moves: _Moves, task: Task, stage: int, report: Report) -> bool
     if task.kind == "place":
         why = f"{peer.name} ({peer.id}) makes other bytes of {other} than the run's"
         moves.do(Dismiss(peer.id, why, "install the coordinator's version of pmtrain", EXIT_REFUSED))
-        _lose(moves, peer.id, f"its {other} has other bytes than the run's")
+        _lose(moves, f"its {other} has other bytes than the run's", peer.id)
     else:
         good = f"step {state.history.synced}" if state.history.synced > 0 else "the start"
         _stop(
@@ -414,10 +413,7 @@ def _watch_the_clock(moves: _Moves) -> None:
         doing = "build" if task.kind == "place" else "link"
         why = f"{peer.name} ({peer.id}) did not {doing} stage {i} within limits.place_seconds ({limit:g} s)"
         moves.do(Dismiss(peer.id, why, "use a faster machine, or raise the limit in the spec", EXIT_OUTSIDE))
-        moves.set(peers={p: v for p, v in moves.state.peers.items() if p != peer.id})
-        moves.do(Say(why + "; it is sent away"))
-    _unplace(moves)
-    _place(moves)
+    _lose(moves, f"not ready within {limit:g} s", *(state.history.holders[i] for i in late))
 
 
 def _give_up_snapshot(moves: _Moves, step: int, why: str) -> None:

@@ -43,10 +43,6 @@ class Placement:
     layers: tuple[int, ...]  # per stage
     holders: tuple[str, ...]  # peer ids, one per stage
 
-    def spares(self, offers: Sequence[Offer]) -> list[str]:
-        """Peers that hold nothing, the first to join first."""
-        return [offer.peer for offer in offers if offer.peer not in self.holders]
-
 
 def place(spec: RunSpec, offers: Sequence[Offer]) -> Placement | str:
     """The best placement on these peers (in the order they joined), or what is still missing, in words.

@@ -141,11 +141,6 @@ def in_flight_limit(spec: RunSpec, stages_after: int) -> int:
     return 2 * (stages_after + 1) if spec.batch.in_flight is None else spec.batch.in_flight
 
 
-def stage_memory(spec: RunSpec, first_layer: int, end_layer: int, stages_after: int) -> int:
-    """Bytes that a stage of layers first_layer … end_layer − 1 needs."""
-    return StageMemory(spec).total(first_layer, end_layer, stages_after)
-
-
 class StageMemory:
     """Bytes of any stage a run can be cut into; made once where many stages are weighed.
 
