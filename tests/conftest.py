@@ -15,7 +15,7 @@ from pool import Pool
 from protomodels_cli.data.prepare import Corpus, prepare
 from protomodels_cli.model.reference import Reference
 from protomodels_cli.spec import RunSpec, spec_from
-from protomodels_cli.wire.codecs import carrier
+from protomodels_cli.wire.codecs import Carrier
 
 torch.set_num_threads(1)
 # The same examples every time, and no deadline on a busy machine: a failure here is a fault, not the weather.
@@ -68,7 +68,7 @@ def corpus_of(spec: RunSpec) -> Corpus:
 
 def make_reference(**sections: Any) -> Reference:
     spec = make_spec(**sections)
-    return Reference(spec, corpus_of(spec), carrier(spec))
+    return Reference(spec, corpus_of(spec), Carrier(spec))
 
 
 @pytest.fixture(scope="session")

@@ -12,14 +12,14 @@ from protomodels_cli.data.prepare import prepare
 from protomodels_cli.lab.reconstruct import compare
 from protomodels_cli.model import rules
 from protomodels_cli.model.reference import Reference
-from protomodels_cli.wire.codecs import carrier
+from protomodels_cli.wire.codecs import Carrier
 
 pytestmark = pytest.mark.cuda
 
 
 def on(device, **sections):
     spec = make_spec(**sections)
-    return Reference(spec, prepare(spec), carrier(spec), device)
+    return Reference(spec, prepare(spec), Carrier(spec), device)
 
 
 @pytest.mark.parametrize("form", ["reparam", "constrained", "dense"])

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import make_spec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protomodels_cli.data import shards
-from protomodels_cli.data.batches import Batches, held_out_windows, permuted
+from protomodels_cli.data.batches import Batches, NotRevisited, held_out_windows, permuted
 from protomodels_cli.data.errors import DataError
 from protomodels_cli.data.prepare import prepare
 from protomodels_cli.data.sources import PIECE, builtin_files, pieces
@@ -36,6 +37,16 @@ def file_spec(spec, folder: Path, source: str, files: list[str], **more):
 
 def all_tokens(stream) -> np.ndarray:
     return stream.read(0, len(stream))
+
+
+def test_a_codec_that_needs_samples_again_is_refused_where_none_come_back():
+    few = {"max_bytes": 1000, "val_fraction": 0.1}
+    spec = make_spec(steps=14, data=few, wire={"forward": "int4+aqsgd"})  # 56 samples
+    with pytest.raises(NotRevisited, match="not even one epoch") as refused:
+        Batches(prepare(spec).train, spec)
+    assert refused.value.exit_code == 2
+    spec = make_spec(steps=15, data=few, wire={"forward": "int4+aqsgd"})
+    Batches(prepare(spec).train, spec)
 
 
 def test_builtin_text_is_real_and_comes_with_python():

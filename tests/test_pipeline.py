@@ -12,18 +12,22 @@ from typing import Any
 import pytest
 import torch
 from conftest import corpus_of, make_spec
+from pool import Pool
+from safetensors.torch import load_file
 
+from protomodels_cli.data.batches import Batches
 from protomodels_cli.errors import RunStopped
 from protomodels_cli.model.basis import initial_basis
 from protomodels_cli.model.reference import Reference
 from protomodels_cli.model.shape import slices
-from protomodels_cli.spec import RunSpec
-from protomodels_cli.wire.codecs import carrier
+from protomodels_cli.spec import RunSpec, spec_from
+from protomodels_cli.spec.cut import layers_per_stage
+from protomodels_cli.wire.codecs import Carrier
 from protomodels_cli.worker.stage_work import StageWork
 
 
 def reference_of(spec: RunSpec) -> tuple[Reference, list[dict[str, Any]]]:
-    r = Reference(spec, corpus_of(spec), carrier(spec))
+    r = Reference(spec, corpus_of(spec), Carrier(spec))
     return r, list(r.train())
 
 
@@ -31,9 +35,22 @@ FORMS = [("dense", False), *itertools.product(("reparam", "constrained"), (False
 CASES = list(itertools.product(("fp32", "bf16", "int8"), (1, 2, 3, 4), FORMS))
 
 
-def random_spec(wire: str, stages: int, form: str, moves: bool) -> RunSpec:
+FEW_WINDOWS = {"max_bytes": 1000, "val_fraction": 0.1}  # of the built-in text: 56 of 16 bytes
+CODECS = [  # what remembers, what is sparse and what is packed, each on either leg
+    ("int4", "int4+zstd"),
+    ("topk:0.2", "topk:mask"),
+    ("topk:0.1+ef", "int4+ef"),
+    ("topk:0.3+ef21", "topk:mask+ef21"),
+    ("bf16+zstd", "topk:0.5+ef21"),
+    ("lowrank:2", "lowrank:3+ef"),
+    ("int4+aqsgd", "int8"),
+]
+
+
+def random_spec(wire: str, stages: int, form: str, moves: bool, backward: str | None = None) -> RunSpec:
     """A small spec with everything else drawn at random, the same for the same case."""
     draw = random.Random(f"{wire} {stages} {form} {moves}")
+    other = wire if draw.random() < 0.8 else draw.choice(["fp32", "bf16", "int8"])
     layers = draw.randint(max(stages, 2), 5)
     cuts = sorted(draw.sample(range(1, layers), stages - 1))
     microbatches = draw.choice([1, 2, 3, 4, 6])
@@ -71,7 +88,7 @@ def random_spec(wire: str, stages: int, form: str, moves: bool) -> RunSpec:
             "microbatches": microbatches,
             "in_flight": draw.choice([None, 1, 2]),
         },
-        wire={"forward": wire, "backward": wire if draw.random() < 0.8 else draw.choice(["fp32", "bf16", "int8"])},
+        wire={"forward": wire, "backward": backward or other},
         compute={"dtype": "float64" if draw.random() < 0.2 else "float32"},
         eval={"interval": draw.choice([0, 2]), "windows": draw.randint(3, 8)},
         snapshots={"interval": draw.choice([0, 3])},
@@ -80,7 +97,44 @@ def random_spec(wire: str, stages: int, form: str, moves: bool) -> RunSpec:
 
 @pytest.mark.parametrize(("wire", "stages", "form"), CASES)
 def test_every_wire_cut_and_form_ends_with_the_references_weights(pool, wire, stages, form):
-    spec = random_spec(wire, stages, *form)
+    equals_its_reference(pool, random_spec(wire, stages, *form))
+
+
+@pytest.mark.parametrize(("wire", "form"), list(itertools.product(CODECS, FORMS)))
+def test_every_codec_and_form_ends_with_the_references_weights(pool, wire, form):
+    forward, backward = wire
+    spec = random_spec(forward, 2 + len(forward) % 3, *form, backward)
+    if "aqsgd" in forward:  # samples must come back
+        again = {"steps": 20, "batch": {"size": 8, "microbatches": 4}, "data": FEW_WINDOWS}
+        spec = spec_from(spec.model_dump(mode="json") | again)
+    equals_its_reference(pool, spec)
+
+
+def test_aqsgd_trains_three_epochs_as_the_reference_does(pool):
+    spec = make_spec(stages=3, steps=60, data=FEW_WINDOWS, wire={"forward": "int4+aqsgd", "backward": "int8"})
+    windows = Batches(corpus_of(spec).train, spec).windows
+    assert 60 * spec.batch.size > 3 * windows
+    led = equals_its_reference(pool, spec)
+    rows = [json.loads(line) for line in (led["run_dir"] / "metrics.jsonl").read_text().splitlines()]
+    sent = [sum(s["forward_bytes"] for s in r["stages"]) for r in rows if r["event"] == "step"]
+    assert sent[-1] < 0.4 * sent[0], "once all samples were seen, only changes travel"
+
+
+def test_what_codecs_remember_is_in_the_snapshot(pool):
+    spec = make_spec(stages=3, steps=4, wire={"forward": "topk:0.3+ef21", "backward": "int4+ef"})
+    led = equals_its_reference(pool, spec)
+    reference, _ = reference_of(spec)
+    for stage in range(3):
+        [part] = (led["run_dir"] / "snapshots").glob(f"*/stage-{stage}.safetensors")
+        found = {name: t for name, t in load_file(part).items() if name.startswith("codecs/")}
+        right = {f"codecs/{name}": t for name, t in reference.carry.state(stage).items()}
+        assert found.keys() == right.keys()
+        assert len(found) == [1, 3, 2][stage]  # a mirror at each end of a boundary, an error where gradients leave
+        assert all(torch.equal(found[name], right[name]) for name in right)
+
+
+def equals_its_reference(pool: Pool, spec: RunSpec) -> dict[str, Any]:
+    stages = len(layers_per_stage(spec))
     led, peers = pool.run(spec, stages)
     assert led["exit"] == 0, led
     assert [p["exit"] for p in peers] == [0] * stages, peers
@@ -95,6 +149,7 @@ def test_every_wire_cut_and_form_ends_with_the_references_weights(pool, wire, st
     ):
         mine, theirs = ([[r[f] for f in fields] for r in source if r["event"] == kind] for source in (found, rows))
         assert mine == theirs, kind
+    return led
 
 
 def test_the_cut_changes_no_bit_in_reparam_and_dense_with_a_float32_wire(pool):
@@ -114,7 +169,7 @@ def test_a_step_that_is_not_finite_is_skipped_everywhere(pool):
     assert "3 steps in a row" in "".join(led["said"])
     rows = [json.loads(line) for line in (led["run_dir"] / "metrics.jsonl").read_text().splitlines()]
     applied = [r["applied"] for r in rows if r["event"] == "step"]
-    reference = Reference(spec, corpus_of(spec), carrier(spec))
+    reference = Reference(spec, corpus_of(spec), Carrier(spec))
     right: list[bool] = []
     with contextlib.suppress(RunStopped):
         for row in reference.train():
@@ -191,7 +246,7 @@ def test_coarser_wires_stay_near_float32_over_200_steps():
     curves = {}
     for wire in ("fp32", "bf16", "int8"):
         spec = make_spec(steps=200, stages=4, batch={"size": 8}, wire={"forward": wire, "backward": wire})
-        rows = Reference(spec, corpus_of(spec), carrier(spec)).train()
+        rows = Reference(spec, corpus_of(spec), Carrier(spec)).train()
         curves[wire] = [r["loss"] for r in rows if r["event"] == "step"]
     for wire, tolerance in (("bf16", 0.001), ("int8", 0.002)):
         gaps = [abs(a - b) / b for a, b in zip(curves[wire], curves["fp32"], strict=True)]

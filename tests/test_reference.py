@@ -15,7 +15,7 @@ from protomodels_cli.errors import RunStopped
 from protomodels_cli.lab.reconstruct import relative
 from protomodels_cli.model.snapshot import weights, write_snapshot
 from protomodels_cli.model.stage import Place
-from protomodels_cli.wire.codecs import carrier
+from protomodels_cli.wire.codecs import Carrier
 
 UPDATES = {"interval": 4, "window": 2, "delay": 1}
 
@@ -77,7 +77,7 @@ def test_a_bf16_wire_rounds_what_crosses_and_nothing_else(reference):
 
 
 def test_each_leg_has_a_codec_of_its_own():
-    carry, x = carrier(make_spec(wire={"forward": "bf16", "backward": "fp32"})), torch.randn(5, 10)
+    carry, x = Carrier(make_spec(wire={"forward": "bf16", "backward": "fp32"})), torch.randn(5, 10)
     assert torch.equal(carry(x, Place(1, 0, 0, "backward")), x)
     for leg in ("forward", "evaluation"):
         assert torch.equal(carry(x, Place(1, 0, 0, leg)), x.bfloat16().float())
@@ -177,7 +177,7 @@ def test_a_snapshot_holds_each_stage_and_old_ones_go(reference, tmp_path):
     r = reference(steps=3, stages=2, optimizer={"name": "muon"})
     for _ in range(3):
         r.run_step()
-        write_snapshot(tmp_path, r.step, r.stages, r.optimizers, keep=2)
+        write_snapshot(tmp_path, r.step, r.stages, r.optimizers, r.carry, keep=2)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["00000002", "00000003"]
     saved = [load_file(tmp_path / "00000003" / f"stage-{i}.safetensors") for i in range(2)]
     for stage, optimizer, tensors in zip(r.stages, r.optimizers, saved, strict=True):

@@ -23,7 +23,7 @@ from protomodels_cli.observe.progress import Progress, count, duration, size
 from protomodels_cli.observe.usage import peak_memory
 from protomodels_cli.spec.load import with_absolute_paths
 from protomodels_cli.spec.schema import RunSpec
-from protomodels_cli.wire.codecs import carrier
+from protomodels_cli.wire.codecs import Carrier
 
 
 def run(spec: RunSpec, base: Path, run_dir: Path | None, steps: int, device: str, json_file: Path | None) -> None:
@@ -33,7 +33,7 @@ def run(spec: RunSpec, base: Path, run_dir: Path | None, steps: int, device: str
         raise UserError(f"{run_dir} holds a run already", "choose another --run-dir; nothing is written over")
     print(f"reading {spec.data.source} text and its tokens …", flush=True)
     corpus = prepare(spec, base)
-    reference = Reference(spec, corpus, carrier(spec), device)
+    reference = Reference(spec, corpus, Carrier(spec), device)
     run_dir = claim(run_dir, spec.name)
     saved = with_absolute_paths(spec, base)
     (run_dir / "run.yaml").write_text(yaml.safe_dump(saved.model_dump(mode="json"), sort_keys=False))
@@ -73,8 +73,12 @@ def _train(reference: Reference, run_dir: Path, steps: int, summary: dict[str, A
             metrics.write(row)
             _show(row, progress, summary)
             if row["event"] == "step" and (row["step"] == steps or _due(row["step"], spec.snapshots.interval)):
-                folder = run_dir / "snapshots"
-                write_snapshot(folder, row["step"], reference.stages, reference.optimizers, spec.snapshots.keep)
+                _save(reference, run_dir / "snapshots")
+
+
+def _save(reference: Reference, folder: Path) -> None:
+    keep = reference.spec.snapshots.keep
+    write_snapshot(folder, reference.step, reference.stages, reference.optimizers, reference.carry, keep)
 
 
 def _due(step: int, interval: int) -> bool:

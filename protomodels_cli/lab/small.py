@@ -7,7 +7,7 @@ from typing import Any
 from protomodels_cli.data.prepare import prepare
 from protomodels_cli.model.reference import Reference
 from protomodels_cli.spec import spec_from
-from protomodels_cli.wire.codecs import carrier
+from protomodels_cli.wire.codecs import Carrier
 
 
 def small_reference(steps: int, seed: int, device: str, **sections: Any) -> Reference:
@@ -28,4 +28,4 @@ def small_reference(steps: int, seed: int, device: str, **sections: Any) -> Refe
     for name, fields in sections.items():
         base[name] = {**base[name], **fields} if isinstance(fields, dict) else fields
     spec = spec_from(base)
-    return Reference(spec, prepare(spec), carrier(spec), device)
+    return Reference(spec, prepare(spec), Carrier(spec), device)

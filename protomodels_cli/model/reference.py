@@ -114,7 +114,7 @@ class Reference:
         total = torch.zeros((), dtype=torch.float64, device=home_of_float64(self.device))
         for m in range(self.spec.batch.microbatches):
             windows = torch.from_numpy(self.batches.microbatch(step, m).tokens).to(self.device)
-            flights = self.forward(windows[:, :-1], step, m)
+            flights = self.forward(windows[:, :-1], step, m, windows)
             loss, gradient = last.run_loss(flights[-1], windows[:, 1:], 1.0 / tokens_in_step)
             total += loss
             for i in reversed(range(len(self.stages) - 1)):
@@ -124,10 +124,10 @@ class Reference:
         self.gathering.end()
         return float(total) / tokens_in_step
 
-    def forward(self, tokens_BT: Tensor, step: int, microbatch: int) -> list[InFlight]:
+    def forward(self, tokens_BT: Tensor, step: int, microbatch: int, windows: Tensor | None = None) -> list[InFlight]:
         flights = [self.stages[0].run_forward(tokens_BT, None)]
         for i, stage in enumerate(self.stages[1:]):
-            arrived = self.carry(flights[-1].output, Place(step, microbatch, i, "forward"))
+            arrived = self.carry(flights[-1].output, Place(step, microbatch, i, "forward"), windows)
             flights.append(stage.run_forward(tokens_BT, arrived))
         return flights
 
@@ -144,6 +144,7 @@ class Reference:
             if applied and reprojects_after(step, self.spec.subspace):
                 optimizer.reproject()
         self.gathering.decide(applied)
+        self.carry.decide(applied)
         self._skipped_in_a_row = 0 if applied else self._skipped_in_a_row + 1
 
     def _report_subspace(self, step: int) -> list[Row]:
@@ -159,6 +160,7 @@ class Reference:
     def _switch_basis(self, switch: Switch) -> Row:
         for optimizer in self.optimizers:
             optimizer.switch_basis(switch.basis, self.spec.subspace.update.move)
+        self.carry.reset()
         self.basis, self.switch = switch.basis, None
         return {
             "event": "switch",
@@ -190,14 +192,16 @@ class Reference:
                     "start again from the last snapshot; if it comes back, test that machine's memory",
                 )
 
-    def evaluate(self) -> float:
-        """Mean loss on the held-out windows. Changes nothing."""
+    def evaluate(self, codecs: bool = True) -> float:
+        """Mean loss on the held-out windows, with the wire's codecs or without. Changes nothing."""
         total, tokens = 0.0, 0
         for m, windows in enumerate(held_out_windows(self.corpus.held_out, self.spec)):
             batch = torch.from_numpy(windows).to(self.device)
             x = self.stages[0].evaluate(batch[:, :-1], None)
             for i, stage in enumerate(self.stages[1:]):
-                x = stage.evaluate(batch[:, :-1], self.carry(x, Place(self.step, m, i, "evaluation")))
+                if codecs:
+                    x = self.carry(x, Place(self.step, m, i, "evaluation"))
+                x = stage.evaluate(batch[:, :-1], x)
             total += float(self.stages[-1].evaluate_loss(x, batch[:, 1:]))
             tokens += batch[:, 1:].numel()
         return total / tokens

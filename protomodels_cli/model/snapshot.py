@@ -1,7 +1,8 @@
 """Weights and their hash; snapshots of all stages on disk, as safetensors.
 
-A snapshot has each stage's weights, optimizer state and basis. A basis that waits for its step and gradients gathered
-for the next one are the run's, not a stage's, and are not in it: nothing resumes from a snapshot yet.
+A snapshot has each stage's weights, optimizer state and basis, and what its codecs remember. A basis that waits for its
+step and gradients gathered for the next one are the run's, not a stage's, and are not in it: nothing resumes from a
+snapshot yet.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import torch
@@ -21,7 +22,7 @@ from torch import Tensor
 from protomodels_cli.errors import UserError
 from protomodels_cli.files import sync_folder
 from protomodels_cli.model.optim import StageOptimizer
-from protomodels_cli.model.stage import Stage
+from protomodels_cli.model.stage import Carry, Stage
 
 
 def weights(stages: list[Stage]) -> dict[str, Tensor]:
@@ -47,18 +48,21 @@ def weights_sha256(parameters: Iterable[tuple[str, str]]) -> str:
     return hashlib.sha256(lines.encode()).hexdigest()
 
 
-def stage_state(stage: Stage, optimizer: StageOptimizer) -> dict[str, Tensor]:
-    """Weights, optimizer state and basis of one stage."""
+def stage_state(stage: Stage, optimizer: StageOptimizer, codecs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Weights, optimizer state and basis of one stage, and what its codecs remember."""
     state = {f"weights/{name}": p.detach() for name, p in stage.named_parameters()}
     for slot in optimizer.slots:
         state |= {f"optimizer/{slot.name}/{key}": tensor for key, tensor in slot.state.items()}
     state["optimizer/applied"] = torch.tensor(optimizer.applied)
     if stage.basis is not None:
         state |= {"basis/u": stage.basis.u, "basis/version": torch.tensor(stage.basis.version)}
+    state |= {f"codecs/{name}": tensor for name, tensor in codecs.items()}
     return {name: tensor.cpu().contiguous() for name, tensor in state.items()}
 
 
-def write_snapshot(folder: Path, step: int, stages: list[Stage], optimizers: list[StageOptimizer], keep: int) -> Path:
+def write_snapshot(
+    folder: Path, step: int, stages: list[Stage], optimizers: list[StageOptimizer], carry: Carry, keep: int
+) -> Path:
     """Write folder/STEP/stage-i.safetensors with their hashes; whole or not at all. Drops all but the newest `keep`."""
     final, work = folder / f"{step:08d}", folder / f".{step:08d}.partial"
     shutil.rmtree(work, ignore_errors=True)
@@ -67,7 +71,7 @@ def write_snapshot(folder: Path, step: int, stages: list[Stage], optimizers: lis
         hashes = {}
         for stage, optimizer in zip(stages, optimizers, strict=True):
             path = work / f"stage-{stage.part.index}.safetensors"
-            save_file(stage_state(stage, optimizer), path)
+            save_file(stage_state(stage, optimizer, carry.state(stage.part.index)), path)
             hashes[path.name] = _sync_and_hash(path)
         (work / "hashes.json").write_text(json.dumps({"step": step, "sha256": hashes}, indent=1))
         _sync_and_hash(work / "hashes.json")

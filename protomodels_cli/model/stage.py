@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -37,7 +37,24 @@ class Place:
     leg: Leg
 
 
-Carry = Callable[[Tensor, Place], Tensor]  # how a message crosses a boundary: what comes out is what arrives
+class Carry(Protocol):
+    """How messages cross the boundaries of a run."""
+
+    def __call__(self, message: Tensor, place: Place, windows: Tensor | None = None) -> Tensor:
+        """What arrives. `windows` are the token ids of a forward message's samples."""
+        ...
+
+    def decide(self, apply: bool) -> None:
+        """A step's outcome."""
+        ...
+
+    def reset(self) -> None:
+        """The basis has moved."""
+        ...
+
+    def state(self, stage: int) -> dict[str, Tensor]:
+        """What a stage's ends of its boundaries remember."""
+        ...
 
 
 @dataclass(frozen=True)

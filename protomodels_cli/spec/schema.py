@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
+
+from protomodels_cli.spec.codec import CodecError, parse_codec
+from protomodels_cli.spec.units import bits_per_second, seconds
 
 Count = Annotated[int, Field(ge=1)]
 Whole = Annotated[int, Field(ge=0)]
@@ -186,17 +190,74 @@ class EvalSpec(Section):
     windows: Count = Field(64, description="Held-out windows used; the same ones every time.")
 
 
+class LinkSpec(Section):
+    """An emulated internet connection of every peer, inside the transport; its links to both neighbours share it.
+
+    For example `{bandwidth: 80mbit, latency: 25ms, jitter: 2ms, loss: 0}`. What goes to the coordinator is not slowed.
+    """
+
+    bandwidth: str | None = Field(None, description="Each way, as `80mbit` or `1gbit`. Default: whatever there is.")
+    latency: str = Field("0ms", description="One way, from peer to peer.")
+    jitter: str = Field("0ms", description="The latency varies by up to this, either way. Order is kept.")
+    loss: BelowOne = Field(
+        0.0, description="Share of packets lost: slows a connection as it would TCP (Reno) and delays what was lost."
+    )
+
+    @field_validator("bandwidth", "latency", "jitter")
+    @classmethod
+    def _quantities(cls, value: str | None, info: ValidationInfo) -> str | None:
+        if value is None:
+            return None
+        try:
+            number = bits_per_second(value) if info.field_name == "bandwidth" else seconds(value)
+        except ValueError as e:
+            raise PydanticCustomError("quantity", str(e), {"fix": "write for example 80mbit or 25ms"}) from None
+        if info.field_name == "bandwidth" and number <= 0:
+            raise PydanticCustomError("quantity", "must be above 0", {"fix": "leave it out for no limit"})
+        return value
+
+    @property
+    def emulated(self) -> bool:
+        return self != LinkSpec()
+
+    @property
+    def bits_per_second(self) -> float:
+        return math.inf if self.bandwidth is None else bits_per_second(self.bandwidth)
+
+    @property
+    def latency_s(self) -> float:
+        return seconds(self.latency)
+
+    @property
+    def jitter_s(self) -> float:
+        return seconds(self.jitter)
+
+
 class WireSpec(Section):
-    forward: Literal["fp32", "bf16", "int8"] = Field(
+    forward: str = Field(
         "fp32",
         description=(
-            "Codec of activations. `fp32` sends the stage's own numbers, unrounded; `int8` a byte each and a scale "
-            "a token."
+            "Codec of activations: `fp32` (the stage's own numbers, unrounded), `bf16`, `int8`, `int4`, `topk:SHARE`, "
+            "`lowrank:RANK`; with feedback `+ef`, `+ef21` or `+aqsgd`; packed with `+zstd`. See docs/codecs.md."
         ),
     )
-    backward: Literal["fp32", "bf16", "int8"] = Field(
-        "fp32", description="Codec of gradients. Here `int8` rounds up or down at random, so that no error builds up."
+    backward: str = Field(
+        "fp32",
+        description=(
+            "Codec of gradients, likewise. Here `int8` and `int4` round up or down at random, so that no error builds "
+            "up, and `topk:mask` sends the numbers that the activations of the microbatch had."
+        ),
     )
+    link: LinkSpec = Field(default_factory=LinkSpec)
+
+    @field_validator("forward", "backward")
+    @classmethod
+    def _codecs(cls, value: str) -> str:
+        try:
+            parse_codec(value)
+        except CodecError as e:
+            raise PydanticCustomError("codec", e.rule.replace("{", "(").replace("}", ")"), {"fix": e.fix}) from None
+        return value
 
 
 class SnapshotSpec(Section):

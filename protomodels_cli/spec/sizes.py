@@ -5,11 +5,9 @@ from __future__ import annotations
 from itertools import accumulate
 from typing import NamedTuple
 
+from protomodels_cli.spec.codec import Codec, parse_codec
 from protomodels_cli.spec.cut import layers_per_stage
 from protomodels_cli.spec.schema import RunSpec
-
-WIRE_BITS = {"fp32": 32, "bf16": 16, "int8": 8}
-SCALE_BYTES = {"fp32": 0, "bf16": 0, "int8": 2}  # a token
 
 
 class _Block(NamedTuple):
@@ -116,17 +114,61 @@ def t_fixed_bytes(spec: RunSpec) -> int:
 
 
 def boundary_bytes(spec: RunSpec) -> dict[str, float]:
-    """Bytes a token over one boundary: numbers each way, and the token id on the way forward."""
+    """Bytes a token over one boundary: numbers each way, and the token id on the way forward.
 
-    def numbers(codec: str) -> float:
-        bits = 64 if codec == "fp32" and spec.compute.dtype == "float64" else WIRE_BITS[codec]
-        return spec.boundary_width * bits / 8 + SCALE_BYTES[codec]
-
+    Of a codec that remembers samples, once it has seen them; of a packed one, before it is packed: what zstd gains
+    depends on the numbers."""
+    forward, backward = parse_codec(spec.wire.forward), parse_codec(spec.wire.backward)
+    tokens = spec.batch.size // spec.batch.microbatches * spec.model.context
     return {
-        "forward": numbers(spec.wire.forward) + id_bytes(spec),
-        "backward": numbers(spec.wire.backward),
+        "forward": message_bytes(spec, forward) / tokens + id_bytes(spec),
+        "backward": message_bytes(spec, backward, mask_of=forward) / tokens,
         "dense_bf16_each_way": 2.0 * spec.model.width,
     }
+
+
+def message_bytes(spec: RunSpec, codec: Codec, mask_of: Codec | None = None) -> int:
+    """Bytes of a microbatch's numbers: values, scales and indices."""
+    windows, context, width = spec.batch.size // spec.batch.microbatches, spec.model.context, spec.boundary_width
+    tokens = windows * context
+    match codec.base:
+        case "fp32":
+            return tokens * width * (8 if spec.compute.dtype == "float64" else 4)
+        case "bf16":
+            return tokens * width * 2
+        case "int8":
+            return tokens * (width + 2)
+        case "int4":
+            return tokens * (-(-width // 2) + 2)
+        case "topk":
+            share = mask_of.share if codec.masked and mask_of is not None else codec.share
+            kept = topk_kept(share, context * width)
+            return windows * (2 * kept + (0 if codec.masked else topk_marks(kept, context * width)))
+        case _:
+            return 2 * (tokens + width) * lowrank_rank(codec.rank, tokens, width)
+
+
+def topk_kept(share: float, numbers: int) -> int:
+    """How many of a sample's numbers are sent."""
+    return max(1, round(share * numbers))
+
+
+def topk_marks(kept: int, numbers: int) -> int:
+    """Bytes that say where they were: indices of two to four bytes, or a bit for every number where that is less."""
+    width = next(b for b in (2, 3, 4) if numbers <= 1 << 8 * b)
+    return min(kept * width, -(-numbers // 8))
+
+
+def lowrank_rank(wanted: int, tokens: int, width: int) -> int:
+    return min(wanted, tokens, width)
+
+
+def cached_bytes(spec: RunSpec, windows: int) -> int:
+    """What AQ-SGD remembers of every sample, at each end of each boundary; 0 for other codecs."""
+    if parse_codec(spec.wire.forward).feedback != "aqsgd":
+        return 0
+    number = 8 if spec.compute.dtype == "float64" else 4
+    return min(windows, spec.steps * spec.batch.size) * spec.model.context * spec.boundary_width * number
 
 
 def id_bytes(spec: RunSpec) -> int:

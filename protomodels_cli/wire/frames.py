@@ -31,11 +31,12 @@ class Message:
     microbatch: int
     basis_version: int
     ids: bytes
-    payload: bytes
+    payload: bytes | None  # None is poison: the numbers were not finite
 
 
 def frames_of(message: Message, generation: int) -> Iterator[pb.Frame]:
-    for start in range(0, max(1, len(message.payload)), PIECE):
+    payload = message.payload or b""
+    for start in range(0, max(1, len(payload)), PIECE):
         yield pb.Frame(
             leg=_LEGS[message.leg],
             generation=generation,
@@ -43,8 +44,9 @@ def frames_of(message: Message, generation: int) -> Iterator[pb.Frame]:
             microbatch=message.microbatch,
             basis_version=message.basis_version,
             ids=message.ids if start == 0 else b"",
-            payload=message.payload[start : start + PIECE],
-            more=start + PIECE < len(message.payload),
+            payload=payload[start : start + PIECE],
+            more=start + PIECE < len(payload),
+            poison=message.payload is None,
         )
 
 
@@ -74,6 +76,10 @@ class Assembler:
         if frame.more:
             return None
         pieces, self._pieces, self._size = self._pieces, [], 0
-        payload = pieces[0].payload if len(pieces) == 1 else b"".join(p.payload for p in pieces)
+        payload: bytes | None = pieces[0].payload if len(pieces) == 1 else b"".join(p.payload for p in pieces)
         first = pieces[0]
+        if first.poison:
+            if payload:
+                raise BadMessage("poison with a payload")
+            payload = None
         return Message(_NAMES[first.leg], first.step, first.microbatch, first.basis_version, first.ids, payload)

@@ -279,7 +279,7 @@ class Engine(threading.Thread):
         assert self._pass is not None
         run, work = self._run, self._pass
         self._post(Taken(message.leg))
-        if message.payload and message.basis_version != run.basis_version:
+        if message.payload != b"" and message.basis_version != run.basis_version:
             raise BadMessage(f"it used basis {message.basis_version}, and step {run.step} uses {run.basis_version}")
         for outgoing in (self._work.backward if message.leg == "backward" else self._work.forward)(work, message):
             with self._news:
@@ -327,7 +327,7 @@ class Engine(threading.Thread):
                 self._report(task, sync=found)
             case WriteState(task, path):
                 try:
-                    save_file(stage_state(work.stage, work.optimizer), path)
+                    save_file(stage_state(work.stage, work.optimizer, work.codec_state()), path)
                     self._report(task, written=path)
                 except (OSError, SafetensorError) as e:
                     self._report(task, not_saved=getattr(e, "strerror", None) or str(e))

@@ -6,6 +6,7 @@ The same operations in the same order as the reference's; only who calls differs
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,7 +24,7 @@ from protomodels_cli.model.stage import InFlight, Leg, Place, Stage, Sync, t_fix
 from protomodels_cli.model.t_fixed import VERSION as T_FIXED_VERSION
 from protomodels_cli.spec.schema import RunSpec
 from protomodels_cli.spec.sizes import id_bytes
-from protomodels_cli.wire.codecs import codec_for, pack, unpack, unpack_ids
+from protomodels_cli.wire.codecs import End, unpack_ids
 from protomodels_cli.wire.frames import BadMessage, Message
 
 
@@ -52,7 +53,9 @@ class StageWork:
         self.stage = Stage(spec, part, basis, device)
         self.optimizer = StageOptimizer(self.stage, spec.optimizer)
         self.gathering = Gathering(spec, self.stage) if part.is_last else None
-        self.codecs = {leg: codec_for(spec, leg) for leg in ("forward", "backward", "evaluation")}
+        # One for each neighbour: what comes from it and goes to it passes here.
+        self.previous = None if part.is_first else End(spec)
+        self.next = None if part.is_last else End(spec)
         self.tokens_in_step = spec.batch.size * spec.model.context
         self.packing_seconds = 0.0
         self._loss = torch.zeros((), dtype=torch.float64, device=home_of_float64(device))
@@ -62,6 +65,8 @@ class StageWork:
         return 0 if self.stage.basis is None else self.stage.basis.version
 
     def begin(self, leg: Leg, step: int, microbatches: int) -> Pass:
+        for end in self.ends.values():
+            end.decide(apply=False)  # whatever was given up half-way
         if self.gathering is not None and leg == "forward":
             self.gathering.begin(step)
         self._loss.zero_()
@@ -73,39 +78,38 @@ class StageWork:
         tokens, targets = windows[:, :-1], windows[:, 1:]
         received = None
         if not self.part.is_first:
-            received = self._received(message, (*tokens.shape, self.spec.boundary_width))
+            received = self._received(self.previous, message, (*tokens.shape, self.spec.boundary_width), windows)
         work.entered += 1
         if work.leg == "evaluation":
-            return self._evaluate(work, message, tokens, targets, received)
+            return self._evaluate(work, message, windows, received)
         flight = self.stage.run_forward(tokens, received)
         if not self.part.is_last:
             work.flights[message.microbatch] = flight
-            return [self._message("forward", work.step, message.microbatch, flight.output, message.ids)]
+            return [self._message("forward", work, message, flight.output, windows)]
         loss, gradient = self.stage.run_loss(flight, targets, 1.0 / self.tokens_in_step)
         self._loss += loss
         work.tokens += targets.numel()
         work.finished += 1
         if gradient is None:
             return []
-        return [self._message("backward", work.step, message.microbatch, gradient, b"")]
+        return [self._message("backward", work, message, gradient, None)]
 
     def backward(self, work: Pass, message: Message) -> list[Message]:
         flight = work.flights.pop(message.microbatch, None)
         if flight is None:
             raise BadMessage(f"a gradient of microbatch {message.microbatch}, which was not sent yet")
-        gradient = self.stage.run_backward(flight, self._received(message, tuple(flight.output.shape)))
+        gradient = self.stage.run_backward(flight, self._received(self.next, message, flight.output.shape, None))
         work.finished += 1
         if gradient is None:
             return []
-        return [self._message("backward", work.step, message.microbatch, gradient, b"")]
+        return [self._message("backward", work, message, gradient, None)]
 
-    def _evaluate(
-        self, work: Pass, message: Message, tokens: Tensor, targets: Tensor, received: Tensor | None
-    ) -> list[Message]:
+    def _evaluate(self, work: Pass, message: Message, windows: Tensor, received: Tensor | None) -> list[Message]:
+        tokens, targets = windows[:, :-1], windows[:, 1:]
         x = self.stage.evaluate(tokens, received)
         work.finished += 1
         if not self.part.is_last:
-            return [self._message("evaluation", work.step, message.microbatch, x, message.ids)]
+            return [self._message("evaluation", work, message, x, windows)]
         work.loss_sum += float(self.stage.evaluate_loss(x, targets))
         work.tokens += targets.numel()
         return []
@@ -118,22 +122,36 @@ class StageWork:
             raise BadMessage(f"a microbatch of {len(windows)} windows where {rows} belong")
         return torch.from_numpy(windows).to(self.device)
 
-    def _received(self, message: Message, shape: tuple[int, ...]) -> Tensor:
-        started, codec = time.perf_counter(), self.codecs[message.leg]
-        parts = unpack(message.payload, codec.layout(shape, self.dtype))
-        received = codec.decode([p.to(self.device) for p in parts], self.dtype)
+    def _received(self, end: End | None, message: Message, shape: Sequence[int], windows: Tensor | None) -> Tensor:
+        assert end is not None
+        started = time.perf_counter()
+        boundary = self.part.index if end is self.next else self.part.index - 1
+        place = Place(message.step, message.microbatch, boundary, message.leg)
+        received = end.unpack(message.payload, end.slot(place, shape, self.dtype, windows), self.device)
         self.packing_seconds += time.perf_counter() - started
         return received
 
-    def _message(self, leg: Leg, step: int, microbatch: int, tensor: Tensor, ids: bytes) -> Message:
+    def _message(self, leg: Leg, work: Pass, cause: Message, tensor: Tensor, windows: Tensor | None) -> Message:
+        """What follows from the message `cause`, for the next stage or (backward) the one before."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)  # packing waits for the numbers anyway: count that as computing
         started = time.perf_counter()
-        boundary = self.part.index - 1 if leg == "backward" else self.part.index
-        parts = self.codecs[leg].encode(tensor.detach(), Place(step, microbatch, boundary, leg))
-        message = Message(leg, step, microbatch, self.basis_version, ids, pack(parts))
+        end, boundary = (self.previous, self.part.index - 1) if leg == "backward" else (self.next, self.part.index)
+        assert end is not None
+        place = Place(work.step, cause.microbatch, boundary, leg)
+        payload = end.pack(tensor.detach(), end.slot(place, tensor.shape, self.dtype, windows))
+        ids = b"" if leg == "backward" else cause.ids
+        message = Message(leg, work.step, cause.microbatch, self.basis_version, ids, payload)
         self.packing_seconds += time.perf_counter() - started
         return message
+
+    @property
+    def ends(self) -> dict[str, End]:
+        return {side: end for side, end in (("previous", self.previous), ("next", self.next)) if end is not None}
+
+    def codec_state(self) -> dict[str, Tensor]:
+        """What the codecs of both boundaries remember."""
+        return {f"{side}/{name}": t for side, end in self.ends.items() for name, t in end.state().items()}
 
     def prepare(self, work: Pass) -> dict[str, float]:
         """The first half of a commit: gradients are kept; their squared norms go to the coordinator."""
@@ -152,6 +170,8 @@ class StageWork:
             self.optimizer.discard()
         if self.gathering is not None:
             self.gathering.decide(apply)
+        for end in self.ends.values():
+            end.decide(apply)
 
     def subspace_report(self, step: int) -> tuple[dict[str, Any], Basis | None] | None:
         """On the last stage, after a step that ends a gathering: what the coordinator waits for."""
@@ -169,3 +189,5 @@ class StageWork:
 
     def switch_basis(self, new: Basis) -> None:
         self.optimizer.switch_basis(new, self.spec.subspace.update.move)
+        for end in self.ends.values():
+            end.reset()

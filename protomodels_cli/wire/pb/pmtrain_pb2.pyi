@@ -400,7 +400,7 @@ class UploadReply(_message.Message):
     def __init__(self) -> None: ...
 
 class Frame(_message.Message):
-    __slots__ = ("leg", "generation", "step", "microbatch", "basis_version", "ids", "payload", "more", "taken")
+    __slots__ = ("leg", "generation", "step", "microbatch", "basis_version", "ids", "payload", "more", "taken", "poison")
     class Leg(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         CREDIT: _ClassVar[Frame.Leg]
@@ -420,6 +420,7 @@ class Frame(_message.Message):
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     MORE_FIELD_NUMBER: _ClassVar[int]
     TAKEN_FIELD_NUMBER: _ClassVar[int]
+    POISON_FIELD_NUMBER: _ClassVar[int]
     leg: Frame.Leg
     generation: int
     step: int
@@ -429,7 +430,8 @@ class Frame(_message.Message):
     payload: bytes
     more: bool
     taken: int
-    def __init__(self, leg: _Optional[_Union[Frame.Leg, str]] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., microbatch: _Optional[int] = ..., basis_version: _Optional[int] = ..., ids: _Optional[bytes] = ..., payload: _Optional[bytes] = ..., more: bool = ..., taken: _Optional[int] = ...) -> None: ...
+    poison: bool
+    def __init__(self, leg: _Optional[_Union[Frame.Leg, str]] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., microbatch: _Optional[int] = ..., basis_version: _Optional[int] = ..., ids: _Optional[bytes] = ..., payload: _Optional[bytes] = ..., more: bool = ..., taken: _Optional[int] = ..., poison: bool = ...) -> None: ...
 
 class StatusRequest(_message.Message):
     __slots__ = ()

@@ -1,0 +1,23 @@
+"""Quantities with units, as people write them: `80mbit`, `25ms`."""
+
+from __future__ import annotations
+
+import re
+
+_RATES = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
+_TIMES = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
+
+
+def bits_per_second(text: str) -> float:
+    return _quantity(text, _RATES, "a bandwidth like 80mbit")
+
+
+def seconds(text: str) -> float:
+    return _quantity(text, _TIMES, "a time like 25ms")
+
+
+def _quantity(text: str, units: dict[str, float], wanted: str) -> float:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]+)", text.strip().lower())
+    if found is None or found[2] not in units:
+        raise ValueError(f"must be {wanted} ({', '.join(units)})")
+    return float(found[1]) * units[found[2]]
