@@ -1,4 +1,4 @@
-"""A run on this machine, as real processes: for the demo and the benchmarks."""
+"""A run on this machine, as real processes, all on one host or each on an emulated one: for demo and benchmarks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from pathlib import Path
 
 import yaml
 
+from protomodels_cli.bench.hosts import Hosts
 from protomodels_cli.errors import EXIT_STOPPED, UserError
+from protomodels_cli.spec.cut import layers_per_stage
 from protomodels_cli.spec.schema import RunSpec
 from protomodels_cli.wire.link import JoinLink
 
@@ -57,25 +59,32 @@ def local_run(
     join_options: Sequence[str] = (),
     through: Callable[[JoinLink], JoinLink] = lambda link: link,
     core: int | None = None,
+    hosts: Hosts | None = None,
+    speak: bool = False,
 ) -> Iterator[LocalRun]:
     """Start a coordinator and a peer for each stage; end them all when the block ends.
 
-    `through` may lead the peers' control connections somewhere else; `core` pins every process to one core."""
-    assert isinstance(spec.stages, int)
+    `through` may lead the peers' control connections somewhere else; `core` pins every process to one core. With
+    `hosts` the coordinator is on the first and peers are on the others. `speak`: the coordinator's words are shown."""
     if (folder / "journal.sqlite").exists() or (folder / "link").exists():
         raise UserError(f"{folder} holds a run already", "choose another --run-dir; nothing is written over")
     (folder / "logs").mkdir(parents=True, exist_ok=True)
     spec_file = folder / f"{spec.name}.yaml"
     spec_file.write_text(yaml.safe_dump(spec.model_dump(mode="json"), sort_keys=False))
-    place = ["--host", "127.0.0.1", "--port", "0", "--run-dir", str(folder)]
-    coordinator = start(folder, "coordinator", ["coordinator", str(spec_file), *place], core)
+    place = ["--host", hosts.address(0) if hosts else "127.0.0.1", "--port", "0", "--run-dir", str(folder)]
+
+    def run(host: int, name: str, arguments: Sequence[str], speak: bool = False) -> Process[bytes]:
+        wrap = (lambda argv: hosts.command(host, argv)) if hosts else list
+        return start(folder, name, arguments, core, wrap, speak)
+
+    coordinator = run(0, "coordinator", ["coordinator", str(spec_file), *place], speak)
     peers: dict[str, Process[bytes]] = {}
     try:
         link = _wait_for_link(folder, coordinator)
-        for i in range(1, spec.stages + 1):
+        for i in range(1, peers_of(spec) + 1):
             arguments = ["--device", device, "--name", f"peer-{i}", "--dir", str(folder / "peers" / str(i))]
             command = ["join", str(through(link)), *arguments, *join_options]
-            peers[f"peer-{i}"] = start(folder, f"peer-{i}", command, core)
+            peers[f"peer-{i}"] = run(i, f"peer-{i}", command)
         yield LocalRun(folder, link, coordinator, peers)
     finally:
         everyone = (coordinator, *peers.values())
@@ -89,7 +98,19 @@ def local_run(
                 process.kill()
 
 
-def start(folder: Path, name: str, arguments: Sequence[str], core: int | None = None) -> Process[bytes]:
+def peers_of(spec: RunSpec) -> int:
+    """As many as there are stages; where the peers decide that, as many as it waits for."""
+    return spec.min_peers if spec.stages == "auto" else len(layers_per_stage(spec))
+
+
+def start(
+    folder: Path,
+    name: str,
+    arguments: Sequence[str],
+    core: int | None = None,
+    wrap: Callable[[Sequence[str]], list[str]] = list,
+    speak: bool = False,
+) -> Process[bytes]:
     """One of our own commands, with its output in a file. A group of its own: Ctrl-C is ours to pass on."""
 
     def pin() -> None:
@@ -97,9 +118,10 @@ def start(folder: Path, name: str, arguments: Sequence[str], core: int | None = 
             os.sched_setaffinity(0, {core})
 
     with (folder / "logs" / f"{name}.log").open("wb") as log:
-        command = [sys.executable, "-m", "protomodels_cli", *arguments]
+        command = wrap([sys.executable, "-m", "protomodels_cli", *arguments])
+        out = None if speak else log
         return Process(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, preexec_fn=pin
+            command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True, preexec_fn=pin
         )
 
 

@@ -53,13 +53,19 @@ def measure(steps: int, only: str | None, say: Say) -> dict[str, Any]:
 
 def pipeline(spec: RunSpec, **options: Any) -> tuple[dict[str, Any], list[float]]:
     """Run it; returns its summary and the seconds of each step."""
+    summary, rows = pipeline_rows(spec, **options)
+    return summary, [row["seconds"] for row in rows]
+
+
+def pipeline_rows(spec: RunSpec, **options: Any) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Run it; returns its summary and the metrics of each step."""
     with tempfile.TemporaryDirectory() as folder:
         with local_run(spec, Path(folder) / "run", **options) as running:
             if running.coordinator.wait():
                 raise running.failure()
         rows = [json.loads(line) for line in (running.folder / "metrics.jsonl").read_text().splitlines()]
         summary = json.loads((running.folder / "summary.json").read_text())
-        return summary, [r["seconds"] for r in rows if r["event"] == "step"]
+        return summary, [row for row in rows if row["event"] == "step"]
 
 
 def reference(spec: RunSpec, core: int | None) -> dict[str, Any]:

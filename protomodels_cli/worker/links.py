@@ -7,25 +7,18 @@ dialled makes no difference once the stream is open.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Protocol
+from collections.abc import AsyncIterator, Callable
 
 import grpc
 
 from protomodels_cli.errors import UserError
 from protomodels_cli.wire.channels import CHANNEL_OPTIONS, SERVER_OPTIONS
+from protomodels_cli.wire.emulated import Connection, Stream
 from protomodels_cli.wire.frames import Assembler, BadMessage, Message, frames_of
 from protomodels_cli.wire.link import address
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.pb import pmtrain_pb2_grpc as rpc
 from protomodels_cli.wire.tls import Identity, peer_name
-
-
-class Stream(Protocol):
-    """What a gRPC client call and a server context have in common."""
-
-    def read(self) -> Awaitable[pb.Frame]: ...
-    def write(self, frame: pb.Frame) -> Awaitable[None]: ...
 
 
 class Link:
@@ -42,10 +35,12 @@ class Link:
         deliver: Callable[[Message], None],
         has_sent: Callable[[], None],
         credited: Callable[[int], None],
+        connection: Connection | None = None,
     ):
         self.generation, self.boundary, self.neighbour, self.to_next = generation, boundary, neighbour, to_next
         self._deliver, self._has_sent, self._credited = deliver, has_sent, credited
         self._legs = ("backward",) if to_next else ("forward", "evaluation")  # what may come in
+        self._connection = connection  # where a slow one is emulated
         self._window, self._credit_every = window, max(1, window // 2)
         self._assembler = Assembler(most_bytes)
         self._outbox: asyncio.Queue[pb.Frame | None] = asyncio.Queue()  # None: the end of a message
@@ -79,7 +74,7 @@ class Link:
     async def run(self, stream: Stream) -> None:
         """Serve the stream until it ends."""
         self.open.set()
-        self._serving = asyncio.ensure_future(self._serve(stream))
+        self._serving = asyncio.ensure_future(self._serve_over(stream))
         try:
             await self._serving
         except Exception as error:
@@ -93,6 +88,13 @@ class Link:
         """Its generation is over: nothing more goes in or out."""
         if self._serving is not None:
             self._serving.cancel()
+
+    async def _serve_over(self, stream: Stream) -> None:
+        if self._connection is None:
+            await self._serve(stream)
+        else:
+            async with self._connection.over(stream, seed=2 * self.boundary + self.to_next) as slow:
+                await self._serve(slow)
 
     async def _serve(self, stream: Stream) -> None:
         tasks = {asyncio.ensure_future(self._read(stream)), asyncio.ensure_future(self._write(stream))}

@@ -28,6 +28,7 @@ from protomodels_cli.model.stage import Leg
 from protomodels_cli.observe.usage import peak_memory
 from protomodels_cli.spec.schema import RunSpec
 from protomodels_cli.spec.sizes import in_flight_limit
+from protomodels_cli.wire.emulated import Connection
 from protomodels_cli.wire.frames import BadMessage, Message
 from protomodels_cli.wire.operator import in_words
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
@@ -62,6 +63,7 @@ class Session:
         self._engine = eng.Engine(device, spec.compute.threads, self._post)
         self._place: pb.Place | None = None
         self._links: dict[str, Link] = {}  # previous, next
+        self._connection = Connection(spec.wire.link) if spec.wire.link.emulated else None
         self._relays: list[RelayedAcceptor | RelayedDialler] = []
         self._streams: set[asyncio.Task[Any]] = set()  # of this generation
         self._chores: set[asyncio.Task[Any]] = set()
@@ -173,10 +175,11 @@ class Session:
             neighbour=route.peer,
             to_next=side == "next",
             window=in_flight_limit(self.spec, stages - 1 - boundary),
-            most_bytes=tokens * (8 * self.spec.boundary_width + 8),
+            most_bytes=1024 + tokens * (8 * self.spec.boundary_width + 8),
             deliver=self._engine.deliver,
             has_sent=self._engine.has_sent,
             credited=self._engine.next_has_taken if side == "next" else lambda messages: None,
+            connection=self._connection,
         )
         self._links[side] = link
         self.listener.expect(link)

@@ -1,0 +1,131 @@
+"""A slow internet connection, emulated inside the transport: no root, no kernel support, on any platform.
+
+A peer has one connection with an uplink and a downlink, and all its streams share them. Bytes are counted as they would
+be on Ethernet, with the headers of TLS, TCP and IP. A clock for each line says when a frame has passed it, and frames
+are held back until then: nothing is dropped or copied, and late wake-ups cost no bandwidth.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from collections.abc import AsyncIterator, Awaitable
+from typing import Protocol
+
+from protomodels_cli import counter
+from protomodels_cli.spec.schema import LinkSpec
+from protomodels_cli.wire.pb import pmtrain_pb2 as pb
+
+SEGMENT, HEADERS = 1448, 66  # bytes of a full TCP segment, and what Ethernet, IP and TCP add to it
+RECORD, RECORD_HEADERS = 16384, 45  # the same for HTTP/2 and TLS
+TURN = 0.005  # seconds that one stream has an uplink to itself while others wait
+AHEAD = 0.02  # seconds of sending that a stream's buffer holds
+
+
+class Stream(Protocol):
+    """What a gRPC client call and a server context have in common."""
+
+    def read(self) -> Awaitable[pb.Frame]: ...
+    def write(self, frame: pb.Frame) -> Awaitable[None]: ...
+
+
+def segments(payload: int) -> int:
+    """TCP segments of a gRPC message."""
+    return math.ceil((payload + math.ceil(payload / RECORD) * RECORD_HEADERS) / SEGMENT)
+
+
+def wire_bytes(payload: int) -> int:
+    """What a gRPC message of this size takes on the line."""
+    return payload + math.ceil(payload / RECORD) * RECORD_HEADERS + segments(payload) * HEADERS
+
+
+def reno_rate(link: LinkSpec) -> float:
+    """Bits a second that one TCP connection reaches at this loss (Mathis et al. 1997), whatever the line carries."""
+    round_trip = max(2 * link.latency_s, 0.001)
+    return math.inf if link.loss == 0 else 8 * SEGMENT * math.sqrt(1.5 / link.loss) / round_trip
+
+
+class Line:
+    """One way of a connection: bytes pass one after another. Pure arithmetic on a clock that callers bring."""
+
+    def __init__(self, bits_per_second: float):
+        self.rate, self.free_at = bits_per_second, 0.0
+
+    def seconds(self, size: float) -> float:
+        return 8 * size / self.rate
+
+    def leave(self, ready: float, size: float) -> float:
+        """When `size` bytes that are ready at this time have been sent."""
+        self.free_at = max(ready, self.free_at) + self.seconds(size)
+        return self.free_at
+
+    def arrive(self, last: float, size: float) -> float:
+        """When `size` bytes have come in whose last could be here now: later if others come in at the same time."""
+        first = max(self.free_at, last - self.seconds(size))
+        self.free_at = max(first + self.seconds(size), last)
+        return self.free_at
+
+
+class Connection:
+    def __init__(self, link: LinkSpec):
+        self.link = link
+        self.up, self.down = Line(link.bits_per_second), Line(link.bits_per_second)
+
+    @contextlib.asynccontextmanager
+    async def over(self, stream: Stream, seed: int) -> AsyncIterator[Stream]:
+        """The stream as it would be over this connection. `seed` is for jitter and loss."""
+        slow = _Slowed(self, stream, seed)
+        delivering = asyncio.create_task(slow.deliver())
+        try:
+            yield slow
+        finally:
+            delivering.cancel()
+            await asyncio.gather(delivering, return_exceptions=True)
+
+
+class _Slowed:
+    def __init__(self, connection: Connection, stream: Stream, seed: int):
+        self._connection, self._link, self._stream, self._seed = connection, connection.link, stream, seed
+        self._own = Line(reno_rate(connection.link))  # what TCP allows this one stream
+        self._turn = max(RECORD, TURN * connection.up.rate / 8)
+        self._on_the_way: asyncio.Queue[tuple[float, pb.Frame]] = asyncio.Queue()
+        self._frames, self._due = 0, 0.0
+        self._now = asyncio.get_running_loop().time
+
+    async def write(self, frame: pb.Frame) -> None:
+        """Returns when nearly all of it has left."""
+        ready, left, finish = self._now(), float(wire_bytes(frame.ByteSize())), 0.0
+        while left > 0:
+            part = min(left, self._turn)
+            finish = max(self._connection.up.leave(ready, part), self._own.leave(ready, part))
+            left -= part
+            await self._until(finish - AHEAD)
+        self._due = max(self._due, finish + self._delay(frame))
+        self._on_the_way.put_nowait((self._due, frame))
+
+    async def read(self) -> pb.Frame:
+        frame = await self._stream.read()
+        if isinstance(frame, pb.Frame):  # otherwise it is the end
+            size, now = frame.ByteSize(), self._now()
+            self._connection.up.leave(now, HEADERS * segments(size) / 2)  # TCP confirms every other segment
+            await self._until(self._connection.down.arrive(now, wire_bytes(size)))
+        return frame
+
+    async def deliver(self) -> None:
+        while True:
+            due, frame = await self._on_the_way.get()
+            await self._until(due)
+            await self._stream.write(frame)
+
+    async def _until(self, when: float) -> None:
+        if (wait := when - self._now()) > 0:
+            await asyncio.sleep(wait)
+
+    def _delay(self, frame: pb.Frame) -> float:
+        """Latency and jitter, and a round trip more if a segment was lost and had to be sent again."""
+        self._frames += 1
+        swing, luck = (counter.word(self._seed, 2 * self._frames + i) / 2**64 for i in (0, 1))
+        delay = max(0.0, self._link.latency_s + (2 * swing - 1) * self._link.jitter_s)
+        lost = luck >= (1 - self._link.loss) ** segments(frame.ByteSize())
+        return delay + (2 * self._link.latency_s if lost else 0.0)

@@ -1,0 +1,342 @@
+"""Emulated hosts: real TCP between network namespaces against what the link promises, and nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import statistics
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from protomodels_cli.bench import hosts as hosts_module
+from protomodels_cli.bench import wanlab
+from protomodels_cli.bench.hosts import Hosts, require
+from protomodels_cli.bench.loopback import pipeline, small
+from protomodels_cli.bench.router import VNET_HEADER, Router, wire_bytes
+from protomodels_cli.errors import EXIT_INTERRUPTED, EXIT_OUTSIDE, EXIT_SPEC, UserError
+from protomodels_cli.spec.link import parse_link
+from protomodels_cli.spec.schema import LinkSpec
+
+MBIT, LATENCY = 20, 0.01
+WIRE = 1514 / 1448  # a full segment on Ethernet over what a program gets of it
+
+RECEIVE = """
+import socket, sys, time
+server = socket.create_server((sys.argv[1], int(sys.argv[2])))
+print("ready", flush=True)
+connection, _ = server.accept()
+first = last = None
+total = 0
+while piece := connection.recv(1 << 16):
+    last = time.monotonic()  # one clock for all hosts
+    first = first or last
+    total += len(piece)
+print(first, last, total)
+"""
+SEND = """
+import socket, sys
+socket.create_connection((sys.argv[1], int(sys.argv[2]))).sendall(bytes(int(sys.argv[3])))
+"""
+ECHO = """
+import socket, sys
+server = socket.create_server((sys.argv[1], 5000))
+print("ready", flush=True)
+connection, _ = server.accept()
+while piece := connection.recv(64):
+    connection.sendall(piece)
+"""
+PING = """
+import socket, sys, time
+connection = socket.create_connection((sys.argv[1], 5000))
+for _ in range(10):
+    began = time.monotonic()
+    connection.sendall(b"x")
+    connection.recv(1)
+    print(time.monotonic() - began)
+"""
+
+
+def _why_not() -> str:
+    try:
+        require()
+    except UserError as e:
+        return str(e).splitlines()[0]
+    return ""
+
+
+needs_root = pytest.mark.skipif(bool(_why_not()), reason=_why_not())
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[Hosts]:
+    with Hosts(4, LinkSpec(bandwidth=f"{MBIT}mbit", latency=f"{LATENCY * 1000:g}ms")) as hosts:
+        yield hosts
+
+
+def on(hosts: Hosts, host: int, program: str, *arguments: object) -> subprocess.Popen[str]:
+    command = hosts.command(host, [sys.executable, "-IS", "-c", program, *map(str, arguments)])
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def serve(hosts: Hosts, host: int, program: str, *arguments: object) -> subprocess.Popen[str]:
+    process = on(hosts, host, program, hosts.address(host), *arguments)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+@needs_root
+@pytest.mark.parametrize(
+    ("flows", "lines"),
+    [
+        ([(0, 1)], 1),
+        ([(0, 1), (0, 2)], 1),  # share an uplink
+        ([(1, 0), (2, 0)], 1),  # share a downlink
+        ([(0, 1), (1, 2)], 2),  # each way of a host has its own
+    ],
+)
+def test_flows_get_the_rate_of_the_lines_they_use(hosts: Hosts, flows: list[tuple[int, int]], lines: int) -> None:
+    """The fastest of up to three tries: a busy machine starts programs late, and nothing makes a line faster."""
+    rates: list[float] = []
+    while len(rates) < 3 and (not rates or max(rates) < 0.9 * MBIT * lines):
+        rates.append(rate_of(hosts, flows, 2_500_000 * lines // len(flows)))
+    assert max(rates) == pytest.approx(MBIT * lines, rel=0.1)
+
+
+def rate_of(hosts: Hosts, flows: list[tuple[int, int]], each: int) -> float:
+    """Mbit/s of all flows together, on the wire."""
+    receivers = [serve(hosts, b, RECEIVE, 6000 + i) for i, (_, b) in enumerate(flows)]
+    senders = [on(hosts, a, SEND, hosts.address(b), 6000 + i, each) for i, (a, b) in enumerate(flows)]
+    assert [process.wait(10) for process in senders] == [0] * len(flows)
+    said = [[float(word) for word in process.communicate(timeout=10)[0].split()] for process in receivers]
+    assert [total for *_, total in said] == [each] * len(flows)
+    seconds = max(last for _, last, _ in said) - min(first for first, *_ in said)
+    return 8e-6 * each * len(flows) * WIRE / seconds
+
+
+@needs_root
+def test_a_round_trip_is_twice_the_latency(hosts: Hosts) -> None:
+    echo = serve(hosts, 3, ECHO)
+    trips = [float(line) for line in on(hosts, 2, PING, hosts.address(3)).communicate(timeout=10)[0].split()]
+    assert echo.wait(10) == 0
+    assert 2 * LATENCY <= min(trips) <= 2 * LATENCY + 0.005
+
+
+@needs_root
+def test_hosts_reach_one_another_only_and_are_counted(hosts: Hosts) -> None:
+    time.sleep(5 * LATENCY)  # the last packets of the test before
+    before = hosts.stats()["hosts"]
+    echo = serve(hosts, 1, ECHO)
+    assert on(hosts, 0, PING, hosts.address(1)).wait(10) == 0
+    assert echo.wait(10) == 0
+    time.sleep(5 * LATENCY)
+    after = hosts.stats()["hosts"]
+    assert after[0]["up"] - before[0]["up"] == after[1]["down"] - before[1]["down"] > 10 * (14 + 52 + 1)
+    assert after[3] == before[3]
+    outside = subprocess.run(hosts.command(0, ["ip", "route", "get", "192.0.2.1"]), capture_output=True, text=True)
+    assert "unreachable" in outside.stderr
+
+
+def namespaces() -> set[str]:
+    return set(subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout.split())
+
+
+def left_of(owner: int) -> list[str]:
+    return [name for name in namespaces() if name.startswith(f"pmtrain-{owner}-")]
+
+
+def runs(pid: int) -> bool:
+    """A zombie that its parent has not asked about does not run."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+@needs_root
+def test_nothing_is_left_after_an_exception() -> None:
+    hosts = Hosts(2, LinkSpec())
+    programs = []
+
+    def fail() -> None:
+        with hosts:
+            programs.append(subprocess.Popen(hosts.command(1, ["sleep", "600"])))
+            programs.append(serve(hosts, 0, ECHO))
+            assert set(hosts.names) <= namespaces()
+            assert hosts._router is not None
+            programs.append(hosts._router)
+            raise RuntimeError("on purpose")
+
+    with pytest.raises(RuntimeError, match="on purpose"):
+        fail()
+    assert [program.wait(5) for program in programs] == [-signal.SIGKILL, -signal.SIGKILL, 0]
+    assert not set(hosts.names) & namespaces()
+
+
+@needs_root
+def test_nothing_is_left_when_it_cannot_be_set_up() -> None:
+    hosts = Hosts(2, LinkSpec())
+    subprocess.run(["ip", "netns", "add", hosts.names[1]], check=True)  # the second is in the way
+    with pytest.raises(UserError, match="File exists"):
+        hosts.__enter__()
+    assert not set(hosts.names) & namespaces()
+
+
+@needs_root
+@pytest.mark.parametrize(("end", "code"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGTERM, EXIT_INTERRUPTED)])
+def test_nothing_is_left_when_the_owner_is_ended(end: signal.Signals, code: int) -> None:
+    command = ["--hosts", "2", "--link", "none", "--", "sh", "-c", 'echo $$ "$PMTRAIN_HOSTS"; exec sleep 600']
+    lab = subprocess.Popen(
+        [sys.executable, "-m", "protomodels_cli.bench.wanlab", *command], stdout=subprocess.PIPE, text=True
+    )
+    assert lab.stdout is not None
+    sleeper, *addresses = lab.stdout.readline().split()
+    assert addresses == ["198.18.0.1", "198.18.0.2"]
+    assert len(left_of(lab.pid)) == 2
+    lab.send_signal(end)
+    assert lab.wait(10) == code
+    until = time.monotonic() + 5
+    while (left_of(lab.pid) or runs(int(sleeper))) and time.monotonic() < until:
+        time.sleep(0.02)
+    assert not runs(int(sleeper))
+    assert left_of(lab.pid) == []
+
+
+@needs_root
+def test_wanlab_passes_the_exit_code_on() -> None:
+    assert wanlab.main(["--hosts", "1", "--", "sh", "-c", "exit 7"]) == 7
+
+
+def test_without_root_it_is_one_clear_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert wanlab.main(["--hosts", "2", "--link", "80mbit,25ms", "--", "true"]) == EXIT_OUTSIDE
+    what, fix = capsys.readouterr().err.splitlines()
+    assert "user id 1000" in what
+    assert "sudo" in fix
+
+
+def test_without_the_device_it_is_one_clear_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(hosts_module.shutil, "which", lambda name: name)
+    monkeypatch.setattr(hosts_module, "TUN", tmp_path / "tun")
+    assert wanlab.main(["--hosts", "2", "--link", "80mbit,25ms", "--", "true"]) == EXIT_OUTSIDE
+    what, fix = capsys.readouterr().err.splitlines()
+    assert f"{tmp_path / 'tun'}, and it cannot be opened: No such file" in what
+    assert "modprobe tun" in fix
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--hosts", "2", "--link", "80", "--", "true"], "bandwidth '80': must be a bandwidth like 80mbit"),
+        (["--hosts", "2", "--link", "none"], "given twice or not at all"),
+        (["--hosts", "2", "--run", "spec.yaml", "--", "true"], "given twice or not at all"),
+    ],
+)
+def test_a_bad_command_line_is_refused(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert wanlab.main(arguments) == EXIT_SPEC
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "link"),
+    [
+        ("none", LinkSpec()),
+        ("80mbit,25ms", LinkSpec(bandwidth="80mbit", latency="25ms")),
+        ("none, 5ms", LinkSpec(latency="5ms")),
+        ("1gbit,25ms,2ms,0.01", LinkSpec(bandwidth="1gbit", latency="25ms", jitter="2ms", loss=0.01)),
+    ],
+)
+def test_a_link_in_one_word(text: str, link: LinkSpec) -> None:
+    assert parse_link(text) == link
+
+
+@pytest.mark.parametrize("text", ["", "80", "0mbit", "80mbit,25", "1mbit,1ms,1ms,1", "1mbit,1ms,1ms,x", "1mbit,,,,"])
+def test_a_bad_link_names_value_and_fix(text: str) -> None:
+    with pytest.raises(UserError, match=r"(?s)link '.*fix:  write BANDWIDTH,LATENCY") as error:
+        parse_link(text)
+    assert repr(text) in str(error.value)
+    assert error.value.exit_code == EXIT_SPEC
+
+
+def packet(to: int, payload: int, part: int = 0) -> bytes:
+    """TCP over IPv4 to a host, as the kernel hands it over; cut in parts of this size, if any."""
+    note = struct.pack("=BBHHHH", 1, 1 if part else 0, 0, part, 20, 16)
+    ip = struct.pack(">BxH8x4s4s", 0x45, 40 + payload, bytes(4), bytes((198, 18, 0, to + 1)))
+    return note + ip + bytes(12) + b"\x50" + bytes(7) + bytes(payload)
+
+
+def test_a_long_segment_costs_the_headers_of_its_parts() -> None:
+    assert wire_bytes(packet(1, 1000)) == 14 + 40 + 1000
+    assert wire_bytes(packet(1, 1460 * 3 + 1, part=1460)) == 1460 * 3 + 1 + 4 * (14 + 40)
+    assert len(packet(1, 0)) == VNET_HEADER + 40
+
+
+def test_the_clocks_of_the_lines() -> None:
+    """Against the times by hand: 946 bytes with 54 of headers are 1000 on the wire, 1 ms at 8 Mbit/s."""
+    ends = [os.pipe2(os.O_NONBLOCK) for _ in range(3)]
+    router = Router([write for _, write in ends], 8e6, latency=0.010, jitter=0.0, loss=0.0)
+
+    def arrived(at: float) -> int:
+        router.give(at)
+        try:
+            return len(os.read(ends[2][0], 1 << 20)) // len(packet(2, 946))
+        except BlockingIOError:
+            return 0
+
+    for source in (0, 0, 1):
+        router.take(source, packet(2, 946), now=100.0)
+    # 1 ms on the uplink and 10 ms on the way: the first of each at 100.011, one of them after the other's millisecond
+    assert [arrived(t) for t in (100.0109, 100.0111, 100.0119, 100.0121, 100.0129, 100.0131)] == [0, 1, 0, 1, 0, 1]
+    for _ in range(1000):
+        router.take(0, packet(2, 946), now=200.0)
+    assert 1000 - router.moved[0]["dropped"] in (263, 264)  # 256 KiB of 1000 bytes each, give or take a rounding
+    for read, write in ends:
+        os.close(read)
+        os.close(write)
+
+
+def test_jitter_keeps_order_and_loss_is_a_share() -> None:
+    router = Router([-1, -1], float("inf"), latency=0.010, jitter=0.004, loss=0.1)
+    for i in range(5000):
+        router.take(0, packet(1, 1), now=i * 0.01)
+    arrivals = sorted((number, due) for due, number, *_ in router.heap)
+    assert 400 < router.moved[0]["lost"] == 5000 - len(arrivals) < 600
+    delays = [due % 0.01 for _, due in arrivals]
+    assert max(delays) - min(delays) > 0.0079
+    for _ in range(500):
+        router.take(0, packet(1, 1), now=100.0)  # all at once: each has its own jitter, none overtakes
+    burst = [due for _, due in sorted((number, due) for due, number, *_ in router.heap) if due > 100]
+    assert burst == sorted(burst)
+    assert len(set(burst)) > 1
+
+
+@needs_root
+def test_the_emulated_link_takes_the_time_that_real_tcp_takes():
+    """A pipeline that the link holds up, over `wire.link` and between hosts: medians of steps, TCP warm."""
+    text = "10mbit,25ms"
+    sizes = {
+        "steps": 6,
+        "stages": 3,
+        "model": {"layers": 3, "width": 64, "heads": 4, "context": 64},
+        "subspace": {"form": "dense"},
+        "batch": {"size": 64, "microbatches": 16},
+    }
+    link = parse_link(text)
+    _, emulated = pipeline(small(**sizes, wire={"link": link.model_dump()}))
+    with Hosts(4, link) as hosts:
+        _, real = pipeline(small(**sizes), hosts=hosts)
+    ratio = statistics.median(emulated[2:]) / statistics.median(real[2:])
+    print(f"steps took {emulated} emulated and {real} between hosts: {ratio:.3f}")
+    assert statistics.median(real[2:]) > 1.5, "the link is what holds it up"
+    assert 0.9 < ratio < 1.1
