@@ -43,3 +43,49 @@ def loopback(
     result = measure(steps, only, say)
     if json_file is not None:
         json_file.write_text(json.dumps(result, indent=1) + "\n")
+
+
+@app.command()
+def wan(
+    method: Annotated[
+        list[str] | None,
+        typer.Option(help="FORM/CODEC[/K], repeatable. Default: dense/bf16, dense/int8 and reparam/int8/16."),
+    ] = None,
+    link: Annotated[
+        list[str] | None,
+        typer.Option(help="BANDWIDTH,LATENCY, repeatable. Default: 80mbit,25ms, 10mbit,25ms and 5mbit,25ms."),
+    ] = None,
+    steps: Annotated[int, typer.Option(min=3, help="Steps of a run, at most; the first two do not count.")] = 10,
+    turns: Annotated[int, typer.Option(min=1, help="Runs of each kind, in turns.")] = 1,
+    emulated: Annotated[
+        bool, typer.Option("--emulated", help="Emulate the link in the transport: needs no root, leaves torch out.")
+    ] = False,
+    torch: Annotated[bool, typer.Option(help="Measure torch.distributed.pipelining beside it.")] = True,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the numbers here.")] = None,
+    plot: Annotated[Path | None, typer.Option("--plot", help="Draw a picture here (.png, .svg or .pdf).")] = None,
+) -> None:
+    """Speed over slow links, against the bounds and against torch.distributed.pipelining on the same link."""
+    import json
+    import sys
+
+    from protomodels_cli.bench import wan_report
+    from protomodels_cli.bench.hosts import require
+    from protomodels_cli.bench.wan import Method, measure
+    from protomodels_cli.cli.checks import check_outputs, check_plot
+    from protomodels_cli.spec.link import parse_link
+
+    check_outputs(json_file)
+    check_plot(plot)
+    methods = [Method.parse(text) for text in method or ("dense/bf16", "dense/int8", "reparam/int8/16")]
+    links = link or ["80mbit,25ms", "10mbit,25ms", "5mbit,25ms"]
+    for text in links:
+        parse_link(text)
+    if not emulated:
+        require()
+
+    result = measure(methods, links, steps, turns, not emulated, torch, lambda text: print(text, file=sys.stderr))
+    say(wan_report.in_words(result))
+    if json_file is not None:
+        json_file.write_text(json.dumps(result, indent=1) + "\n")
+    if plot is not None:
+        wan_report.plot(result, plot)

@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 from protomodels_cli.errors import EXIT_SPEC, UserError
+from protomodels_cli.spec.units import flops_per_second
 
 
 class OptionError(UserError):
@@ -52,3 +53,13 @@ def check_extra(package: str, what: str) -> None:
         importlib.import_module(package)
     except ImportError:
         raise UserError(f"{what} needs the package {package}", "pip install 'pmtrain[lab]'") from None
+
+
+def speed_of(text: str | None) -> float | None:
+    """--speed, in operations a second."""
+    if text is None:
+        return None
+    try:
+        return flops_per_second(text)
+    except ValueError as e:
+        raise OptionError(f"--speed {text}: {e}", "write for example 20gflops or 5tflops") from None

@@ -7,7 +7,7 @@ import sys
 import typer
 
 from protomodels_cli import __version__
-from protomodels_cli.cli import bench, coordinator, demo, join, lab, reference, status, validate
+from protomodels_cli.cli import bench, coordinator, demo, join, lab, plan, reference, status, validate
 from protomodels_cli.errors import EXIT_OUTSIDE, UserError
 
 app = typer.Typer(
@@ -17,6 +17,7 @@ app = typer.Typer(
     help="Train one language model together, each peer holding a slice of the layers.",
 )
 app.command("validate")(validate.validate)
+app.command("plan")(plan.plan)
 app.command("coordinator")(coordinator.coordinator)
 app.command("join")(join.join)
 app.command("status")(status.status)

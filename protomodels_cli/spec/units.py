@@ -1,15 +1,20 @@
-"""Quantities with units, as people write them: `80mbit`, `25ms`."""
+"""Quantities with units, as people write them: `80mbit`, `25ms`, `10tflops`."""
 
 from __future__ import annotations
 
 import re
 
 _RATES = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
+_SPEEDS = {"mflops": 1e6, "gflops": 1e9, "tflops": 1e12}
 _TIMES = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
 
 
 def bits_per_second(text: str) -> float:
     return _quantity(text, _RATES, "a bandwidth like 80mbit")
+
+
+def flops_per_second(text: str) -> float:
+    return _quantity(text, _SPEEDS, "a speed like 10tflops")
 
 
 def seconds(text: str) -> float:

@@ -1,0 +1,180 @@
+"""What a run will need and how fast it will go, before anyone has joined: from the spec, a link and the peers' speed.
+
+Pure. Memory and bytes are those of the code; time comes from playing a step through (`simulate.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+from protomodels_cli.bench.simulate import Played, StageCost, Wires, play
+from protomodels_cli.spec.codec import parse_codec
+from protomodels_cli.spec.cut import layers_per_stage
+from protomodels_cli.spec.load import spec_from
+from protomodels_cli.spec.schema import LinkSpec, RunSpec
+from protomodels_cli.spec.sizes import (
+    StageMemory,
+    cached_bytes,
+    id_bytes,
+    in_flight_limit,
+    message_bytes,
+    unit_flops,
+)
+from protomodels_cli.wire.emulated import wire_bytes
+
+FRAME_BYTES = 24  # of a frame's own fields
+SLACK = 1.1  # a link that adds no more than this to a step is not what holds it up
+
+
+@dataclass(frozen=True)
+class Stage:
+    layers: int
+    memory: int  # bytes, at most
+    cache: int  # of which AQ-SGD's samples, in the machine's own memory
+    compute: float  # seconds a step
+    line: float  # seconds a step that its connection is in use, in the busier direction
+
+
+@dataclass(frozen=True)
+class Forecast:
+    stages: list[Stage]
+    bytes_per_step: dict[str, float]  # over one boundary, by leg, with headers
+    step_seconds: float
+    compute_seconds: float  # of a step without any link
+    wire_seconds: float  # bytes over bandwidth, of the busiest line
+    tokens_per_s: float
+    bubble: float  # share of the step for which the busiest stage does not compute
+    bottleneck: str
+
+
+def forecast(
+    spec: RunSpec, link: LinkSpec, speed: float, cores: float = math.inf, control: float | None = None, windows: int = 0
+) -> Forecast:
+    """`speed` in operations a second of each peer; `cores` where they share a machine; `control` is the latency of the
+    way to the coordinator (default: the link's); `windows` is the number of samples in the data."""
+    cut, microbatches = layers_per_stage(spec), spec.batch.microbatches
+    wires, free = _wires(spec, link), _wires(spec, LinkSpec())
+    costs = _costs(spec, cut, speed)
+    turn = 2 * (link.latency_s if control is None else control)  # a report and its answer
+    played, unshaped = play(costs, microbatches, wires, cores), play(costs, microbatches, free, cores)
+    step = played.seconds + turn
+    lines = _lines(len(cut), microbatches, wires)
+    memory, first = StageMemory(spec), 0
+    stages = []
+    for i, layers in enumerate(cut):
+        ends = (i > 0) + (i < len(cut) - 1)
+        cache = ends * cached_bytes(spec, windows)
+        total = memory.total(first, first + layers, len(cut) - 1 - i)
+        stages.append(Stage(layers, total, cache, played.busy[i], lines[i]))
+        first += layers
+    return Forecast(
+        stages=stages,
+        bytes_per_step={"forward": wires.forward_bytes * microbatches, "backward": wires.backward_bytes * microbatches},
+        step_seconds=step,
+        compute_seconds=unshaped.seconds,
+        wire_seconds=max(lines),
+        tokens_per_s=spec.batch.size * spec.model.context / step,
+        bubble=1 - max(played.busy) / step,
+        bottleneck=_bottleneck(spec, costs, wires, cores, played, lines),
+    )
+
+
+def _wires(spec: RunSpec, link: LinkSpec) -> Wires:
+    forward, backward = parse_codec(spec.wire.forward), parse_codec(spec.wire.backward)
+    windows = spec.batch.size // spec.batch.microbatches
+    ids = windows * (spec.model.context + 1) * id_bytes(spec)
+    return Wires(
+        forward_bytes=wire_bytes(message_bytes(spec, forward) + ids + FRAME_BYTES),
+        backward_bytes=wire_bytes(message_bytes(spec, backward, mask_of=forward) + FRAME_BYTES),
+        bits_per_second=link.bits_per_second,
+        latency=link.latency_s,
+    )
+
+
+def _costs(spec: RunSpec, cut: list[int], speed: float) -> list[StageCost]:
+    """A third of a microbatch's operations are forward; the last stage does both at once."""
+    flops, first, costs = unit_flops(spec), 0, []
+    tokens = spec.batch.size // spec.batch.microbatches * spec.model.context
+    for i, layers in enumerate(cut):
+        units = [flops[f"layers.{n}"] for n in range(first, first + layers)]
+        units += [flops["head"]] if i == len(cut) - 1 else []
+        seconds = sum(units) * tokens / speed
+        after = len(cut) - 1 - i
+        third, rest = (seconds / 3, 2 * seconds / 3) if after else (seconds, 0.0)
+        costs.append(StageCost(third, rest, limit=in_flight_limit(spec, after)))
+        first += layers
+    return costs
+
+
+def _lines(stages: int, microbatches: int, wires: Wires) -> list[float]:
+    """Seconds that each peer's connection carries a step's messages, in the busier direction."""
+
+    def seconds(size: float) -> float:
+        return microbatches * 8 * size / wires.bits_per_second
+
+    found = []
+    for i in range(stages):
+        forward, backward = i < stages - 1, i > 0
+        out = seconds(wires.forward_bytes) * forward + seconds(wires.backward_bytes) * backward
+        into = seconds(wires.forward_bytes) * backward + seconds(wires.backward_bytes) * forward
+        found.append(max(out, into))
+    return found
+
+
+def _bottleneck(
+    spec: RunSpec, costs: list[StageCost], wires: Wires, cores: float, played: Played, lines: list[float]
+) -> str:
+    """Whatever would help most if it were not there; computing, if nothing else would help by a tenth."""
+    n = spec.batch.microbatches
+    without = {
+        f"bandwidth, most of all of stage {lines.index(max(lines))}": (costs, replace(wires, bits_per_second=math.inf)),
+        "latency": (costs, replace(wires, latency=0.0)),
+        "batch.in_flight: more microbatches at a time would fill the wait": (
+            [replace(cost, limit=n) for cost in costs],
+            wires,
+        ),
+    }
+    seconds = {name: play(stages, n, line, cores).seconds for name, (stages, line) in without.items()}
+    name = min(seconds, key=lambda name: seconds[name])
+    if seconds[name] * SLACK < played.seconds:
+        return name
+    return f"computing, most of all in stage {played.busy.index(max(played.busy))}"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One way to cross the boundaries, by what it costs in loss: the first ones cost least."""
+
+    form: str
+    k: int
+    codec: str
+    forecast: Forecast
+
+    @property
+    def keeps_up(self) -> bool:
+        return self.forecast.step_seconds <= SLACK * self.forecast.compute_seconds + 1e-9
+
+
+def choices(spec: RunSpec, link: LinkSpec, speed: float, cores: float = math.inf) -> list[Choice]:
+    width = spec.model.width
+    ways = [("dense", width, "bf16"), ("dense", width, "int8")]
+    ways += [("reparam", max(1, width // share), "int8") for share in (2, 4, 8, 16, 32, 64, 100)]
+    found = []
+    for form, k, codec in ways:
+        data: dict[str, Any] = spec.model_dump(mode="json")
+        data["subspace"] |= {"form": form, "k": k, "update": {}}
+        data["wire"] |= {"forward": codec, "backward": codec}
+        if data["optimizer"]["name"] == "row_adamw":
+            data["optimizer"]["name"] = "adamw"
+        found.append(Choice(form, k, codec, forecast(spec_from(data), link, speed, cores)))
+    return found
+
+
+def recommended(found: list[Choice]) -> Choice:
+    """The least compression with which the link does not hold the run up; if none is enough, with which it is nearly as
+    fast as with the most. More than that buys next to nothing and costs loss."""
+    fastest = max(choice.forecast.tokens_per_s for choice in found)
+    keep_up = [choice for choice in found if choice.keeps_up]
+    return (keep_up or [choice for choice in found if choice.forecast.tokens_per_s * SLACK >= fastest])[0]

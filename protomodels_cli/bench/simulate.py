@@ -1,0 +1,134 @@
+"""A step of the pipeline, played through on paper: who computes when, what waits for which line. Pure.
+
+The same rules as the real thing: `next_work` decides what a stage does next, credits come back when a message is taken,
+a peer's two links share its uplink and its downlink. What a stage computes takes the time it is said to take.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Literal
+
+from protomodels_cli.wire.emulated import Line
+from protomodels_cli.worker.schedule import View, next_work
+
+Leg = Literal["forward", "backward"]
+
+
+@dataclass(frozen=True)
+class StageCost:
+    forward: float  # seconds a microbatch; on the last stage forward and backward are one piece of work
+    backward: float
+    step: float = 0.0  # seconds once a step: applying the last one
+    limit: int = 1  # microbatches in flight
+
+
+@dataclass(frozen=True)
+class Wires:
+    forward_bytes: float  # of a microbatch's message, on the line
+    backward_bytes: float
+    bits_per_second: float = math.inf
+    latency: float = 0.0
+
+
+@dataclass
+class Played:
+    seconds: float  # until every stage has done all of its microbatches
+    busy: list[float]  # seconds of computing, by stage
+    sent: list[float]  # seconds for which its uplink was in use
+
+
+@dataclass
+class _Stage:
+    inputs: int = 0  # forward messages here
+    gradients: int = 0
+    finished: int = 0
+    in_flight: int = 0
+    on_the_way: int = 0
+    job: Literal["step", "forward", "backward"] | None = "step"
+    left: float = 0.0  # seconds of the job
+    busy: float = 0.0
+
+
+def play(stages: Sequence[StageCost], microbatches: int, wires: Wires, cores: float = math.inf) -> Played:
+    """`cores`: how many stages can compute at one time at full speed, where they share a machine."""
+    last = len(stages) - 1
+    there = [_Stage(left=cost.step) for cost in stages]
+    there[0].inputs = microbatches  # token ids come ahead of their turn
+    up = [Line(wires.bits_per_second) for _ in stages]
+    down = [Line(wires.bits_per_second) for _ in stages]
+    sent = [0.0] * len(stages)
+    events: list[tuple[float, int, str, int]] = []  # when, order, what, stage
+    order, now = count(), 0.0
+
+    def at(when: float, what: str, stage: int) -> None:
+        heapq.heappush(events, (when, next(order), what, stage))
+
+    def send(leg: Leg, source: int, target: int) -> None:
+        size = wires.forward_bytes if leg == "forward" else wires.backward_bytes
+        sent[source] += up[source].seconds(size)
+        at(up[source].leave(now, size) + wires.latency, f"reach {leg}", target)
+
+    def choose(i: int) -> None:
+        stage, cost = there[i], stages[i]
+        if stage.job is not None:
+            return
+        view = View(stage.gradients > 0, stage.inputs > 0, stage.in_flight, stage.on_the_way, cost.limit)
+        stage.job = next_work(view)
+        if stage.job == "backward":
+            stage.gradients -= 1
+            stage.left = cost.backward
+        elif stage.job == "forward":
+            stage.inputs -= 1
+            stage.left = cost.forward
+            if i > 0:
+                at(now + wires.latency, "credit", i - 1)
+
+    def finish(i: int) -> None:
+        stage = there[i]
+        job, stage.job = stage.job, None
+        if job == "forward" and i < last:
+            stage.in_flight += 1
+            stage.on_the_way += 1
+            send("forward", i, i + 1)
+        elif job != "step":
+            stage.in_flight -= i < last
+            stage.finished += 1
+            if i > 0:
+                send("backward", i, i - 1)
+
+    def happen(what: str, i: int) -> None:
+        match what:
+            case "credit":
+                there[i].on_the_way -= 1
+            case "reach forward" | "reach backward":
+                size = wires.forward_bytes if what == "reach forward" else wires.backward_bytes
+                at(down[i].arrive(now, size), what.removeprefix("reach "), i)
+            case "forward":
+                there[i].inputs += 1
+            case _:
+                there[i].gradients += 1
+
+    while any(stage.finished < microbatches for stage in there):
+        for i in range(len(stages)):
+            choose(i)
+        working = [i for i, stage in enumerate(there) if stage.job is not None]
+        speed = min(1.0, cores / len(working)) if working else 1.0
+        soonest = min((there[i].left / speed for i in working), default=math.inf)
+        pause = min(soonest, events[0][0] - now if events else math.inf)
+        assert pause < math.inf, "nothing is under way"
+        now += pause
+        for i in working:
+            there[i].left -= pause * speed
+            there[i].busy += pause * speed
+        for i in working:
+            if there[i].left <= 1e-12:
+                finish(i)
+        while events and events[0][0] <= now + 1e-12:
+            _, _, what, i = heapq.heappop(events)
+            happen(what, i)
+    return Played(now, [stage.busy for stage in there], sent)

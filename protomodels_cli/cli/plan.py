@@ -1,0 +1,26 @@
+"""`pmtrain plan SPEC`: what a run would need and how fast it would go over a link."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def plan(
+    spec_file: Annotated[Path, typer.Argument(metavar="SPEC", help="The run's spec.")],
+    link: Annotated[
+        str, typer.Option(help="Every peer's connection, both ways: BANDWIDTH,LATENCY as in 80mbit,25ms, or none.")
+    ] = "80mbit,25ms",
+    peers: Annotated[int | None, typer.Option(min=1, help="Cut the model for this many. Default: as the spec.")] = None,
+    speed: Annotated[
+        str | None, typer.Option(help="Of each peer, as 20gflops or 5tflops. Default: this machine's, measured.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="What is measured where --speed is not given.")] = "auto",
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the numbers here.")] = None,
+) -> None:
+    """Predict memory, bytes, step time and bottleneck, and recommend k and codec for a link."""
+    from protomodels_cli.cli.run_plan import run
+
+    run(spec_file, link, peers, speed, device, json_file)

@@ -1,0 +1,123 @@
+"""The work of `pmtrain plan`."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from protomodels_cli.bench.forecast import Choice, Forecast, choices, forecast, recommended
+from protomodels_cli.cli.checks import check_outputs, speed_of
+from protomodels_cli.observe.progress import size
+from protomodels_cli.spec.codec import parse_codec
+from protomodels_cli.spec.cut import even_cut
+from protomodels_cli.spec.link import parse_link
+from protomodels_cli.spec.load import load_spec, spec_from, with_absolute_paths
+from protomodels_cli.spec.schema import RunSpec
+
+
+def run(
+    spec_file: Path, link_text: str, peers: int | None, speed: str | None, device: str, json_file: Path | None
+) -> None:
+    check_outputs(json_file)
+    link = parse_link(link_text)
+    spec = _cut(with_absolute_paths(load_spec(spec_file), spec_file.parent), peers)
+    flops = speed_of(speed) or _measured(spec, device)
+    predicted = forecast(spec, link, flops, windows=_windows(spec))
+    found = choices(spec, link, flops)
+    best = recommended(found)
+    _show(spec, link_text, flops, speed is None, predicted, found, best)
+    if json_file is not None:
+        rows = [
+            {"form": c.form, "k": c.k, "codec": c.codec, "keeps_up": c.keeps_up, **asdict(c.forecast)} for c in found
+        ]
+        result = {
+            "link": link_text,
+            "flops": flops,
+            "forecast": asdict(predicted),
+            "choices": rows,
+            "recommended": {"form": best.form, "k": best.k, "codec": best.codec},
+        }
+        json_file.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def _cut(spec: RunSpec, peers: int | None) -> RunSpec:
+    """As the spec says, or for this many peers."""
+    if peers is None and spec.stages != "auto":
+        return spec
+    count = peers or spec.min_peers
+    stages = _cut_for(spec, count) if spec.stages == "auto" else count
+    return spec_from(spec.model_dump(mode="json") | {"stages": stages})
+
+
+def _measured(spec: RunSpec, device: str) -> float:
+    from protomodels_cli.worker.device import choose, measure_flops
+
+    return measure_flops(spec, choose(device), seconds=1.0)
+
+
+def _cut_for(spec: RunSpec, peers: int) -> list[int]:
+    """The cut that the coordinator would choose for equal peers."""
+    from protomodels_cli.coordinator.placement import Offer, Placement, place
+
+    found = place(spec, [Offer(f"peer-{i}", 1 << 62, 1e9) for i in range(peers)])
+    return list(found.layers) if isinstance(found, Placement) else even_cut(spec.model.layers, peers)
+
+
+def _windows(spec: RunSpec) -> int:
+    """Samples in the data, where a codec remembers each of them."""
+    if parse_codec(spec.wire.forward).feedback != "aqsgd":
+        return 0
+    from protomodels_cli.data.batches import Batches
+    from protomodels_cli.data.prepare import prepare
+
+    return Batches(prepare(spec).train, spec).windows
+
+
+def _show(
+    spec: RunSpec, link: str, flops: float, measured: bool, f: Forecast, found: list[Choice], best: Choice
+) -> None:
+    console = Console()
+
+    def say(text: str) -> None:
+        console.print(text, highlight=False, soft_wrap=True)
+
+    where = "measured here" if measured else "as given"
+    form = spec.subspace.form if spec.subspace.form == "dense" else f"{spec.subspace.form}, k = {spec.subspace.k}"
+    say(
+        f"[bold]{spec.name}[/]: {form}, {spec.wire.forward} forward and {spec.wire.backward} backward, "
+        f"{len(f.stages)} peers of {flops / 1e9:.3g} Gflop/s ({where}), each with a connection of {link}\n"
+    )
+    table = Table("stage", "layers", "memory", "computes", "its line carries", box=None, pad_edge=False)
+    for i, stage in enumerate(f.stages):
+        cache = f" + {size(stage.cache)} AQ-SGD cache" if stage.cache else ""
+        line = "–" if math.isinf(stage.line) or not stage.line else f"{stage.line:.3g} s a step"
+        memory = f"{size(stage.memory)}{cache}"
+        table.add_row(str(i), str(stage.layers), memory, f"{stage.compute:.3g} s a step", line)
+    console.print(table)
+    forward, backward = f.bytes_per_step["forward"], f.bytes_per_step["backward"]
+    say(
+        f"\nOver a boundary: {size(int(forward))} forward and {size(int(backward))} back a step, headers counted.\n"
+        f"A step takes [bold]{f.step_seconds:.3g} s[/] ({f.tokens_per_s:.4g} tokens/s); {f.compute_seconds:.3g} s "
+        f"without a link, {f.wire_seconds:.3g} s on the busiest line alone. Bubble {100 * f.bubble:.0f} %.\n"
+        f"What holds it up most: {f.bottleneck}.\n"
+    )
+    table = Table("form", "k", "codec", "step", "tokens/s", "without link", "", box=None, pad_edge=False)
+    for c in found:
+        mark = "← recommended" if c is best else "keeps up" if c.keeps_up else ""
+        k = "–" if c.form == "dense" else str(c.k)
+        rate = f"{c.forecast.tokens_per_s:.4g}"
+        table.add_row(
+            c.form, k, c.codec, f"{c.forecast.step_seconds:.3g} s", rate, f"{c.forecast.compute_seconds:.3g} s", mark
+        )
+    console.print(table)
+    say(
+        "\nRecommended is the least compression with which the link adds no more than a tenth to a step: more than that"
+        "\nbuys no speed and costs loss (docs/benchmarks.md)."
+        if best.keeps_up
+        else "\nNothing here keeps up with this link. Recommended is the least compression within a tenth of the best."
+    )

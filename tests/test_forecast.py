@@ -1,0 +1,124 @@
+"""What is said of a run before it starts: closed forms, bounds, and a real run beside it."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+
+import pytest
+from conftest import corpus_of, make_spec
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from protomodels_cli.bench.forecast import choices, forecast, recommended
+from protomodels_cli.bench.simulate import StageCost, Wires, play
+from protomodels_cli.cli.main import app
+from protomodels_cli.data.batches import Batches
+from protomodels_cli.spec.link import parse_link
+from protomodels_cli.spec.schema import LinkSpec
+from protomodels_cli.spec.sizes import StageMemory
+
+
+def pipeline_of(stages: int, limit: int = 99) -> list[StageCost]:
+    return [StageCost(1, 2, limit=limit) for _ in range(stages - 1)] + [StageCost(3, 0)]
+
+
+@given(st.integers(1, 6), st.integers(1, 12))
+def test_without_a_link_it_is_the_closed_form_of_1f1b(stages, microbatches):
+    played = play(pipeline_of(stages), microbatches, Wires(0, 0))
+    assert played.seconds == pytest.approx(3 * (microbatches + stages - 1))
+    assert played.busy == [pytest.approx(3 * microbatches)] * stages
+
+
+@given(st.integers(2, 5), st.integers(1, 10), st.floats(0.1, 5), st.floats(0, 3), st.integers(1, 8))
+def test_a_step_is_never_shorter_than_any_bound(stages, microbatches, line, latency, limit):
+    """`line`: seconds of a message on the wire."""
+    wires = Wires(1e6 * line, 1e6 * line, bits_per_second=8e6, latency=latency)
+    played = play(pipeline_of(stages, limit), microbatches, wires)
+    assert played.seconds >= max(played.busy) - 1e-9
+    assert played.seconds >= max(played.sent) - 1e-9
+    # the first microbatch alone: all the way down, all the way up
+    assert played.seconds >= 3 * stages + 2 * (stages - 1) * (line + latency) - 1e-6
+    free = play(pipeline_of(stages, limit), microbatches, Wires(0, 0))
+    assert played.seconds >= free.seconds - 1e-9
+
+
+def test_stages_on_one_machine_share_its_cores():
+    work = 4 * 3 * 10
+    two = play(pipeline_of(4), 10, Wires(0, 0), cores=2)
+    one = play(pipeline_of(4), 10, Wires(0, 0), cores=1)
+    assert one.seconds == pytest.approx(work)
+    assert work / 2 <= two.seconds < 0.6 * work
+
+
+def test_with_one_microbatch_in_flight_every_one_waits_for_the_last():
+    wires = Wires(0, 0, latency=1.0)
+    alone = play(pipeline_of(3, limit=1), 1, wires).seconds
+    assert alone == 3 * 3 + 4
+    assert play(pipeline_of(3, limit=1), 5, wires).seconds == pytest.approx(5 * alone)
+    assert play(pipeline_of(3, limit=5), 5, wires).seconds < 3 * alone
+
+
+def wan_spec(**sections):
+    return make_spec(
+        stages=4,
+        model={"width": 64, "hidden": 128, "context": 64},
+        batch={"size": 32, "microbatches": 16},
+        **sections,
+    )
+
+
+def test_what_holds_a_run_up_is_what_would_help_most():
+    spec = wan_spec(subspace={"form": "dense"})
+    assert forecast(spec, LinkSpec(), 1e9).bottleneck.startswith("computing, most of all in stage")
+    assert forecast(spec, parse_link("1mbit,1ms"), 1e12).bottleneck == "bandwidth, most of all of stage 1"
+    assert forecast(spec, parse_link("none,50ms"), 1e12).bottleneck.startswith(("latency", "batch.in_flight"))
+
+
+def test_memory_and_cache_are_those_of_the_code():
+    few = {"max_bytes": 1000, "val_fraction": 0.1}
+    spec = make_spec(steps=60, stages=3, data=few, wire={"forward": "int4+aqsgd", "backward": "int8"})
+    windows = Batches(corpus_of(spec).train, spec).windows
+    found = forecast(spec, LinkSpec(), 1e9, windows=windows).stages
+    sample = spec.model.context * spec.boundary_width * 4
+    assert [s.cache for s in found] == [windows * sample, 2 * windows * sample, windows * sample]
+    memory = StageMemory(spec)
+    assert [s.memory for s in found] == [memory.total(0, 2, 2), memory.total(2, 3, 1), memory.total(3, 4, 0)]
+
+
+def test_a_fast_link_needs_no_compression_and_a_slow_one_much():
+    spec = wan_spec()
+    fast = recommended(choices(spec, parse_link("100gbit,0ms"), 1e9))
+    assert (fast.form, fast.codec) == ("dense", "bf16")
+    rates = [2000, 200, 50, 10, 2]
+    found = [recommended(choices(spec, parse_link(f"{r}mbit,0ms"), 2e10)) for r in rates]
+    widths = [c.k for c in found]
+    assert widths == sorted(widths, reverse=True)
+    assert len(set(widths)) > 2
+
+
+def test_a_real_run_over_a_slow_link_takes_the_time_that_was_predicted(pool):
+    """Bandwidth holds it up, so what else this machine does matters little."""
+    link = parse_link("2mbit,20ms")
+    spec = wan_spec(steps=4, subspace={"form": "dense"}, wire={"forward": "bf16", "link": link.model_dump()})
+    led, _ = pool.run(spec, 4)
+    rows = [json.loads(line) for line in (led["run_dir"] / "metrics.jsonl").read_text().splitlines()]
+    measured = statistics.median(r["seconds"] for r in rows if r["event"] == "step")
+    predicted = forecast(spec, link, 1e10, control=0.0)
+    assert predicted.step_seconds == pytest.approx(measured, rel=0.2)
+    assert predicted.wire_seconds < measured
+
+
+def test_plan_says_it_all(tmp_path):
+    out = tmp_path / "plan.json"
+    arguments = ["plan", "configs/tiny.yaml", "--link", "10mbit,25ms", "--speed", "10gflops", "--json", str(out)]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0, done.output
+    for words in ("memory", "a step", "Bubble", "What holds it up most", "← recommended"):
+        assert words in done.output
+    result = json.loads(out.read_text())
+    assert result["forecast"]["step_seconds"] > result["forecast"]["compute_seconds"]
+    assert len(result["choices"]) == 9
+    assert math.isfinite(result["forecast"]["wire_seconds"])
