@@ -64,6 +64,62 @@ def grassmann(
     _run(experiment, json, plot, device, updates, interval, seed)
 
 
+@app.command()
+def frontier(
+    scale: Annotated[str, typer.Option(help="cpu: minutes on two cores. gpu: a larger model, hours.")] = "cpu",
+    seeds: Annotated[int | None, typer.Option(min=1, help="Seeds of each row. Default: by scale.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Training steps of a run. Default: by scale.")] = None,
+    only: Annotated[str, typer.Option(help="Only rows with this in `form k=K codec optimizer`, and dense.")] = "",
+    workers: Annotated[int | None, typer.Option(min=1, help="Runs at a time. Default: by scale.")] = None,
+    keep: Annotated[Path | None, typer.Option(help="Add finished runs to this file, and do not repeat them.")] = None,
+    device: Device = "cpu",
+    json: JsonFile = None,
+    plot: PlotFile = None,
+) -> None:
+    """What does a byte saved cost? Loss against bytes a token for every codec and k, and time to a loss."""
+    from protomodels_cli.cli.checks import OptionError, check_outputs
+    from protomodels_cli.lab import frontier as experiment
+    from protomodels_cli.lab.frontier_runs import SCALES
+
+    if scale not in SCALES:
+        raise OptionError(f"--scale {scale}: there is no such scale", f"use {' or '.join(SCALES)}")
+    check_outputs(keep)
+    _run(experiment, json, plot, device, scale, seeds, steps, only, workers, keep)
+
+
+@app.command()
+def bandwidth(
+    scale: Annotated[str, typer.Option(help="cpu: minutes on two cores. gpu: a larger model.")] = "cpu",
+    steps: Annotated[int | None, typer.Option(min=1, help="Training steps of a run. Default: by scale.")] = None,
+    seed: Seed = 0,
+    speed: Annotated[
+        str | None, typer.Option(help="Of each peer, as 20gflops or 5tflops. Default: this device's, measured.")
+    ] = None,
+    target: Annotated[
+        float | None, typer.Option(help="The loss to reach. Default: dense bf16's after two thirds of its steps.")
+    ] = None,
+    keep: Annotated[Path | None, typer.Option(help="Add finished runs to this file, and do not repeat them.")] = None,
+    device: Device = "cpu",
+    json: JsonFile = None,
+    plot: PlotFile = None,
+) -> None:
+    """How much compression does a link need? Tokens/s and time to a loss from 10 Mbit/s to 1 Gbit/s."""
+    from protomodels_cli.cli.checks import check_outputs, speed_of
+    from protomodels_cli.lab import bandwidth as experiment
+
+    _check_scale(scale)
+    check_outputs(keep)
+    _run(experiment, json, plot, device, scale, steps, seed, speed_of(speed), target, keep)
+
+
+def _check_scale(scale: str) -> None:
+    from protomodels_cli.cli.checks import OptionError
+    from protomodels_cli.lab.frontier_runs import SCALES
+
+    if scale not in SCALES:
+        raise OptionError(f"--scale {scale}: there is no such scale", f"use {' or '.join(SCALES)}")
+
+
 def _run(experiment: Any, json: Path | None, plot: Path | None, device: str, *arguments: Any) -> None:
     from protomodels_cli.cli.checks import check_device, check_outputs, check_plot
     from protomodels_cli.lab.results import write_json

@@ -26,6 +26,6 @@ def small_reference(steps: int, seed: int, device: str, **sections: Any) -> Refe
         "compute": {},
     }
     for name, fields in sections.items():
-        base[name] = {**base[name], **fields} if isinstance(fields, dict) else fields
+        base[name] = {**base.get(name, {}), **fields} if isinstance(fields, dict) else fields
     spec = spec_from(base)
     return Reference(spec, prepare(spec), Carrier(spec), device)

@@ -1,0 +1,208 @@
+"""How much compression does a link need, and when does more of it stop paying?
+
+Loss curves come from training (the reference, which the pipeline equals); the time of a step from playing the pipeline
+through for every link (`bench/forecast.py`, held against real runs by `bench wan`). Together they say how long it takes
+to reach a loss, which is what anyone cares about.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from protomodels_cli.bench.forecast import SLACK, forecast
+from protomodels_cli.lab.frontier_runs import SCALES, Bench, Recipe, Run, Scale
+from protomodels_cli.lab.results import Result, figure, save_figure
+from protomodels_cli.spec.schema import LinkSpec, RunSpec
+from protomodels_cli.worker.device import measure_flops
+
+BANDWIDTHS = (10, 50, 80, 200, 1000)  # Mbit/s
+LATENCIES = (5, 25, 100)  # ms
+SHARES = (4, 8, 16, 32, 100)  # k = d / share
+MICROBATCHES = 8
+
+CPU = replace(SCALES["cpu"], width=200, context=64, vocabulary=1024, text=4_000_000, steps=300, lr=4e-3)
+Curve = list[tuple[int, float]]
+
+
+def recipes(scale: Scale) -> list[Recipe]:
+    dense = [Recipe("dense", None, codec, codec, "muon", scale.lr) for codec in ("bf16", "int8")]
+    ks = [max(1, round(scale.width / share)) for share in SHARES]
+    return dense + [Recipe("reparam", k, "int8", "int8", "muon", scale.lr, t_fixed_scale=0.1) for k in ks]
+
+
+def run(
+    scale_name: str,
+    steps: int | None,
+    seed: int,
+    speed: float | None,
+    target: float | None,
+    kept: Path | None,
+    device: str,
+) -> Result:
+    """`speed` in operations a second of every peer; measured on this device where it is not given."""
+    scale = CPU if scale_name == "cpu" else SCALES[scale_name]
+    scale = replace(scale, steps=steps or scale.steps, microbatches=MICROBATCHES)
+    runs = [Run(scale, recipe, seed, device) for recipe in recipes(scale)]
+    with Bench(scale.workers, len(runs), kept) as bench:
+        trained = bench.results(runs)
+    curves = {_name(r.recipe): _curve(t) for r, t in zip(runs, trained, strict=True)}
+    specs = {_name(r.recipe): r.spec() for r in runs}
+    spec = specs["dense bf16"]
+    flops = speed or measure_flops(spec, torch.device(device), seconds=1.0)
+    dense = curves["dense bf16"]
+    wanted = target if target is not None else dense[len(dense) * 2 // 3][1]
+    rows = [
+        _row(name, specs[name], mbit, ms, flops, curves[name], wanted)
+        for name in curves
+        for mbit in BANDWIDTHS
+        for ms in LATENCIES
+    ]
+    return {
+        "setting": {
+            "stages": spec.stages,
+            "model": spec.model.model_dump(),
+            "batch": spec.batch.model_dump(),
+            "tokens_per_step": scale.tokens_per_step,
+            "steps": scale.steps,
+            "seed": seed,
+            "flops": flops,
+            "target_loss": wanted,
+        },
+        "curves": curves,
+        "rows": rows,
+        "free_from_mbit": {name: {ms: _free_from(specs[name], ms, flops) for ms in LATENCIES} for name in curves},
+        "best": _best(rows),
+    }
+
+
+def _name(recipe: Recipe) -> str:
+    return f"dense {recipe.codec}" if recipe.k is None else f"k={recipe.k} {recipe.codec}"
+
+
+def _curve(trained: Result) -> Curve:
+    return [(e["step"], math.inf if e["loss"] is None else e["loss"]) for e in trained["evals"]]
+
+
+def _row(name: str, spec: RunSpec, mbit: float, ms: float, flops: float, curve: Curve, target: float) -> dict[str, Any]:
+    predicted = forecast(spec, _link(mbit, ms), flops)
+    steps = steps_to(curve, target)
+    return {
+        "method": name,
+        "form": spec.subspace.form,
+        "k": None if spec.subspace.form == "dense" else spec.subspace.k,
+        "codec": spec.wire.forward,
+        "mbit": mbit,
+        "latency_ms": ms,
+        "tokens_per_s": predicted.tokens_per_s,
+        "step_s": predicted.step_seconds,
+        "without_link_s": predicted.compute_seconds,
+        "limited_by": predicted.bottleneck,
+        "loss": curve[-1][1],
+        "steps_to_target": steps,
+        "seconds_to_target": None if steps is None else steps * predicted.step_seconds,
+    }
+
+
+def _link(mbit: float, ms: float) -> LinkSpec:
+    return LinkSpec(bandwidth=f"{mbit:.6f}mbit", latency=f"{ms}ms")
+
+
+def steps_to(curve: Curve, target: float) -> float | None:
+    """The first step at which the curve reaches the target, between evaluations by a straight line."""
+    for (a, before), (b, after) in zip([(0, math.inf), *curve], curve, strict=False):
+        if after <= target:
+            return float(b) if math.isinf(before) else a + (b - a) * (before - target) / (before - after)
+    return None
+
+
+def _free_from(spec: RunSpec, ms: float, flops: float) -> float:
+    """The bandwidth from which on more of it speeds a step up by less than a tenth."""
+    most = forecast(spec, _link(1e6, ms), flops).step_seconds
+    low, high = 0.01, 1e5
+    for _ in range(20):
+        middle = math.sqrt(low * high)
+        fine = forecast(spec, _link(middle, ms), flops).step_seconds <= SLACK * most
+        low, high = (low, middle) if fine else (middle, high)
+    return high
+
+
+def _best(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """For every link: what reaches the target first, and the smallest k that still pays."""
+    found = []
+    for mbit in BANDWIDTHS:
+        for ms in LATENCIES:
+            here = [r for r in rows if (r["mbit"], r["latency_ms"]) == (mbit, ms) and r["seconds_to_target"]]
+            if not here:
+                continue
+            first = min(here, key=lambda r: r["seconds_to_target"])
+            subspace = [r for r in here if r["k"] is not None]
+            best_k = min(subspace, key=lambda r: r["seconds_to_target"])["k"] if subspace else None
+            keys = ("method", "seconds_to_target")
+            found.append({"mbit": mbit, "latency_ms": ms, **{key: first[key] for key in keys}, "best_k": best_k})
+    return found
+
+
+def report(result: Result) -> str:
+    s, latency = result["setting"], 25
+    lines = [
+        f"width {s['model']['width']}, {s['stages']} stages of peers with {s['flops'] / 1e9:.3g} Gflop/s, "
+        f"{s['tokens_per_step']} tokens a step; {s['steps']} steps, target loss {s['target_loss']:.4f}",
+        "",
+        f"{latency} ms; tokens/s and, below, seconds to the target loss (– where {s['steps']} steps do not reach it)",
+        f"{'':14}{'loss':>8}{'steps':>7}" + "".join(f"{mbit:>8} Mbit/s" for mbit in BANDWIDTHS) + "   free of it from",
+    ]
+    for name, rows in _by_method(result["rows"], latency).items():
+        steps = rows[0]["steps_to_target"]
+        free = result["free_from_mbit"][name][latency]
+        lines.append(
+            f"{name:14}{rows[0]['loss']:8.4f}{'–' if steps is None else round(steps):>7}"
+            + "".join(f"{r['tokens_per_s']:15.0f}" for r in rows)
+            + f"{free:12.1f} Mbit/s"
+        )
+        lines.append(
+            f"{'':29}"
+            + "".join(
+                f"{'–' if r['seconds_to_target'] is None else round(r['seconds_to_target'], 1):>15}" for r in rows
+            )
+        )
+    lines += ["", "first to the target, and the k with which the subspace form is fastest to it (a smaller one loses):"]
+    for b in result["best"]:
+        k = "none reaches it" if b["best_k"] is None else f"k={b['best_k']}"
+        lines.append(
+            f"  {b['mbit']:5} Mbit/s, {b['latency_ms']:3} ms: {b['method']:12} in {b['seconds_to_target']:.1f} s; {k}"
+        )
+    return "\n".join(lines)
+
+
+def _by_method(rows: list[dict[str, Any]], latency: float) -> dict[str, list[dict[str, Any]]]:
+    found: dict[str, list[dict[str, Any]]] = {}
+    for r in rows:
+        if r["latency_ms"] == latency:
+            found.setdefault(r["method"], []).append(r)
+    return found
+
+
+def plot(result: Result, path: Path) -> None:
+    fig, (left, right) = figure(1, 2, "What a link costs, and what compression buys (25 ms)")
+    for n, (name, rows) in enumerate(_by_method(result["rows"], 25).items()):
+        style = {
+            "color": f"C{n}",
+            "label": name,
+            "ls": "--" if name.startswith("dense") else "-",
+            "marker": "o",
+            "ms": 3,
+        }
+        left.plot([r["mbit"] for r in rows], [r["tokens_per_s"] for r in rows], **style)
+        reached = [r for r in rows if r["seconds_to_target"] is not None]
+        right.plot([r["mbit"] for r in reached], [r["seconds_to_target"] for r in reached], **style)
+    for ax, label in ((left, "tokens/s"), (right, f"seconds to loss {result['setting']['target_loss']:.3f}")):
+        ax.set(xscale="log", yscale="log", xlabel="Mbit/s of every peer", ylabel=label)
+        ax.set_xticks(BANDWIDTHS, [str(b) for b in BANDWIDTHS])
+        ax.minorticks_off()
+    left.legend(frameon=False, fontsize=7)
+    save_figure(fig, path)
