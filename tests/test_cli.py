@@ -78,7 +78,10 @@ def test_every_help_page_comes_without_torch():
         "reference",
         "lab",
         "lab rank",
+        "lab frontier",
         "bench loopback",
+        "bench wan",
+        "plan",
     ]
     for command in map(str.split, pages):
         code = HELP.format(arguments=[*command, "--help"])
@@ -109,11 +112,17 @@ def test_the_set_of_commands_and_options_is_deliberate():
         "peers": ["--format", "--watch"],
         "demo": ["--device", "--json", "--run-dir", "--stages", "--steps"],
         "bench loopback": ["--json", "--only", "--steps"],
+        "bench wan": ["--emulated", "--json", "--link", "--method", "--plot", "--steps", "--torch", "--turns"],
+        "plan": ["--device", "--json", "--link", "--peers", "--speed"],
         "reference": ["--device", "--json", "--run-dir", "--steps"],
         "lab reconstruct": lab,
         "lab optimizer": lab,
         "lab rank": lab,
         "lab grassmann": ["--device", "--interval", "--json", "--plot", "--seed", "--updates"],
+        "lab frontier": sorted(
+            {*lab, "--keep", "--only", "--rounds", "--scale", "--seeds", "--workers"} - {"--seed"},
+        ),
+        "lab bandwidth": sorted({*lab, "--keep", "--scale", "--speed", "--target"}),
     }
 
 
@@ -189,6 +198,16 @@ def test_a_run_that_cannot_start_leaves_no_folder(small):
         (["reference", "small.yaml", "--device", "meta"], 2, "--device meta"),
         (["reference", "small.yaml", "--json", "file/x.json"], 3, "File exists"),
         (["lab", "rank", "--device", "toaster"], 2, "--device toaster"),
+        (["lab", "frontier", "--scale", "moon"], 2, "use cpu or gpu"),
+        (["lab", "frontier", "--only", "("], 2, "no regular expression"),
+        (["lab", "bandwidth", "--speed", "fast"], 2, "10tflops"),
+        (["plan", "small.yaml", "--link", "slow"], 2, "bandwidth 'slow'"),
+        (["plan", "small.yaml", "--link", "1mbit,2ms,3ms,4,5"], 2, "5 parts"),
+        (["plan", "small.yaml", "--speed", "9"], 2, "--speed 9"),
+        (["plan", "small.yaml", "--speed", "1tflops", "--peers", "99"], 2, "every stage needs a layer"),
+        (["bench", "wan", "--method", "dense"], 2, "--method dense"),
+        (["bench", "wan", "--method", "dense/int9"], 2, "no codec"),
+        (["bench", "wan", "--link", "80mbit,fast"], 2, "latency"),
         (["lab", "grassmann", "--plot", "p.xyz"], 2, "end its name with .png"),
         (["lab", "grassmann", "--json", "."], 3, "cannot be written"),
         (["reference", "small.yaml", "--run-dir", "taken"], 3, "taken holds a run already"),

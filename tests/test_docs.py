@@ -91,6 +91,13 @@ LAB_KEYS = {
     "optimizer": {"drift"},
     "rank": {"stable_rank"},
     "grassmann": {"orthonormality_error", "verdict"},
+    "frontier": {"rows", "dense_sweep", "subspace_sweep", "time_to_loss"},
+    "bandwidth": {"rows", "free_from_mbit", "best"},
+}
+SHORT = {
+    "grassmann": ["--updates", "6", "--interval", "3"],
+    "frontier": ["--steps", "6", "--seeds", "1", "--rounds", "0", "--only", "k=8 int8 muon"],
+    "bandwidth": ["--steps", "9", "--speed", "50gflops"],
 }
 
 
@@ -98,7 +105,7 @@ LAB_KEYS = {
 def test_lab_commands_write_their_numbers_and_their_picture(command, tmp_path):
     name, words = shlex.split(command)[2], shlex.split(command)[1:]
     words = [str(tmp_path / w) if w.endswith((".json", ".png")) else w for w in words]
-    run([*words, *(["--updates", "6", "--interval", "3"] if name == "grassmann" else ["--steps", "4"])])
+    run([*words, *SHORT.get(name, ["--steps", "4"])])
     result = json.loads((tmp_path / "out" / f"{name}.json").read_text())
     assert set(result) >= LAB_KEYS[name]
     assert (tmp_path / "out" / f"{name}.png").read_bytes()[:4] == b"\x89PNG"

@@ -11,9 +11,10 @@ from protomodels_cli.observe.pictures import figure, save_figure
 def in_words(found: dict[str, Any]) -> str:
     s = found["setting"]
     where = "between hosts, over real TCP" if s["via"] == "hosts" else "with the link emulated in the transport"
+    model, batch = s["model"], s["batch"]
     lines = [
-        f"{s['stages']} stages, width {s['model']['width']}, {s['model']['layers']} layers, {s['tokens_per_step']} "
-        f"tokens a step in {s['batch']['microbatches']} microbatches, {s['compute_dtype']}, {s['cores']} cores; {where}",
+        f"{s['stages']} stages, width {model['width']}, {model['layers']} layers, {s['tokens_per_step']} tokens a step "
+        f"in {batch['microbatches']} microbatches, {s['compute_dtype']}, {s['cores']} cores; {where}",
         "",
         f"{'':42}{'tokens/s':>9}{'bytes/token':>13}{'vs bf16':>9}{'vs fp32':>9}{'of own':>8}{'of bound':>9}"
         f"{'predicted':>11}",

@@ -55,6 +55,15 @@ def check_extra(package: str, what: str) -> None:
         raise UserError(f"{what} needs the package {package}", "pip install 'pmtrain[lab]'") from None
 
 
+def check_expression(option: str, text: str) -> None:
+    try:
+        re.compile(text)
+    except re.error as e:
+        raise OptionError(
+            f"{option} {text}: no regular expression: {e}", "put a \\ before signs that are meant"
+        ) from None
+
+
 def speed_of(text: str | None) -> float | None:
     """--speed, in operations a second."""
     if text is None:

@@ -69,22 +69,24 @@ def frontier(
     scale: Annotated[str, typer.Option(help="cpu: minutes on two cores. gpu: a larger model, hours.")] = "cpu",
     seeds: Annotated[int | None, typer.Option(min=1, help="Seeds of each row. Default: by scale.")] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Training steps of a run. Default: by scale.")] = None,
-    only: Annotated[str, typer.Option(help="Only rows with this in `form k=K codec optimizer`, and dense.")] = "",
+    only: Annotated[
+        str, typer.Option(help="Only rows whose `form k=K codec optimizer` has this (a regular expression), and dense.")
+    ] = "",
     workers: Annotated[int | None, typer.Option(min=1, help="Runs at a time. Default: by scale.")] = None,
+    rounds: Annotated[int, typer.Option(min=0, help="Rounds of tuning, at most.")] = 5,
     keep: Annotated[Path | None, typer.Option(help="Add finished runs to this file, and do not repeat them.")] = None,
     device: Device = "cpu",
     json: JsonFile = None,
     plot: PlotFile = None,
 ) -> None:
     """What does a byte saved cost? Loss against bytes a token for every codec and k, and time to a loss."""
-    from protomodels_cli.cli.checks import OptionError, check_outputs
+    from protomodels_cli.cli.checks import check_expression, check_outputs
     from protomodels_cli.lab import frontier as experiment
-    from protomodels_cli.lab.frontier_runs import SCALES
 
-    if scale not in SCALES:
-        raise OptionError(f"--scale {scale}: there is no such scale", f"use {' or '.join(SCALES)}")
+    _check_scale(scale)
+    check_expression("--only", only)
     check_outputs(keep)
-    _run(experiment, json, plot, device, scale, seeds, steps, only, workers, keep)
+    _run(experiment, json, plot, device, scale, seeds, steps, only, workers, rounds, keep)
 
 
 @app.command()

@@ -7,6 +7,7 @@ of each subspace form, for each optimizer, and a lower learning rate for every c
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -94,7 +95,7 @@ def plan(scale: Scale, tuned: Sequence[Recipe]) -> list[Recipe]:
 
 
 def wanted(only: str, *recipes: Recipe) -> bool:
-    return any(only in recipe.name for recipe in recipes)
+    return any(re.search(only, recipe.name) for recipe in recipes)
 
 
 def run(
@@ -103,6 +104,7 @@ def run(
     steps: int | None = None,
     only: str = "",
     workers: int | None = None,
+    rounds: int = ROUNDS,
     kept: Path | None = None,
     device: str = "cpu",
 ) -> Result:
@@ -113,7 +115,7 @@ def run(
     left_out = too_large(size, device)
     rows = [r for r in plan(size, start) if wanted(only, r) and r.codec not in left_out]
     with Bench(size.workers, 8 * len(start) + int(len(rows) * (size.seeds + 0.7)), kept) as bench:
-        return measure(bench, size, start, only, left_out, device)
+        return measure(bench, size, start, only, rounds, left_out, device)
 
 
 def too_large(scale: Scale, device: str) -> dict[str, str]:
@@ -128,14 +130,14 @@ def too_large(scale: Scale, device: str) -> dict[str, str]:
 
 
 def measure(
-    bench: Bench, scale: Scale, start: list[Recipe], only: str, left_out: dict[str, str], device: str
+    bench: Bench, scale: Scale, start: list[Recipe], only: str, rounds: int, left_out: dict[str, str], device: str
 ) -> Result:
     def losses(recipes: Sequence[Recipe]) -> list[float]:
         """On the first seed, and the better of codec on and codec off, so that no codec is held to its worse side."""
         return [better(r) for r in bench.results([Run(scale, recipe, 0, device) for recipe in recipes])]
 
     say(f"tuning {len(start)} families on seed 0 …")
-    tuned, swept = climb(start, losses, around, ROUNDS)
+    tuned, swept = climb(start, losses, around, rounds)
     of_family = dict(zip(map(family, tuned), losses(tuned), strict=True))
     dense = min((r for r in tuned if r.form == "dense"), key=lambda r: of_family[family(r)])
 

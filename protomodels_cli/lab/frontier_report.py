@@ -184,17 +184,18 @@ def inference(result: Result) -> list[str]:
         group = groups.get(f"dense {name}")
         if group is not None and group["loss"] is not None and group["loss_codec_off"] is not None:
             cost[name] = group["loss_codec_off"] / group["loss"] - 1
-            lines.append(f"  {name:14} {cost[name]:+8.1%}")
-    needs, mended = cost.get("topk:0.1"), [cost[n] for n in ("topk:0.1+ef", "topk:0.1+ef21") if n in cost]
-    if needs is None or not mended:
-        return [*lines, "  TopK with and without feedback are needed for a verdict"]
-    first = "confirmed" if needs > 0.01 else "refuted"
-    second = "confirmed" if min(mended) <= 0.01 else "refuted"
-    return [
-        *lines,
-        f"  a model trained with TopK needs it at inference: {first} here; "
-        f"with error feedback it does without: {second} here",
-    ]
+            lines.append(f"  {name:14} {group['loss']:8.4f} on {group['loss_codec_off']:8.4f} off {cost[name]:+8.1%}")
+    if "topk:0.1" not in cost:
+        return [*lines, "  TopK is needed for a verdict"]
+    verdicts = [f"a model trained with TopK needs it at inference: {_verdict(cost['topk:0.1'] > 0.01)}"]
+    for feedback in ("ef", "ef21"):
+        if (name := f"topk:0.1+{feedback}") in cost:
+            verdicts.append(f"with {feedback.upper()} it does without: {_verdict(cost[name] <= 0.01)}")
+    return [*lines, *(f"  {verdict} here" for verdict in verdicts)]
+
+
+def _verdict(holds: bool) -> str:
+    return "confirmed" if holds else "refuted"
 
 
 def shown_target(result: Result) -> float:

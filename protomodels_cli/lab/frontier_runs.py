@@ -18,6 +18,8 @@ from statistics import mean, median
 from types import TracebackType
 from typing import Any
 
+import torch
+
 from protomodels_cli.data.prepare import Corpus, prepare
 from protomodels_cli.data.shards import TokenStream, split_tail
 from protomodels_cli.errors import RunStopped
@@ -178,6 +180,8 @@ def _spec(scale: Scale, own: dict[str, Any]) -> RunSpec:
 def train(run: Run) -> Result:
     """Train one model through all of its boundaries; its losses, and what crossed the wire."""
     spec = run.spec()
+    if run.device != "cpu":
+        torch.set_float32_matmul_precision("high")  # TF32: several times faster, and alike for all that is compared
     carrier = Carrier(spec)
     reference = Reference(spec, corpus_of(run.scale), carrier, run.device)
     steps: list[dict[str, Any]] = []
