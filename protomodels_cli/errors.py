@@ -19,6 +19,12 @@ class UserError(Exception):
         super().__init__(f"{what}\n    fix:  {fix}")
 
 
+class OptionError(UserError):
+    """A command-line option that cannot be."""
+
+    exit_code = EXIT_SPEC
+
+
 class RunStopped(UserError):
     """Training cannot go on."""
 

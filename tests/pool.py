@@ -175,6 +175,21 @@ def flip_bit(patch: Any, what: str, after_step: int) -> None:
     patch.setattr(StageWork, "decide", and_flip)
 
 
+def poison(patch: Any, **places: int) -> None:
+    """One message of the run is not finite where it is packed: in a peer, or (called by hand) in the reference."""
+    import torch
+
+    from protomodels_cli.model.stage import Place
+    from protomodels_cli.wire.codecs import End
+
+    encode, bad = End.encode, Place(**places)  # type: ignore[arg-type]
+
+    def and_spoil(self: End, message: Any, slot: Any) -> Any:
+        return encode(self, torch.full_like(message, torch.nan) if slot.place == bad else message, slot)
+
+    patch.setattr(End, "encode", and_spoil)
+
+
 def other_protocol(patch: Any) -> None:
     patch.setattr("protomodels_cli.worker.join.PROTOCOL", 99)
 
@@ -268,6 +283,7 @@ FAULTS = {
     f.__name__: f
     for f in (
         flip_bit,
+        poison,
         other_protocol,
         other_table,
         other_basis,

@@ -225,10 +225,31 @@ def test_what_is_not_finite_becomes_poison_and_changes_no_memory(wire, bad):
             assert not end.state()
 
 
-def test_numbers_from_outside_that_are_not_finite_are_refused():
-    spec, x = wire_spec("bf16", "bf16"), torch.full((1, 2, 6), torch.inf)
+@pytest.mark.parametrize("wire", [w for w in WIRES if "zstd" not in w[0]])
+def test_numbers_from_outside_that_are_not_finite_are_refused(wire):
+    """Every number of the second message is infinite, once a memory is there to hide it."""
+    spec, x = wire_spec(*wire), torch.randn(2, 4, 6, generator=torch.Generator().manual_seed(0))
+    sender, receiver = End(spec), End(spec)
+    slots = [sender.slot(Place(1, m, 0, "forward"), x.shape, x.dtype, windows_of(x)) for m in (0, 1)]
+    receiver.unpack(sender.pack(x, slots[0]), slots[0], CPU)
+    before = receiver._codecs["forward"]
+    layout = before.layout(slots[1])
+    parts = from_bytes(sender.pack(x, slots[1]), layout)
+    for part in parts:
+        if part.is_floating_point():
+            part.fill_(torch.inf)
     with pytest.raises(BadMessage, match="not finite"):
-        End(spec).unpack(to_bytes([x.to(torch.bfloat16)]), End(spec).slot(FORWARD, x.shape, torch.float32, None), CPU)
+        receiver.unpack(to_bytes(parts), slots[1], CPU)
+
+
+@pytest.mark.parametrize("share", [0.02, 0.3])  # indices, and a bitmap
+def test_positions_that_no_sender_makes_are_refused(share):
+    end, x = plain(f"topk:{share}"), torch.randn(1, 8, 16, generator=torch.Generator().manual_seed(0))
+    slot = slot_of(x, FORWARD)
+    values, marks = from_bytes(end.pack(x, slot), TopK(share).layout(slot))
+    for wrong in (torch.full_like(marks, 255), torch.zeros_like(marks)):
+        with pytest.raises(BadMessage, match="positions that are not"):
+            end.unpack(to_bytes([values, wrong]), slot, CPU)
 
 
 # Memories, against their definitions

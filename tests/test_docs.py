@@ -32,7 +32,7 @@ def commands() -> list[str]:
 
 def test_the_readme_has_commands():
     assert len([c for c in commands() if " lab " in c]) == len(LAB_KEYS)
-    assert {c.split()[1] for c in commands()} == {"validate", "reference", "lab", "bench", *LIVE}
+    assert {c.split()[1] for c in commands()} == {"validate", "plan", "reference", "lab", "bench", *LIVE}
 
 
 def run(words: list[str]) -> None:
@@ -41,7 +41,7 @@ def run(words: list[str]) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("command", [c for c in commands() if c.split()[1] in ("validate", "reference")])
+@pytest.mark.parametrize("command", [c for c in commands() if c.split()[1] in ("validate", "plan", "reference")])
 def test_commands_of_the_readme_run(command, tmp_path):
     """As they stand, but short."""
     words = shlex.split(command)[1:]

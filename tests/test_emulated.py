@@ -92,6 +92,21 @@ def test_two_streams_share_one_uplink_fairly():
         assert stream[-1][0] == pytest.approx(10 * each, rel=0.15)
 
 
+def test_a_broken_stream_breaks_the_next_write():
+    class Broken(Pipe):
+        async def write(self, frame: pb.Frame) -> None:
+            raise ConnectionResetError("gone")
+
+    async def run() -> None:
+        async with Connection(parse_link("none,1ms")).over(Broken(), 0) as slow:
+            await slow.write(pb.Frame())
+            await asyncio.sleep(0.05)
+            await slow.write(pb.Frame())
+
+    with pytest.raises(ConnectionResetError, match="gone"):
+        asyncio.run(run())
+
+
 def test_jitter_keeps_the_order():
     [came] = over("none,20ms,20ms", 1, 50, 10)
     assert [step for _, step in came] == list(range(50))

@@ -77,6 +77,21 @@ def test_what_holds_a_run_up_is_what_would_help_most():
     assert forecast(spec, parse_link("none,50ms"), 1e12).bottleneck.startswith(("latency", "batch.in_flight"))
 
 
+def test_loss_slows_a_forecast_as_it_slows_a_stream():
+    spec = wan_spec(subspace={"form": "dense"})
+    fine, lossy = (forecast(spec, parse_link(link), 1e11) for link in ("80mbit,25ms", "80mbit,25ms,0ms,0.01"))
+    assert lossy.step_seconds > 3 * fine.step_seconds
+    assert lossy.bottleneck.startswith("bandwidth")
+
+
+def test_one_peer_waits_for_the_coordinator_alone():
+    alone = forecast(make_spec(stages=1), parse_link("1mbit,25ms"), 1e12)
+    assert alone.bottleneck == "the round trip to the coordinator, once a step"
+    assert alone.bytes_per_step == {"forward": 0, "backward": 0}
+    assert alone.step_seconds == pytest.approx(alone.compute_seconds)
+    assert alone.step_seconds == pytest.approx(0.05, rel=0.1)
+
+
 def test_memory_and_cache_are_those_of_the_code():
     few = {"max_bytes": 1000, "val_fraction": 0.1}
     spec = make_spec(steps=60, stages=3, data=few, wire={"forward": "int4+aqsgd", "backward": "int8"})
@@ -84,7 +99,7 @@ def test_memory_and_cache_are_those_of_the_code():
     found = forecast(spec, LinkSpec(), 1e9, windows=windows).stages
     sample = spec.model.context * spec.boundary_width * 4
     assert [s.cache for s in found] == [windows * sample, 2 * windows * sample, windows * sample]
-    memory = StageMemory(spec)
+    memory = StageMemory(spec, windows)
     assert [s.memory for s in found] == [memory.total(0, 2, 2), memory.total(2, 3, 1), memory.total(3, 4, 0)]
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import corpus_of, make_spec
-from pool import Pool
+from pool import Pool, poison
 from safetensors.torch import load_file
 
 from protomodels_cli.data.batches import Batches
@@ -20,8 +20,10 @@ from protomodels_cli.errors import RunStopped
 from protomodels_cli.model.basis import initial_basis
 from protomodels_cli.model.reference import Reference
 from protomodels_cli.model.shape import slices
+from protomodels_cli.observe.metrics import strict
 from protomodels_cli.spec import RunSpec, spec_from
 from protomodels_cli.spec.cut import layers_per_stage
+from protomodels_cli.spec.sizes import cached_bytes, codec_state
 from protomodels_cli.wire.codecs import Carrier
 from protomodels_cli.worker.stage_work import StageWork
 
@@ -120,6 +122,49 @@ def test_aqsgd_trains_three_epochs_as_the_reference_does(pool):
     assert sent[-1] < 0.4 * sent[0], "once all samples were seen, only changes travel"
 
 
+@pytest.mark.parametrize("leg", ["forward", "backward"])
+@pytest.mark.parametrize(
+    "wire", [("int4+ef", "int4+ef"), ("topk:0.3+ef21", "topk:mask+ef21"), ("int4+aqsgd", "int8+ef21")]
+)
+def test_a_skipped_step_leaves_no_trace_in_what_codecs_remember(pool, monkeypatch, wire, leg):
+    """One message in the middle of step 3 is poison: the step is skipped by all, and later ones are as if it had not
+    been. Compared with the reference, which meets the same poison."""
+    spec = make_spec(
+        stages=3,
+        steps=20,
+        batch={"size": 4, "microbatches": 4},
+        data=FEW_WINDOWS,
+        wire=dict(zip(("forward", "backward"), wire, strict=True)),
+    )
+    bad = {"step": 3, "microbatch": 1, "boundary": 1, "leg": leg}
+    poison(monkeypatch, **bad)
+    led = equals_its_reference(pool, spec, [{"fault": {"kind": "poison", **bad}}] * 3)
+    rows = [json.loads(line) for line in (led["run_dir"] / "metrics.jsonl").read_text().splitlines()]
+    assert [r["applied"] for r in rows if r["event"] == "step"] == [step != 3 for step in range(1, 21)]
+
+
+def test_a_snapshot_takes_a_cache_that_is_larger_than_its_stage(pool):
+    data = {"max_bytes": 40_000, "val_fraction": 0.1}
+    wire = {"forward": "int4+aqsgd", "backward": "int8"}
+    batch = {"size": 64, "microbatches": 2}
+    spec = make_spec(stages=2, steps=40, data=data, wire=wire, batch=batch, subspace={"form": "dense"})
+    led, peers = pool.run(spec, 2)
+    assert [led["exit"], *(p["exit"] for p in peers)] == [0, 0, 0], led
+    [part] = (led["run_dir"] / "snapshots").glob("*/stage-1.safetensors")
+    windows = Batches(corpus_of(spec).train, spec).windows
+    remembered = sum(t.nbytes for name, t in load_file(part).items() if name.startswith("codecs/"))
+    assert 1 << 21 < remembered <= cached_bytes(spec, windows)  # windows of the same text count once
+
+
+@pytest.mark.parametrize("wire", [("int4+ef", "topk:0.2+ef21"), ("topk:0.3+ef21", "int4+ef"), ("bf16", "int8+ef")])
+def test_what_codecs_remember_has_the_size_that_was_said(wire):
+    spec = make_spec(stages=3, steps=2, wire=dict(zip(("forward", "backward"), wire, strict=True)))
+    reference, _ = reference_of(spec)
+    previous, following = codec_state(spec)
+    sizes = [sum(t.nbytes for t in reference.carry.state(stage).values()) for stage in range(3)]
+    assert sizes == [following, previous + following, previous]
+
+
 def test_what_codecs_remember_is_in_the_snapshot(pool):
     spec = make_spec(stages=3, steps=4, wire={"forward": "topk:0.3+ef21", "backward": "int4+ef"})
     led = equals_its_reference(pool, spec)
@@ -133,9 +178,9 @@ def test_what_codecs_remember_is_in_the_snapshot(pool):
         assert all(torch.equal(found[name], right[name]) for name in right)
 
 
-def equals_its_reference(pool: Pool, spec: RunSpec) -> dict[str, Any]:
+def equals_its_reference(pool: Pool, spec: RunSpec, options: list[dict[str, Any]] | None = None) -> dict[str, Any]:
     stages = len(layers_per_stage(spec))
-    led, peers = pool.run(spec, stages)
+    led, peers = pool.run(spec, options or stages)
     assert led["exit"] == 0, led
     assert [p["exit"] for p in peers] == [0] * stages, peers
     reference, rows = reference_of(spec)
@@ -147,7 +192,9 @@ def equals_its_reference(pool: Pool, spec: RunSpec) -> dict[str, Any]:
         ("switch", ("step", "version", "sha256")),
         ("subspace", ("step", "version", "captured_after")),
     ):
-        mine, theirs = ([[r[f] for f in fields] for r in source if r["event"] == kind] for source in (found, rows))
+        mine, theirs = (
+            [[r[f] for f in fields] for r in source if r["event"] == kind] for source in (found, strict(rows))
+        )
         assert mine == theirs, kind
     return led
 

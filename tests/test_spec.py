@@ -130,6 +130,7 @@ def test_all_problems_at_once_with_line_value_rule_and_fix():
         ({"wire": {"forward": "topk:mask"}}, "wire.forward", "these are the activations"),
         ({"wire": {"backward": "topk:mask"}}, "wire.backward", "fp32 sends them all"),
         ({"wire": {"backward": "int8+aqsgd"}}, "wire.backward", "for activations"),
+        ({"wire": {"forward": "topk:0.1+aqsgd", "backward": "topk:mask"}}, "wire.backward", "new samples whole"),
         ({"wire": {"forward": "int8+aqsgd"}, "data": {"sampling": "random"}}, "wire.forward", "not revisited"),
         ({"wire": {"forward": "int9"}}, "wire.forward", "'int9' is no codec"),
         ({"wire": {"link": {"bandwidth": "80 miles"}}}, "wire.link.bandwidth", "80mbit"),

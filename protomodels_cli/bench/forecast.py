@@ -1,6 +1,7 @@
 """What a run will need and how fast it will go, before anyone has joined: from the spec, a link and the peers' speed.
 
-Pure. Memory and bytes are those of the code; time comes from playing a step through (`simulate.py`).
+Pure. Memory and bytes are those of the code; time comes from playing a step through (`simulate.py`). Left out are the
+optimizer's own time and jitter, and what TCP does beyond its mean rate under loss.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from protomodels_cli.spec.sizes import (
     message_bytes,
     unit_flops,
 )
-from protomodels_cli.wire.emulated import wire_bytes
+from protomodels_cli.wire.emulated import reno_rate, wire_bytes
 
 FRAME_BYTES = 24  # of a frame's own fields
 SLACK = 1.1  # a link that adds no more than this to a step is not what holds it up
@@ -32,7 +33,7 @@ SLACK = 1.1  # a link that adds no more than this to a step is not what holds it
 class Stage:
     layers: int
     memory: int  # bytes, at most
-    cache: int  # of which AQ-SGD's samples, in the machine's own memory
+    cache: int  # of which AQ-SGD's samples, which are in the machine's own memory
     compute: float  # seconds a step
     line: float  # seconds a step that its connection is in use, in the busier direction
 
@@ -42,7 +43,7 @@ class Forecast:
     stages: list[Stage]
     bytes_per_step: dict[str, float]  # over one boundary, by leg, with headers
     step_seconds: float
-    compute_seconds: float  # of a step without any link
+    compute_seconds: float  # of a step if neighbours were not apart; the coordinator still is
     wire_seconds: float  # bytes over bandwidth, of the busiest line
     tokens_per_s: float
     bubble: float  # share of the step for which the busiest stage does not compute
@@ -50,7 +51,12 @@ class Forecast:
 
 
 def forecast(
-    spec: RunSpec, link: LinkSpec, speed: float, cores: float = math.inf, control: float | None = None, windows: int = 0
+    spec: RunSpec,
+    link: LinkSpec,
+    speed: float,
+    cores: float = math.inf,
+    control: float | None = None,
+    windows: int | None = None,
 ) -> Forecast:
     """`speed` in operations a second of each peer; `cores` where they share a machine; `control` is the latency of the
     way to the coordinator (default: the link's); `windows` is the number of samples in the data."""
@@ -61,7 +67,7 @@ def forecast(
     played, unshaped = play(costs, microbatches, wires, cores), play(costs, microbatches, free, cores)
     step = played.seconds + turn
     lines = _lines(len(cut), microbatches, wires)
-    memory, first = StageMemory(spec), 0
+    memory, first = StageMemory(spec, windows), 0
     stages = []
     for i, layers in enumerate(cut):
         ends = (i > 0) + (i < len(cut) - 1)
@@ -71,13 +77,16 @@ def forecast(
         first += layers
     return Forecast(
         stages=stages,
-        bytes_per_step={"forward": wires.forward_bytes * microbatches, "backward": wires.backward_bytes * microbatches},
+        bytes_per_step={
+            "forward": wires.forward_bytes * microbatches * (len(cut) > 1),
+            "backward": wires.backward_bytes * microbatches * (len(cut) > 1),
+        },
         step_seconds=step,
-        compute_seconds=unshaped.seconds,
+        compute_seconds=unshaped.seconds + turn,
         wire_seconds=max(lines),
         tokens_per_s=spec.batch.size * spec.model.context / step,
         bubble=1 - max(played.busy) / step,
-        bottleneck=_bottleneck(spec, costs, wires, cores, played, lines),
+        bottleneck=_bottleneck(spec, costs, wires, cores, played, lines, turn),
     )
 
 
@@ -89,6 +98,7 @@ def _wires(spec: RunSpec, link: LinkSpec) -> Wires:
         forward_bytes=wire_bytes(message_bytes(spec, forward) + ids + FRAME_BYTES),
         backward_bytes=wire_bytes(message_bytes(spec, backward, mask_of=forward) + FRAME_BYTES),
         bits_per_second=link.bits_per_second,
+        stream_bits_per_second=reno_rate(link),
         latency=link.latency_s,
     )
 
@@ -124,21 +134,31 @@ def _lines(stages: int, microbatches: int, wires: Wires) -> list[float]:
 
 
 def _bottleneck(
-    spec: RunSpec, costs: list[StageCost], wires: Wires, cores: float, played: Played, lines: list[float]
+    spec: RunSpec,
+    costs: list[StageCost],
+    wires: Wires,
+    cores: float,
+    played: Played,
+    lines: list[float],
+    turn: float,
 ) -> str:
     """Whatever would help most if it were not there; computing, if nothing else would help by a tenth."""
     n = spec.batch.microbatches
     without = {
-        f"bandwidth, most of all of stage {lines.index(max(lines))}": (costs, replace(wires, bits_per_second=math.inf)),
+        f"bandwidth, most of all of stage {lines.index(max(lines))}": (
+            costs,
+            replace(wires, bits_per_second=math.inf, stream_bits_per_second=math.inf),
+        ),
         "latency": (costs, replace(wires, latency=0.0)),
         "batch.in_flight: more microbatches at a time would fill the wait": (
             [replace(cost, limit=n) for cost in costs],
             wires,
         ),
     }
-    seconds = {name: play(stages, n, line, cores).seconds for name, (stages, line) in without.items()}
+    seconds = {name: play(stages, n, line, cores).seconds + turn for name, (stages, line) in without.items()}
+    seconds["the round trip to the coordinator, once a step"] = played.seconds
     name = min(seconds, key=lambda name: seconds[name])
-    if seconds[name] * SLACK < played.seconds:
+    if seconds[name] * SLACK < played.seconds + turn:
         return name
     return f"computing, most of all in stage {played.busy.index(max(played.busy))}"
 
@@ -162,7 +182,7 @@ def choices(spec: RunSpec, link: LinkSpec, speed: float, cores: float = math.inf
     ways = [("dense", width, "bf16"), ("dense", width, "int8")]
     ways += [("reparam", max(1, width // share), "int8") for share in (2, 4, 8, 16, 32, 64, 100)]
     found = []
-    for form, k, codec in ways:
+    for form, k, codec in dict.fromkeys(ways):
         data: dict[str, Any] = spec.model_dump(mode="json")
         data["subspace"] |= {"form": form, "k": k, "update": {}}
         data["wire"] |= {"forward": codec, "backward": codec}

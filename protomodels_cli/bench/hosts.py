@@ -26,7 +26,7 @@ from types import TracebackType
 from typing import Any
 
 from protomodels_cli.bench.router import remove
-from protomodels_cli.errors import EXIT_SPEC, UserError
+from protomodels_cli.errors import OptionError, UserError
 from protomodels_cli.spec.schema import LinkSpec
 
 NETWORK = "198.18.0"  # set aside for benchmarks (RFC 2544): no host of the internet has such an address
@@ -71,9 +71,7 @@ class Hosts:
 
     def __init__(self, count: int, link: LinkSpec):
         if not 1 <= count <= MOST_HOSTS:
-            error = UserError(f"{count} hosts: must be between 1 and {MOST_HOSTS}", "choose another number of hosts")
-            error.exit_code = EXIT_SPEC
-            raise error
+            raise OptionError(f"{count} hosts: must be between 1 and {MOST_HOSTS}", "choose another number of hosts")
         self.count, self.link = count, link
         self.names = [f"pmtrain-{os.getpid()}-{next(_numbers)}" for _ in range(count)]
         self._router: subprocess.Popen[str] | None = None

@@ -1,7 +1,7 @@
 """A step of the pipeline, played through on paper: who computes when, what waits for which line. Pure.
 
-The same rules as the real thing: `next_work` decides what a stage does next, credits come back when a message is taken,
-a peer's two links share its uplink and its downlink. What a stage computes takes the time it is said to take.
+The same rules as the real thing: `next_work` decides what a stage does next, a peer's two links share its uplink and
+its downlink. Simpler than the real thing: a credit comes back by itself as soon as a message is taken.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ Leg = Literal["forward", "backward"]
 class StageCost:
     forward: float  # seconds a microbatch; on the last stage forward and backward are one piece of work
     backward: float
-    step: float = 0.0  # seconds once a step: applying the last one
     limit: int = 1  # microbatches in flight
 
 
@@ -31,7 +30,8 @@ class StageCost:
 class Wires:
     forward_bytes: float  # of a microbatch's message, on the line
     backward_bytes: float
-    bits_per_second: float = math.inf
+    bits_per_second: float = math.inf  # of each peer, each way
+    stream_bits_per_second: float = math.inf  # of one connection, each way
     latency: float = 0.0
 
 
@@ -49,7 +49,7 @@ class _Stage:
     finished: int = 0
     in_flight: int = 0
     on_the_way: int = 0
-    job: Literal["step", "forward", "backward"] | None = "step"
+    job: Literal["forward", "backward"] | None = None
     left: float = 0.0  # seconds of the job
     busy: float = 0.0
 
@@ -57,10 +57,11 @@ class _Stage:
 def play(stages: Sequence[StageCost], microbatches: int, wires: Wires, cores: float = math.inf) -> Played:
     """`cores`: how many stages can compute at one time at full speed, where they share a machine."""
     last = len(stages) - 1
-    there = [_Stage(left=cost.step) for cost in stages]
+    there = [_Stage() for _ in stages]
     there[0].inputs = microbatches  # token ids come ahead of their turn
     up = [Line(wires.bits_per_second) for _ in stages]
     down = [Line(wires.bits_per_second) for _ in stages]
+    streams: dict[tuple[int, int], Line] = {}
     sent = [0.0] * len(stages)
     events: list[tuple[float, int, str, int]] = []  # when, order, what, stage
     order, now = count(), 0.0
@@ -71,7 +72,8 @@ def play(stages: Sequence[StageCost], microbatches: int, wires: Wires, cores: fl
     def send(leg: Leg, source: int, target: int) -> None:
         size = wires.forward_bytes if leg == "forward" else wires.backward_bytes
         sent[source] += up[source].seconds(size)
-        at(up[source].leave(now, size) + wires.latency, f"reach {leg}", target)
+        stream = streams.setdefault((source, target), Line(wires.stream_bits_per_second))
+        at(max(up[source].leave(now, size), stream.leave(now, size)) + wires.latency, f"reach {leg}", target)
 
     def choose(i: int) -> None:
         stage, cost = there[i], stages[i]
@@ -95,7 +97,7 @@ def play(stages: Sequence[StageCost], microbatches: int, wires: Wires, cores: fl
             stage.in_flight += 1
             stage.on_the_way += 1
             send("forward", i, i + 1)
-        elif job != "step":
+        else:
             stage.in_flight -= i < last
             stage.finished += 1
             if i > 0:

@@ -20,7 +20,7 @@ from protomodels_cli.bench.forecast import forecast
 from protomodels_cli.bench.hosts import DEVICE, Hosts
 from protomodels_cli.bench.local import cores
 from protomodels_cli.bench.loopback import pipeline_rows
-from protomodels_cli.errors import EXIT_SPEC, UserError
+from protomodels_cli.errors import OptionError
 from protomodels_cli.spec.codec import parse_codec
 from protomodels_cli.spec.link import parse_link
 from protomodels_cli.spec.load import spec_from
@@ -31,7 +31,6 @@ from protomodels_cli.wire.emulated import wire_bytes
 WARM_UP = 2  # steps that do not count: caches and TCP are cold
 ROW_SECONDS = 60.0  # a slow row takes fewer steps
 LEAST_STEPS = WARM_UP + 1
-SLOW_STEP = 20.0  # seconds from which on torch's slower schedule is not tried
 TORCH_WIRES = ("fp32", "bf16")
 TORCH_SCHEDULES = ("1f1b", "interleaved")  # the second posts its receives early; both are 1F1B
 
@@ -52,12 +51,12 @@ class Method:
         try:
             if form not in ("dense", "reparam", "constrained") or text.count("/") > 2 or not (k or "16").isdigit():
                 raise ValueError("must be a form (dense, reparam, constrained), a codec and perhaps k")
-            for leg in codec.split("|"):
-                parse_codec(leg)
+            if any(parse_codec(leg).feedback == "aqsgd" for leg in codec.split("|")):
+                raise ValueError("AQ-SGD sends changes only after an epoch, and a measurement is shorter")
         except ValueError as e:
-            error = UserError(f"--method {text}: {e}", "write dense/bf16, reparam/int8/16 or 'dense/topk:0.1|int8'")
-            error.exit_code = EXIT_SPEC
-            raise error from None
+            raise OptionError(
+                f"--method {text}: {e}", "write dense/bf16, reparam/int8/16 or 'dense/topk:0.1|int8'"
+            ) from None
         return cls(form, int(k or 16), codec)
 
     @property
@@ -99,6 +98,8 @@ def measure(
     **sections: Any,
 ) -> dict[str, Any]:
     """`hosts`: real TCP between network namespaces; otherwise the emulated link, and nothing of torch's to compare."""
+    for method in methods:  # a mistake in the last one shows before the first is measured
+        spec_of(method, steps, **sections)
     every = list(dict.fromkeys(["none", *links]))
     rows = [row for method in methods for row in _method_rows(method, every, steps, turns, hosts, say, sections)]
     found: dict[str, Any] = {"setting": _setting(steps, turns, hosts, sections), "rows": rows}
@@ -135,10 +136,11 @@ def _method_rows(
             if speed:  # known from the run without a limit
                 step = forecast(spec_of(method, steps, **sections), parse_link(link), speed, len(cores()) or math.inf)
                 count = max(LEAST_STEPS, min(steps, math.ceil(ROW_SECONDS / step.step_seconds) + WARM_UP))
-            done = _run(spec_of(method, count, **sections), link, hosts)
+            took = _run(spec_of(method, count, **sections), link, hosts)
+            done = took[WARM_UP:]
             runs[link] += done
             if link == "none" and not speed:
-                speed = _speed(spec_of(method, steps, **sections), done)
+                speed = _speed(spec_of(method, steps, **sections), took[WARM_UP - 1 :])
             seconds = statistics.median(r["seconds"] for r in done)
             say(f"{method.name} over {link}: {done[0]['tokens'] / seconds:.0f} tokens/s")
     free = _rate(runs["none"])
@@ -146,7 +148,7 @@ def _method_rows(
 
 
 def _run(spec: RunSpec, link: str, hosts: bool) -> list[Row]:
-    """The rows of the steps that count."""
+    """The rows of its steps."""
     with contextlib.ExitStack() as stack:
         there = None
         if hosts:
@@ -155,11 +157,11 @@ def _run(spec: RunSpec, link: str, hosts: bool) -> list[Row]:
             wire = spec.wire.model_copy(update={"link": parse_link(link)})
             spec = spec.model_copy(update={"wire": wire})
         _, rows = pipeline_rows(spec, hosts=there)
-    return rows[WARM_UP:]
+    return rows
 
 
 def _speed(spec: RunSpec, rows: list[Row]) -> float:
-    """Operations a second of CPU, all work of all stages counted."""
+    """Operations a second of CPU from the first of these steps to the last, all work of all stages counted."""
     cpu = sum(b["cpu_s"] - a["cpu_s"] for a, b in zip(rows[0]["stages"], rows[-1]["stages"], strict=True))
     return sum(unit_flops(spec).values()) * rows[0]["tokens"] * (len(rows) - 1) / cpu
 
@@ -232,7 +234,7 @@ def _torch_rows(links: Sequence[str], steps: int, turns: int, say: Say, sections
             step = spec.batch.size * spec.model.context / bound
             count = max(LEAST_STEPS, min(steps, math.ceil(ROW_SECONDS / max(step, 1e-9)) + WARM_UP))
             rates = {}
-            for schedule in TORCH_SCHEDULES if step < SLOW_STEP else TORCH_SCHEDULES[1:]:
+            for schedule in TORCH_SCHEDULES:
                 with tempfile.TemporaryDirectory() as folder, Hosts(int(spec.stages), parse_link(link)) as hosts:  # type: ignore[arg-type]
                     seconds: list[float] = []
                     for _ in range(turns):

@@ -37,7 +37,10 @@ def in_words(found: dict[str, Any]) -> str:
         "",
         "of own: of its speed without a link; of bound: of that or of bytes over bandwidth, whichever is less;",
     ]
-    lines += ["predicted: the step time that `pmtrain plan` says, over the measured one"]
+    lines += [
+        "predicted: the step time by the forecast of `pmtrain plan`, over the measured one; its speed is taken from"
+    ]
+    lines += ["the same method's run without a link, its peers share this machine's cores"]
     if found["speedup"]:
         lines += ["", "against torch.distributed.pipelining (its better schedule) on the same link:"]
     for row in found["speedup"]:

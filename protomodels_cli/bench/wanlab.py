@@ -18,7 +18,7 @@ from typing import NoReturn
 
 from protomodels_cli.bench.hosts import Hosts, require
 from protomodels_cli.bench.local import local_run, peers_of
-from protomodels_cli.errors import EXIT_INTERRUPTED, EXIT_SPEC, UserError
+from protomodels_cli.errors import EXIT_INTERRUPTED, OptionError, UserError
 from protomodels_cli.spec import RunSpec, load_spec
 from protomodels_cli.spec.link import LOOKS_LIKE, parse_link
 from protomodels_cli.spec.load import with_absolute_paths
@@ -33,7 +33,7 @@ def main(argv: Sequence[str]) -> int:
         options, command = _options(words[:cut]), words[cut + 1 :]
         link = parse_link(options.link)
         if (options.run is None) == (not command):
-            raise _bad("what to run is given twice or not at all", "give either --run SPEC or -- COMMAND…")
+            raise OptionError("what to run is given twice or not at all", "give either --run SPEC or -- COMMAND…")
         require()
         if options.run is None:
             with Hosts(options.hosts, link) as hosts:
@@ -76,17 +76,11 @@ def _check_peers(spec: RunSpec, peers: int) -> None:
     needed = peers_of(spec)
     if peers != needed:
         what = f"--hosts {peers + 1} leaves {max(0, peers)} for peers, and {spec.name} has {needed}"
-        raise _bad(what, f"--hosts {needed + 1}: one for the coordinator and one for each stage")
+        raise OptionError(what, f"--hosts {needed + 1}: one for the coordinator and one for each stage")
 
 
 def _exit_code(process: subprocess.Popen[bytes] | subprocess.CompletedProcess[bytes]) -> int:
     return process.returncode if process.returncode >= 0 else 128 - process.returncode  # as shells count signals
-
-
-def _bad(what: str, fix: str) -> UserError:
-    error = UserError(what, fix)
-    error.exit_code = EXIT_SPEC
-    return error
 
 
 def _interrupt(*_: object) -> NoReturn:

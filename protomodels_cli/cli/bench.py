@@ -49,7 +49,9 @@ def loopback(
 def wan(
     method: Annotated[
         list[str] | None,
-        typer.Option(help="FORM/CODEC[/K], repeatable. Default: dense/bf16, dense/int8 and reparam/int8/16."),
+        typer.Option(
+            help="FORM/CODEC or FORM/CODEC/K, repeatable. Default: dense/bf16, dense/int8 and reparam/int8/16."
+        ),
     ] = None,
     link: Annotated[
         list[str] | None,

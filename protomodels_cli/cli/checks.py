@@ -7,14 +7,8 @@ import os
 import re
 from pathlib import Path
 
-from protomodels_cli.errors import EXIT_SPEC, UserError
+from protomodels_cli.errors import OptionError, UserError
 from protomodels_cli.spec.units import flops_per_second
-
-
-class OptionError(UserError):
-    """A command-line option that cannot be."""
-
-    exit_code = EXIT_SPEC
 
 
 def check_device(device: str) -> None:
@@ -55,20 +49,13 @@ def check_extra(package: str, what: str) -> None:
         raise UserError(f"{what} needs the package {package}", "pip install 'pmtrain[lab]'") from None
 
 
-def check_expression(option: str, text: str) -> None:
-    try:
-        re.compile(text)
-    except re.error as e:
-        raise OptionError(
-            f"{option} {text}: no regular expression: {e}", "put a \\ before signs that are meant"
-        ) from None
-
-
 def speed_of(text: str | None) -> float | None:
     """--speed, in operations a second."""
     if text is None:
         return None
     try:
-        return flops_per_second(text)
+        if speed := flops_per_second(text):
+            return speed
+        raise ValueError("must be above 0")
     except ValueError as e:
         raise OptionError(f"--speed {text}: {e}", "write for example 20gflops or 5tflops") from None

@@ -70,8 +70,8 @@ def frontier(
     seeds: Annotated[int | None, typer.Option(min=1, help="Seeds of each row. Default: by scale.")] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Training steps of a run. Default: by scale.")] = None,
     only: Annotated[
-        str, typer.Option(help="Only rows whose `form k=K codec optimizer` has this (a regular expression), and dense.")
-    ] = "",
+        list[str] | None, typer.Option(help="Only rows with this in `form k=K codec optimizer`, and dense. Repeatable.")
+    ] = None,
     workers: Annotated[int | None, typer.Option(min=1, help="Runs at a time. Default: by scale.")] = None,
     rounds: Annotated[int, typer.Option(min=0, help="Rounds of tuning, at most.")] = 5,
     keep: Annotated[Path | None, typer.Option(help="Add finished runs to this file, and do not repeat them.")] = None,
@@ -80,13 +80,12 @@ def frontier(
     plot: PlotFile = None,
 ) -> None:
     """What does a byte saved cost? Loss against bytes a token for every codec and k, and time to a loss."""
-    from protomodels_cli.cli.checks import check_expression, check_outputs
+    from protomodels_cli.cli.checks import check_outputs
     from protomodels_cli.lab import frontier as experiment
 
     _check_scale(scale)
-    check_expression("--only", only)
     check_outputs(keep)
-    _run(experiment, json, plot, device, scale, seeds, steps, only, workers, rounds, keep)
+    _run(experiment, json, plot, device, scale, seeds, steps, only or (), workers, rounds, keep)
 
 
 @app.command()
@@ -115,7 +114,7 @@ def bandwidth(
 
 
 def _check_scale(scale: str) -> None:
-    from protomodels_cli.cli.checks import OptionError
+    from protomodels_cli.errors import OptionError
     from protomodels_cli.lab.frontier_runs import SCALES
 
     if scale not in SCALES:

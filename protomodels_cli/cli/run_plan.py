@@ -68,10 +68,10 @@ def _cut_for(spec: RunSpec, peers: int) -> list[int]:
     return list(found.layers) if isinstance(found, Placement) else even_cut(spec.model.layers, peers)
 
 
-def _windows(spec: RunSpec) -> int:
+def _windows(spec: RunSpec) -> int | None:
     """Samples in the data, where a codec remembers each of them."""
     if parse_codec(spec.wire.forward).feedback != "aqsgd":
-        return 0
+        return None
     from protomodels_cli.data.batches import Batches
     from protomodels_cli.data.prepare import prepare
 
@@ -94,14 +94,15 @@ def _show(
     )
     table = Table("stage", "layers", "memory", "computes", "its line carries", box=None, pad_edge=False)
     for i, stage in enumerate(f.stages):
-        cache = f" + {size(stage.cache)} AQ-SGD cache" if stage.cache else ""
+        cache = f" (AQ-SGD cache: {size(stage.cache)})" if stage.cache else ""
         line = "–" if math.isinf(stage.line) or not stage.line else f"{stage.line:.3g} s a step"
         memory = f"{size(stage.memory)}{cache}"
         table.add_row(str(i), str(stage.layers), memory, f"{stage.compute:.3g} s a step", line)
     console.print(table)
-    forward, backward = f.bytes_per_step["forward"], f.bytes_per_step["backward"]
+    forward, backward = (size(int(f.bytes_per_step[leg])) for leg in ("forward", "backward"))
+    crossing = f"Over a boundary: {forward} forward and {backward} back a step, headers counted.\n"
     say(
-        f"\nOver a boundary: {size(int(forward))} forward and {size(int(backward))} back a step, headers counted.\n"
+        f"\n{crossing if len(f.stages) > 1 else ''}"
         f"A step takes [bold]{f.step_seconds:.3g} s[/] ({f.tokens_per_s:.4g} tokens/s); {f.compute_seconds:.3g} s "
         f"without a link, {f.wire_seconds:.3g} s on the busiest line alone. Bubble {100 * f.bubble:.0f} %.\n"
         f"What holds it up most: {f.bottleneck}.\n"

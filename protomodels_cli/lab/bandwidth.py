@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from protomodels_cli.bench.forecast import SLACK, forecast
+from protomodels_cli.lab.frontier_report import steps_to
 from protomodels_cli.lab.frontier_runs import SCALES, Bench, Recipe, Run, Scale
 from protomodels_cli.lab.results import Result, figure, save_figure
 from protomodels_cli.spec.schema import LinkSpec, RunSpec
@@ -26,7 +27,6 @@ SHARES = (4, 8, 16, 32, 100)  # k = d / share
 MICROBATCHES = 8
 
 CPU = replace(SCALES["cpu"], width=200, context=64, vocabulary=1024, text=4_000_000, steps=300, lr=4e-3)
-Curve = list[tuple[int, float]]
 
 
 def recipes(scale: Scale) -> list[Recipe]:
@@ -50,12 +50,12 @@ def run(
     runs = [Run(scale, recipe, seed, device) for recipe in recipes(scale)]
     with Bench(scale.workers, len(runs), kept) as bench:
         trained = bench.results(runs)
-    curves = {_name(r.recipe): _curve(t) for r, t in zip(runs, trained, strict=True)}
+    curves = {_name(r.recipe): t["evals"] for r, t in zip(runs, trained, strict=True)}
     specs = {_name(r.recipe): r.spec() for r in runs}
     spec = specs["dense bf16"]
     flops = speed or measure_flops(spec, torch.device(device), seconds=1.0)
     dense = curves["dense bf16"]
-    wanted = target if target is not None else dense[len(dense) * 2 // 3][1]
+    wanted = target if target is not None else dense[len(dense) * 2 // 3]["loss"]
     rows = [
         _row(name, specs[name], mbit, ms, flops, curves[name], wanted)
         for name in curves
@@ -84,13 +84,11 @@ def _name(recipe: Recipe) -> str:
     return f"dense {recipe.codec}" if recipe.k is None else f"k={recipe.k} {recipe.codec}"
 
 
-def _curve(trained: Result) -> Curve:
-    return [(e["step"], math.inf if e["loss"] is None else e["loss"]) for e in trained["evals"]]
-
-
-def _row(name: str, spec: RunSpec, mbit: float, ms: float, flops: float, curve: Curve, target: float) -> dict[str, Any]:
+def _row(
+    name: str, spec: RunSpec, mbit: float, ms: float, flops: float, evals: list[Result], target: float
+) -> dict[str, Any]:
     predicted = forecast(spec, _link(mbit, ms), flops)
-    steps = steps_to(curve, target)
+    steps = steps_to(evals, target)
     return {
         "method": name,
         "form": spec.subspace.form,
@@ -102,7 +100,7 @@ def _row(name: str, spec: RunSpec, mbit: float, ms: float, flops: float, curve: 
         "step_s": predicted.step_seconds,
         "without_link_s": predicted.compute_seconds,
         "limited_by": predicted.bottleneck,
-        "loss": curve[-1][1],
+        "loss": evals[-1]["loss"],
         "steps_to_target": steps,
         "seconds_to_target": None if steps is None else steps * predicted.step_seconds,
     }
@@ -110,14 +108,6 @@ def _row(name: str, spec: RunSpec, mbit: float, ms: float, flops: float, curve: 
 
 def _link(mbit: float, ms: float) -> LinkSpec:
     return LinkSpec(bandwidth=f"{mbit:.6f}mbit", latency=f"{ms}ms")
-
-
-def steps_to(curve: Curve, target: float) -> float | None:
-    """The first step at which the curve reaches the target, between evaluations by a straight line."""
-    for (a, before), (b, after) in zip([(0, math.inf), *curve], curve, strict=False):
-        if after <= target:
-            return float(b) if math.isinf(before) else a + (b - a) * (before - target) / (before - after)
-    return None
 
 
 def _free_from(spec: RunSpec, ms: float, flops: float) -> float:
@@ -132,7 +122,7 @@ def _free_from(spec: RunSpec, ms: float, flops: float) -> float:
 
 
 def _best(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """For every link: what reaches the target first, and the smallest k that still pays."""
+    """For every link: what reaches the target first, and the k with which the subspace form does; smaller ones lose."""
     found = []
     for mbit in BANDWIDTHS:
         for ms in LATENCIES:
@@ -152,6 +142,7 @@ def report(result: Result) -> str:
     lines = [
         f"width {s['model']['width']}, {s['stages']} stages of peers with {s['flops'] / 1e9:.3g} Gflop/s, "
         f"{s['tokens_per_step']} tokens a step; {s['steps']} steps, target loss {s['target_loss']:.4f}",
+        "one seed, one learning rate and T_fixed scale for all: `lab frontier` tunes each; tokens/s are forecasts",
         "",
         f"{latency} ms; tokens/s and, below, seconds to the target loss (– where {s['steps']} steps do not reach it)",
         f"{'':14}{'loss':>8}{'steps':>7}" + "".join(f"{mbit:>8} Mbit/s" for mbit in BANDWIDTHS) + "   free of it from",

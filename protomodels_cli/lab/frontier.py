@@ -7,13 +7,13 @@ of each subspace form, for each optimizer, and a lower learning rate for every c
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from protomodels_cli.errors import OptionError
 from protomodels_cli.lab.frontier_plot import plot
 from protomodels_cli.lab.frontier_report import LINKS, MODEL, link_seconds, report, time_to_loss
 from protomodels_cli.lab.frontier_runs import EPOCHS, Bench, Recipe, Run, Scale, scaled
@@ -94,15 +94,15 @@ def plan(scale: Scale, tuned: Sequence[Recipe]) -> list[Recipe]:
     return list(dict.fromkeys(found))
 
 
-def wanted(only: str, *recipes: Recipe) -> bool:
-    return any(re.search(only, recipe.name) for recipe in recipes)
+def wanted(only: Sequence[str], *recipes: Recipe) -> bool:
+    return not only or any(words in recipe.name for recipe in recipes for words in only)
 
 
 def run(
     scale: str | Scale = "cpu",
     seeds: int | None = None,
     steps: int | None = None,
-    only: str = "",
+    only: Sequence[str] = (),
     workers: int | None = None,
     rounds: int = ROUNDS,
     kept: Path | None = None,
@@ -114,6 +114,8 @@ def run(
     start = [f for f in start if f.form == "dense" or wanted(only, *plan(size, [f]))]
     left_out = too_large(size, device)
     rows = [r for r in plan(size, start) if wanted(only, r) and r.codec not in left_out]
+    if not rows:
+        raise OptionError(f"--only {' '.join(only)}: no row has that", "leave it out to see all of their names")
     with Bench(size.workers, 8 * len(start) + int(len(rows) * (size.seeds + 0.7)), kept) as bench:
         return measure(bench, size, start, only, rounds, left_out, device)
 
@@ -130,7 +132,13 @@ def too_large(scale: Scale, device: str) -> dict[str, str]:
 
 
 def measure(
-    bench: Bench, scale: Scale, start: list[Recipe], only: str, rounds: int, left_out: dict[str, str], device: str
+    bench: Bench,
+    scale: Scale,
+    start: list[Recipe],
+    only: Sequence[str],
+    rounds: int,
+    left_out: dict[str, str],
+    device: str,
 ) -> Result:
     def losses(recipes: Sequence[Recipe]) -> list[float]:
         """On the first seed, and the better of codec on and codec off, so that no codec is held to its worse side."""
@@ -165,7 +173,7 @@ def measure(
         "held_out_tokens": rows[0]["held_out_tokens"],
         "epochs": rows[0]["epochs"],
         "device": device,
-        "only": only,
+        "only": list(only),
     }
 
 

@@ -22,7 +22,7 @@ import torch
 
 from protomodels_cli.data.prepare import Corpus, prepare
 from protomodels_cli.data.shards import TokenStream, split_tail
-from protomodels_cli.errors import RunStopped
+from protomodels_cli.errors import RunStopped, UserError
 from protomodels_cli.lab.results import Result, say
 from protomodels_cli.model.reference import Reference
 from protomodels_cli.observe.metrics import strict
@@ -34,6 +34,7 @@ from protomodels_cli.wire.codecs import Carrier
 
 EPOCHS = 3  # at least: AQ-SGD sends changes since a sample was last seen
 EVALS = 9
+TRAINING = 2  # to be raised when `train` changes: results kept from before are then not taken for its own
 CURVE_POINTS = 60
 
 
@@ -159,7 +160,8 @@ class Run:
         return _spec(self.scale, spec)
 
     def key(self) -> str:
-        return f"{self.spec().sha256()} {self.device}"
+        """What a kept result is the result of."""
+        return f"{self.spec().sha256()} {self.scale.train_tokens} {self.device} {TRAINING}"
 
 
 def _spec(scale: Scale, own: dict[str, Any]) -> RunSpec:
@@ -243,6 +245,20 @@ def smoothed(steps: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{"step": part[-1]["step"], "loss": finite(mean(row["loss"] for row in part))} for part in parts]
 
 
+def _kept(path: Path) -> list[Result]:
+    """The last line may have been cut off with the experiment: it is dropped."""
+    lines, found = path.read_text(encoding="utf-8").splitlines(), []
+    for number, line in enumerate(lines, 1):
+        try:
+            row = json.loads(line)
+            found.append({"key": row["key"], "result": row["result"]})
+        except (ValueError, TypeError, KeyError):
+            if number < len(lines):
+                raise UserError(f"{path}:{number} is no result of this experiment", "name another file") from None
+            path.write_text("".join(f"{whole}\n" for whole in lines[:-1]), encoding="utf-8")
+    return found
+
+
 class Bench:
     """Trains runs, each once, several at a time in processes of their own; `kept` outlives an interruption."""
 
@@ -251,7 +267,7 @@ class Bench:
         self.done: dict[str, Result] = {}
         self.trained = 0
         if kept is not None and kept.exists():
-            self.done = {row["key"]: row["result"] for row in map(json.loads, kept.read_text().splitlines())}
+            self.done = {row["key"]: row["result"] for row in _kept(kept)}
             say(f"{len(self.done)} runs are in {kept} already")
         self._pool: ProcessPoolExecutor | None = None
         if workers > 1:

@@ -207,6 +207,12 @@ def codecs_fit_their_legs(s: RunSpec) -> Found:
             f"topk:mask uses the positions that the activations had, and {s.wire.forward} sends them all",
             "use topk on the forward leg as well, or give a share, as in topk:0.1",
         )
+    elif backward.masked and forward.feedback == "aqsgd":
+        yield (
+            "wire.backward",
+            "topk:mask uses the positions that the activations had, and AQ-SGD sends new samples whole, without any",
+            "give a share, as in topk:0.1, or use another feedback on the forward leg",
+        )
     if backward.feedback == "aqsgd":
         yield (
             "wire.backward",

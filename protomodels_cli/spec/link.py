@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from protomodels_cli.errors import EXIT_SPEC, UserError
+from protomodels_cli.errors import OptionError
 from protomodels_cli.spec.schema import LinkSpec
 
 FIELDS = ("bandwidth", "latency", "jitter", "loss")
@@ -32,7 +32,5 @@ def parse_link(text: str) -> LinkSpec:
         raise _wrong(text, f"loss {fields['loss']!r}: must be a number from 0 to below 1") from None
 
 
-def _wrong(text: str, rule: str) -> UserError:
-    error = UserError(f"link {text!r}: {rule}", f"write {LOOKS_LIKE}")
-    error.exit_code = EXIT_SPEC
-    return error
+def _wrong(text: str, rule: str) -> OptionError:
+    return OptionError(f"link {text!r}: {rule}", f"write {LOOKS_LIKE}")

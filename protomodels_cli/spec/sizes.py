@@ -163,12 +163,30 @@ def lowrank_rank(wanted: int, tokens: int, width: int) -> int:
     return min(wanted, tokens, width)
 
 
-def cached_bytes(spec: RunSpec, windows: int) -> int:
-    """What AQ-SGD remembers of every sample, at each end of each boundary; 0 for other codecs."""
+def cached_bytes(spec: RunSpec, windows: int | None = None) -> int:
+    """What AQ-SGD remembers of all samples, at each end of each boundary; 0 for other codecs.
+
+    `windows`: how many samples the data has. Unknown: as many as the run can see, or `data.max_bytes` can hold."""
     if parse_codec(spec.wire.forward).feedback != "aqsgd":
         return 0
-    number = 8 if spec.compute.dtype == "float64" else 4
-    return min(windows, spec.steps * spec.batch.size) * spec.model.context * spec.boundary_width * number
+    if windows is None and spec.data.max_bytes is not None:
+        windows = spec.data.max_bytes // spec.model.context
+    seen = spec.steps * spec.batch.size
+    return (seen if windows is None else min(windows, seen)) * spec.model.context * _message_numbers(spec, 1)
+
+
+def _message_numbers(spec: RunSpec, tokens: int) -> int:
+    """Bytes of as many tokens' numbers at a boundary, unrounded."""
+    return tokens * spec.boundary_width * (8 if spec.compute.dtype == "float64" else 4)
+
+
+def codec_state(spec: RunSpec, windows: int | None = None) -> tuple[int, int]:
+    """Bytes that codecs remember at a stage's end towards the previous stage, and towards the next."""
+    forward, backward = parse_codec(spec.wire.forward).feedback, parse_codec(spec.wire.backward).feedback
+    message = _message_numbers(spec, spec.batch.size // spec.batch.microbatches * spec.model.context)
+    cache = cached_bytes(spec, windows)
+    both = (forward == "ef21") + (backward == "ef21")  # a mirror at both ends; an error where it was made
+    return cache + message * (both + (backward == "ef")), cache + message * (both + (forward == "ef"))
 
 
 def id_bytes(spec: RunSpec) -> int:
@@ -190,8 +208,10 @@ class StageMemory:
     More layers, or more stages behind it, never make a stage smaller.
     """
 
-    def __init__(self, spec: RunSpec):
+    def __init__(self, spec: RunSpec, windows: int | None = None):
+        """`windows`: how many samples the data has, where that is known."""
         self.spec, self.layers = spec, spec.model.layers
+        self._towards_previous, self._towards_next = codec_state(spec, windows)
         b, m, form = _Block.of(spec), spec.model, spec.subspace.form
         assert m.head_dim is not None
         number = {"float32": 4, "float64": 8}[spec.compute.dtype]
@@ -204,6 +224,13 @@ class StageMemory:
         self._layer_saved = tokens * _saved(spec) * number
         # Once a stage: message in, its gradient, message out, the stream, rotary angles; token ids and targets.
         self._ends_saved = tokens * ((3 * spec.boundary_width + m.width + m.head_dim) * number + 16)
+        if parse_codec(spec.wire.backward).masked:  # the positions of a microbatch's activations, at both ends
+            share = parse_codec(spec.wire.forward).share
+            windows_of_it = spec.batch.size // spec.batch.microbatches
+            self._ends_saved += 2 * 8 * windows_of_it * topk_kept(share, m.context * spec.boundary_width)
+        remembers = {parse_codec(text).feedback for text in (spec.wire.forward, spec.wire.backward)} - {""}
+        step = spec.batch.microbatches if "aqsgd" in remembers else len(remembers)
+        self._learnt = step * _message_numbers(spec, tokens)
 
         # The optimizer takes one parameter at a time and makes up to six tensors of its size; of a constrained one,
         # six of its coordinates and the update they are multiplied out to.
@@ -225,13 +252,16 @@ class StageMemory:
         held = self.in_flight(first_layer, end_layer, stages_after)
         backward = self._layer_saved + largest(*self._gradient) + (self._logits if last else 0)
         # No microbatch is in flight while the optimizer steps: the two never need their memory at one time.
-        working = max(held + backward, largest(*self._stepping))
+        # What codecs learn in a step lies beside what they knew until it is applied; of a cache, a step's samples.
+        learnt = self._learnt * ((not first) + (not last))
+        working = max(held + backward + learnt, largest(*self._stepping))
         return self.kept(first_layer, end_layer) + working + (self._covariance if last else 0)
 
     def kept(self, first_layer: int, end_layer: int) -> int:
-        """All the time: weights, their gradients, optimizer state; T_fixed and U."""
+        """All the time: weights, their gradients, optimizer state; T_fixed and U; what codecs remember."""
         begin, end = first_layer + (first_layer > 0), end_layer + 1 + (end_layer == self.layers)  # embed, …, head
-        return self._units_before[end] - self._units_before[begin] + self._shared
+        remembered = (first_layer > 0) * self._towards_previous + (end_layer < self.layers) * self._towards_next
+        return self._units_before[end] - self._units_before[begin] + self._shared + remembered
 
     def in_flight(self, first_layer: int, end_layer: int, stages_after: int) -> int:
         """What autograd saves of the microbatches that wait for their backward, and the messages of each."""

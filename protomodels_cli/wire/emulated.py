@@ -76,12 +76,11 @@ class Connection:
     async def over(self, stream: Stream, seed: int) -> AsyncIterator[Stream]:
         """The stream as it would be over this connection. `seed` is for jitter and loss."""
         slow = _Slowed(self, stream, seed)
-        delivering = asyncio.create_task(slow.deliver())
         try:
             yield slow
         finally:
-            delivering.cancel()
-            await asyncio.gather(delivering, return_exceptions=True)
+            slow.delivering.cancel()
+            await asyncio.gather(slow.delivering, return_exceptions=True)
 
 
 class _Slowed:
@@ -92,9 +91,12 @@ class _Slowed:
         self._on_the_way: asyncio.Queue[tuple[float, pb.Frame]] = asyncio.Queue()
         self._frames, self._due = 0, 0.0
         self._now = asyncio.get_running_loop().time
+        self.delivering = asyncio.create_task(self._deliver())
 
     async def write(self, frame: pb.Frame) -> None:
         """Returns when nearly all of it has left."""
+        if self.delivering.done():
+            self.delivering.result()  # raises what broke the stream
         ready, left, finish = self._now(), float(wire_bytes(frame.ByteSize())), 0.0
         while left > 0:
             part = min(left, self._turn)
@@ -112,7 +114,7 @@ class _Slowed:
             await self._until(self._connection.down.arrive(now, wire_bytes(size)))
         return frame
 
-    async def deliver(self) -> None:
+    async def _deliver(self) -> None:
         while True:
             due, frame = await self._on_the_way.get()
             await self._until(due)

@@ -35,7 +35,6 @@ class End:
         self._memories = {"forward": Memory(), "backward": Memory()}
         self._remembers_samples = forward.feedback == "aqsgd"
         seen = self._seen if backward.masked else None
-        self._masked = backward.masked
         self.zstd: dict[Leg, bool] = {"forward": forward.zstd, "backward": backward.zstd, "evaluation": forward.zstd}
         self._codecs: dict[Leg, Codec] = {
             "forward": _with_feedback(forward, base_codec(forward, spec.seed, seen), self._memories["forward"]),
@@ -54,7 +53,7 @@ class End:
 
     def encode(self, message: Tensor, slot: Slot) -> list[Tensor] | None:
         """What travels; None is poison."""
-        if not _finite(message) or self._lacks_positions(slot):
+        if not _finite(message):
             return None
         parts = self._codecs[slot.place.leg].encode(message, slot)
         self._forget_positions(slot)
@@ -75,17 +74,13 @@ class End:
         if payload is None:
             return self.decode(None, slot, device)
         leg = slot.place.leg
-        if self._lacks_positions(slot):
-            raise BadMessage("a gradient at positions that were never sent")
         parts = from_bytes(payload, self._codecs[leg].layout(slot), self.zstd[leg])
+        if not all(_finite(p) for p in parts if p.is_floating_point()):
+            raise BadMessage("a payload whose numbers are not finite")
         message = self.decode([p.to(device) for p in parts], slot, device)
         if not _finite(message):
-            raise BadMessage("a payload whose numbers are not finite")
+            raise BadMessage("a payload whose numbers become too large")
         return message
-
-    def _lacks_positions(self, slot: Slot) -> bool:
-        """The activations were poison, so nobody has their positions."""
-        return self._masked and slot.place.leg == "backward" and slot.place.microbatch not in self._seen
 
     def _forget_positions(self, slot: Slot) -> None:
         if slot.place.leg == "backward":

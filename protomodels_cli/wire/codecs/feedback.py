@@ -40,8 +40,8 @@ class Memory:
 
 
 def _sum(a: Tensor, b: Tensor | None) -> Tensor:
-    """Of two finite tensors, finite."""
-    return a if b is None else (a + b).clamp(-LARGEST, LARGEST)
+    """Of two finite tensors, finite; a memory that was restored may be on another device."""
+    return a if b is None else (a + b.to(a.device)).clamp(-LARGEST, LARGEST)
 
 
 class EF:

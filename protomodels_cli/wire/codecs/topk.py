@@ -10,6 +10,7 @@ from torch import Tensor
 
 from protomodels_cli.spec.sizes import topk_kept, topk_marks
 from protomodels_cli.wire.codecs.base import Layout, Slot, narrowed
+from protomodels_cli.wire.frames import BadMessage
 
 Seen = dict[int, Tensor]  # a microbatch's positions, between its forward and its backward
 
@@ -58,7 +59,10 @@ class MaskedTopK:
         return [(tuple(self._positions(slot).shape), torch.bfloat16)]
 
     def _positions(self, slot: Slot) -> Tensor:
-        return self.seen[slot.place.microbatch]
+        positions = self.seen.get(slot.place.microbatch)
+        if positions is None or positions.shape[0] != slot.shape[0]:
+            raise BadMessage("a gradient at positions that were never sent")
+        return positions
 
 
 def _spread(values: Tensor, positions: Tensor, slot: Slot) -> Tensor:
@@ -78,14 +82,18 @@ def _marked(positions: Tensor, numbers: int) -> Tensor:
 
 
 def _positions(marks: Tensor, kept: int, numbers: int) -> Tensor:
-    """Marks that cannot be are a stranger's: positions then fall where they may, but inside the message."""
+    """In rising order. Refuses marks that no sender makes: they come from outside."""
     rows = marks.shape[0]
     if marks.shape[1] == -(-numbers // 8):
-        bits = (marks.unsqueeze(-1) >> _bits(marks.device) & 1).view(rows, -1)[:, :numbers]
-        return bits.to(torch.int8).topk(kept, dim=1).indices.sort(dim=1).values
+        bits = (marks.unsqueeze(-1) >> _bits(marks.device) & 1).view(rows, -1)
+        if not bool((bits.sum(1) == kept).all()) or bool(bits[:, numbers:].any()):
+            raise BadMessage(f"positions that are not {kept} of {numbers}")
+        return bits.nonzero()[:, 1].view(rows, kept)
     places = marks.view(rows, kept, -1).long()
-    shifts = 8 * torch.arange(places.shape[2], device=marks.device)
-    return (places << shifts).sum(-1).clamp(max=numbers - 1)
+    positions = (places << 8 * torch.arange(places.shape[2], device=marks.device)).sum(-1)
+    if not bool((positions.diff(dim=1) > 0).all()) or not bool((positions < numbers).all()):
+        raise BadMessage(f"positions that are not {kept} of {numbers}")
+    return positions
 
 
 def _bits(device: torch.device) -> Tensor:
