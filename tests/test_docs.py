@@ -97,7 +97,7 @@ LAB_KEYS = {
 SHORT = {
     "grassmann": ["--updates", "6", "--interval", "3"],
     "frontier": ["--steps", "6", "--seeds", "1", "--rounds", "0", "--only", "k=8 int8 muon"],
-    "bandwidth": ["--steps", "9", "--speed", "50gflops"],
+    "bandwidth": ["--steps", "3", "--speed", "50gflops"],
 }
 
 

@@ -118,7 +118,8 @@ def test_a_real_run_over_a_slow_link_takes_the_time_that_was_predicted(pool):
     """Bandwidth holds it up, so what else this machine does matters little."""
     link = parse_link("2mbit,20ms")
     spec = wan_spec(steps=4, subspace={"form": "dense"}, wire={"forward": "bf16", "link": link.model_dump()})
-    led, _ = pool.run(spec, 4)
+    led, peers = pool.run(spec, 4)
+    assert all("emulates a slow connection" in " ".join(p["said"]) for p in peers)
     rows = [json.loads(line) for line in (led["run_dir"] / "metrics.jsonl").read_text().splitlines()]
     measured = statistics.median(r["seconds"] for r in rows if r["event"] == "step")
     predicted = forecast(spec, link, 1e10, control=0.0)

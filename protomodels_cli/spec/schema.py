@@ -221,6 +221,10 @@ class LinkSpec(Section):
         return self != LinkSpec()
 
     @property
+    def in_words(self) -> str:
+        return f"{self.bandwidth or 'any bandwidth'}, {self.latency} ± {self.jitter}, {100 * self.loss:g} % lost"
+
+    @property
     def bits_per_second(self) -> float:
         return math.inf if self.bandwidth is None else bits_per_second(self.bandwidth)
 

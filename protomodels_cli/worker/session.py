@@ -76,6 +76,8 @@ class Session:
 
     async def run(self, register: pb.Register) -> int:
         """Take part until the coordinator dismisses us. Returns the exit code."""
+        if self._connection is not None:
+            self.say(f"the run emulates a slow connection for every peer (wire.link): {self.spec.wire.link.in_words}")
         self._engine.start()
         self._listen_for_ctrl_c()
         self._say_to_coordinator(register=register)
