@@ -56,9 +56,8 @@ def name_of(row: dict[str, Any]) -> str:
 def plot(found: dict[str, Any], path: Path) -> None:
     rows = found["rows"] + [{**r, "k": None, "form": "torch"} for r in found["torch_pipelining"]]
     links, names = list(dict.fromkeys(r["link"] for r in rows)), list(dict.fromkeys(name_of(r) for r in rows))
-    fig, (ax, _) = figure(1, 2, "Speed over a slow link, 4 stages")
-    fig.delaxes(_)
-    ax.set_position([0.08, 0.12, 0.6, 0.76])
+    fig, [ax] = figure(1, 1, f"Speed over a slow link, {found['setting']['stages']} stages")
+    fig.set_size_inches(9, 4)
     width = 0.8 / len(names)
     for n, name in enumerate(names):
         found_rows = {r["link"]: r for r in rows if name_of(r) == name}

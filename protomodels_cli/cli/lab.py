@@ -97,7 +97,7 @@ def bandwidth(
         str | None, typer.Option(help="Of each peer, as 20gflops or 5tflops. Default: this device's, measured.")
     ] = None,
     target: Annotated[
-        float | None, typer.Option(help="The loss to reach. Default: dense bf16's after two thirds of its steps.")
+        float | None, typer.Option(help="The loss to reach. Default: dense bf16's after half of its steps.")
     ] = None,
     keep: Annotated[Path | None, typer.Option(help="Add finished runs to this file, and do not repeat them.")] = None,
     device: Device = "cpu",

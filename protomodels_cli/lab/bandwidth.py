@@ -26,7 +26,7 @@ LATENCIES = (5, 25, 100)  # ms
 SHARES = (4, 8, 16, 32, 100)  # k = d / share
 MICROBATCHES = 8
 
-CPU = replace(SCALES["cpu"], width=200, context=64, vocabulary=1024, text=4_000_000, steps=300, lr=4e-3)
+CPU = replace(SCALES["cpu"], width=200, context=64, text=4_000_000, steps=300, lr=8e-3, epochs=1)
 
 
 def recipes(scale: Scale) -> list[Recipe]:
@@ -55,7 +55,7 @@ def run(
     spec = specs["dense bf16"]
     flops = speed or measure_flops(spec, torch.device(device), seconds=1.0)
     dense = curves["dense bf16"]
-    wanted = target if target is not None else dense[len(dense) * 2 // 3]["loss"]
+    wanted = target if target is not None else dense[len(dense) // 2]["loss"]
     rows = [
         _row(name, specs[name], mbit, ms, flops, curves[name], wanted)
         for name in curves
@@ -192,7 +192,7 @@ def plot(result: Result, path: Path) -> None:
         reached = [r for r in rows if r["seconds_to_target"] is not None]
         right.plot([r["mbit"] for r in reached], [r["seconds_to_target"] for r in reached], **style)
     for ax, label in ((left, "tokens/s"), (right, f"seconds to loss {result['setting']['target_loss']:.3f}")):
-        ax.set(xscale="log", yscale="log", xlabel="Mbit/s of every peer", ylabel=label)
+        ax.set(xscale="log", xlabel="Mbit/s of every peer", ylabel=label, ylim=(0, None))
         ax.set_xticks(BANDWIDTHS, [str(b) for b in BANDWIDTHS])
         ax.minorticks_off()
     left.legend(frameon=False, fontsize=7)

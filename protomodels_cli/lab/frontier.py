@@ -16,7 +16,7 @@ from typing import Any
 from protomodels_cli.errors import OptionError
 from protomodels_cli.lab.frontier_plot import plot
 from protomodels_cli.lab.frontier_report import LINKS, MODEL, link_seconds, report, time_to_loss
-from protomodels_cli.lab.frontier_runs import EPOCHS, Bench, Recipe, Run, Scale, scaled
+from protomodels_cli.lab.frontier_runs import Bench, Recipe, Run, Scale, scaled
 from protomodels_cli.lab.results import Result, say
 from protomodels_cli.spec.sizes import cached_bytes
 
@@ -124,7 +124,7 @@ def too_large(scale: Scale, device: str) -> dict[str, str]:
     """Codecs that this scale has no room for, and why."""
     codec = ("int4+aqsgd", "int8")
     spec = Run(scale, replace(families(scale)[0], forward=codec[0], backward=codec[1]), 0, device).spec()
-    each_end = cached_bytes(spec, scale.steps * scale.batch // EPOCHS)
+    each_end = cached_bytes(spec, scale.steps * scale.batch // scale.epochs)
     total = 2 * (scale.layers - 1) * each_end
     if total <= CACHE_LIMIT:
         return {}

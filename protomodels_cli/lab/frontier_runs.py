@@ -60,6 +60,7 @@ class Scale:
     seeds: int
     workers: int
     lr: float  # where tuning starts
+    epochs: int = EPOCHS
 
     @property
     def tokens_per_step(self) -> int:
@@ -67,8 +68,8 @@ class Scale:
 
     @property
     def train_tokens(self) -> int:
-        """So little text that it is read EPOCHS times."""
-        return self.steps * self.batch // EPOCHS * self.context + 1
+        """So little text that it is read `epochs` times."""
+        return self.steps * self.batch // self.epochs * self.context + 1
 
 
 SCALES = {
