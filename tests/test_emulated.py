@@ -43,6 +43,28 @@ def test_loss_slows_a_stream_as_it_does_tcp():
     assert reno_rate(parse_link("80mbit,25ms,0ms,0.01")) == pytest.approx(2.84e6, rel=0.01)
 
 
+class OwnTime(asyncio.SelectorEventLoop):
+    """A loop whose clock jumps to the next thing due: seconds pass at once, and a busy machine changes nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._now, look = 0.0, self._selector.select
+
+        def jump(timeout: float | None) -> list:
+            self._now += timeout or 0.0
+            return look(0)
+
+        self._selector.select = jump
+
+    def time(self) -> float:
+        return self._now
+
+
+def in_own_time(work):
+    with asyncio.Runner(loop_factory=OwnTime) as runner:
+        return runner.run(work)
+
+
 class Pipe:
     """A stream to nowhere: what is written can be looked at, with its time."""
 
@@ -74,22 +96,22 @@ def over(link: str, streams: int, frames: int, size: int) -> list[list[tuple[flo
         await asyncio.gather(*(send(pipe, seed) for seed, pipe in enumerate(pipes)))
         return [[(when - began, step) for when, step in pipe.came] for pipe in pipes]
 
-    return asyncio.run(run())
+    return in_own_time(run())
 
 
 def test_rate_and_latency_are_kept():
     [came] = over("8mbit,100ms", 1, 10, 50_000)
     assert [step for _, step in came] == list(range(10))
     each = wire_bytes(50_010) / 1e6
-    assert came[0][0] == pytest.approx(each + 0.1, abs=0.03)
-    assert came[-1][0] == pytest.approx(10 * each + 0.1, rel=0.08)
+    assert [when for when, _ in came] == pytest.approx([n * each + 0.1 for n in range(1, 11)], abs=1e-3)
 
 
 def test_two_streams_share_one_uplink_fairly():
     came = over("8mbit,0ms", 2, 5, 50_000)
     each = wire_bytes(50_010) / 1e6
-    for stream in came:
-        assert stream[-1][0] == pytest.approx(10 * each, rel=0.15)
+    ends = sorted(stream[-1][0] for stream in came)
+    assert ends[1] == pytest.approx(10 * each, abs=1e-3)
+    assert ends[0] > 8 * each, "neither waits for all of the other's"
 
 
 def test_a_broken_stream_breaks_the_next_write():
@@ -104,10 +126,10 @@ def test_a_broken_stream_breaks_the_next_write():
             await slow.write(pb.Frame())
 
     with pytest.raises(ConnectionResetError, match="gone"):
-        asyncio.run(run())
+        in_own_time(run())
 
 
 def test_jitter_keeps_the_order():
     [came] = over("none,20ms,20ms", 1, 50, 10)
     assert [step for _, step in came] == list(range(50))
-    assert came[-1][0] < 0.3
+    assert 0.02 < came[-1][0] < 0.041

@@ -97,7 +97,7 @@ def test_memory_and_cache_are_those_of_the_code():
     spec = make_spec(steps=60, stages=3, data=few, wire={"forward": "int4+aqsgd", "backward": "int8"})
     windows = Batches(corpus_of(spec).train, spec).windows
     found = forecast(spec, LinkSpec(), 1e9, windows=windows).stages
-    sample = spec.model.context * spec.boundary_width * 4
+    sample = spec.model.context * spec.boundary_width * 4 + 16
     assert [s.cache for s in found] == [windows * sample, 2 * windows * sample, windows * sample]
     memory = StageMemory(spec, windows)
     assert [s.memory for s in found] == [memory.total(0, 2, 2), memory.total(2, 3, 1), memory.total(3, 4, 0)]

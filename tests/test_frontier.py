@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from protomodels_cli.lab import frontier, frontier_runs
+from protomodels_cli.lab import frontier
 from protomodels_cli.lab.frontier_report import contenders, grouped, inference, link_seconds, steps_to, time_to_loss
-from protomodels_cli.lab.frontier_runs import SCALES, Bench, Recipe, Run, corpus_of, train
 from protomodels_cli.lab.results import write_json
+from protomodels_cli.lab.runs import SCALES, Bench, Recipe, Run, corpus_of, train
 from protomodels_cli.model.reference import Reference
 from protomodels_cli.wire.codecs import Carrier
 
@@ -117,7 +117,7 @@ def test_finished_runs_are_kept_and_not_repeated(result, kept, monkeypatch):
     def refuse(run: Run) -> None:
         raise AssertionError(f"trained again: {run.recipe.name}")
 
-    monkeypatch.setattr(frontier_runs, "train", refuse)
+    monkeypatch.setattr("protomodels_cli.lab.runs.train", refuse)
     again = frontier.run(TINY, only=["k=4 int8 muon"], kept=kept)
     assert again["rows"] == result["rows"]
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 from protomodels_cli.bench import hosts as hosts_module
 from protomodels_cli.bench import wanlab
@@ -319,6 +320,18 @@ def test_jitter_keeps_order_and_loss_is_a_share() -> None:
     burst = [due for _, due in sorted((number, due) for due, number, *_ in router.heap) if due > 100]
     assert burst == sorted(burst)
     assert len(set(burst)) > 1
+
+
+@needs_root
+def test_a_whole_run_across_hosts(tmp_path, capfd):
+    spec = small(steps=2, stages=2, model={"layers": 2, "width": 32, "context": 16}, batch={"size": 4})
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(spec.model_dump(mode="json")))
+    arguments = ["--link", "80mbit,5ms", "--run", str(tmp_path / "run.yaml"), "--run-dir", str(tmp_path / "run")]
+    assert wanlab.main(["--hosts", "3", *arguments]) == 0
+    said = capfd.readouterr().out
+    assert "198.18.0.1" in said, "the coordinator speaks, and its link leads to a host"
+    assert (tmp_path / "run" / "summary.json").exists()
+    assert wanlab.main(["--hosts", "4", *arguments]) == EXIT_SPEC
 
 
 @needs_root

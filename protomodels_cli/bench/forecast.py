@@ -177,7 +177,7 @@ class Choice:
         return self.forecast.step_seconds <= SLACK * self.forecast.compute_seconds + 1e-9
 
 
-def choices(spec: RunSpec, link: LinkSpec, speed: float, cores: float = math.inf) -> list[Choice]:
+def choices(spec: RunSpec, link: LinkSpec, speed: float) -> list[Choice]:
     width = spec.model.width
     ways = [("dense", width, "bf16"), ("dense", width, "int8")]
     ways += [("reparam", max(1, width // share), "int8") for share in (2, 4, 8, 16, 32, 64, 100)]
@@ -188,7 +188,7 @@ def choices(spec: RunSpec, link: LinkSpec, speed: float, cores: float = math.inf
         data["wire"] |= {"forward": codec, "backward": codec}
         if data["optimizer"]["name"] == "row_adamw":
             data["optimizer"]["name"] = "adamw"
-        found.append(Choice(form, k, codec, forecast(spec_from(data), link, speed, cores)))
+        found.append(Choice(form, k, codec, forecast(spec_from(data), link, speed)))
     return found
 
 

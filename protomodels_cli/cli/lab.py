@@ -15,6 +15,9 @@ Device = Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")]
 JsonFile = Annotated[Path | None, typer.Option("--json", help="Write all numbers here.")]
 PlotFile = Annotated[Path | None, typer.Option("--plot", help="Draw a picture here (.png, .svg or .pdf).")]
 
+KeepFile = Annotated[Path | None, typer.Option(help="Add finished runs to this file, and do not repeat them.")]
+ScaleSteps = Annotated[int | None, typer.Option("--steps", min=1, help="Training steps of a run. Default: by scale.")]
+
 
 @app.command()
 def reconstruct(
@@ -68,13 +71,13 @@ def grassmann(
 def frontier(
     scale: Annotated[str, typer.Option(help="cpu: minutes on two cores. gpu: a larger model, hours.")] = "cpu",
     seeds: Annotated[int | None, typer.Option(min=1, help="Seeds of each row. Default: by scale.")] = None,
-    steps: Annotated[int | None, typer.Option(min=1, help="Training steps of a run. Default: by scale.")] = None,
+    steps: ScaleSteps = None,
     only: Annotated[
         list[str] | None, typer.Option(help="Only rows with this in `form k=K codec optimizer`, and dense. Repeatable.")
     ] = None,
     workers: Annotated[int | None, typer.Option(min=1, help="Runs at a time. Default: by scale.")] = None,
     rounds: Annotated[int, typer.Option(min=0, help="Rounds of tuning, at most.")] = 5,
-    keep: Annotated[Path | None, typer.Option(help="Add finished runs to this file, and do not repeat them.")] = None,
+    keep: KeepFile = None,
     device: Device = "cpu",
     json: JsonFile = None,
     plot: PlotFile = None,
@@ -91,7 +94,7 @@ def frontier(
 @app.command()
 def bandwidth(
     scale: Annotated[str, typer.Option(help="cpu: minutes on two cores. gpu: a larger model.")] = "cpu",
-    steps: Annotated[int | None, typer.Option(min=1, help="Training steps of a run. Default: by scale.")] = None,
+    steps: ScaleSteps = None,
     seed: Seed = 0,
     speed: Annotated[
         str | None, typer.Option(help="Of each peer, as 20gflops or 5tflops. Default: this device's, measured.")
@@ -99,7 +102,7 @@ def bandwidth(
     target: Annotated[
         float | None, typer.Option(help="The loss to reach. Default: dense bf16's after half of its steps.")
     ] = None,
-    keep: Annotated[Path | None, typer.Option(help="Add finished runs to this file, and do not repeat them.")] = None,
+    keep: KeepFile = None,
     device: Device = "cpu",
     json: JsonFile = None,
     plot: PlotFile = None,
@@ -115,7 +118,7 @@ def bandwidth(
 
 def _check_scale(scale: str) -> None:
     from protomodels_cli.errors import OptionError
-    from protomodels_cli.lab.frontier_runs import SCALES
+    from protomodels_cli.lab.runs import SCALES
 
     if scale not in SCALES:
         raise OptionError(f"--scale {scale}: there is no such scale", f"use {' or '.join(SCALES)}")

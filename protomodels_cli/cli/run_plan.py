@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import asdict
 from pathlib import Path
 
@@ -95,7 +94,7 @@ def _show(
     table = Table("stage", "layers", "memory", "computes", "its line carries", box=None, pad_edge=False)
     for i, stage in enumerate(f.stages):
         cache = f" (AQ-SGD cache: {size(stage.cache)})" if stage.cache else ""
-        line = "–" if math.isinf(stage.line) or not stage.line else f"{stage.line:.3g} s a step"
+        line = f"{stage.line:.3g} s a step" if stage.line else "–"
         memory = f"{size(stage.memory)}{cache}"
         table.add_row(str(i), str(stage.layers), memory, f"{stage.compute:.3g} s a step", line)
     console.print(table)

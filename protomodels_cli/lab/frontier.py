@@ -16,8 +16,8 @@ from typing import Any
 from protomodels_cli.errors import OptionError
 from protomodels_cli.lab.frontier_plot import plot
 from protomodels_cli.lab.frontier_report import LINKS, MODEL, link_seconds, report, time_to_loss
-from protomodels_cli.lab.frontier_runs import Bench, Recipe, Run, Scale, scaled
 from protomodels_cli.lab.results import Result, say
+from protomodels_cli.lab.runs import Bench, Recipe, Run, Scale, scaled
 from protomodels_cli.spec.sizes import cached_bytes
 
 __all__ = ["plot", "report", "run", "time_to_loss"]

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from protomodels_cli.lab.frontier_report import contenders, group_key, grouped, shown_target
-from protomodels_cli.lab.results import Result, figure, save_figure
+from protomodels_cli.lab.results import Result
+from protomodels_cli.observe.pictures import figure, save_figure
 
 COLOURS = {"dense": "#2a6f97", "reparam": "#e07a5f", "constrained": "#81b29a"}
 MARKERS = {"muon": "o", "adamw": "s", "row_adamw": "s"}

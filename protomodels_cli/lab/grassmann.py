@@ -13,9 +13,10 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from protomodels_cli.lab.results import Result, figure, save_figure, say
+from protomodels_cli.lab.results import Result, say
 from protomodels_cli.lab.small import small_reference
 from protomodels_cli.model.basis import principal_angles
+from protomodels_cli.observe.pictures import figure, save_figure
 from protomodels_cli.spec.schema import OptimizerSpec, UpdateSpec
 
 CONTRAST = (("muon", 0.25), ("muon", 1.0), ("adamw", 0.5), ("adamw", 1.0))  # to hold the spec's defaults against

@@ -15,10 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from protomodels_cli.lab.results import Result, figure, save_figure, say
+from protomodels_cli.lab.results import Result, say
 from protomodels_cli.lab.small import small_reference
 from protomodels_cli.lab.vision import Cnn, Mixer, Vit, digits
 from protomodels_cli.model.snapshot import weights
+from protomodels_cli.observe.pictures import figure, save_figure
 
 POINTS = 16
 WRITERS = ("o", "down", "token_down")  # matrices that write to a residual stream

@@ -8,9 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from protomodels_cli.observe.metrics import strict
-from protomodels_cli.observe.pictures import figure, save_figure
-
-__all__ = ["Result", "figure", "save_figure", "say", "write_json"]
 
 Result = dict[str, Any]
 

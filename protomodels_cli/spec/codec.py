@@ -19,7 +19,7 @@ class CodecError(ValueError):
 
 
 @dataclass(frozen=True)
-class Codec:
+class CodecChoice:
     base: str
     share: float = 0.0  # topk: of a sample's numbers, those that are sent
     rank: int = 0  # lowrank
@@ -32,7 +32,7 @@ class Codec:
         return self.base == "topk" and not self.share
 
 
-def parse_codec(text: str) -> Codec:
+def parse_codec(text: str) -> CodecChoice:
     head, *wrappers = text.split("+")
     base, _, parameter = head.partition(":")
     if base not in BASES:
@@ -56,7 +56,7 @@ def parse_codec(text: str) -> Codec:
         rank = int(value)
     elif parameter:
         raise CodecError(f"{base} takes no number", f"write {base}")
-    return Codec(base, share, rank, feedback, zstd)
+    return CodecChoice(base, share, rank, feedback, zstd)
 
 
 def _number(text: str, rule: str, example: str) -> float:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from itertools import accumulate
 from typing import NamedTuple
 
-from protomodels_cli.spec.codec import Codec, parse_codec
+from protomodels_cli.spec.codec import CodecChoice, parse_codec
 from protomodels_cli.spec.cut import layers_per_stage
 from protomodels_cli.spec.schema import RunSpec
+
+NAME_BYTES = 16  # of a sample that AQ-SGD remembers
 
 
 class _Block(NamedTuple):
@@ -127,7 +129,7 @@ def boundary_bytes(spec: RunSpec) -> dict[str, float]:
     }
 
 
-def message_bytes(spec: RunSpec, codec: Codec, mask_of: Codec | None = None) -> int:
+def message_bytes(spec: RunSpec, codec: CodecChoice, mask_of: CodecChoice | None = None) -> int:
     """Bytes of a microbatch's numbers: values, scales and indices."""
     windows, context, width = spec.batch.size // spec.batch.microbatches, spec.model.context, spec.boundary_width
     tokens = windows * context
@@ -172,7 +174,8 @@ def cached_bytes(spec: RunSpec, windows: int | None = None) -> int:
     if windows is None and spec.data.max_bytes is not None:
         windows = spec.data.max_bytes // spec.model.context
     seen = spec.steps * spec.batch.size
-    return (seen if windows is None else min(windows, seen)) * spec.model.context * _message_numbers(spec, 1)
+    each = _message_numbers(spec, spec.model.context) + NAME_BYTES
+    return (seen if windows is None else min(windows, seen)) * each
 
 
 def _message_numbers(spec: RunSpec, tokens: int) -> int:

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from protomodels_cli.model.stage import Leg, Place
-from protomodels_cli.spec import codec as written
+from protomodels_cli.spec.codec import CodecChoice, parse_codec
 from protomodels_cli.spec.cut import layers_per_stage
 from protomodels_cli.spec.schema import RunSpec
+from protomodels_cli.spec.sizes import NAME_BYTES
 from protomodels_cli.wire.codecs.base import Codec, Slot
 from protomodels_cli.wire.codecs.feedback import AQSGD, EF, EF21, Memory
 from protomodels_cli.wire.codecs.lowrank import LowRank
@@ -30,7 +31,7 @@ LEGS: tuple[Leg, ...] = ("forward", "backward", "evaluation")
 
 class End:
     def __init__(self, spec: RunSpec):
-        forward, backward = (written.parse_codec(text) for text in (spec.wire.forward, spec.wire.backward))
+        forward, backward = (parse_codec(text) for text in (spec.wire.forward, spec.wire.backward))
         self._seen: Seen = {}
         self._memories = {"forward": Memory(), "backward": Memory()}
         self._remembers_samples = forward.feedback == "aqsgd"
@@ -100,16 +101,29 @@ class End:
             memory.reset()
 
     def state(self) -> dict[str, Tensor]:
-        return {f"{leg}/{name}": t for leg, memory in self._memories.items() for name, t in memory.kept.items()}
+        """A few tensors, however many samples are remembered: theirs are one, in the order of their names."""
+        found: dict[str, Tensor] = {}
+        for leg, memory in self._memories.items():
+            kept = memory.kept
+            if self._remembers_samples and leg == "forward" and kept:
+                names = sorted(kept)
+                raw = np.frombuffer(bytes.fromhex("".join(names)), np.uint8).reshape(len(names), NAME_BYTES)
+                kept = {"samples": torch.from_numpy(raw.copy()), "last": torch.stack([kept[n] for n in names])}
+            found |= {f"{leg}/{name}": tensor for name, tensor in kept.items()}
+        return found
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         self.reset()
         for key, tensor in state.items():
             leg, _, name = key.partition("/")
-            self._memories[leg].kept[name] = tensor
+            if name == "last":
+                names = [row.numpy().tobytes().hex() for row in state[f"{leg}/samples"]]
+                self._memories[leg].kept |= dict(zip(names, tensor, strict=True))
+            elif name != "samples":
+                self._memories[leg].kept[name] = tensor
 
 
-def base_codec(choice: written.Codec, seed: int, seen: Seen | None) -> Codec:
+def base_codec(choice: CodecChoice, seed: int, seen: Seen | None) -> Codec:
     match choice.base:
         case "fp32":
             return Plain()
@@ -126,7 +140,7 @@ def base_codec(choice: written.Codec, seed: int, seen: Seen | None) -> Codec:
             return LowRank(choice.rank, seed)
 
 
-def _with_feedback(choice: written.Codec, codec: Codec, memory: Memory) -> Codec:
+def _with_feedback(choice: CodecChoice, codec: Codec, memory: Memory) -> Codec:
     match choice.feedback:
         case "ef":
             return EF(codec, memory)
@@ -139,7 +153,7 @@ def _with_feedback(choice: written.Codec, codec: Codec, memory: Memory) -> Codec
 
 
 def _name(window: np.ndarray) -> str:
-    return hashlib.blake2b(window.tobytes(), digest_size=16).hexdigest()
+    return hashlib.blake2b(window.tobytes(), digest_size=NAME_BYTES).hexdigest()
 
 
 def _finite(message: Tensor) -> bool:

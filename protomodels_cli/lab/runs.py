@@ -1,4 +1,4 @@
-"""The runs of the frontier experiment: what one is, how it is trained and measured, and how many go side by side.
+"""The runs that experiments compare: what one is, how it is trained and measured, and how many go side by side.
 
 Nothing here knows which runs are compared with which.
 """
