@@ -24,8 +24,11 @@ class Process:
     """One reusable process."""
 
     def __init__(self, log: Path):
-        path = os.pathsep.join([str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
         self._log = log.open("w")
+        self._open()
+
+    def _open(self) -> None:
+        path = os.pathsep.join([str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
         self._process = subprocess.Popen(
             [sys.executable, str(Path(__file__))],
             stdin=subprocess.PIPE,
@@ -34,21 +37,31 @@ class Process:
             text=True,
             env={**os.environ, "PYTHONPATH": path},
         )
+        self._busy = False
 
     def start(self, **job: Any) -> None:
+        """Begin a job. One that a failed test left unfinished is ended with its process."""
+        if self._busy:
+            self._kill()
+            self._open()
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(job) + "\n")
         self._process.stdin.flush()
+        self._busy = True
 
     def result(self) -> dict[str, Any]:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         assert line, f"the process died: {Path(self._log.name).read_text()[-2000:]}"
+        self._busy = False
         return json.loads(line)
 
-    def close(self) -> None:
+    def _kill(self) -> None:
         self._process.kill()
         self._process.wait()
+
+    def close(self) -> None:
+        self._kill()
         self._log.close()
 
 

@@ -15,6 +15,7 @@ from pool import Pool, Process
 from rich.console import Console
 from test_pipeline import reference_of
 
+from protomodels_cli import PROTOCOL
 from protomodels_cli.observe.view import peer_table, picture
 from protomodels_cli.wire.link import JoinLink, fetch_authority
 from protomodels_cli.wire.operator import coordinator_channel
@@ -89,7 +90,7 @@ def test_the_coordinator_checks_the_spec_hash_too_and_strangers_get_nothing(pool
         async with coordinator_channel(link, await fetch_authority(link)) as channel:
             stub = rpc.PeeringStub(channel)
             key = public_key_of(new_key())
-            reply = await stub.Enrol(pb.EnrolRequest(token=link.token, protocol=1, public_key_pem=key))
+            reply = await stub.Enrol(pb.EnrolRequest(token=link.token, protocol=PROTOCOL, public_key_pem=key))
 
             async def register(**fields: str):
                 yield pb.PeerMessage(register=pb.Register(**fields))
@@ -105,7 +106,7 @@ def test_the_coordinator_checks_the_spec_hash_too_and_strangers_get_nothing(pool
                         pass
                 errors.append(caught.value)
             with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await stub.Enrol(pb.EnrolRequest(token=link.token, protocol=1, public_key_pem=b"junk"))
+                await stub.Enrol(pb.EnrolRequest(token=link.token, protocol=PROTOCOL, public_key_pem=b"junk"))
             errors.append(caught.value)
             unasked = pb.UploadHeader(kind=pb.UploadHeader.BASIS, generation=1, step=1, size=1 << 29, moved=True)
 
@@ -114,7 +115,7 @@ def test_the_coordinator_checks_the_spec_hash_too_and_strangers_get_nothing(pool
                 while True:
                     yield pb.UploadChunk(data=bytes(1 << 20))
 
-            again = await stub.Enrol(pb.EnrolRequest(token=link.token, protocol=1, public_key_pem=key))
+            again = await stub.Enrol(pb.EnrolRequest(token=link.token, protocol=PROTOCOL, public_key_pem=key))
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await stub.Upload(endless(), metadata=(("peer", again.peer), ("secret", again.secret)))
             errors.append(caught.value)
@@ -143,7 +144,7 @@ def test_a_peer_does_not_choose_what_others_dial(pool: Pool):
     async def claim() -> pb.PeerStatus:
         async with coordinator_channel(link, await fetch_authority(link)) as channel:
             stub = rpc.PeeringStub(channel)
-            request = pb.EnrolRequest(token=link.token, protocol=1, public_key_pem=public_key_of(new_key()))
+            request = pb.EnrolRequest(token=link.token, protocol=PROTOCOL, public_key_pem=public_key_of(new_key()))
             reply = await stub.Enrol(request)
             said = asyncio.Event()
 
