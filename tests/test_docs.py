@@ -156,3 +156,21 @@ def test_every_rpc_has_a_comment():
     for before, line in itertools.pairwise(lines):
         if line.strip().startswith("rpc "):
             assert before.strip().startswith("//"), line
+
+
+def test_the_table_of_speeds_is_that_of_its_results():
+    """The page's figures are the committed run's, and what it claims of them holds."""
+    found = json.loads((ROOT / "docs" / "results" / "wan.json").read_text())
+    page = (ROOT / "docs" / "benchmarks.md").read_text()
+    names = {"none": "none", "80mbit,25ms": "80 Mbit/s", "10mbit,25ms": "10 Mbit/s", "5mbit,25ms": "5 Mbit/s"}
+    for row in found["rows"]:
+        what = f"dense {row['codec']}" if row["form"] == "dense" else f"reparam k = {row['k']}, {row['codec']}"
+        cells = f"| {what} | {names[row['link']]} | {row['tokens_per_s']:.0f} | {row['bytes_per_token']:.1f} |"
+        assert cells in page
+    for row in found["torch_pipelining"]:
+        what = f"torch {row['codec']} ({row['schedule']})"
+        assert f"| {what} | {names[row['link']]} | {row['tokens_per_s']:.0f} | {row['bytes_per_token']:.0f} |" in page
+    speed = {(r["form"], r["codec"], r["link"]): r["tokens_per_s"] for r in found["rows"]}
+    torch = {(r["codec"], r["link"]): r["tokens_per_s"] for r in found["torch_pipelining"]}
+    assert speed["reparam", "int8", "5mbit,25ms"] >= 5 * max(torch["bf16", "5mbit,25ms"], torch["fp32", "5mbit,25ms"])
+    assert speed["dense", "bf16", "80mbit,25ms"] >= torch["bf16", "80mbit,25ms"]
