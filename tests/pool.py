@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import select
 import subprocess
 import sys
 import time
@@ -40,8 +41,8 @@ class Process:
         self._busy = False
 
     def start(self, **job: Any) -> None:
-        """Begin a job. One that a failed test left unfinished is ended with its process."""
-        if self._busy:
+        """Begin a job. One that was left unfinished is ended with its process."""
+        if self._busy or self._process.poll() is not None:
             self._kill()
             self._open()
         assert self._process.stdin is not None
@@ -49,8 +50,21 @@ class Process:
         self._process.stdin.flush()
         self._busy = True
 
-    def result(self) -> dict[str, Any]:
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def gone(self) -> bool:
+        return self._process.poll() is not None
+
+    def kill(self) -> None:
+        self._kill()
+
+    def result(self, seconds: float = 120) -> dict[str, Any]:
         assert self._process.stdout is not None
+        ready, _, _ = select.select([self._process.stdout], [], [], seconds)
+        assert ready, f"no result after {seconds:g} s: {Path(self._log.name).read_text()[-2000:]}"
         line = self._process.stdout.readline()
         assert line, f"the process died: {Path(self._log.name).read_text()[-2000:]}"
         self._busy = False
@@ -133,20 +147,23 @@ def main() -> None:
 
 async def lead(job: dict[str, Any], result: dict[str, Any]) -> int:
     from protomodels_cli.coordinator.coordinator import Coordinator
+    from protomodels_cli.coordinator.events import StopRun
     from protomodels_cli.coordinator.run_dir import open_run_dir
     from protomodels_cli.data.prepare import prepare
     from protomodels_cli.spec import spec_from
 
     spec = spec_from(job["spec"])
     folder = open_run_dir(Path(job["run_dir"]), spec, Path())
-    coordinator = Coordinator(spec, prepare(spec), folder, result["said"].append)
-    leading = asyncio.create_task(coordinator.run("127.0.0.1", "127.0.0.1", 0, lambda link: None))
-    while not leading.done():  # a run that stopped waits to be looked at: here, nobody comes
+    coordinator = Coordinator(prepare(spec), folder, result["said"].append)
+    port = before[1] if (before := folder.last_address()) else 0
+    leading = asyncio.create_task(coordinator.run("127.0.0.1", "127.0.0.1", port, lambda link: None))
+    while not leading.done():
         await asyncio.sleep(0.05)
-        if coordinator.state.history.stopped is not None or (folder.path / "stop").exists():
-            await asyncio.sleep(0.2)
+        if (folder.path / "stop").exists():
             coordinator._interrupted.set()
             break
+        if coordinator.state.history.paused is not None:  # nobody comes to look at it
+            coordinator.tell(StopRun())
     return await leading
 
 
@@ -172,16 +189,17 @@ def fault(kind: str = "", **options: Any) -> Iterator[None]:
 
 
 def flip_bit(patch: Any, what: str, after_step: int) -> None:
-    """Turn one bit of U or T_fixed in a stage's memory."""
+    """Turn one bit of U or T_fixed in a stage's memory, once."""
     import torch
 
     from protomodels_cli.worker.stage_work import StageWork
 
-    decide = StageWork.decide
+    decide, done = StageWork.decide, []
 
     def and_flip(self: StageWork, step: int, *rest: Any) -> None:
         decide(self, step, *rest)
-        if step == after_step:
+        if step == after_step and not done:
+            done.append(step)
             bits = self.stage.basis.u.view(torch.int32) if what == "u" else self.stage.t_fixed.signs
             bits[1, 1] ^= 1
 
@@ -203,6 +221,114 @@ def poison(patch: Any, **places: int) -> None:
     patch.setattr(End, "encode", and_spoil)
 
 
+def fail_at(patch: Any, phase: str, once: str, stage: int = 0, step: int = 0, signal: str = "SIGKILL") -> None:
+    """The process that comes first to this point of a step gets a signal: for peers, whoever holds the stage."""
+    import signal as signals
+
+    from protomodels_cli.coordinator.coordinator import Coordinator
+    from protomodels_cli.coordinator.history import Adopted, Decided
+    from protomodels_cli.coordinator.journal import Journal
+    from protomodels_cli.worker.parts import Parts
+    from protomodels_cli.worker.session import Session
+    from protomodels_cli.worker.stage_work import StageWork
+
+    def here(*place: Any) -> None:
+        if place == (phase, stage, step):
+            try:
+                Path(once).touch(exist_ok=False)
+            except FileExistsError:
+                return
+            os.kill(os.getpid(), getattr(signals, signal))
+
+    def before(owner: Any, name: str, where: Any) -> None:
+        method = getattr(owner, name)
+
+        def first_fail(self: Any, *arguments: Any) -> Any:
+            here(*where(self, *arguments))
+            return method(self, *arguments)
+
+        patch.setattr(owner, name, first_fail)
+
+    def after(owner: Any, name: str, where: Any) -> None:
+        method = getattr(owner, name)
+
+        def then_fail(self: Any, *arguments: Any) -> Any:
+            result = method(self, *arguments)
+            here(*where(self, *arguments))
+            return result
+
+        patch.setattr(owner, name, then_fail)
+
+    def decided(records: Any, kind: type) -> int:
+        return next((r.step if kind is Decided else r.after for r in records if isinstance(r, kind)), -1)
+
+    before(StageWork, "forward", lambda w, work, message: ("forward", w.part.index, work.step))
+    before(StageWork, "backward", lambda w, work, message: ("backward", w.part.index, work.step))
+    after(StageWork, "prepare", lambda w, work, *_: ("prepared", w.part.index, work.step))
+    before(StageWork, "decide", lambda w, s, *_: ("before decide", w.part.index, s))
+    after(StageWork, "decide", lambda w, s, *_: ("decided", w.part.index, s))
+    before(StageWork, "switch_basis", lambda w, *_: ("switch", w.part.index, w.step + 1))
+    after(Session, "_take_basis", lambda s, basis: ("basis", s._place.stage if s._place else -1, basis.version))
+    before(Parts, "write", lambda p, lineage, s, i, state: ("saving", i, s))
+    # The coordinator; it has no stage
+    before(
+        Coordinator,
+        "_send_turn",
+        lambda c, d, task, save: ("grant", 0, task.step if task and task.kind == "step" else -1),
+    )
+    before(Journal, "append", lambda j, records, now: ("ready", 0, decided(records, Decided)))
+    after(Journal, "append", lambda j, records, now: ("commit", 0, decided(records, Decided)))
+    after(Journal, "append", lambda j, records, now: ("adopted", 0, decided(records, Adopted)))
+
+
+def lose_turn(patch: Any, stage: int, step: int) -> None:
+    """The coordinator's word on this step does not reach a peer, whose connection stays."""
+    from protomodels_cli.coordinator.service import Conversation
+
+    say, lost = Conversation.say, []
+
+    def or_not(self: Conversation, message: Any) -> None:
+        say(self, message)
+        if message.HasField("turn") and message.turn.decision.step == step:
+            lost.append(message)
+            if len(lost) == stage + 1:
+                self.outbox._queue.pop()  # type: ignore[attr-defined]
+
+    patch.setattr(Conversation, "say", or_not)
+
+
+def damage_frame(patch: Any, step: int) -> None:
+    """One bit of one message changes between packing and sending, once."""
+    from protomodels_cli.worker import links
+
+    cut, done = links.frames_of, []
+
+    def damaged(message: Any, generation: int) -> Any:
+        for frame in cut(message, generation):
+            if message.step == step and frame.payload and not done:
+                done.append(step)
+                frame.payload = bytes([frame.payload[0] ^ 1]) + frame.payload[1:]
+            yield frame
+
+    patch.setattr(links, "frames_of", damaged)
+
+
+def cut_link(patch: Any, step: int) -> None:
+    """The stream to the next stage breaks in the middle of a step, once."""
+    from protomodels_cli.worker.links import Link
+
+    send, done = Link.send, []
+
+    def or_break(self: Link, message: Any) -> None:
+        if message.step == step and self.to_next and not done:
+            done.append(step)
+            self.close()
+            return
+        send(self, message)
+
+    patch.setattr(Link, "send", or_break)
+
+
 def other_protocol(patch: Any) -> None:
     patch.setattr("protomodels_cli.worker.join.PROTOCOL", 99)
 
@@ -220,9 +346,9 @@ def other_basis(patch: Any) -> None:
 
     begin = StageWork.__init__
 
-    def wrong(self: StageWork, spec: Any, part: Any, basis: Any, device: Any) -> None:
+    def wrong(self: StageWork, spec: Any, part: Any, basis: Any, *rest: Any) -> None:
         basis.u.view(torch.int32)[0, 0] ^= 1
-        begin(self, spec, part, basis, device)
+        begin(self, spec, part, basis, *rest)
 
     patch.setattr(StageWork, "__init__", wrong)
 
@@ -252,9 +378,9 @@ def little_memory(patch: Any) -> None:
 
 def full_disk_once(patch: Any) -> None:
     """The first snapshot part cannot be written."""
-    from protomodels_cli.worker import engine
+    from protomodels_cli.worker import parts
 
-    save, tries = engine.save_file, []
+    save, tries = parts.save_file, []
 
     def fails_once(*arguments: Any) -> None:
         tries.append(1)
@@ -262,7 +388,7 @@ def full_disk_once(patch: Any) -> None:
             raise OSError(28, "No space left on device")
         save(*arguments)
 
-    patch.setattr(engine, "save_file", fails_once)
+    patch.setattr(parts, "save_file", fails_once)
 
 
 def slow(patch: Any, seconds: float) -> None:
@@ -308,6 +434,10 @@ FAULTS = {
         full_disk_once,
         slow,
         impatient,
+        fail_at,
+        lose_turn,
+        damage_frame,
+        cut_link,
     )
 }
 

@@ -106,11 +106,14 @@ def test_the_set_of_commands_and_options_is_deliberate():
     lab = ["--device", "--json", "--plot", "--seed", "--steps"]
     assert found == {
         "validate": ["--format"],
-        "coordinator": ["--host", "--port", "--run-dir"],
+        "coordinator": ["--host", "--port", "--resume", "--run-dir"],
+        "pause": [],
+        "resume": [],
+        "stop": [],
         "join": ["--device", "--dir", "--listen", "--memory", "--name", "--port"],
         "status": ["--format", "--watch"],
         "peers": ["--format", "--watch"],
-        "demo": ["--device", "--json", "--run-dir", "--stages", "--steps"],
+        "demo": ["--chaos", "--device", "--json", "--run-dir", "--stages", "--steps"],
         "bench loopback": ["--json", "--only", "--steps"],
         "bench wan": ["--emulated", "--json", "--link", "--method", "--plot", "--steps", "--torch", "--turns"],
         "plan": ["--device", "--json", "--link", "--peers", "--speed"],

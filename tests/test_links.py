@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from zlib import crc32
 
 import grpc
 import pytest
@@ -239,17 +240,22 @@ def test_any_message_survives_being_cut(leg, ids, payload, data):
 
 
 def test_frames_that_do_not_belong_together_are_refused():
-    first = pb.Frame(leg=pb.Frame.FORWARD, step=1, microbatch=0, payload=b"a", more=True)
-    for other in (
-        pb.Frame(leg=pb.Frame.FORWARD, step=1, microbatch=1, payload=b"b"),
-        pb.Frame(leg=pb.Frame.EVALUATION, step=1, microbatch=0, payload=b"b"),
-        pb.Frame(leg=pb.Frame.FORWARD, step=1, microbatch=0, ids=b"again", payload=b"b"),
-        pb.Frame(leg=99, step=1, microbatch=0),
-        pb.Frame(leg=pb.Frame.FORWARD, step=1, microbatch=0, more=True),
+    def frame(**fields) -> pb.Frame:
+        crc = crc32(fields.get("payload", b""), crc32(fields.get("ids", b"")))
+        return pb.Frame(**{"leg": pb.Frame.FORWARD, "step": 1, "microbatch": 0, "crc": crc, **fields})
+
+    first = frame(payload=b"a", more=True)
+    for other, why in (
+        (frame(microbatch=1, payload=b"b"), "middle"),
+        (frame(leg=pb.Frame.EVALUATION, payload=b"b"), "middle"),
+        (frame(ids=b"again", payload=b"b"), "middle"),
+        (frame(leg=99), "unknown"),
+        (frame(more=True), "empty"),
+        (frame(payload=b"b", crc=7), "damaged"),
     ):
         assembler = Assembler(100)
         assert assembler.add(first) is None
-        with pytest.raises(BadMessage):
+        with pytest.raises(BadMessage, match=why):
             assembler.add(other)
 
 

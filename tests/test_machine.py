@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sqlite3
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protomodels_cli.coordinator import events as ev
+from protomodels_cli.coordinator import journal as journals
 from protomodels_cli.coordinator import machine
-from protomodels_cli.coordinator.history import Decided, Ended, History, Placed, Record, Saved, Stopped, Synced, fold
+from protomodels_cli.coordinator.history import (
+    Began,
+    Decided,
+    Ended,
+    Forgot,
+    History,
+    Placed,
+    Record,
+    RolledBack,
+    Saved,
+    Synced,
+    beginning,
+    fold,
+)
 from protomodels_cli.coordinator.journal import Journal, read
 from protomodels_cli.coordinator.plan import waiting_for
-from protomodels_cli.coordinator.state import Peer, Report
+from protomodels_cli.coordinator.state import Holding, Peer, Report
 from protomodels_cli.model.schedule import clip_coefficient, learning_rate
 from protomodels_cli.spec import RunSpec
 
@@ -65,25 +80,30 @@ class Bench:
     def done(self, stage: int, **changes: Any) -> list[ev.Command]:
         assert self.state.task is not None
         report = replace(self.report(), **changes)
-        return self.tell(ev.Done(self.state.history.holders[stage], self.state.task.number, report))
+        history = self.state.history
+        return self.tell(ev.Done(history.holders[stage], history.generation, self.state.task.number, report))
 
     def answer(self) -> None:
         """Everything that an honest run owes, once."""
-        state = self.state
+        state, history = self.state, self.state.history
+        if not state.placed:
+            return
         if state.owed is not None:
             moved = state.spec.subspace.update.interval > 0
-            last, generation = state.history.holders[-1], state.history.generation
-            self.tell(ev.SubspaceReported(last, generation, state.owed, {"x": 1}, "new" if moved else None))
-        elif state.history.next_basis is not None and len(state.took_basis) < state.stages:
-            new = state.history.next_basis
-            for holder in state.history.holders:
-                self.tell(ev.BasisTaken(holder, new.version, new.sha256))
+            sha256 = "new" if moved else None
+            self.tell(ev.SubspaceReported(history.holders[-1], history.generation, state.owed, {"x": 1}, sha256))
+        elif history.next_basis is not None and len(state.took_basis) < state.stages:
+            new = history.next_basis
+            for holder in history.holders:
+                self.tell(ev.BasisTaken(holder, history.generation, new.version, new.sha256))
+        elif history.pending:
+            mark = history.pending[0]
+            parts = tuple(f"{mark.step}-{i}" for i in range(state.stages))
+            self.tell(ev.SnapshotWhole(mark.lineage, mark.step, parts))
         elif state.task is not None:
             for stage in range(state.stages):
                 if stage not in self.state.heard and self.state.task == state.task:
                     self.done(stage)
-            if state.task.kind == "save":
-                self.tell(ev.SnapshotComplete(state.task.step))
 
     def finish(self, limit: int = 500) -> None:
         for _ in range(limit):
@@ -112,15 +132,16 @@ def test_a_run_is_a_chain_of_tasks():
         ("evaluation", 3),
         ("step", 4),
         ("sync", 4),
-        ("save", 4),
         ("step", 5),
         ("step", 6),
         ("sync", 6),
         ("evaluation", 6),
-        ("save", 6),
         ("finish", 6),
     ]
     assert isinstance(b.state.history.ended, Ended)
+    saves = [(c.task.kind, c.task.step) for c in b.commands if isinstance(c, ev.SendTurn) and c.save and c.task]
+    assert saves == [("step", 5), ("evaluation", 6)], "saved beside the next task, after the check of what is saved"
+    assert [r.step for r in b.records if isinstance(r, Saved)] == [4, 6]
 
 
 def test_a_decision_travels_with_the_next_task_and_only_once():
@@ -162,7 +183,12 @@ def test_one_bad_number_anywhere_skips_the_step_everywhere(bad):
     assert not turn.decision.apply
     b.done(0, **bad)
     b.done(1)
-    assert "2 steps in a row, up to step 2" in b.state.history.stopped.why
+    assert "2 steps in a row, up to step 2" in b.state.history.paused.why
+    b.answer(), b.answer(), b.answer()
+    assert b.state.task is None
+    assert "its owner to resume it: 2 steps in a row" in waiting_for(b.state, b.now)
+    b.tell(ev.ResumeRun())
+    assert (b.state.task.kind, b.state.task.step) == ("step", 3)
 
 
 def test_stale_and_foreign_words_change_nothing():
@@ -172,12 +198,18 @@ def test_stale_and_foreign_words_change_nothing():
     before = b.state
     number = before.task.number
     for event in (
-        ev.Done("p0", number - 1, b.report()),
-        ev.Done("nobody", number, b.report()),
-        ev.Done("p2", number, b.report()),  # a spare
+        ev.Done("p0", 1, number - 1, b.report()),
+        ev.Done("p0", 0, number, b.report()),  # of another generation
+        ev.Done("nobody", 1, number, b.report()),
+        ev.Done("p2", 1, number, b.report()),  # a spare
         ev.SubspaceReported("p0", 1, 1, {}, "x"),
-        ev.BasisTaken("p0", 7, "x"),
-        ev.SnapshotComplete(1),
+        ev.BasisTaken("p0", 1, 7, "x"),
+        ev.SnapshotWhole(1, 1, ("a", "b")),
+        ev.PartFailed(None, 1, 1, "full"),
+        ev.PartFailed("p2", 1, 0, "a spare's"),
+        ev.SnapshotLost("p0", 1, 1, 1, "damaged"),
+        ev.Trouble("p2", "a spare blames", 1, 1),
+        ev.Trouble("p0", "of another generation", 1, 0),
         ev.Left("nobody", ""),
     ):
         assert b.tell(event) == []
@@ -214,69 +246,240 @@ def test_the_step_of_a_switch_waits_for_the_basis_and_says_so():
     assert turn.task is None
     assert "what becomes of the subspace after step 2" in waiting_for(b.state, b.now)
     b.tell(ev.SubspaceReported(b.state.history.holders[-1], 1, 2, {}, "new"))
-    b.tell(ev.BasisTaken(b.state.history.holders[0], 1, "new"))
+    b.tell(ev.BasisTaken(b.state.history.holders[0], 1, 1, "new"))
     assert "to take basis 1" in waiting_for(b.state, b.now)
-    b.tell(ev.BasisTaken(b.state.history.holders[1], 1, "new"))
+    b.tell(ev.BasisTaken(b.state.history.holders[1], 1, 1, "new"))
     assert (b.state.task.kind, b.state.task.step) == ("step", 3)
 
 
-def test_who_leaves_before_the_first_decision_is_replaced_and_after_it_is_missed():
+def to_step(b: Bench, step: int) -> None:
+    """Until that step is under way."""
+    while not (b.state.task and (b.state.task.kind, b.state.task.step) == ("step", step)):
+        b.answer()
+
+
+def holding(b: Bench, stage: int, **changes: Any) -> Holding:
+    history = b.state.history
+    return replace(Holding(history.lineage, stage, history.layers, history.step), **changes)
+
+
+def test_who_is_lost_before_the_first_decision_is_replaced_and_the_cut_may_change():
     b = Bench(make_spec(stages=2, steps=3))
     b.join(0, 1, 2)
     b.answer(), b.answer()
     gone = b.state.history.holders[1]
-    b.tell(ev.Left(gone, "killed"))
+    b.tell(ev.Left(gone, "killed", may_return=True))
     assert b.state.history.generation == 2
     assert gone not in b.state.history.holders
-    b.answer(), b.answer(), b.answer()
-    assert b.state.history.step == 1
-    gone = b.state.history.holders[0]
-    commands = b.tell(ev.Left(gone, "killed"))
-    assert "who left after step 1 (killed)" in b.state.history.stopped.why
-    assert {c.peer for c in commands if isinstance(c, ev.Dismiss)} == set(b.state.peers)
+    b.finish()
 
 
-def test_who_wants_to_leave_goes_after_the_step_with_a_snapshot():
+def test_who_is_lost_later_is_replaced_from_the_newest_snapshot():
+    b = Bench(make_spec(stages=2, steps=9, snapshots={"interval": 3}))
+    b.join(0, 1, 2)
+    to_step(b, 6)
+    gone, stays = b.state.history.holders
+    b.tell(ev.Left(gone, "killed"))
+    [back] = [r for r in b.records if isinstance(r, RolledBack)]
+    assert (back.lineage, back.from_lineage, back.step) == (2, 1, 3)
+    assert b.state.history.holders == ("p2", stays)
+    placed = [c for c in b.commands if isinstance(c, ev.PlaceStage)][-2:]
+    assert [c.keep for c in placed] == [False, False], "what the other has in memory is of another history now"
+    b.finish()
+    assert [r.step for r in b.records if isinstance(r, Decided)] == [1, 2, 3, 4, 5, 4, 5, 6, 7, 8, 9]
+    assert b.state.history.redone == 2
+
+
+def test_without_a_spare_it_waits_and_says_for_what_and_the_others_keep_what_they_have():
     b = Bench(make_spec(stages=2, steps=9))
     b.join(0, 1)
-    while b.state.history.step < 3:
-        b.answer()
+    to_step(b, 6)
+    gone, stays = b.state.history.holders
+    commands = b.tell(ev.Left(gone, "killed"))
+    assert "a peer with the memory for stage 0" in waiting_for(b.state, b.now)
+    assert [c for c in commands if isinstance(c, ev.HoldOn)] == [ev.HoldOn(stays, b.state.missing)]
+    b.tell(ev.Joined(replace(peer(int(gone[1:])), holding=holding(b, 0))))
+    assert [c.keep for c in b.commands if isinstance(c, ev.PlaceStage)][-2:] == [True, True]
+    b.finish()
+    assert b.state.history.lineage == 1
+    assert b.state.history.redone == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "keeps"),
+    [
+        ({}, True),
+        ({"applied": 4, "prepared": 1}, True),
+        ({"applied": 4}, False),
+        ({"applied": 4, "prepared": 7}, False),  # prepared for the same step, but in another generation
+        ({"applied": 3, "prepared": 1}, False),
+        ({"applied": 6}, False),
+        ({"lineage": 0}, False),
+        ({"layers": (1, 3)}, False),
+    ],
+)
+def test_what_is_in_memory_counts_only_after_exactly_the_decisions_of_this_lineage(changes, keeps):
+    b = Bench(make_spec(stages=2, steps=9))
+    b.join(0, 1)
+    to_step(b, 6)
+    back = replace(peer(int(b.state.history.holders[0][1:])), holding=holding(b, 0, **changes))
+    b.tell(ev.Joined(back))  # its connection broke, and nobody noticed before
+    assert (b.state.history.lineage == 1) == keeps
+    b.finish()
+
+
+def test_a_connection_that_breaks_is_waited_for_before_a_spare_is_asked():
+    b = Bench(make_spec(stages=2, steps=9))
+    b.join(0, 1, 2)
+    to_step(b, 6)
+    gone = b.state.history.holders[0]
+    b.tell(ev.Left(gone, "its connection ended", may_return=True))
+    assert "who was cut off to come back: stage 0" in waiting_for(b.state, b.now)
+    b.tell(ev.Tick())
+    assert not b.state.placed
+    b.now += machine.REDIAL_SECONDS
+    b.tell(ev.Tick())
+    assert b.state.history.holders[0] == "p2"
+    b.finish()
+
+
+def test_a_coordinator_that_comes_back_goes_on_with_what_its_peers_have():
+    b = Bench(make_spec(stages=2, steps=9))
+    b.join(0, 1)
+    to_step(b, 6)
+    history, holders = b.state.history, b.state.history.holders
+    b.state = machine.resume(b.state.spec, b.state.t_fixed, history, b.now)
+    assert "the peers of before" in waiting_for(b.state, b.now)
+    one, other = (replace(peer(int(p[1:])), holding=holding(b, i)) for i, p in enumerate(holders))
+    b.tell(ev.Joined(replace(other, holding=holding(b, 1, applied=4, prepared=1))))
+    b.tell(ev.Joined(one))
+    assert b.state.history.generation == 2
+    placed = [c for c in b.commands if isinstance(c, ev.PlaceStage)][-2:]
+    assert [(c.peer, c.keep) for c in placed] == [(holders[0], True), (holders[1], True)]
+    b.finish()
+    assert b.state.history.lineage == 1
+
+
+def test_a_coordinator_whose_peers_do_not_come_back_takes_others():
+    b = Bench(make_spec(stages=2, steps=9, snapshots={"interval": 2}))
+    b.join(0, 1)
+    to_step(b, 6)
+    b.state = machine.resume(b.state.spec, b.state.t_fixed, b.state.history, b.now)
+    b.join(4, 5)
+    assert not b.state.placed
+    b.now += 2 * b.state.spec.limits.lease_seconds
+    b.tell(ev.Tick())
+    assert set(b.state.history.holders) == {"p4", "p5"}
+    b.finish()
+    assert b.state.history.redone == 1
+
+
+def test_who_wants_to_leave_goes_after_the_step_with_a_snapshot_and_nothing_is_redone():
+    b = Bench(make_spec(stages=2, steps=9))
+    b.join(0, 1, 2)
+    to_step(b, 4)
+    leaver, stays = b.state.history.holders
     b.done(0)
-    leaver = b.state.history.holders[0]
     b.tell(ev.Leaving(leaver))
     assert b.state.task.kind == "step", "the step is finished first"
-    b.finish()
-    assert b.tasks()[-2:] == [("step", 4), ("save", 4)]
-    assert b.state.history.saved == 4
-    assert "step 4" in b.state.history.stopped.fix
-    assert ev.Dismiss(leaver, "left the run", "", 0) in b.commands
-
-
-def test_two_who_leave_after_one_step_are_let_go_together():
-    b = Bench(make_spec(stages=2, steps=9))
-    b.join(0, 1)
-    while b.state.history.step < 3:
+    while leaver in b.state.peers:
         b.answer()
-    for leaver in b.state.history.holders:
-        b.tell(ev.Leaving(leaver))
+    assert b.state.history.newest.step == 4
+    assert ev.Dismiss(leaver, "left the run", "", 0) in b.commands
+    placed = [c for c in b.commands if isinstance(c, ev.PlaceStage)][-2:]
+    assert [(c.peer, c.keep) for c in placed] == [("p2", False), (stays, True)]
     b.finish()
-    assert [c.exit_code for c in b.commands if isinstance(c, ev.Dismiss)][:2] == [0, 0]
-    assert len([r for r in b.records if isinstance(r, Stopped)]) == 1
+    assert b.state.history.lineage == 1
 
 
-def test_who_blames_and_who_is_blamed_both_go_before_the_first_step():
+def test_who_cannot_work_with_each_other_is_linked_anew_and_at_last_sent_away():
     b = Bench(make_spec(stages=3, steps=3))
     b.join(0, 1, 2, 3, 4)
     b.answer(), b.answer()
-    blamer, blamed = b.state.history.holders[:2]
-    b.tell(ev.Trouble(blamer, "stage 1 sent a message that cannot be", 1))
+    for i in range(1, 6):
+        blamer, blamed, _ = b.state.history.holders
+        b.tell(ev.Trouble(blamer, "stage 1 sent a message that cannot be", 1, b.state.history.generation))
+        assert b.state.relay_all == (i >= 3)
+        assert {blamer, blamed} <= set(b.state.peers)
+        b.answer(), b.answer()
+    b.tell(ev.Trouble(blamer, "stage 1 sent a message that cannot be", 1, b.state.history.generation))
     assert not {blamer, blamed} & set(b.state.peers)
-    assert b.state.history.generation == 2, "placed anew once, without either"
-    placed = [c.peer for c in b.commands if isinstance(c, ev.PlaceStage)][3:]
-    assert len(placed) == 3
-    assert not {blamer, blamed} & set(placed)
     b.finish()
-    assert b.state.history.ended
+
+
+def test_other_bytes_of_u_are_found_and_what_they_spoilt_is_redone_once():
+    b = Bench(make_spec(stages=2, steps=9, subspace={"sync_interval": 4}, snapshots={"interval": 2}))
+    b.join(0, 1, 2)
+
+    def to_check() -> None:
+        while not (b.state.task and b.state.task.kind == "sync" and b.state.task.step == 4):
+            b.answer()
+
+    to_check()
+    suspect = b.state.history.holders[1]
+    wrong = replace(b.report().hashes, basis="other")
+    b.done(1, hashes=wrong)
+    assert b.state.history.lineage == 2
+    assert b.state.history.step == 2
+    to_check()
+    index = b.state.history.holders.index(suspect)
+    b.done(index, hashes=wrong)
+    assert suspect not in b.state.peers, "twice is no accident"
+    b.finish()
+
+
+def test_a_damaged_snapshot_is_forgotten_and_an_older_one_used():
+    b = Bench(make_spec(stages=2, steps=9, snapshots={"interval": 2}))
+    b.join(0, 1, 2)
+    to_step(b, 6)
+    assert [m.step for m in b.state.history.snapshots] == [0, 2, 4]
+    b.tell(ev.Left(b.state.history.holders[0], "killed"))
+    history = b.state.history
+    b.tell(ev.SnapshotLost(history.holders[0], history.generation, 1, 4, "damaged"))
+    assert [r for r in b.records if isinstance(r, Forgot)] == [Forgot(1, 4)]
+    assert b.state.history.step == 2
+    b.finish()
+    assert b.state.history.lineage == 3
+
+
+def test_the_owner_pauses_resumes_and_stops():
+    b = Bench(make_spec(stages=2, steps=9))
+    b.join(0, 1)
+    to_step(b, 4)
+    b.tell(ev.PauseRun())
+    assert b.state.task.kind == "step", "the step is finished first"
+    for _ in range(9):
+        b.answer()
+    assert b.state.history.newest.step == 4, "and saved"
+    assert "its owner to resume it" in waiting_for(b.state, b.now)
+    b.tell(ev.ResumeRun())
+    assert (b.state.task.kind, b.state.task.step) == ("step", 5)
+    b.tell(ev.StopRun())
+    while not b.state.stopped:
+        b.answer()
+    assert b.state.history.newest.step == 5
+    assert isinstance(b.commands[-1], ev.Quit)
+    assert [c.exit_code for c in b.commands if isinstance(c, ev.Dismiss)] == [0, 0]
+
+
+def test_bad_numbers_may_be_answered_with_an_older_snapshot_once():
+    limits = {"nonfinite_steps": 2, "nonfinite_action": "return"}
+    b = Bench(make_spec(stages=2, steps=9, limits=limits, snapshots={"interval": 2}))
+    b.join(0, 1)
+
+    def go_bad() -> None:
+        for step in (5, 6):
+            to_step(b, step)
+            if b.state.history.pending:
+                b.answer()
+            b.done(0, norms=(("layers.0", math.nan),))
+            b.done(1)
+
+    go_bad()
+    assert (b.state.history.lineage, b.state.history.step) == (2, 4)
+    go_bad()
+    assert b.state.history.paused is not None
+    assert b.state.history.lineage == 2
 
 
 def test_a_spare_leaves_at_once():
@@ -309,57 +512,105 @@ def test_a_link_that_does_not_come_up_is_relayed_then_given_up():
 def test_a_snapshot_that_fails_is_left_out_and_the_last_one_is_waited_for():
     b = Bench(make_spec(stages=2, steps=4, snapshots={"interval": 2}))
     b.join(0, 1)
-    while not (b.state.task and b.state.task.kind == "save"):
-        b.answer()
-    b.done(0)
-    b.tell(ev.SnapshotFailed(2, "No space left on device"))
-    b.done(1)
+    to_step(b, 3)
+    assert [m.step for m in b.state.history.pending] == [2]
+    b.tell(ev.PartFailed(None, 1, 2, "No space left on device"))
     assert (b.state.task.kind, b.state.task.step) == ("step", 3), "the run goes on"
-    assert b.state.history.saved == -1
-    while not (b.state.task and b.state.task.kind == "save"):
+    while not b.state.history.pending:
         b.answer()
-    b.done(0), b.done(1)
-    b.tell(ev.SnapshotFailed(4, "No space left on device"))
+    while b.state.task is not None:
+        b.done(0), b.done(1)
+    b.tell(ev.PartFailed(None, 1, 4, "No space left on device"))
     assert "room for the snapshot of step 4 (No space left on device)" in waiting_for(b.state, b.now)
     b.tell(ev.Tick())
-    assert b.state.task is None
+    assert not b.state.history.pending
     b.now += 6
     b.tell(ev.Tick())
-    assert b.state.task.kind == "save", "it tries again"
+    assert b.state.history.pending, "it tries again"
     b.finish()
-    assert b.state.history.saved == 4
+    assert [m.step for m in b.state.history.snapshots] == [0, 4]
 
 
-def test_the_journal_brings_the_history_back(tmp_path: Path):
+def test_a_snapshot_counts_once_the_subspace_of_its_step_is_settled():
     spec = make_spec(
-        stages=2, steps=8, subspace={"sync_interval": 2, "update": {"interval": 3, "window": 2, "delay": 1}}
+        stages=2, steps=9, snapshots={"interval": 4}, subspace={"update": {"interval": 4, "window": 1, "delay": 2}}
     )
     b = Bench(spec)
     b.join(0, 1)
+    while not b.state.history.pending:
+        if b.state.task:
+            b.done(0), b.done(1)
+    b.tell(ev.SnapshotWhole(1, 4, ("a", "b")))
+    assert b.state.history.newest.step == 0, "going back there, who would know what becomes of U?"
+    b.tell(ev.SubspaceReported(b.state.history.holders[-1], 1, 4, {}, "new"))
+    assert b.state.history.newest.step == 4
+    assert b.state.history.newest.next_basis.first_step == 7
+    to_step(b, 8)
+    assert b.state.history.basis_version == 1
+    b.join(2)
+    b.tell(ev.Left(b.state.history.holders[0], "killed"))
+    assert (b.state.history.step, b.state.history.basis_version) == (4, 0)
+    assert b.state.history.next_basis.first_step == 7, "it waits for its step again"
     b.finish()
-    journal = Journal(tmp_path / "journal.sqlite")
+
+
+def test_as_many_snapshots_as_asked_for_are_kept_and_the_newest_never_goes():
+    b = Bench(make_spec(stages=2, steps=9, snapshots={"interval": 1, "keep": 2}))
+    b.join(0, 1)
+    b.finish()
+    assert [m.step for m in b.state.history.snapshots] == [0, 8, 9]
+
+
+def a_history(**sections: Any) -> Bench:
+    update = {"interval": 3, "window": 2, "delay": 1}
+    b = Bench(make_spec(stages=2, steps=8, subspace={"sync_interval": 2, "update": update}, **sections))
+    b.join(0, 1, 2)
+    to_step(b, 6)
+    b.tell(ev.Left(b.state.history.holders[0], "killed"))
+    return b
+
+
+@pytest.mark.parametrize("fold_every", [1, 3, 1000])
+def test_the_journal_brings_the_history_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fold_every: int):
+    monkeypatch.setattr(journals, "FOLD_EVERY", fold_every)
+    b = a_history(snapshots={"interval": 2})
+    b.finish()
+    kinds = {type(r) for r in b.records}
+    assert {Placed, Decided, Synced, Began, Saved, Forgot, RolledBack, Ended} <= kinds
+    history = b.first
+    journal = Journal(tmp_path / "journal.sqlite", b.first)
     for i, record in enumerate(b.records):
         journal.append([record], float(i))
-    back = list(read(tmp_path / "journal.sqlite"))
-    journal.close()
-    assert [r for _, r in back] == b.records
-    assert [at for at, _ in back] == list(map(float, range(len(b.records))))
-    history = b.first
-    for _, record in back:
         history = fold(history, record)
-    assert history == b.state.history
-    kinds = {type(r) for r in b.records}
-    assert {Placed, Decided, Synced, Saved, Ended} <= kinds
+        if i % 5 == 0:
+            journal.close()
+            journal = Journal(tmp_path / "journal.sqlite", b.first)
+        assert journal.history == history
+    assert read(tmp_path / "journal.sqlite") == (b.state.history, float(len(b.records) - 1))
+    journal.close()
+
+
+def test_a_long_journal_is_folded_and_stays_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(journals, "FOLD_EVERY", 500)
+    journal = Journal(tmp_path / "j.sqlite", beginning("u"))
+    for start in range(1, 20_001, 100):
+        steps = range(start, start + 100)
+        journal.append([Decided(step, True, 1e-3, 1.0, 3.0, 1.0, 1, 10, 20) for step in steps], float(start))
+    journal.close()
+    db = sqlite3.connect(tmp_path / "j.sqlite")
+    assert db.execute("SELECT count(*) FROM records").fetchone()[0] < 500
+    history, _ = read(tmp_path / "j.sqlite")
+    assert (history.step, history.backward_bytes) == (20_000, 400_000)
 
 
 def test_a_failed_write_leaves_the_journal_as_it_was(tmp_path: Path):
-    journal = Journal(tmp_path / "j.sqlite")
+    journal = Journal(tmp_path / "j.sqlite", beginning(""))
     journal.append([Synced(1)], 1.0)
-
     with pytest.raises(OSError, match="journal"):
         journal.append([Synced(2), Synced(2)], None)  # refused by the table: `at` must not be null
+    assert journal.history.synced == 1
     journal.append([Synced(3)], 3.0)
-    assert [r for _, r in read(tmp_path / "j.sqlite")] == [Synced(1), Synced(3)]
+    assert read(tmp_path / "j.sqlite") == (replace(beginning(""), synced=3), 3.0)
 
 
 EVENTS = st.one_of(
@@ -368,7 +619,14 @@ EVENTS = st.one_of(
     st.builds(ev.Leaving, st.integers(0, 5).map("p{}".format)),
     st.builds(ev.Trouble, st.integers(0, 5).map("p{}".format), st.just("trouble")),
     st.builds(ev.Trouble, st.integers(0, 5).map("p{}".format), st.just("blame"), st.integers(0, 9)),
-    st.builds(ev.BasisTaken, st.integers(0, 5).map("p{}".format), st.integers(0, 2), st.sampled_from(["new", "x"])),
+    st.builds(
+        ev.BasisTaken,
+        st.integers(0, 5).map("p{}".format),
+        st.integers(0, 3),
+        st.integers(0, 2),
+        st.sampled_from(["new", "x"]),
+    ),
+    st.sampled_from([ev.PauseRun(), ev.ResumeRun()]),
     st.just(ev.Tick()),
     st.sampled_from(["answer", "answer", "answer", "one"]),
 )
@@ -394,10 +652,18 @@ def test_whatever_happens_the_machine_has_a_word_for_it(events, moves):
         history = fold(history, record)
     live = b.state.history
     assert history == live, "history is what was recorded, and nothing else"
-    steps = [r.step for r in b.records if isinstance(r, Decided)]
-    assert steps == list(range(1, len(steps) + 1)), "every step is decided once, in order"
+    steps = []
+    for record in b.records:
+        if isinstance(record, RolledBack):
+            steps = steps[: record.step]
+        elif isinstance(record, Decided):
+            steps.append(record.step)
+    assert steps == list(range(1, len(steps) + 1)), "every step is decided once in a lineage, in order"
     if not live.over:  # with enough peers and nothing going wrong, it finishes
         for i in range(6):
             if f"p{i}" not in b.state.peers:
                 b.join(i)
+        b.now += 60
+        b.tell(ev.Tick())
+        b.tell(ev.ResumeRun())
         b.finish()

@@ -17,15 +17,12 @@ from safetensors.torch import load_file
 
 from protomodels_cli.data.batches import Batches
 from protomodels_cli.errors import RunStopped
-from protomodels_cli.model.basis import initial_basis
 from protomodels_cli.model.reference import Reference
-from protomodels_cli.model.shape import slices
 from protomodels_cli.observe.metrics import strict
 from protomodels_cli.spec import RunSpec, spec_from
 from protomodels_cli.spec.cut import layers_per_stage
 from protomodels_cli.spec.sizes import cached_bytes, codec_state
 from protomodels_cli.wire.codecs import Carrier
-from protomodels_cli.worker.stage_work import StageWork
 
 
 def reference_of(spec: RunSpec) -> tuple[Reference, list[dict[str, Any]]]:
@@ -208,12 +205,12 @@ def test_the_cut_changes_no_bit_in_reparam_and_dense_with_a_float32_wire(pool):
 
 
 def test_a_step_that_is_not_finite_is_skipped_everywhere(pool):
-    """A rate that blows the weights up: the same steps are skipped as in the reference, then the run stops."""
+    """A rate that blows the weights up: the same steps are skipped as in the reference, then the run pauses."""
     spec = make_spec(stages=3, steps=20, optimizer={"lr": 1e30, "clip": 0.0}, limits={"nonfinite_steps": 3})
     led, peers = pool.run(spec, 3)
-    assert led["exit"] == 4
-    assert [p["exit"] for p in peers] == [4, 4, 4]
-    assert "3 steps in a row" in "".join(led["said"])
+    assert led["exit"] == 0
+    assert [p["exit"] for p in peers] == [0, 0, 0]
+    assert "paused: 3 steps in a row" in "".join(led["said"])
     rows = [json.loads(line) for line in (led["run_dir"] / "metrics.jsonl").read_text().splitlines()]
     applied = [r["applied"] for r in rows if r["event"] == "step"]
     reference = Reference(spec, corpus_of(spec), Carrier(spec))
@@ -223,35 +220,6 @@ def test_a_step_that_is_not_finite_is_skipped_everywhere(pool):
             right.append(row["applied"])
     assert applied == right
     assert applied[-3:] == [False] * 3
-
-
-@pytest.mark.parametrize(("what", "name"), [("u", "U"), ("t_fixed", "T_fixed")])
-def test_a_flipped_bit_is_caught_at_the_next_sync(pool, what, name):
-    spec = make_spec(stages=3, steps=12, subspace={"sync_interval": 3})
-    flip = {"fault": {"kind": "flip_bit", "what": what, "after_step": 4}}
-    led, peers = pool.run(spec, [{}, flip, {}])
-    assert led["exit"] == 4
-    [sentence] = [s for s in led["said"] if s.startswith("stopped")]
-    assert f"peer-1 ({sentence.split('(')[1].split(')')[0]}), uses other bytes of {name} than the run" in sentence
-    assert "found at step 6" in sentence
-    assert "trained since step 3 is not to be trusted" in sentence
-    assert [p["exit"] for p in peers] == [4, 4, 4]
-
-
-@pytest.mark.parametrize("what", ["u", "t_fixed"])
-def test_a_stage_puts_the_runs_bytes_in_the_place_of_damaged_ones(what):
-    spec = make_spec(stages=2)
-    basis = initial_basis(32, 6, spec.seed)
-    work = StageWork(spec, slices(spec)[1], basis, torch.device("cpu"))
-    right = work.right_sync(basis)
-    assert work.stage.sync() == right
-    if what == "u":
-        work.stage.basis.u.view(torch.int32)[1, 1] ^= 1
-    else:
-        work.stage.t_fixed.signs[1, 1] ^= 1
-    assert work.stage.sync() != right
-    work.repair(basis)
-    assert work.stage.sync() == right
 
 
 def test_without_a_fault_the_same_run_goes_on(pool):

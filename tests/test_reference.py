@@ -177,7 +177,7 @@ def test_a_snapshot_holds_each_stage_and_old_ones_go(reference, tmp_path):
     r = reference(steps=3, stages=2, optimizer={"name": "muon"})
     for _ in range(3):
         r.run_step()
-        write_snapshot(tmp_path, r.step, r.stages, r.optimizers, r.carry, keep=2)
+        write_snapshot(tmp_path, r.step, r.stages, r.optimizers, r.carry, r.gathering, keep=2)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["00000002", "00000003"]
     saved = [load_file(tmp_path / "00000003" / f"stage-{i}.safetensors") for i in range(2)]
     for stage, optimizer, tensors in zip(r.stages, r.optimizers, saved, strict=True):

@@ -10,45 +10,64 @@ import typer
 
 from protomodels_cli.cli.interrupt import leave_on_ctrl_c
 from protomodels_cli.cli.say import say
+from protomodels_cli.errors import OptionError, UserError
 
 DEFAULT_PORT = 7420
 
 
 def coordinator(
-    spec_file: Annotated[Path, typer.Argument(metavar="SPEC", help="The run spec.")],
+    spec_file: Annotated[
+        Path | None, typer.Argument(metavar="[SPEC]", help="The run spec; with --resume it may be left out.")
+    ] = None,
     host: Annotated[
         str | None, typer.Option(help="Name or address of this machine for the join line. Default: found out.")
     ] = None,
     port: Annotated[
-        int, typer.Option(min=0, max=65535, help="The one public TCP port; 0: any free one.")
-    ] = DEFAULT_PORT,
-    run_dir: Annotated[Path | None, typer.Option(help="Where the run lives. Default: a new folder in runs/.")] = None,
+        int | None,
+        typer.Option(min=0, max=65535, help=f"The one public TCP port; 0: any free one. Default: {DEFAULT_PORT}."),
+    ] = None,
+    run_dir: Annotated[
+        Path | None, typer.Option(help="Where the run lives. Default: runs/NAME, or the next free folder like it.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with a run; never begin one.")] = False,
 ) -> None:
-    """Lead a run: hand out stages, grant steps, keep the books. Needs no GPU."""
+    """Lead a run: hand out stages, grant steps, keep the books. Needs no GPU.
+
+    The same command again goes on with a run that was interrupted."""
     from protomodels_cli.spec import load_spec
 
-    spec = load_spec(spec_file)
+    if spec_file is None and not (resume and run_dir):
+        raise OptionError("there is no SPEC", "give one, or --resume with --run-dir")
+    spec = None if spec_file is None else load_spec(spec_file)
     leave_on_ctrl_c()
 
-    from protomodels_cli.cli.folders import claim
+    from protomodels_cli.cli.folders import claim_or_find
     from protomodels_cli.coordinator.coordinator import Coordinator
-    from protomodels_cli.coordinator.run_dir import open_run_dir
+    from protomodels_cli.coordinator.run_dir import holds_a_run, open_run_dir
     from protomodels_cli.data.prepare import prepare
     from protomodels_cli.wire.channels import bind_address, own_address
 
+    path = claim_or_find(run_dir, spec)
+    if resume and not holds_a_run(path):
+        raise UserError(f"{path} holds no run to go on with", "name its directory with --run-dir")
+    folder = open_run_dir(path, spec, Path() if spec_file is None else spec_file.parent)
+    spec = folder.spec
     print(f"reading {spec.data.source} text and its tokens …", flush=True)
-    corpus = prepare(spec, spec_file.parent)
-    folder = open_run_dir(claim(run_dir, spec.name), spec, spec_file.parent)
-    public = host or own_address()
+    corpus = prepare(spec, folder.base)
+    before = folder.last_address() if folder.resumed else None
+    public = host or (before[0] if before else own_address())
+    if before and not port:
+        port = before[1]  # where its peers look for it
 
     def announce(link: str) -> None:
         say(f"run directory: {folder.path}\nothers join with:\n\n    pmtrain join '{link}'\n")
 
     async def lead() -> int:
-        return await Coordinator(spec, corpus, folder, say).run(bind_address(public), public, port, announce)
+        number = DEFAULT_PORT if port is None else port
+        return await Coordinator(corpus, folder, say).run(bind_address(public), public, number, announce)
 
     code = asyncio.run(lead())
-    if code == 0:
+    if code == 0 and (folder.path / "summary.json").exists():
         from protomodels_cli.cli.summary import in_words, read_summary
 
         say(in_words(read_summary(folder.path), spec))

@@ -5,6 +5,10 @@ from __future__ import annotations
 import contextlib
 import itertools
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from protomodels_cli.spec.schema import RunSpec
 
 
 def claim(run_dir: Path | None, name: str) -> Path:
@@ -19,3 +23,32 @@ def claim(run_dir: Path | None, name: str) -> Path:
             folder.mkdir()
             return folder
     raise AssertionError("unreachable")
+
+
+def claim_or_find(run_dir: Path | None, spec: RunSpec | None) -> Path:
+    """A folder for this run: the one asked for, or that of the same run, interrupted, or a new one."""
+    if run_dir is not None or spec is None:
+        return claim(run_dir, "")
+    for folder in sorted(Path("runs").glob(f"{spec.name}*"), reverse=True):
+        if _is_interrupted(folder, spec):
+            return folder
+    return claim(None, spec.name)
+
+
+def _is_interrupted(folder: Path, spec: RunSpec) -> bool:
+    """Does it hold this very run, neither done nor being led?"""
+    import fcntl
+    import json
+
+    from protomodels_cli.coordinator.journal import read
+    from protomodels_cli.coordinator.run_dir import PRIVATE, holds_a_run
+
+    if not holds_a_run(folder):
+        return False
+    try:
+        with (folder / "lock").open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        same = json.loads((folder / PRIVATE).read_text())["spec"] == spec.model_dump(mode="json")
+    except (OSError, ValueError, KeyError):
+        return False
+    return same and not read(folder / "journal.sqlite")[0].over

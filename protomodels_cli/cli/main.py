@@ -7,7 +7,7 @@ import sys
 import typer
 
 from protomodels_cli import __version__
-from protomodels_cli.cli import bench, coordinator, demo, join, lab, plan, reference, status, validate
+from protomodels_cli.cli import bench, control, coordinator, demo, join, lab, plan, reference, status, validate
 from protomodels_cli.errors import EXIT_OUTSIDE, UserError
 
 app = typer.Typer(
@@ -20,6 +20,9 @@ app.command("validate")(validate.validate)
 app.command("plan")(plan.plan)
 app.command("coordinator")(coordinator.coordinator)
 app.command("join")(join.join)
+app.command("pause")(control.pause)
+app.command("resume")(control.resume)
+app.command("stop")(control.stop)
 app.command("status")(status.status)
 app.command("peers")(status.peers)
 app.command("demo")(demo.demo)

@@ -78,7 +78,8 @@ def _train(reference: Reference, run_dir: Path, steps: int, summary: dict[str, A
 
 def _save(reference: Reference, folder: Path) -> None:
     keep = reference.spec.snapshots.keep
-    write_snapshot(folder, reference.step, reference.stages, reference.optimizers, reference.carry, keep)
+    r = reference
+    write_snapshot(folder, r.step, r.stages, r.optimizers, r.carry, r.gathering, keep)
 
 
 def _due(step: int, interval: int) -> bool:

@@ -100,7 +100,7 @@ async def _statuses(run: str, watch: bool) -> AsyncIterator[RunStatus]:
             while True:
                 s = await coordinator.status()
                 yield s
-                if not watch or s.phase in ("done", "stopped"):
+                if not watch or s.phase == "done":
                     return
                 await asyncio.sleep(WATCH_SECONDS)
     except (UnreachableError, FingerprintError):  # nobody there, or by now another run

@@ -11,51 +11,50 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, assert_never
 
 from protomodels_cli.coordinator import events, machine
 from protomodels_cli.coordinator.feed import Feed
-from protomodels_cli.coordinator.history import Decided, Record
+from protomodels_cli.coordinator.history import Decided, History, Record
 from protomodels_cli.coordinator.journal import Journal
-from protomodels_cli.coordinator.messages import route_pair, turn_message
+from protomodels_cli.coordinator.messages import keep_message, place_message, route_pair, turn_message
 from protomodels_cli.coordinator.run_dir import RunDir
 from protomodels_cli.coordinator.service import Service
 from protomodels_cli.coordinator.snapshots import Snapshots
 from protomodels_cli.coordinator.state import Task
-from protomodels_cli.coordinator.status import Totals, describe
+from protomodels_cli.coordinator.status import Totals, bytes_summary, describe
 from protomodels_cli.coordinator.subspace import Subspace
+from protomodels_cli.coordinator.uploads import Uploads
 from protomodels_cli.data.prepare import Corpus
-from protomodels_cli.errors import EXIT_INTERRUPTED, EXIT_OUTSIDE, EXIT_STOPPED, UserError
+from protomodels_cli.errors import EXIT_INTERRUPTED, UserError
 from protomodels_cli.files import write_whole
-from protomodels_cli.model import grassmann
 from protomodels_cli.model.t_fixed import VERSION as T_FIXED_VERSION
 from protomodels_cli.observe.metrics import JsonLines, strict
 from protomodels_cli.observe.progress import Progress
-from protomodels_cli.spec.schema import RunSpec
-from protomodels_cli.spec.sizes import StageMemory
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 
 TICK = 0.5
-ROOM_FOR_NAMES = 1 << 20  # beside the numbers of a snapshot's part
 
 
 class Coordinator:
-    def __init__(self, spec: RunSpec, corpus: Corpus, run_dir: RunDir, say: Callable[[str], None]):
-        self.spec, self.run_dir, self.say = spec, run_dir, say
+    def __init__(self, corpus: Corpus, run_dir: RunDir, say: Callable[[str], None]):
+        self.spec, self.run_dir, self.say = run_dir.spec, run_dir, say
         self._events: asyncio.Queue[events.Event] = asyncio.Queue()
-        self._feed = Feed(spec, corpus)
-        self._subspace = None if spec.subspace.form == "dense" else Subspace(spec, run_dir.path / "basis")
-        start = ("", (0, "")) if self._subspace is None else self._first_hashes(self._subspace)
-        self.state = machine.start(spec, *start)
-        self._snapshots = Snapshots(run_dir.path / "snapshots", self.state.history.lineage, spec.snapshots.keep)
-        self._service = Service(spec, run_dir, self.tell, self._take_upload, self._admit_upload, self._status)
-        self._progress, self._totals = Progress(spec.steps), Totals()
+        self._feed = Feed(self.spec, corpus)
+        self._subspace = None if self.spec.subspace.form == "dense" else Subspace(self.spec, run_dir.path / "basis")
+        basis, t_fixed = ("", (0, "")) if self._subspace is None else self._first_hashes(self._subspace)
+        self.state = machine.start(self.spec, basis, t_fixed)
+        self._snapshots = Snapshots(run_dir.path / "snapshots")
+        uploads = Uploads(lambda: self.state, self._subspace, self._snapshots, self.tell, self._fail)
+        self._uploads = uploads
+        self._service = Service(self.spec, run_dir, self.tell, uploads, self._status)
+        self._progress, self._totals = Progress(self.spec.steps), Totals()
         # Wall time that a step of the system's clock does not disturb: timeouts are measured with it.
         self._clock = time.time() - time.monotonic()
         self._started = self._now()
-        self._over = asyncio.Event()
-        self._basis_offered = 0  # the last step whose basis was handed in
+        self._over: asyncio.Future[None] = asyncio.get_event_loop().create_future()
+        self._settling: asyncio.Task[None] | None = None
+        self._settle_again = False
         self._fed = 0  # the last step whose ids stage 0 has
         self._tickets: list[str] = []
         self._first_grant: tuple[float, float] | None = None  # wall and CPU time
@@ -74,9 +73,11 @@ class Coordinator:
             await self._service.close()
             raise
         # Only now: a start that fails leaves no run behind.
-        self._journal = Journal(self.run_dir.path / "journal.sqlite")
-        self._metrics = JsonLines(self.run_dir.path / "metrics.jsonl")
-        self._log = JsonLines(self.run_dir.path / "events.jsonl")
+        self._journal = Journal(self.run_dir.path / "journal.sqlite", self.state.history)
+        self._metrics = JsonLines(self.run_dir.path / "metrics.jsonl", self.run_dir.resumed)
+        self._log = JsonLines(self.run_dir.path / "events.jsonl", self.run_dir.resumed)
+        if self.run_dir.resumed:
+            self._come_back()
         link = self.run_dir.write_link(host, port)
         announce(str(link))
         loop = asyncio.get_running_loop()
@@ -84,24 +85,20 @@ class Coordinator:
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.add_signal_handler(number, self._interrupted.set)
         leading, ticking = asyncio.create_task(self._lead()), asyncio.create_task(self._tick())
-        waiting, over = asyncio.create_task(self._interrupted.wait()), asyncio.create_task(self._over.wait())
-        ends: set[asyncio.Task[Any]] = {leading, waiting, over}
+        waiting = asyncio.create_task(self._interrupted.wait())
+        ends: set[asyncio.Future[Any]] = {leading, waiting, self._over}
         try:
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-            if leading.done():
-                await leading  # raises what ended it
-            if self.state.history.stopped is not None and not self._interrupted.is_set():
-                stopped = self.state.history.stopped
-                self.say(
-                    f"    fix:  {stopped.fix}\nthe run stays here to be looked at (pmtrain status); Ctrl-C ends it"
-                )
-                await waiting
+            for end in (leading, self._over):
+                if end.done():
+                    await end  # raises what ended it
+            if self._settling is not None:
+                await self._settling
             return self._exit_code()
         except OSError as e:
-            self._dismiss_everyone("the coordinator's disk failed")
             raise UserError(
                 f"{self.run_dir.path} cannot be written any more: {e.strerror or e}",
-                "free space there; all that was decided before is in the journal",
+                "free space there and start it again with the same command: all that was decided is in the journal",
             ) from None
         finally:
             for task in (ticking, *ends):
@@ -112,22 +109,33 @@ class Coordinator:
                 self._metrics.close()
                 self._log.close()
 
+    def _come_back(self) -> None:
+        """As the journal has it."""
+        history = self._journal.history
+        self.state = machine.resume(self.spec, self.state.t_fixed, history, self._now())
+        if self._subspace is not None:
+            for version, sha256 in _bases(history).items():
+                self._subspace.load(version, sha256)
+        self._snapshots.settle(history.snapshots, history.pending)
+        for mark in history.pending:
+            self._uploads.look(mark.lineage, mark.step)
+        newest = f"the snapshot of step {history.newest.step}" if history.newest.step else "no snapshot yet"
+        self._do(events.Say(f"going on after step {history.step} of {self.spec.steps} ({newest})"))
+
     def _exit_code(self) -> int:
-        if self.state.history.ended is not None:
+        if self.state.history.ended is not None or self.state.stopped:
             return 0
-        if self.state.history.stopped is not None:
-            return EXIT_STOPPED
-        self._dismiss_everyone("the coordinator was stopped by its owner")
         print(
-            f"interrupted after step {self.state.history.step}; the run so far is in {self.run_dir.path}",
+            f"interrupted after step {self.state.history.step}; peers wait for it to come back. To go on: "
+            f"pmtrain coordinator --resume --run-dir {self.run_dir.path}",
             file=sys.stderr,
         )
         return EXIT_INTERRUPTED
 
-    def _dismiss_everyone(self, why: str) -> None:
-        for peer in self.state.peers:
-            fix = "join again once it runs again"
-            self._service.send(peer, dismissal=pb.Dismissal(why=why, fix=fix, exit_code=EXIT_OUTSIDE))
+    def _fail(self, error: OSError) -> None:
+        """The disk: nothing can be decided any more."""
+        if not self._over.done():
+            self._over.set_exception(error)
 
     # Events
 
@@ -153,10 +161,9 @@ class Coordinator:
                 self._note(records)
             for command in commands:
                 self._do(command)
-            if self.state.history.over and not self._over.is_set():
-                if self.state.history.ended is not None:
-                    self._write_summary()
-                self._over.set()
+            if self.state.history.over and not self._over.done():
+                self._write_summary()
+                self._over.set_result(None)
 
     def _now(self) -> float:
         return self._clock + time.monotonic()
@@ -184,29 +191,42 @@ class Coordinator:
                 self._write_row(row)
             case events.KeepSpare(peer, why):
                 self._service.send(peer, spare=pb.Spare(why=why))
+            case events.HoldOn(peer, why):
+                self._service.send(peer, hold_on=pb.HoldOn(why=why))
             case events.PlaceStage():
                 self._place(command)
-            case events.SendTurn(decision, task):
-                self._send_turn(decision, task)
+            case events.SendTurn(decision, task, save):
+                self._send_turn(decision, task, save)
             case events.SendBasis(version):
                 assert self._subspace is not None
-                message = pb.NewBasis(basis=self._subspace.basis_message(version))
-                self._to_holders(basis=message)
-            case events.CompleteSnapshot(step):
-                self.tell(self._complete_snapshot(step))
-            case events.DropSnapshot(step):
-                self._snapshots.drop(step)
+                self._to_holders(basis=pb.NewBasis(basis=self._subspace.basis_message(version)))
+            case events.KeepSnapshots():
+                self._service.send_all(keep=keep_message(self.state.history))
+                self._settle()
             case events.Dismiss(peer, why, fix, exit_code):
                 self._service.send(peer, dismissal=pb.Dismissal(why=why, fix=fix, exit_code=exit_code))
+            case events.Quit():
+                if not self._over.done():
+                    self._over.set_result(None)
             case _:
                 assert_never(command)
 
-    def _complete_snapshot(self, step: int) -> events.Event:
-        try:
-            self._snapshots.complete(step, self.state.stages)
-        except OSError as e:
-            return events.SnapshotFailed(step, e.strerror or str(e))
-        return events.SnapshotComplete(step)
+    def _settle(self) -> None:
+        """Bring the snapshots on disk in line with the history, beside everything else: files may be large."""
+        self._settle_again = True
+        if self._settling is None or self._settling.done():
+            self._settling = asyncio.create_task(self._settle_all())
+
+    async def _settle_all(self) -> None:
+        while self._settle_again:
+            self._settle_again = False
+            history = self.state.history
+            try:
+                await asyncio.to_thread(self._snapshots.settle, history.snapshots, history.pending)
+                if self._subspace is not None:
+                    self._subspace.forget(set(_bases(self.state.history)))
+            except OSError as e:
+                self._fail(e)
 
     def _to_holders(self, **body: Any) -> None:
         for peer in self.state.history.holders:
@@ -218,15 +238,9 @@ class Coordinator:
         if stage == 0:
             self._fed = history.step
             self._renew_tickets(len(holders) - 1)
-        place = pb.Place(
-            task=command.task,
-            generation=history.generation,
-            stage=stage,
-            layers_per_stage=history.layers,
-        )
-        if self._subspace is not None:
-            place.basis.CopyFrom(self._subspace.basis_message(history.basis_version))
-            place.t_fixed.CopyFrom(self._subspace.table_message())
+        place = place_message(state, stage, command.task, command.keep)
+        if self._subspace is not None and not command.keep and not history.newest.parts:
+            place.basis.CopyFrom(self._subspace.basis_message(0))
         if stage > 0:
             pair = route_pair(holders[stage - 1], holders[stage], self._tickets[stage - 1], state.relay_all)
             place.previous.CopyFrom(pair[1])
@@ -244,13 +258,8 @@ class Coordinator:
         for ticket in self._tickets:
             door.allow(ticket)
 
-    def _send_turn(self, decision: Decided | None, task: Task | None) -> None:
-        turn = turn_message(self.state, decision, task, self._feed.evaluation_microbatches)
-        if task is not None and task.kind == "sync" and self._subspace is not None:
-            version, _ = self.state.history.basis_for(task.step)
-            turn.sync.basis.CopyFrom(self._subspace.basis_message(version))
-            turn.sync.t_fixed.CopyFrom(self._subspace.table_message())
-            self._subspace.forget_before(version)
+    def _send_turn(self, decision: Decided | None, task: Task | None, save: bool) -> None:
+        turn = turn_message(self.state, decision, task, save, self._feed.evaluation_microbatches)
         if task is not None and task.kind == "step" and self._first_grant is None:
             self._first_grant = time.time(), time.process_time()
             self._progress = Progress(self.spec.steps)  # its clock starts here
@@ -269,43 +278,6 @@ class Coordinator:
                 for feed in self._feed.step(step):
                     self._service.send(first, feed=feed)
                 self._fed = step
-
-    # What peers hand in
-
-    def _admit_upload(self, peer: str, header: pb.UploadHeader) -> Path | None:
-        """Before a byte of it is taken. A path: where a snapshot's part goes. Raises ValueError: not wanted."""
-        state, stage = self.state, self.state.stage_of(peer)
-        if stage is None or header.generation != state.history.generation:
-            raise ValueError("this peer holds no stage")
-        if header.kind == pb.UploadHeader.SNAPSHOT_PART:
-            saving = state.task is not None and state.task.kind == "save" and state.task.step == header.step
-            if not saving or self._snapshots.has(header.step, stage):
-                raise ValueError("no snapshot is being taken that this could be a part of")
-            end = sum(state.history.layers[: stage + 1])
-            if header.size > StageMemory(self.spec).kept(end - state.history.layers[stage], end) + ROOM_FOR_NAMES:
-                raise ValueError("a part larger than its stage")
-            return self._snapshots.part(header.step, stage)
-        asked = stage == state.stages - 1 and state.owed == header.step and self._basis_offered < header.step
-        if self._subspace is None or not asked:
-            raise ValueError("nobody asked this stage for a basis")
-        if header.size != (self._subspace.basis_bytes if header.moved else 0):
-            raise ValueError("not the size of a basis")
-        return None
-
-    def _take_upload(self, peer: str, header: pb.UploadHeader, content: Path | bytes) -> None:
-        """Raises ValueError on what cannot be."""
-        stage = self.state.stage_of(peer)
-        if stage is None or header.generation != self.state.history.generation:
-            raise ValueError("this peer holds no stage any more")
-        if isinstance(content, Path):
-            self._snapshots.arrived(header.step, stage, header.sha256)
-            return
-        assert self._subspace is not None
-        self._basis_offered = header.step
-        row, sha256 = _numbers(header.row_json), None
-        if header.moved:
-            sha256 = self._subspace.accept(self.state.history.basis_version + 1, content).sha256
-        self.tell(events.SubspaceReported(peer, header.generation, header.step, row, sha256))
 
     # What the owner sees
 
@@ -338,36 +310,39 @@ class Coordinator:
     def _write_summary(self) -> None:
         history, totals = self.state.history, self._totals
         assert history.ended is not None
-        assert self._first_grant is not None
-        seconds = self._last_commit[0] - self._first_grant[0]
+        first = self._first_grant or self._last_commit  # none, if all that was left was to finish
+        seconds = self._last_commit[0] - first[0]
         summary = {
             "steps": history.step,
             "stages": len(history.layers),
             "seconds": seconds,
-            "loss_first": totals.loss_first,
-            "loss_last": totals.loss_last,
+            "loss_first": history.loss_first,
+            "loss_last": history.decision.loss if history.decision else None,
             "eval_loss": history.eval_loss,
-            "tokens_per_s": totals.tokens / seconds,
-            **totals.bytes_summary(self.spec, len(history.layers)),
+            "tokens_per_s": totals.tokens / seconds if seconds else None,
+            **bytes_summary(history, self.spec),
             "weights_sha256": history.ended.weights_sha256,
             "layers_per_stage": list(history.layers),
             "cpu_seconds": {
-                "coordinator": self._last_commit[1] - self._first_grant[1],
+                "coordinator": self._last_commit[1] - first[1],
                 "stages": totals.cpu_s,
             },
             "relayed_bytes": self._relayed(),
             "peak_memory_bytes": totals.peak_memory,
             "most_in_flight": totals.most_in_flight,
+            "steps_redone": history.redone,
+            "lineage": history.lineage,
+            "generations": history.generation,
             "spec_sha256": self.spec.sha256(),
             "run_dir": str(self.run_dir.path),
         }
         write_whole(self.run_dir.path / "summary.json", json.dumps(strict(summary), indent=1).encode() + b"\n")
 
 
-def _numbers(row_json: str) -> dict[str, float]:
-    """What the metrics say of a basis: these names, and numbers, whatever a peer sends."""
-    try:
-        said = json.loads(row_json[:10_000] or "{}")
-        return {name: float(said[name]) for name in grassmann.REPORTED if name in said}
-    except (TypeError, RecursionError):
-        raise ValueError("the metrics of a basis must be numbers by name") from None
+def _bases(history: History) -> dict[int, str]:
+    """Version and hash of every basis that may still be needed."""
+    found = {mark.basis_version: mark.basis_sha256 for mark in (*history.snapshots, *history.pending)}
+    found[history.basis_version] = history.basis_sha256
+    waiting = [mark.next_basis for mark in (*history.snapshots, *history.pending)]
+    found |= {new.version: new.sha256 for new in (*waiting, history.next_basis) if new is not None}
+    return found

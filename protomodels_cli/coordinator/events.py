@@ -14,13 +14,18 @@ from protomodels_cli.coordinator.state import Peer, Report, Task
 
 @dataclass(frozen=True)
 class Joined:
+    """A peer has registered: for the first time, or again after its connection broke."""
+
     peer: Peer
 
 
 @dataclass(frozen=True)
 class Left:
+    """A peer's connection ended, or it has not been heard for a lease."""
+
     peer: str
     why: str
+    may_return: bool = False  # only the connection is known to be gone
 
 
 @dataclass(frozen=True)
@@ -32,16 +37,18 @@ class Leaving:
 
 @dataclass(frozen=True)
 class Trouble:
-    """A peer cannot go on; `about` is the stage that it blames, if any."""
+    """A peer cannot go on; `about` is the stage that it cannot work with, or none: the fault is its own."""
 
     peer: str
     what: str
     about: int | None = None
+    generation: int = 0
 
 
 @dataclass(frozen=True)
 class Done:
     peer: str
+    generation: int
     task: int
     report: Report
 
@@ -49,6 +56,7 @@ class Done:
 @dataclass(frozen=True)
 class BasisTaken:
     peer: str
+    generation: int
     version: int
     sha256: str
 
@@ -65,23 +73,48 @@ class SubspaceReported:
 
 
 @dataclass(frozen=True)
-class SnapshotComplete:
-    step: int
+class PartFailed:
+    """A part of a snapshot could not be written: by this peer, or (none) here."""
 
-
-@dataclass(frozen=True)
-class SnapshotFailed:
-    """A part could not be written, or the whole not be named."""
-
+    peer: str | None
+    lineage: int
     step: int
     why: str
 
 
 @dataclass(frozen=True)
-class DiskFailed:
-    """Something that the run cannot do without could not be written."""
+class SnapshotWhole:
+    """All parts of a snapshot are here and verified."""
 
+    lineage: int
+    step: int
+    parts: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class SnapshotLost:
+    """A part of a complete snapshot cannot be read back, by a peer that needs it."""
+
+    peer: str
+    generation: int
+    lineage: int
+    step: int
     why: str
+
+
+@dataclass(frozen=True)
+class PauseRun:
+    pass
+
+
+@dataclass(frozen=True)
+class ResumeRun:
+    pass
+
+
+@dataclass(frozen=True)
+class StopRun:
+    pass
 
 
 @dataclass(frozen=True)
@@ -89,8 +122,9 @@ class Tick:
     pass
 
 
-FromPeers = Joined | Left | Leaving | Trouble | Done | BasisTaken | SubspaceReported
-Event = FromPeers | SnapshotComplete | SnapshotFailed | DiskFailed | Tick
+FromPeers = Joined | Left | Leaving | Trouble | Done | BasisTaken | SubspaceReported | SnapshotLost
+FromOwner = PauseRun | ResumeRun | StopRun
+Event = FromPeers | FromOwner | PartFailed | SnapshotWhole | Tick
 
 
 # Commands
@@ -98,23 +132,38 @@ Event = FromPeers | SnapshotComplete | SnapshotFailed | DiskFailed | Tick
 
 @dataclass(frozen=True)
 class PlaceStage:
+    """Hold this stage. `keep`: as it is in this peer's memory; otherwise as it is in the newest snapshot."""
+
     peer: str
     stage: int
     task: int
+    keep: bool
 
 
 @dataclass(frozen=True)
 class KeepSpare:
+    """Hold nothing, and wait."""
+
+    peer: str
+    why: str
+
+
+@dataclass(frozen=True)
+class HoldOn:
+    """Keep what is in memory, drop the links, and wait."""
+
     peer: str
     why: str
 
 
 @dataclass(frozen=True)
 class SendTurn:
-    """To every holder: the outcome of the last step, where it is due, and the next task, where there is one."""
+    """To every holder: the outcome of the last step, where it is due; whether to hand in what it is after that; and
+    the next task, where there is one."""
 
     decision: Decided | None
     task: Task | None
+    save: bool = False
 
 
 @dataclass(frozen=True)
@@ -123,15 +172,8 @@ class SendBasis:
 
 
 @dataclass(frozen=True)
-class CompleteSnapshot:
-    step: int
-
-
-@dataclass(frozen=True)
-class DropSnapshot:
-    """Remove what there is of it: it would only take room."""
-
-    step: int
+class KeepSnapshots:
+    """Whatever is neither complete nor begun in the history is not needed any more, here or on a peer's disk."""
 
 
 @dataclass(frozen=True)
@@ -156,4 +198,9 @@ class Say:
     text: str
 
 
-Command = PlaceStage | KeepSpare | SendTurn | SendBasis | CompleteSnapshot | DropSnapshot | Dismiss | WriteRow | Say
+@dataclass(frozen=True)
+class Quit:
+    """End this process; the run can be gone on with later."""
+
+
+Command = PlaceStage | KeepSpare | HoldOn | SendTurn | SendBasis | KeepSnapshots | Dismiss | WriteRow | Say | Quit

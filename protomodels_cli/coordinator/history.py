@@ -1,6 +1,9 @@
 """What was decided: the records of the journal, and the history that they add up to.
 
 A run is its records. `fold` is used when a record is made and when it is read back, so the two cannot differ.
+
+A *lineage* is one chain of decisions. Going back to a snapshot opens the next one: what was decided after that snapshot
+is void, and its steps are decided again. A *generation* is one set of holders, linked to each other.
 """
 
 from __future__ import annotations
@@ -27,14 +30,25 @@ class Decided:
     clip: float
     loss: float
     norm: float
+    generation: int  # whose holders computed it
+    forward_bytes: int  # over all boundaries
+    backward_bytes: int
+
+
+@dataclass(frozen=True)
+class Reported:
+    """The last stage has had its word on the subspace after this step."""
+
+    step: int
 
 
 @dataclass(frozen=True)
 class Adopted:
-    """A new basis, in use from `first_step` on."""
+    """A new basis, computed after a step and in use from `first_step` on."""
 
     version: int
     sha256: str
+    after: int
     first_step: int
 
 
@@ -52,10 +66,54 @@ class Evaluated:
 
 
 @dataclass(frozen=True)
-class Saved:
-    """The snapshot of this step is complete."""
+class Began:
+    """All stages are to hand in what they are after this step, the last one decided."""
 
     step: int
+
+
+@dataclass(frozen=True)
+class Saved:
+    """The snapshot of this step is complete; the hash of each stage's part."""
+
+    step: int
+    parts: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class GaveUp:
+    """The snapshot of this step will not be complete."""
+
+    step: int
+
+
+@dataclass(frozen=True)
+class Forgot:
+    """A complete snapshot that is kept no longer, or cannot be read any more."""
+
+    lineage: int
+    step: int
+
+
+@dataclass(frozen=True)
+class RolledBack:
+    """Back to a complete snapshot: a new lineage begins there."""
+
+    lineage: int
+    from_lineage: int
+    step: int
+    why: str
+
+
+@dataclass(frozen=True)
+class Paused:
+    why: str
+    fix: str
+
+
+@dataclass(frozen=True)
+class Resumed:
+    pass
 
 
 @dataclass(frozen=True)
@@ -63,36 +121,64 @@ class Ended:
     weights_sha256: str
 
 
+Record = (
+    Placed
+    | Decided
+    | Reported
+    | Adopted
+    | Synced
+    | Evaluated
+    | Began
+    | Saved
+    | GaveUp
+    | Forgot
+    | RolledBack
+    | Paused
+    | Resumed
+    | Ended
+)
+RECORDS: dict[str, type[Record]] = {kind.__name__: kind for kind in Record.__args__}
+
+
 @dataclass(frozen=True)
-class Stopped:
-    why: str
-    fix: str
+class Mark:
+    """Where a run stood after a step: what must be known, beside the stages' own state, to go on from there."""
 
-
-Record = Placed | Decided | Adopted | Synced | Evaluated | Saved | Ended | Stopped
-RECORDS: dict[str, type[Record]] = {
-    kind.__name__: kind for kind in (Placed, Decided, Adopted, Synced, Evaluated, Saved, Ended, Stopped)
-}
+    lineage: int
+    step: int
+    basis_version: int
+    basis_sha256: str
+    next_basis: Adopted | None = None
+    skipped_in_a_row: int = 0
+    forward_bytes: int = 0
+    backward_bytes: int = 0
+    parts: tuple[str, ...] = ()  # hashes, where complete; the run's beginning has none and is made from the seed
 
 
 @dataclass(frozen=True)
 class History:
+    snapshots: tuple[Mark, ...]  # complete ones, oldest first; the first is the beginning
+    pending: tuple[Mark, ...] = ()  # begun ones
     generation: int = 0
     lineage: int = 1
     layers: tuple[int, ...] = ()
     holders: tuple[str, ...] = ()
     step: int = 0  # the last one decided
-    decision: Decided | None = None  # the outcome of that step
+    decision: Decided | None = None  # the outcome of that step, in this lineage
     skipped_in_a_row: int = 0
     basis_version: int = 0
     basis_sha256: str = ""
     next_basis: Adopted | None = None  # waits for its step
-    synced: int = -1  # the last step after which …
+    reported: int = 0  # the last step after which …
+    synced: int = -1
     evaluated: int = -1
-    saved: int = -1
     eval_loss: float | None = None
+    loss_first: float | None = None
+    forward_bytes: int = 0  # sent for the steps of this lineage and those it goes back to
+    backward_bytes: int = 0
+    redone: int = 0  # decisions that were voided
+    paused: Paused | None = None
     ended: Ended | None = None
-    stopped: Stopped | None = None
 
     def basis_for(self, step: int) -> tuple[int, str]:
         """Version and hash of the basis that a step is computed with."""
@@ -101,35 +187,104 @@ class History:
         return self.basis_version, self.basis_sha256
 
     @property
+    def newest(self) -> Mark:
+        return self.snapshots[-1]
+
+    @property
     def over(self) -> bool:
-        return self.ended is not None or self.stopped is not None
+        return self.ended is not None
+
+    def mark(self) -> Mark:
+        return Mark(
+            self.lineage,
+            self.step,
+            self.basis_version,
+            self.basis_sha256,
+            self.next_basis,
+            self.skipped_in_a_row,
+            self.forward_bytes,
+            self.backward_bytes,
+        )
+
+
+def beginning(basis_sha256: str) -> History:
+    """Before anything was decided."""
+    return History(snapshots=(Mark(0, 0, 0, basis_sha256),), basis_sha256=basis_sha256)
 
 
 def fold(history: History, record: Record) -> History:
     match record:
         case Placed(generation, layers, holders):
             return replace(history, generation=generation, layers=layers, holders=holders)
-        case Decided(step, apply):
-            version, sha256 = history.basis_for(step)
-            waits = history.next_basis is not None and history.next_basis.version != version
-            return replace(
-                history,
-                step=step,
-                decision=record,
-                skipped_in_a_row=0 if apply else history.skipped_in_a_row + 1,
-                basis_version=version,
-                basis_sha256=sha256,
-                next_basis=history.next_basis if waits else None,
-            )
+        case Decided():
+            return _decide(history, record)
+        case Reported(step):
+            return replace(history, reported=step)
         case Adopted():
-            return replace(history, next_basis=record)
+            after = record.after  # a snapshot that was begun since then has to know of it
+            pending = tuple(replace(m, next_basis=record) if m.step >= after else m for m in history.pending)
+            return replace(history, next_basis=record, pending=pending)
         case Synced(step):
             return replace(history, synced=step)
         case Evaluated(step, loss):
             return replace(history, evaluated=step, eval_loss=loss)
-        case Saved(step):
-            return replace(history, saved=step)
+        case Began():
+            return replace(history, pending=(*history.pending, history.mark()))
+        case Saved(step, parts):
+            [mark] = [m for m in history.pending if m.step == step]
+            others = tuple(m for m in history.pending if m.step > step)
+            return replace(history, pending=others, snapshots=(*history.snapshots, replace(mark, parts=parts)))
+        case GaveUp(step):
+            return replace(history, pending=tuple(m for m in history.pending if m.step != step))
+        case Forgot(lineage, step):
+            kept = tuple(m for m in history.snapshots if (m.lineage, m.step) != (lineage, step))
+            return replace(history, snapshots=kept)
+        case RolledBack():
+            return _roll_back(history, record)
+        case Paused():
+            return replace(history, paused=record)
+        case Resumed():
+            return replace(history, paused=None, skipped_in_a_row=0)
         case Ended():
             return replace(history, ended=record)
-        case Stopped():
-            return replace(history, stopped=record)
+
+
+def _decide(history: History, decided: Decided) -> History:
+    version, sha256 = history.basis_for(decided.step)
+    waits = history.next_basis is not None and history.next_basis.version != version
+    return replace(
+        history,
+        step=decided.step,
+        decision=decided,
+        skipped_in_a_row=0 if decided.apply else history.skipped_in_a_row + 1,
+        basis_version=version,
+        basis_sha256=sha256,
+        next_basis=history.next_basis if waits else None,
+        loss_first=decided.loss if history.loss_first is None else history.loss_first,
+        forward_bytes=history.forward_bytes + decided.forward_bytes,
+        backward_bytes=history.backward_bytes + decided.backward_bytes,
+    )
+
+
+def _roll_back(history: History, record: RolledBack) -> History:
+    places = [(m.lineage, m.step) for m in history.snapshots]
+    index = places.index((record.from_lineage, record.step))
+    mark = history.snapshots[index]
+    return replace(
+        history,
+        snapshots=history.snapshots[: index + 1],  # later ones are of what is void now
+        pending=(),
+        lineage=record.lineage,
+        step=mark.step,
+        decision=None,
+        skipped_in_a_row=mark.skipped_in_a_row,
+        basis_version=mark.basis_version,
+        basis_sha256=mark.basis_sha256,
+        next_basis=mark.next_basis,
+        reported=min(history.reported, mark.step),
+        synced=min(history.synced, mark.step),
+        evaluated=min(history.evaluated, mark.step),
+        forward_bytes=mark.forward_bytes,
+        backward_bytes=mark.backward_bytes,
+        redone=history.redone + history.step - mark.step,
+    )

@@ -1,450 +1,405 @@
 """The coordinator's brain: a pure state machine, apply(state, event, now) → (state, records, commands).
 
 No clock, no I/O, no randomness. A run is a chain of *tasks* that all stages do together: place, link, then steps with a
-sync, an evaluation or a save between them, and a finish. A task is concluded when every stage has reported; records say
-what was decided, and reach the journal before the commands that follow from them leave.
+sync or an evaluation between them, and a finish. A task is concluded when every stage has reported; records say what
+was decided, and reach the journal before the commands that follow from them leave. Snapshots are taken beside it.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
-from typing import Any, assert_never
+from typing import assert_never
 
+from protomodels_cli.coordinator import saving, seating
 from protomodels_cli.coordinator.events import (
     BasisTaken,
     Command,
-    CompleteSnapshot,
-    DiskFailed,
     Dismiss,
     Done,
-    DropSnapshot,
     Event,
     Joined,
-    KeepSpare,
     Leaving,
     Left,
-    PlaceStage,
-    Say,
+    PartFailed,
+    PauseRun,
+    Quit,
+    ResumeRun,
     SendBasis,
     SendTurn,
-    SnapshotComplete,
-    SnapshotFailed,
+    SnapshotLost,
+    SnapshotWhole,
+    StopRun,
     SubspaceReported,
     Tick,
     Trouble,
-    WriteRow,
 )
 from protomodels_cli.coordinator.history import (
     Adopted,
     Decided,
     Ended,
     Evaluated,
+    Forgot,
     History,
-    Placed,
+    Paused,
     Record,
-    Saved,
-    Stopped,
+    Reported,
+    Resumed,
     Synced,
-    fold,
+    beginning,
 )
-from protomodels_cli.coordinator.placement import Offer, Placement, place
-from protomodels_cli.coordinator.plan import cut_in_words, next_kind, stages_in_words
-from protomodels_cli.coordinator.state import Hashes, Kind, Report, State, Task
-from protomodels_cli.errors import EXIT_OUTSIDE, EXIT_REFUSED, EXIT_STOPPED
+from protomodels_cli.coordinator.moves import Moves
+from protomodels_cli.coordinator.plan import next_kind, stages_in_words
+from protomodels_cli.coordinator.state import Hashes, Report, State, Task
+from protomodels_cli.errors import EXIT_OUTSIDE, EXIT_REFUSED
 from protomodels_cli.model import grassmann
 from protomodels_cli.model.schedule import clip_coefficient, gradient_norm, learning_rate
 from protomodels_cli.model.snapshot import weights_sha256
 from protomodels_cli.spec.schema import RunSpec
 
-SAVE_AGAIN = 5.0  # seconds
+REDIAL_SECONDS = 2.0  # for a holder whose connection broke to come back before another takes its place
 
 
 def start(spec: RunSpec, basis_sha256: str, t_fixed: tuple[int, str]) -> State:
-    return State(spec, t_fixed, History(basis_sha256=basis_sha256))
+    return State(spec, t_fixed, beginning(basis_sha256))
 
 
-class _Moves:
-    """A state on its way through one event: what was recorded, and what is to be done."""
-
-    def __init__(self, state: State, now: float):
-        self.state, self.now = state, now
-        self.records: list[Record] = []
-        self.commands: list[Command] = []
-
-    def record(self, record: Record) -> None:
-        self.records.append(record)
-        self.state = replace(self.state, history=fold(self.state.history, record))
-
-    def set(self, **changes: Any) -> None:
-        self.state = replace(self.state, **changes)
-
-    def do(self, *commands: Command) -> None:
-        self.commands += commands
+def resume(spec: RunSpec, t_fixed: tuple[int, str], history: History, now: float) -> State:
+    """From a journal: the holders are waited for, since what they have in memory is usually all there."""
+    until = now + 2 * spec.limits.lease_seconds
+    return State(
+        spec,
+        t_fixed,
+        history,
+        absent=dict.fromkeys(history.holders, until),
+        missing="the peers of before to come back",
+    )
 
 
 def apply(state: State, event: Event, now: float) -> tuple[State, list[Record], list[Command]]:
-    moves = _Moves(state, now)
+    moves = Moves(state, now)
     if state.history.over:
         if isinstance(event, Joined):
             moves.set(peers={**state.peers, event.peer.id: event.peer})
-            _dismiss_all(moves)
-        return moves.state, moves.records, moves.commands
+            _dismiss_all(moves, "the run is done")
+    elif state.stopped:
+        if isinstance(event, Joined):
+            moves.do(Dismiss(event.peer.id, *STOPPED_WORDS, 0))
+    else:
+        _take(moves, event)
+    return moves.state, moves.records, moves.commands
+
+
+STOPPED_WORDS = ("the run was stopped by its owner, and saved", "join again when it goes on")
+
+
+def _take(moves: Moves, event: Event) -> None:
+    state = moves.state
     match event:
         case Joined(peer):
-            moves.set(peers={**state.peers, peer.id: peer})
-            moves.do(Say(f"{peer.name} ({peer.id}) joined with {peer.device}"))
-            if state.placed:
-                moves.do(KeepSpare(peer.id, _spare_because(state.stages)))
-            else:
-                _place(moves)
-        case Left(peer_id, why):
-            _lose(moves, why, peer_id)
+            seating.join(moves, peer)
+        case Left(peer_id, why, may_return):
+            seating.lose(moves, why, peer_id, until=moves.now + REDIAL_SECONDS if may_return else None)
         case Leaving(peer_id):
-            if state.stage_of(peer_id) is None or state.history.step == 0:
-                _let_go(moves, peer_id)
-            else:
-                moves.set(leaving=state.leaving | {peer_id})
-                if state.task is None:
-                    _go_on(moves)
-        case Trouble(peer_id, what, about):
-            _part_with(moves, peer_id, what, about)
-        case Done(peer_id, number, report):
+            _hear_leaving(moves, peer_id)
+        case Trouble(peer_id, what, about, generation):
+            known = state.stage_of(peer_id) is not None and generation == state.history.generation
+            if about is None:
+                seating.part_with(moves, what, peer_id)
+            elif known and about < state.stages:
+                seating.break_up(moves, what, peer_id, about)
+        case Done(peer_id, generation, number, report):
             stage = state.stage_of(peer_id)
-            if stage is not None and state.task is not None and state.task.number == number:
+            known = stage is not None and generation == state.history.generation
+            if known and state.task is not None and state.task.number == number:
+                assert stage is not None
                 _hear(moves, state.task, stage, report)
-        case BasisTaken(peer_id, version, sha256):
-            _take_basis(moves, peer_id, version, sha256)
+        case BasisTaken():
+            _take_basis(moves, event)
         case SubspaceReported():
             _hear_subspace(moves, event)
-        case SnapshotComplete(step):
-            if state.task is not None and state.task.kind == "save" and state.task.step == step:
-                moves.record(Saved(step))
-                moves.set(unsaved=None)
-                _go_on(moves)
-        case SnapshotFailed(step, why):
-            if state.task is not None and state.task.kind == "save" and state.task.step == step:
-                _give_up_snapshot(moves, step, why)
-        case DiskFailed(why):
-            _stop(moves, f"the coordinator's disk failed: {why}", "free space there and start a new run")
+        case SnapshotWhole():
+            saving.hear_whole(moves, event)
+            _go_on_if_idle(moves)
+        case PartFailed():
+            if event.peer is None or state.stage_of(event.peer) is not None:
+                saving.give_up(moves, event)
+                _go_on_if_idle(moves)
+        case SnapshotLost():
+            _lose_snapshot(moves, event)
+        case PauseRun():
+            if state.history.paused is None:
+                moves.record(Paused("its owner paused it", "pmtrain resume"))
+                moves.say("paused after the step that is under way")
+                _go_on_if_idle(moves)
+        case ResumeRun():
+            if state.history.paused is not None:
+                moves.record(Resumed())
+                moves.say("resumed")
+                _go_on_if_idle(moves)
+        case StopRun():
+            moves.set(stopping=True)
+            if not state.placed:
+                _stop(moves)
+            _go_on_if_idle(moves)
         case Tick():
             _watch_the_clock(moves)
         case _:
             assert_never(event)
-    return moves.state, moves.records, moves.commands
 
 
-def _place(moves: _Moves) -> None:
-    """Give the stages to the peers that are here, if they suffice."""
-    state = moves.state
-    found = place(state.spec, [Offer(p.id, p.memory, p.flops) for p in state.peers.values()])
-    if not isinstance(found, Placement):
-        moves.set(missing=found, task=None, heard={})
-        for peer in state.peers:
-            moves.do(KeepSpare(peer, found))
-        return
-    generation = state.history.generation + 1
-    moves.record(Placed(generation, found.layers, found.holders))
-    _begin(moves, "place", state.history.step)
-    moves.set(took_basis=frozenset(), owed=None, usage={}, leaving=frozenset(), unsaved=None)
-    assert moves.state.task is not None
-    for stage, peer in enumerate(found.holders):
-        moves.do(PlaceStage(peer, stage, moves.state.task.number))
-    for peer in state.peers:
-        if peer not in found.holders:
-            moves.do(KeepSpare(peer, _spare_because(len(found.holders))))
-    moves.do(Say(f"generation {generation}: {cut_in_words(found.layers)}"))
-
-
-def _spare_because(stages: int) -> str:
-    return f"this peer is a spare, all {stages} stages have a holder"
-
-
-def _begin(moves: _Moves, kind: Kind, step: int) -> None:
-    number = moves.state.tasks + 1
-    if kind == "step":
-        moves.set(unsaved=None)
-    moves.set(task=Task(number, kind, step, moves.now), heard={}, tasks=number)
-
-
-def _lose(moves: _Moves, why: str, *gone: str) -> None:
-    """These peers are here no more. What they held is given to others, or, once something was trained, missed."""
-    state = moves.state
-    held = [i for i, holder in enumerate(state.history.holders) if holder in gone]
-    lost = [state.peers[peer] for peer in gone if peer in state.peers]
-    if not lost:
-        return
-    moves.set(peers={i: p for i, p in state.peers.items() if i not in gone})
-    moves.do(*(Say(f"{peer.name} ({peer.id}) left: {why}") for peer in lost))
-    if held and state.history.step > 0:
-        step, saved = state.history.step, state.history.saved
-        peer = state.peers[state.history.holders[held[0]]]
-        _stop(
-            moves,
-            f"stage {held[0]} was held by {peer.name} ({peer.id}), who left after step {step} ({why})",
-            f"runs cannot be resumed yet; the newest complete snapshot is that of step {saved}"
-            if saved >= 0
-            else "runs cannot be resumed yet, and no snapshot was complete: set snapshots.interval in the spec",
-        )
-        return
-    if held:
-        _unplace(moves)
-    if not moves.state.placed:
-        _place(moves)
-
-
-def _let_go(moves: _Moves, *peers: str) -> None:
-    """They asked to go."""
-    moves.do(*(Dismiss(peer, "left the run", "", 0) for peer in peers))
-    _lose(moves, "it asked to go", *peers)
-
-
-def _part_with(moves: _Moves, peer: str, what: str, about: int | None) -> None:
-    """A peer that cannot go on, and whom it blames: before the first step both go, for we cannot know who is right."""
+def _hear_leaving(moves: Moves, peer: str) -> None:
     state = moves.state
     if peer not in state.peers:
         return
-    gone = {peer}
-    if about is not None and about < state.stages and state.history.step == 0:
-        gone.add(state.history.holders[about])
-    for each in sorted(gone):
-        moves.do(Dismiss(each, what, "join again; if it comes back, tell the run's owner", EXIT_OUTSIDE))
-    _lose(moves, what, *sorted(gone, key=lambda p: p != peer))
+    if state.history.step == 0 or (peer not in state.holds and state.stage_of(peer) is None):
+        _let_go(moves, peer)
+        return
+    moves.set(leaving=state.leaving | {peer})
+    _go_on_if_idle(moves)
 
 
-def _unplace(moves: _Moves) -> None:
-    """Nothing was trained yet: nobody holds anything any more."""
-    moves.record(Placed(moves.state.history.generation, (), ()))
-    moves.set(task=None, heard={})
+def _let_go(moves: Moves, *peers: str) -> None:
+    """They asked to go."""
+    moves.do(*(Dismiss(peer, "left the run", "", 0) for peer in peers))
+    seating.lose(moves, "it asked to go", *peers)
 
 
-def _hear(moves: _Moves, task: Task, stage: int, report: Report) -> None:
-    if stage in moves.state.heard:
+# Tasks
+
+
+def _hear(moves: Moves, task: Task, stage: int, report: Report) -> None:
+    state = moves.state
+    if stage in state.heard:
         return
     if task.kind in ("place", "sync") and not _check_hashes(moves, task, stage, report):
         return
-    moves.set(heard={**moves.state.heard, stage: report})
-    if task.kind == "save" and report.not_saved:
-        _give_up_snapshot(moves, task.step, f"stage {stage}: {report.not_saved}")
-        return
+    moves.set(heard={**state.heard, stage: report})
+    if task.kind == "place":
+        moves.set(holds={**moves.state.holds, state.history.holders[stage]: stage})
     if task.kind == "step":
-        moves.set(usage={**moves.state.usage, stage: report})
-    if len(moves.state.heard) == moves.state.stages:
-        _conclude(moves, task, [moves.state.heard[i] for i in range(moves.state.stages)])
+        moves.set(usage={**state.usage, stage: report})
+    if len(moves.state.heard) == state.stages:
+        _conclude(moves, task, [moves.state.heard[i] for i in range(state.stages)])
 
 
 def right_hashes(state: State) -> Hashes | None:
     """What every stage must use now."""
     if state.spec.subspace.form == "dense":
         return None
-    return Hashes(*state.history.basis_for(state.history.step), *state.t_fixed)
+    history = state.history
+    return Hashes(history.basis_version, history.basis_sha256, *state.t_fixed)
 
 
-def _check_hashes(moves: _Moves, task: Task, stage: int, report: Report) -> bool:
+def _check_hashes(moves: Moves, task: Task, stage: int, report: Report) -> bool:
     state, right, found = moves.state, right_hashes(moves.state), report.hashes
     if right is None or found == right:
         return True
     peer = state.peers[state.history.holders[stage]]
     other = "T_fixed" if found and (found.basis_version, found.basis) == (right.basis_version, right.basis) else "U"
-    if task.kind == "place":
+    if peer.id in state.suspects or (seating.fresh(state.history) and task.kind == "place"):
         why = f"{peer.name} ({peer.id}) makes other bytes of {other} than the run's"
-        moves.do(Dismiss(peer.id, why, "install the coordinator's version of pmtrain", EXIT_REFUSED))
-        _lose(moves, f"its {other} has other bytes than the run's", peer.id)
-    else:
-        good = f"step {state.history.synced}" if state.history.synced > 0 else "the start"
-        _stop(
-            moves,
-            f"stage {stage}, held by {peer.name} ({peer.id}), uses other bytes of {other} than the run "
-            f"(found at step {task.step}); what was trained since {good} is not to be trusted",
-            "start the run again; if it comes back, test that machine's memory",
-        )
+        fix = "install the coordinator's version of pmtrain; if it has that, test the machine's memory"
+        moves.do(Dismiss(peer.id, why, fix, EXIT_REFUSED))
+        seating.lose(moves, f"its {other} has other bytes than the run's", peer.id)
+        return False
+    moves.set(suspects=state.suspects | {peer.id})
+    moves.write_row("mismatch", task.step, stage=stage, peer=peer.id, what=other)
+    why = f"stage {stage} ({peer.name}) used other bytes of {other} than the run, found after step {task.step}"
+    seating.roll_back(moves, state.history.newest, why)
+    seating.regroup(moves)
     return False
 
 
-def _conclude(moves: _Moves, task: Task, reports: list[Report]) -> None:
+def _conclude(moves: Moves, task: Task, reports: list[Report]) -> None:
     """Every stage has reported: decide what follows."""
-    spec = moves.state.spec
     match task.kind:
         case "place":
-            if spec.subspace.form != "dense":
+            if moves.state.spec.subspace.form != "dense":
                 moves.record(Synced(task.step))
-            _begin(moves, "link", task.step)
-            moves.do(SendTurn(None, moves.state.task))
+            moves.do(SendTurn(None, moves.begin("link", task.step)))
             return
         case "link":
-            moves.do(Say("all stages are placed and linked"))
+            moves.say("all stages are placed and linked")
+            if moves.state.history.next_basis is not None:
+                moves.do(SendBasis(moves.state.history.next_basis.version))
         case "step":
             _decide(moves, task, reports)
+            if moves.state.task != task:
+                return  # it went back to a snapshot
         case "sync":
             moves.record(Synced(task.step))
         case "evaluation":
             loss = reports[-1].loss_sum / max(1, reports[-1].tokens)
             moves.record(Evaluated(task.step, loss))
-            moves.do(WriteRow({"event": "eval", "step": task.step, "loss": loss}))
-        case "save":
-            if moves.state.unsaved is None:
-                moves.do(CompleteSnapshot(task.step))
-                return  # goes on when the snapshot is whole
-            moves.do(DropSnapshot(task.step))
+            moves.write_row("eval", task.step, loss=loss)
         case "finish":
             moves.record(Ended(weights_sha256(p for r in reports for p in r.parameters)))
             moves.set(task=None)
-            _dismiss_all(moves)
+            _dismiss_all(moves, "the run is done")
             return
-    if not moves.state.history.over:
-        _go_on(moves)
+    _go_on(moves)
 
 
-def _decide(moves: _Moves, task: Task, reports: list[Report]) -> None:
-    spec, step = moves.state.spec, task.step
+def _decide(moves: Moves, task: Task, reports: list[Report]) -> None:
+    state, spec, step = moves.state, moves.state.spec, task.step
     squares = [square for r in reports for _, square in r.norms]
     tokens = spec.batch.size * spec.model.context
     loss, norm = reports[-1].loss_sum / tokens, gradient_norm(squares)
     finite = math.isfinite(loss) and all(map(math.isfinite, squares))
     lr = learning_rate(spec.optimizer, step, spec.steps)
     clip = clip_coefficient(norm, spec.optimizer.clip) if finite else 0.0
-    before = moves.state.history.basis_version
-    moves.record(Decided(step, finite, lr, clip, loss, norm))
+    before = state.history.basis_version
+    sent = [int(sum(r.usage.get(f"{leg}_bytes", 0) for r in reports)) for leg in ("forward", "backward")]
+    moves.record(Decided(step, finite, lr, clip, loss, norm, state.history.generation, *sent))
     history = moves.state.history
-    moves.set(
-        undelivered=True,
-        owed=step if grassmann.reports(spec.subspace, step) else moves.state.owed,
-        decided_at=(*moves.state.decided_at[-49:], (moves.now, step)),
-    )
-    dense = spec.subspace.form == "dense"
+    moves.set(undelivered=True, broken=0, decided_at=(*state.decided_at[-49:], (moves.now, step)))
     if history.basis_version != before:
-        row = {"event": "switch", "step": step, "version": history.basis_version, "sha256": history.basis_sha256}
-        moves.do(WriteRow(row))
-    moves.do(
-        WriteRow(
-            {
-                "event": "step",
-                "step": step,
-                "loss": loss,
-                "lr": lr,
-                "grad_norm": norm,
-                "applied": finite,
-                "tokens": tokens,
-                "seconds": moves.now - task.started,
-                "basis_version": None if dense else history.basis_version,
-                "stages": [dict(r.usage) for r in reports],
-            }
-        )
+        moves.write_row("switch", step, version=history.basis_version, sha256=history.basis_sha256)
+    moves.write_row(
+        "step",
+        step,
+        loss=loss,
+        lr=lr,
+        grad_norm=norm,
+        applied=finite,
+        tokens=tokens,
+        seconds=moves.now - task.started,
+        basis_version=None if spec.subspace.form == "dense" else history.basis_version,
+        stages=[dict(r.usage) for r in reports],
     )
+    saving.say_if_left_out(moves)
     if history.skipped_in_a_row >= spec.limits.nonfinite_steps:
-        _stop(
-            moves,
-            f"{history.skipped_in_a_row} steps in a row, up to step {step}, had a non-finite loss or gradient",
-            f"lower optimizer.lr ({spec.optimizer.lr:g}) or lengthen the warm-up",
-        )
+        _answer_bad_numbers(moves)
 
 
-def _go_on(moves: _Moves) -> None:
+def _answer_bad_numbers(moves: Moves) -> None:
+    """Too many steps in a row had a loss or gradient that is not finite."""
+    spec, history = moves.state.spec, moves.state.history
+    many, step = history.skipped_in_a_row, history.step
+    why = f"{many} steps in a row, up to step {step}, had a non-finite loss or gradient"
+    before = [mark for mark in history.snapshots if mark.step <= step - many]
+    if spec.limits.nonfinite_action == "return" and moves.state.returned < step:
+        moves.set(returned=step)
+        seating.roll_back(moves, before[-1], why)
+        seating.regroup(moves)
+        return
+    fix = f"lower optimizer.lr ({spec.optimizer.lr:g}) or lengthen the warm-up in a new run, or pmtrain resume"
+    moves.record(Paused(why, fix))
+    moves.say(f"paused: {why}")
+
+
+def _go_on_if_idle(moves: Moves) -> None:
+    if moves.state.placed and moves.state.task is None:
+        _go_on(moves)
+
+
+def _go_on(moves: Moves) -> None:
     """Send the next task, with the last decision where it has not been sent."""
     state = moves.state
-    if state.leaving and state.history.saved == state.history.step < state.spec.steps:
-        _let_go(moves, *sorted(state.leaving))
-        return
+    if not saving.is_needed(state) and state.history.step < state.spec.steps:
+        if state.leaving:
+            _let_go(moves, *sorted(state.leaving))
+            return
+        if state.stopping:
+            _stop(moves)
+            return
+    save = saving.begin_if_due(moves)
     decision = state.history.decision if state.undelivered else None
-    coming = next_kind(state)
-    if isinstance(coming, str):
+    coming = next_kind(moves.state)
+    task = None if isinstance(coming, str) else moves.begin(*coming)
+    if task is None:
         moves.set(task=None, heard={})
-    else:
-        _begin(moves, *coming)
-    if decision is not None or not isinstance(coming, str):
-        moves.do(SendTurn(decision, moves.state.task))
+    if decision is not None or task is not None or save:
+        moves.do(SendTurn(decision, task, save))
     moves.set(undelivered=False)
 
 
-def _hear_subspace(moves: _Moves, event: SubspaceReported) -> None:
+def _stop(moves: Moves) -> None:
+    moves.set(stopped=True, task=None)
+    for peer in moves.state.peers:
+        moves.do(Dismiss(peer, *STOPPED_WORDS, 0))
+    moves.do(Quit())
+
+
+# The subspace
+
+
+def _hear_subspace(moves: Moves, event: SubspaceReported) -> None:
     state = moves.state
     known = state.stage_of(event.peer) == state.stages - 1 and event.generation == state.history.generation
     if not known or state.owed != event.step:
         return
-    moves.set(owed=None)
-    if event.row:
-        moves.do(WriteRow(_subspace_row(state, event)))
+    history, update = state.history, state.spec.subspace.update
+    version, row = history.basis_version, dict(event.row)
     if event.sha256 is not None:
-        version = state.history.basis_version + 1
-        first = grassmann.first_step_with(state.spec.subspace.update, event.step)
-        moves.record(Adopted(version, event.sha256, first))
+        version += 1
+        first = grassmann.first_step_with(update, event.step)
+        moves.record(Adopted(version, event.sha256, event.step, first))
         moves.set(took_basis=frozenset())
         moves.do(SendBasis(version))
-    if moves.state.task is None:
-        _go_on(moves)
+        row = {"first_step": first, **row}
+    moves.record(Reported(event.step))
+    if event.row:
+        moves.write_row("subspace", event.step, version=version, **row)
+    saving.complete(moves)
+    _go_on_if_idle(moves)
 
 
-def _subspace_row(state: State, event: SubspaceReported) -> dict[str, Any]:
-    row: dict[str, Any] = {"event": "subspace", "step": event.step, "version": state.history.basis_version}
-    if event.sha256 is not None:
-        row["version"] += 1
-        row["first_step"] = grassmann.first_step_with(state.spec.subspace.update, event.step)
-    return {**row, **event.row}
-
-
-def _take_basis(moves: _Moves, peer_id: str, version: int, sha256: str) -> None:
+def _take_basis(moves: Moves, event: BasisTaken) -> None:
     state, new = moves.state, moves.state.history.next_basis
-    stage = state.stage_of(peer_id)
-    if stage is None or new is None or version != new.version:
+    stage = state.stage_of(event.peer)
+    known = stage is not None and event.generation == state.history.generation
+    if not known or new is None or event.version != new.version:
         return
-    if sha256 != new.sha256:
-        _part_with(moves, peer_id, f"basis {version} did not reach it whole", None)
+    if event.sha256 != new.sha256:
+        seating.part_with(moves, f"basis {new.version} did not reach it whole", event.peer)
         return
+    assert stage is not None
     moves.set(took_basis=state.took_basis | {stage})
-    if state.task is None and len(moves.state.took_basis) == state.stages:
-        _go_on(moves)
+    if len(moves.state.took_basis) == state.stages:
+        _go_on_if_idle(moves)
 
 
-def _watch_the_clock(moves: _Moves) -> None:
-    _try_to_save_again(moves)
+# What goes wrong
+
+
+def _lose_snapshot(moves: Moves, event: SnapshotLost) -> None:
+    """A stage's part is damaged wherever it was looked for: what it belongs to is worth nothing."""
+    state, history = moves.state, moves.state.history
+    known = state.stage_of(event.peer) is not None and event.generation == history.generation
+    place = (event.lineage, event.step)
+    if not known or place not in [(m.lineage, m.step) for m in history.snapshots[1:]]:
+        return
+    moves.say(f"the snapshot of step {event.step} cannot be used: {event.why}")
+    moves.record(Forgot(*place))
+    seating.roll_back(moves, moves.state.history.newest, "a snapshot is damaged")
+    seating.regroup(moves)
+
+
+def _watch_the_clock(moves: Moves) -> None:
+    seating.give_up_waiting(moves)
+    if saving.may_try_again(moves):
+        _go_on_if_idle(moves)
     state, task = moves.state, moves.state.task
     limit = state.spec.limits.place_seconds
     if task is None or task.kind not in ("place", "link") or moves.now - task.started < limit:
         return
+    if task.kind == "place" and state.history.step > 0:
+        return  # a part of a snapshot may take long to arrive; who holds it says so if it does not
     late = [i for i in range(state.stages) if i not in state.heard]
     if task.kind == "link" and not state.relay_all:
-        moves.do(Say(f"{stages_in_words(state, late)} cannot reach each other within {limit:g} s: relaying all links"))
+        moves.say(f"{stages_in_words(state, late)} cannot reach each other within {limit:g} s: relaying all links")
         moves.set(relay_all=True)
-        _unplace(moves)
-        _place(moves)
+        seating.regroup(moves)
         return
     for i in late:
         peer = state.peers[state.history.holders[i]]
         doing = "build" if task.kind == "place" else "link"
         why = f"{peer.name} ({peer.id}) did not {doing} stage {i} within limits.place_seconds ({limit:g} s)"
         moves.do(Dismiss(peer.id, why, "use a faster machine, or raise the limit in the spec", EXIT_OUTSIDE))
-    _lose(moves, f"not ready within {limit:g} s", *(state.history.holders[i] for i in late))
+    seating.lose(moves, f"not ready within {limit:g} s", *(state.history.holders[i] for i in late))
 
 
-def _give_up_snapshot(moves: _Moves, step: int, why: str) -> None:
-    """Every part that fails says so; the stages that have not reported yet will still try theirs."""
-    moves.do(DropSnapshot(step))
-    if moves.state.unsaved is None:
-        moves.set(unsaved=(step, why, moves.now))
-        moves.do(Say(f"the snapshot of step {step} could not be written: {why}"))
-    if len(moves.state.heard) == moves.state.stages:
-        _go_on(moves)
-
-
-def _try_to_save_again(moves: _Moves) -> None:
-    """A snapshot that the run cannot go on without."""
-    state = moves.state
-    if state.task is None and state.unsaved is not None and moves.now - state.unsaved[2] > SAVE_AGAIN:
-        moves.set(unsaved=None)
-        _go_on(moves)
-
-
-def _stop(moves: _Moves, why: str, fix: str) -> None:
-    moves.record(Stopped(why, fix))
-    moves.set(task=None)
-    moves.do(Say(f"stopped: {why}"))
-    _dismiss_all(moves)
-
-
-def _dismiss_all(moves: _Moves) -> None:
-    stopped = moves.state.history.stopped
+def _dismiss_all(moves: Moves, why: str) -> None:
     for peer in moves.state.peers:
-        if stopped is not None:
-            moves.do(Dismiss(peer, f"the run stopped: {stopped.why}", stopped.fix, EXIT_STOPPED))
-        else:
-            moves.do(Dismiss(peer, "the run is done", "", 0))
+        moves.do(Dismiss(peer, why, "", 0))

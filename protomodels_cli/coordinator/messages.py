@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from protomodels_cli.coordinator.history import Decided
-from protomodels_cli.coordinator.state import Hashes, Peer, Report, State, Task
+from collections.abc import Iterable
+
+from protomodels_cli.coordinator import events
+from protomodels_cli.coordinator.history import Decided, History, Mark
+from protomodels_cli.coordinator.state import Hashes, Holding, Part, Peer, Report, State, Task
 from protomodels_cli.spec.schema import RunSpec
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 
 MOST_PARAMETERS = 100_000
+MOST_PARTS = 10_000
 MOST_TEXT = 400  # characters of anything that a peer says for people to read
 
 
@@ -31,7 +35,6 @@ def report_of(done: pb.Done, spec: RunSpec) -> Report:
         loss_sum=done.loss_sum,
         tokens=done.tokens,
         parameters=tuple((p.name, p.sha256) for p in done.parameters),
-        not_saved=clean(done.not_saved),
         usage={
             "compute_s": used.compute_s,
             "wait_s": used.wait_s,
@@ -46,8 +49,35 @@ def report_of(done: pb.Done, spec: RunSpec) -> Report:
     )
 
 
+def event_of(peer: str, message: pb.PeerMessage, spec: RunSpec) -> events.Event | None:
+    """What a peer says; None: that it is still there. Raises ValueError on what no honest peer says."""
+    match message.WhichOneof("body"):
+        case "done":
+            done = message.done
+            return events.Done(peer, done.generation, done.task, report_of(done, spec))
+        case "basis_taken":
+            taken = message.basis_taken
+            return events.BasisTaken(peer, taken.generation, taken.version, taken.sha256)
+        case "leaving":
+            return events.Leaving(peer)
+        case "trouble":
+            trouble = message.trouble
+            about = trouble.about if trouble.HasField("about") else None
+            return events.Trouble(peer, clean(trouble.what), about, trouble.generation)
+        case "part_failed":
+            failed = message.part_failed
+            return events.PartFailed(peer, failed.lineage, failed.step, clean(failed.why))
+        case "snapshot_lost":
+            lost = message.snapshot_lost
+            return events.SnapshotLost(peer, lost.generation, lost.lineage, lost.step, clean(lost.why))
+        case _:
+            return None
+
+
 def peer_of(peer_id: str, register: pb.Register, address: str, reached: bool, now: float) -> Peer:
     """`reached`: we have dialled it at this address and port ourselves. It does not choose what others dial."""
+    if len(register.parts) > MOST_PARTS:
+        raise ValueError("more parts of snapshots than a peer can have")
     return Peer(
         id=peer_id,
         name=clean(register.name)[:64] or peer_id,
@@ -58,14 +88,56 @@ def peer_of(peer_id: str, register: pb.Register, address: str, reached: bool, no
         host=address if reached else "",
         port=register.port,
         since=now,
+        holding=_holding_of(register),
+        parts=frozenset(Part(p.lineage, p.step, p.stage, p.sha256) for p in register.parts),
     )
 
 
-def turn_message(state: State, decision: Decided | None, task: Task | None, evaluation_microbatches: int) -> pb.Turn:
-    turn = pb.Turn(generation=state.history.generation)
+def _holding_of(register: pb.Register) -> Holding | None:
+    if not register.HasField("holding"):
+        return None
+    h = register.holding
+    return Holding(h.lineage, h.stage, tuple(h.layers_per_stage), h.applied, h.prepared)
+
+
+def decision_message(d: Decided) -> pb.Decision:
+    return pb.Decision(step=d.step, apply=d.apply, lr=d.lr, clip=d.clip, loss=d.loss)
+
+
+def keep_message(history: History) -> pb.Keep:
+    def names(marks: Iterable[Mark]) -> list[pb.SnapshotName]:
+        return [pb.SnapshotName(lineage=m.lineage, step=m.step) for m in marks]
+
+    return pb.Keep(complete=names(history.snapshots), begun=names(history.pending))
+
+
+def place_message(state: State, stage: int, task: int, keep: bool) -> pb.Place:
+    """Without the ways to its neighbours, and without a basis."""
+    history = state.history
+    place = pb.Place(
+        task=task,
+        generation=history.generation,
+        stage=stage,
+        layers_per_stage=history.layers,
+        lineage=history.lineage,
+        step=history.step,
+        keep=keep,
+        owed=(state.owed or 0) if stage == len(history.layers) - 1 else 0,
+    )
+    if keep and history.decision is not None:
+        place.decision.CopyFrom(decision_message(history.decision))
+    if not keep and history.newest.parts:
+        mark = history.newest
+        place.restore.CopyFrom(pb.Restore(lineage=mark.lineage, step=mark.step, sha256=mark.parts[stage]))
+    return place
+
+
+def turn_message(
+    state: State, decision: Decided | None, task: Task | None, save: bool, evaluation_microbatches: int
+) -> pb.Turn:
+    turn = pb.Turn(generation=state.history.generation, save=save)
     if decision is not None:
-        d = decision
-        turn.decision.CopyFrom(pb.Decision(step=d.step, apply=d.apply, lr=d.lr, clip=d.clip, loss=d.loss))
+        turn.decision.CopyFrom(decision_message(decision))
     if task is None:
         return turn
     turn.task = task.number
@@ -82,8 +154,6 @@ def turn_message(state: State, decision: Decided | None, task: Task | None, eval
             )
         case "sync":
             turn.sync.step = task.step
-        case "save":
-            turn.save.step = task.step
         case "finish":
             turn.finish.step = task.step
         case "place":

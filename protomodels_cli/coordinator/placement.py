@@ -58,6 +58,36 @@ def place(spec: RunSpec, offers: Sequence[Offer]) -> Placement | str:
     return found
 
 
+def fill(
+    spec: RunSpec, layers: Sequence[int], empty: Sequence[int], offers: Sequence[Sequence[Offer]]
+) -> dict[int, str] | str:
+    """A peer for each empty stage of a cut that stands, or what is missing, in words.
+
+    `offers` has a row for each empty stage, of the same peers, the most welcome first. Every stage gets the first that
+    has the memory, as far as all get one.
+    """
+    parts, memory = _ranges(layers), StageMemory(spec)
+    needs = {i: memory.total(parts[i].start, parts[i].stop, len(layers) - 1 - i) for i in empty}
+    welcome = {i: [o.peer for o in row if o.memory >= needs[i]] for i, row in zip(empty, offers, strict=True)}
+    stage_of: dict[str, int] = {}
+
+    def seat(stage: int, asked: set[str]) -> bool:
+        """Along an augmenting path: whoever sits there moves on, if it can."""
+        for peer in welcome[stage]:
+            if peer not in asked:
+                asked.add(peer)
+                if peer not in stage_of or seat(stage_of[peer], asked):
+                    stage_of[peer] = stage
+                    return True
+        return False
+
+    without = [stage for stage in empty if not seat(stage, set())]
+    if without:
+        need = ", ".join(f"stage {i} ({size(needs[i])})" for i in without)
+        return f"{'a peer' if len(without) == 1 else f'{len(without)} peers'} with the memory for {need}"
+    return {stage: peer for peer, stage in stage_of.items()}
+
+
 # Rooms. A matrix of them has a row for each stage and a column for each peer.
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from protomodels_cli.coordinator.saving import is_due, is_needed
 from protomodels_cli.coordinator.state import Kind, State
 from protomodels_cli.model import grassmann
 
@@ -9,25 +10,22 @@ from protomodels_cli.model import grassmann
 def next_kind(state: State) -> tuple[Kind, int] | str:
     """The task that comes next and its step, or a sentence: what must come first."""
     spec, history = state.spec, state.history
-    step, last = history.step, history.step == spec.steps
+    step, last, dense = history.step, history.step == spec.steps, spec.subspace.form == "dense"
     if step > 0:
-        if spec.subspace.form != "dense" and step % spec.subspace.sync_interval == 0 and history.synced < step:
+        check = is_due(state) or step % spec.subspace.sync_interval == 0  # what is saved is what was checked
+        if not dense and check and history.synced < step:
             return "sync", step
         if history.evaluated < step and (last or due(step, spec.eval.interval)):
             return "evaluation", step
-        needed = last or bool(state.leaving)
-        failed = state.unsaved is not None and state.unsaved[0] == step
-        if history.saved < step and failed and needed:
-            assert state.unsaved is not None
-            return f"room for the snapshot of step {step} ({state.unsaved[1]})"
-        if history.saved < step and not failed and (needed or due(step, spec.snapshots.interval)):
-            return "save", step
-    update = spec.subspace.update
-    owed = state.owed is not None and (
-        last or (update.interval and grassmann.first_step_with(update, state.owed) == step + 1)
-    )
-    if owed:
-        return f"the last stage to say what becomes of the subspace after step {state.owed}"
+        if is_needed(state):
+            if state.unsaved is not None:
+                return f"room for the snapshot of step {step} ({state.unsaved[1]})"
+            return f"the snapshot of step {step} to be complete"
+    if history.paused is not None:
+        return f"its owner to resume it: {history.paused.why}"
+    update, owed = spec.subspace.update, state.owed
+    if owed is not None and (last or (update.interval and grassmann.first_step_with(update, owed) == step + 1)):
+        return f"the last stage to say what becomes of the subspace after step {owed}"
     if last:
         return "finish", step
     new = history.next_basis
@@ -46,20 +44,17 @@ def waiting_for(state: State, now: float) -> str:
     if state.history.over:
         return ""
     if not state.placed:
-        return f"peers: {state.missing}"
+        return f"peers: {state.missing}" if not state.history.step else state.missing
     if state.task is None:
         coming = next_kind(state)
         return coming if isinstance(coming, str) else "the coordinator itself"
     absent = [i for i in range(state.stages) if i not in state.heard]
-    if not absent:
-        return f"the snapshot of step {state.task.step} to be complete"
     doing = {
-        "place": "build",
+        "place": "build" if not state.history.step else f"be as they were after step {state.task.step}",
         "link": "reach its neighbours" if len(absent) == 1 else "reach their neighbours",
         "step": f"finish step {state.task.step}",
         "sync": f"report the bytes in use after step {state.task.step}",
         "evaluation": f"evaluate step {state.task.step}",
-        "save": f"hand in the snapshot of step {state.task.step}",
         "finish": "hash the final weights",
     }[state.task.kind]
     return f"{stages_in_words(state, absent)} to {doing} ({max(0.0, now - state.task.started):.0f} s so far)"

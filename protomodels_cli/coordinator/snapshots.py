@@ -1,51 +1,87 @@
-"""Snapshots at the coordinator: parts come in one by one, and count once all of them are whole."""
+"""Snapshots at the coordinator: parts come in piece by piece, and count once all of them are whole.
+
+snapshots/LINEAGE-STEP/stage-I.safetensors, hashes.json          a complete one
+snapshots/.LINEAGE-STEP/stage-I.HASH.safetensors[.partial]       one that is being handed in
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
+from collections.abc import Collection
 from pathlib import Path
 
+from protomodels_cli.coordinator.history import Mark
 from protomodels_cli.files import sync_folder, write_whole
+
+ARRIVED = re.compile(r"stage-(\d+)\.([0-9a-f]{64})\.safetensors")
 
 
 class Snapshots:
-    def __init__(self, folder: Path, lineage: int, keep: int):
-        self._folder, self._lineage, self._keep = folder, lineage, keep
-        self._parts: dict[int, dict[int, str]] = {}  # step → stage → hash
+    def __init__(self, folder: Path):
+        self._folder = folder
         folder.mkdir(exist_ok=True)
 
-    def _name(self, step: int) -> str:
-        return f"{self._lineage:04d}-{step:08d}"
+    @staticmethod
+    def _name(lineage: int, step: int) -> str:
+        return f"{lineage:04d}-{step:08d}"
 
-    def part(self, step: int, stage: int) -> Path:
-        """Where a part is written while the snapshot is not complete."""
-        work = self._folder / f".{self._name(step)}.partial"
-        work.mkdir(exist_ok=True)
-        return work / f"stage-{stage}.safetensors"
+    def _begun(self, lineage: int, step: int) -> Path:
+        return self._folder / f".{self._name(lineage, step)}"
 
-    def arrived(self, step: int, stage: int, sha256: str) -> None:
-        self._parts.setdefault(step, {})[stage] = sha256
+    def coming(self, lineage: int, step: int, stage: int, sha256: str) -> Path:
+        """Where a part is put together; what is there of it already is its beginning."""
+        folder = self._begun(lineage, step)
+        folder.mkdir(exist_ok=True)
+        for other in folder.glob(f"stage-{stage}.*.partial"):
+            if sha256 not in other.name:
+                other.unlink()
+        return folder / f"stage-{stage}.{sha256}.safetensors.partial"
 
-    def drop(self, step: int) -> None:
-        self._parts.pop(step, None)
-        shutil.rmtree(self._folder / f".{self._name(step)}.partial", ignore_errors=True)
+    def arrived(self, path: Path) -> None:
+        """This part is whole, and on disk."""
+        os.replace(path, path.with_suffix(""))
+        sync_folder(path.parent)
 
-    def has(self, step: int, stage: int) -> bool:
-        return stage in self._parts.get(step, {})
+    def has(self, lineage: int, step: int, stage: int) -> bool:
+        return stage in self._arrived(lineage, step)
 
-    def complete(self, step: int, stages: int) -> Path:
-        """All parts are here: give the snapshot its name, and let go of the oldest."""
-        parts = self._parts.pop(step, {})
-        if absent := [i for i in range(stages) if i not in parts]:
-            raise OSError(f"stage {absent[0]} handed nothing in")
-        work, final = self._folder / f".{self._name(step)}.partial", self._folder / self._name(step)
-        hashes = {f"stage-{stage}.safetensors": sha256 for stage, sha256 in sorted(parts.items())}
-        write_whole(work / "hashes.json", json.dumps({"step": step, "sha256": hashes}, indent=1).encode())
-        os.rename(work, final)
+    def _arrived(self, lineage: int, step: int) -> dict[int, str]:
+        folder = self._begun(lineage, step)
+        found = [ARRIVED.fullmatch(path.name) for path in folder.iterdir()] if folder.exists() else []
+        return {int(m[1]): m[2] for m in found if m}
+
+    def whole(self, lineage: int, step: int, stages: int) -> tuple[str, ...] | None:
+        """The hashes of all parts, once all are here."""
+        here = self._arrived(lineage, step)
+        return tuple(here[i] for i in range(stages)) if len(here) == stages else None
+
+    def settle(self, complete: Collection[Mark], begun: Collection[Mark]) -> None:
+        """Give the complete ones their names, and delete whatever is neither complete nor begun."""
+        for mark in complete:
+            if mark.parts and not (self._folder / self._name(mark.lineage, mark.step)).exists():
+                self._complete(mark)
+        keep = {self._name(m.lineage, m.step) for m in complete} | {f".{self._name(m.lineage, m.step)}" for m in begun}
+        for path in self._folder.iterdir():
+            if path.name not in keep:
+                shutil.rmtree(path, ignore_errors=True)
+
+    def _complete(self, mark: Mark) -> None:
+        work = self._begun(mark.lineage, mark.step)
+        if not work.exists():
+            return  # somebody removed it; whoever needs it will find out, and say so
+        names = {}
+        for stage, sha256 in enumerate(mark.parts):
+            names[f"stage-{stage}.safetensors"] = sha256
+            came = work / f"stage-{stage}.{sha256}.safetensors"
+            if came.exists():
+                os.replace(came, work / f"stage-{stage}.safetensors")
+        write_whole(work / "hashes.json", json.dumps({"step": mark.step, "sha256": names}, indent=1).encode())
+        os.rename(work, self._folder / self._name(mark.lineage, mark.step))
         sync_folder(self._folder)
-        whole = sorted(p for p in self._folder.iterdir() if not p.name.startswith("."))
-        for old in whole[: -self._keep]:
-            shutil.rmtree(old, ignore_errors=True)
-        return final
+
+    def part(self, lineage: int, step: int, stage: int) -> Path:
+        """Of a complete one."""
+        return self._folder / self._name(lineage, step) / f"stage-{stage}.safetensors"

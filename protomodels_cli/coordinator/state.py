@@ -1,4 +1,7 @@
-"""What the coordinator knows: peers, the task at hand, what was heard; and the history below it."""
+"""What the coordinator knows: peers, the task at hand, what was heard; and the history below it.
+
+Only the history outlives the process. Everything else is heard again from the peers when they register.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,31 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from protomodels_cli.coordinator.history import History
+from protomodels_cli.model import grassmann
 from protomodels_cli.spec.schema import RunSpec
 
-Kind = Literal["place", "link", "step", "sync", "evaluation", "save", "finish"]
+Kind = Literal["place", "link", "step", "sync", "evaluation", "finish"]
+
+
+@dataclass(frozen=True)
+class Holding:
+    """What a peer has in memory: a stage after all decisions up to `applied` of a lineage."""
+
+    lineage: int
+    stage: int
+    layers: tuple[int, ...]  # of all stages
+    applied: int
+    prepared: int = 0  # the generation in which it said that it has the gradients of the step after that; 0: it has not
+
+
+@dataclass(frozen=True)
+class Part:
+    """A stage's part of a snapshot, on a peer's disk."""
+
+    lineage: int
+    step: int
+    stage: int
+    sha256: str
 
 
 @dataclass(frozen=True)
@@ -25,6 +50,8 @@ class Peer:
     host: str  # where neighbours can dial it; empty: nowhere
     port: int
     since: float
+    holding: Holding | None = None  # when it registered
+    parts: frozenset[Part] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -54,7 +81,6 @@ class Report:
     loss_sum: float = 0.0  # step, evaluation; from the last stage
     tokens: int = 0
     parameters: tuple[tuple[str, str], ...] = ()  # finish: (name, hash)
-    not_saved: str = ""  # save: why its part was not written
     usage: Mapping[str, float] = field(default_factory=dict)  # step
 
 
@@ -64,13 +90,21 @@ class State:
     t_fixed: tuple[int, str]  # version and hash
     history: History
     peers: Mapping[str, Peer] = field(default_factory=dict)  # in the order in which they joined
+    placed: bool = False  # the history's holders are here, and have been told so in this generation
+    holds: Mapping[str, int] = field(default_factory=dict)  # peer → the stage that it has in memory as it must be now
+    absent: Mapping[str, float] = field(default_factory=dict)  # holder that may come back → until when it is waited for
     task: Task | None = None  # none: waiting for something that is not a stage's report
     heard: Mapping[int, Report] = field(default_factory=dict)  # stage → its report on the task
     undelivered: bool = False  # the last decision has not been sent yet
-    owed: int | None = None  # the step after which the last stage still owes its word on the subspace
     took_basis: frozenset[int] = frozenset()  # stages that have the next basis
     leaving: frozenset[str] = frozenset()  # holders that go when the step is done and saved
+    stopping: bool = False  # the owner wants everything saved and ended
+    stopped: bool = False  # … and it was
+    returned: int = 0  # the step whose bad numbers were answered with an older snapshot
+    whole: Mapping[int, tuple[str, ...]] = field(default_factory=dict)  # begun snapshot → the hashes of all its parts
     unsaved: tuple[int, str, float] | None = None  # the snapshot of this step failed: why, and when
+    suspects: frozenset[str] = frozenset()  # peers that were seen to use other bytes of U or T_fixed, once
+    broken: int = 0  # generations in a row that ended before a step was decided
     relay_all: bool = False  # direct links failed: send everything through the door
     missing: str = "no peer has joined"  # while there is no placement: why
     tasks: int = 0
@@ -78,12 +112,15 @@ class State:
     decided_at: tuple[tuple[float, int], ...] = ()  # (when, step) of the last decisions
 
     @property
-    def placed(self) -> bool:
-        return bool(self.history.holders) and not self.history.over
-
-    @property
     def stages(self) -> int:
         return len(self.history.holders)
 
+    @property
+    def owed(self) -> int | None:
+        """The step after which the last stage still owes its word on the subspace."""
+        step = grassmann.last_report(self.spec.subspace, self.history.step)
+        return step if step > self.history.reported else None
+
     def stage_of(self, peer: str) -> int | None:
-        return self.history.holders.index(peer) if peer in self.history.holders else None
+        """Of this generation's stages."""
+        return self.history.holders.index(peer) if self.placed and peer in self.history.holders else None

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from protomodels_cli.coordinator.history import History, fold
+from protomodels_cli.coordinator.history import History
 from protomodels_cli.coordinator.journal import read
 from protomodels_cli.coordinator.plan import waiting_for
 from protomodels_cli.coordinator.state import State
@@ -29,7 +28,10 @@ def describe(state: State, now: float, started: float, refused: int) -> pb.RunSt
         generation=history.generation,
         basis_version=history.basis_version,
         spec_sha256=spec.sha256(),
-        reason=history.stopped.why if history.stopped else "",
+        reason=history.paused.why if history.paused else "",
+        lineage=history.lineage,
+        snapshot_step=history.newest.step,
+        steps_redone=history.redone,
         uptime_s=now - started,
         tokens=history.step * spec.batch.size * spec.model.context,
         refused_connections=refused,
@@ -49,9 +51,7 @@ def describe(state: State, now: float, started: float, refused: int) -> pb.RunSt
 
 def from_journal(run_dir: Path) -> pb.RunStatus:
     """What the journal knows, where no coordinator runs."""
-    spec, history, last = load_spec(run_dir / "run.yaml"), History(), 0.0
-    for at, record in read(run_dir / "journal.sqlite"):
-        history, last = fold(history, record), at
+    spec, (history, last) = load_spec(run_dir / "run.yaml"), read(run_dir / "journal.sqlite")
     status = describe(State(spec, (0, ""), history), last, last, 0)
     if not history.over:
         status.phase, status.waiting_for = "not running", "its coordinator to be started again"
@@ -62,13 +62,11 @@ def from_journal(run_dir: Path) -> pb.RunStatus:
 def phase_of(state: State) -> str:
     if state.history.ended:
         return "done"
-    if state.history.stopped:
-        return "stopped"
     if not state.placed:
-        return "gathering"
+        return "waiting" if state.history.step else "gathering"
     if state.task is not None and state.task.kind in ("place", "link"):
         return "placing"
-    return "running"
+    return "paused" if state.history.paused and state.task is None else "running"
 
 
 def tokens_per_s(state: State) -> float:
@@ -116,7 +114,7 @@ def _doing(state: State, stage: int) -> str:
     if state.task is None or stage in state.heard:
         return "waiting"
     words = {"place": "building", "link": "linking", "step": "training", "sync": "checking", "evaluation": "evaluating"}
-    return words.get(state.task.kind, "saving" if state.task.kind == "save" else "finishing")
+    return words.get(state.task.kind, "finishing")
 
 
 def _peers(state: State, now: float) -> list[pb.PeerStatus]:
@@ -143,12 +141,10 @@ def _peers(state: State, now: float) -> list[pb.PeerStatus]:
 
 
 class Totals:
-    """Sums over a run's step rows, for its summary."""
+    """Sums over the step rows since this process began, for the run's summary."""
 
     def __init__(self) -> None:
         self.steps = self.tokens = 0
-        self.loss_first = self.loss_last = math.nan
-        self.forward_bytes = self.backward_bytes = 0
         self.most_in_flight: list[int] = []
         self.peak_memory: list[int] = []
         self.cpu_s: list[float] = []
@@ -156,29 +152,27 @@ class Totals:
     def add(self, row: Mapping[str, Any]) -> None:
         stages: Sequence[Mapping[str, float]] = row["stages"]
         if self.steps == 0:
-            self.loss_first = row["loss"]
             self.most_in_flight = [0] * len(stages)
-        self.loss_last = row["loss"]
         self.steps += 1
         self.tokens += row["tokens"]
-        self.forward_bytes += int(sum(s["forward_bytes"] for s in stages))
-        self.backward_bytes += int(sum(s["backward_bytes"] for s in stages))
         held = zip(self.most_in_flight, stages, strict=True)
         self.most_in_flight = [max(before, int(s["most_in_flight"])) for before, s in held]
         self.peak_memory = [int(s["peak_memory"]) for s in stages]
         self.cpu_s = [s["cpu_s"] for s in stages]
 
-    def bytes_summary(self, spec: RunSpec, stages: int) -> dict[str, Any]:
-        """Bytes a token over a boundary, each way, against a dense pipeline's. Headers count, evaluations do not."""
-        crossings = self.tokens * (stages - 1)
-        forward, backward = (b / crossings if crossings else 0.0 for b in (self.forward_bytes, self.backward_bytes))
-        dense = 2.0 * spec.model.width
-        ratio = 2 * dense / (forward + backward) if crossings else None
-        return {
-            "bytes_per_token": {"forward": forward, "backward": backward},
-            "dense_bytes_per_token_bf16": dense,
-            "ratio_bf16": ratio,
-            "ratio_fp32": None if ratio is None else 2 * ratio,
-            "bytes_sent": self.forward_bytes + self.backward_bytes,
-            "dense_bytes_bf16": int(2 * dense * crossings),
-        }
+
+def bytes_summary(history: History, spec: RunSpec) -> dict[str, Any]:
+    """Bytes a token over a boundary, each way, against a dense pipeline's. Headers count, evaluations do not, and of
+    steps that were redone the last time counts."""
+    crossings = history.step * spec.batch.size * spec.model.context * (len(history.layers) - 1)
+    forward, backward = (b / crossings if crossings else 0.0 for b in (history.forward_bytes, history.backward_bytes))
+    dense = 2.0 * spec.model.width
+    ratio = 2 * dense / (forward + backward) if crossings else None
+    return {
+        "bytes_per_token": {"forward": forward, "backward": backward},
+        "dense_bytes_per_token_bf16": dense,
+        "ratio_bf16": ratio,
+        "ratio_fp32": None if ratio is None else 2 * ratio,
+        "bytes_sent": history.forward_bytes + history.backward_bytes,
+        "dense_bytes_bf16": int(2 * dense * crossings),
+    }

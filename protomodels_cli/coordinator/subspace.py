@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from protomodels_cli.errors import UserError
 from protomodels_cli.files import write_whole
 from protomodels_cli.model.basis import Basis, basis_from_bytes, basis_to_bytes, initial_basis
 from protomodels_cli.model.shape import Shape
@@ -24,7 +25,7 @@ class Subspace:
         self.t_fixed_sha256 = t_fixed_of(spec).sha256()
         self._bases: dict[int, Basis] = {}
         folder.mkdir(exist_ok=True)
-        self._keep(initial_basis(self._shape.width, spec.subspace.k, spec.seed, self._shape.dtype))
+        self._bases[0] = initial_basis(self._shape.width, spec.subspace.k, spec.seed, self._shape.dtype)
 
     @property
     def basis_bytes(self) -> int:
@@ -45,8 +46,24 @@ class Subspace:
         write_whole(self._file(basis.version), basis_to_bytes(basis))
         self._bases[basis.version] = basis
 
-    def forget_before(self, version: int) -> None:
-        for old in [v for v in self._bases if v < version]:
+    def load(self, version: int, sha256: str) -> None:
+        """One that was accepted before."""
+        if version in self._bases:
+            return
+        try:
+            content = self._file(version).read_bytes()
+            basis = basis_from_bytes(version, content, (self._shape.width, self._spec.subspace.k), self._shape.dtype)
+        except (OSError, ValueError) as e:
+            raise UserError(f"{self._file(version)} cannot be read: {e}", "put it back from a copy") from None
+        if basis.sha256 != sha256:
+            raise UserError(
+                f"{self._file(version)} is damaged: not the basis of the journal", "put it back from a copy"
+            )
+        self._bases[version] = basis
+
+    def forget(self, needed: set[int]) -> None:
+        """All but these, and the first, which is made from the seed."""
+        for old in [v for v in self._bases if v and v not in needed]:
             del self._bases[old]
             self._file(old).unlink(missing_ok=True)
 

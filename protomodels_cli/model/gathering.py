@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
+
+from torch import Tensor
 
 from protomodels_cli.model import grassmann
 from protomodels_cli.model.basis import Basis
@@ -31,6 +34,16 @@ class Gathering:
             self.covariance.commit()
         elif self.covariance is not None:
             self.covariance.discard()
+
+    def state(self) -> dict[str, Tensor]:
+        """What has been gathered for a basis that is still to come."""
+        return {} if self.covariance is None else {"total": self.covariance.total}
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        self.covariance = None
+        if "total" in state:
+            self.covariance = grassmann.GradientCovariance(self.stage.shape.width, self.stage.device)
+            self.covariance.total.copy_(state["total"])
 
     def report(self, step: int) -> tuple[dict[str, Any], Basis | None] | None:
         """At the end of a gathering: its quantities for the metrics and, where U moves, the basis that comes next."""

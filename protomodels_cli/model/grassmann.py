@@ -29,6 +29,13 @@ def reports(subspace: SubspaceSpec, step: int) -> bool:
     return subspace.form != "dense" and step % (subspace.update.interval or subspace.sync_interval) == 0
 
 
+def last_report(subspace: SubspaceSpec, step: int) -> int:
+    """The last step up to this one that ends a gathering; 0: none has."""
+    if subspace.form == "dense":
+        return 0
+    return step - step % (subspace.update.interval or subspace.sync_interval)
+
+
 def first_step_with(update: UpdateSpec, computed_after: int) -> int:
     """The step before which all stages switch to a basis computed after `computed_after`."""
     return computed_after + 1 + update.delay

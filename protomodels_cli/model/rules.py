@@ -34,17 +34,22 @@ def row_adamw(g: Tensor, state: State, t: int, o: OptimizerSpec, width: int) -> 
 
 def _adam(g: Tensor, g_squared: Tensor, state: State, t: int, o: OptimizerSpec) -> Tensor:
     if not state:
-        state["first"], state["second"] = torch.zeros_like(g), torch.zeros_like(g_squared)
+        state["first"], state["second"] = _zeros(g), _zeros(g_squared)
     first = state["first"].lerp_(g, 1 - o.beta1)
     second = state["second"].lerp_(g_squared, 1 - o.beta2)
     denominator = (second / (1 - o.beta2**t)).sqrt_().add_(o.eps)
     return first / (1 - o.beta1**t) / denominator
 
 
+def _zeros(like: Tensor) -> Tensor:
+    """By rows whatever the gradient's layout, as state that comes from a snapshot is: a product may round otherwise."""
+    return torch.zeros_like(like, memory_format=torch.contiguous_format)
+
+
 def muon(g: Tensor, state: State, o: OptimizerSpec) -> Tensor:
     """Nesterov momentum, orthogonalised; scaled so that its RMS is that of a typical AdamW update (0.2)."""
     if not state:
-        state["first"] = torch.zeros_like(g)
+        state["first"] = _zeros(g)
     momentum = state["first"].lerp_(g, 1 - o.momentum)
     return orthogonalise(g.lerp(momentum, o.momentum)).mul_(0.2 * math.sqrt(max(g.shape)))
 

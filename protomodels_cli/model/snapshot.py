@@ -1,8 +1,7 @@
 """Weights and their hash; snapshots of all stages on disk, as safetensors.
 
-A snapshot has each stage's weights, optimizer state and basis, and what its codecs remember. A basis that waits for its
-step and gradients gathered for the next one are the run's, not a stage's, and are not in it: nothing resumes from a
-snapshot yet.
+A snapshot has each stage's weights, optimizer state and basis, what its codecs remember, and on the last stage the
+gradients gathered for the next basis. One that waits for its step is the run's, not a stage's, and is in the journal.
 """
 
 from __future__ import annotations
@@ -21,6 +20,8 @@ from torch import Tensor
 
 from protomodels_cli.errors import UserError
 from protomodels_cli.files import sync_folder
+from protomodels_cli.model.basis import Basis
+from protomodels_cli.model.gathering import Gathering
 from protomodels_cli.model.optim import StageOptimizer
 from protomodels_cli.model.stage import Carry, Stage
 
@@ -48,8 +49,10 @@ def weights_sha256(parameters: Iterable[tuple[str, str]]) -> str:
     return hashlib.sha256(lines.encode()).hexdigest()
 
 
-def stage_state(stage: Stage, optimizer: StageOptimizer, codecs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Weights, optimizer state and basis of one stage, and what its codecs remember."""
+def stage_state(
+    stage: Stage, optimizer: StageOptimizer, codecs: Mapping[str, Tensor], gathered: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """All that a stage is, on the host, in memory of its own."""
     state = {f"weights/{name}": p.detach() for name, p in stage.named_parameters()}
     for slot in optimizer.slots:
         state |= {f"optimizer/{slot.name}/{key}": tensor for key, tensor in slot.state.items()}
@@ -57,11 +60,42 @@ def stage_state(stage: Stage, optimizer: StageOptimizer, codecs: Mapping[str, Te
     if stage.basis is not None:
         state |= {"basis/u": stage.basis.u, "basis/version": torch.tensor(stage.basis.version)}
     state |= {f"codecs/{name}": tensor for name, tensor in codecs.items()}
-    return {name: tensor.cpu().contiguous() for name, tensor in state.items()}
+    state |= {f"gathered/{name}": tensor for name, tensor in gathered.items()}
+    return {name: _on_host(tensor.detach()) for name, tensor in state.items()}
+
+
+def _on_host(tensor: Tensor) -> Tensor:
+    own = torch.empty(tensor.shape, dtype=tensor.dtype)
+    return own.copy_(tensor)
+
+
+def part_of(state: Mapping[str, Tensor], section: str) -> dict[str, Tensor]:
+    """`codecs`, say: the tensors of one section under their own names."""
+    return {name.removeprefix(f"{section}/"): t for name, t in state.items() if name.startswith(f"{section}/")}
+
+
+def basis_in(state: Mapping[str, Tensor]) -> Basis | None:
+    return Basis(int(state["basis/version"]), state["basis/u"]) if "basis/u" in state else None
+
+
+@torch.no_grad()
+def load_stage_state(stage: Stage, optimizer: StageOptimizer, state: Mapping[str, Tensor]) -> None:
+    """Weights and optimizer state; the stage was built with the basis."""
+    for name, parameter in stage.named_parameters():
+        parameter.copy_(state[f"weights/{name}"])
+    for slot in optimizer.slots:
+        slot.state = {key: t.to(stage.device) for key, t in part_of(state, f"optimizer/{slot.name}").items()}
+    optimizer.applied = int(state["optimizer/applied"])
 
 
 def write_snapshot(
-    folder: Path, step: int, stages: list[Stage], optimizers: list[StageOptimizer], carry: Carry, keep: int
+    folder: Path,
+    step: int,
+    stages: list[Stage],
+    optimizers: list[StageOptimizer],
+    carry: Carry,
+    gathering: Gathering,
+    keep: int,
 ) -> Path:
     """Write folder/STEP/stage-i.safetensors with their hashes; whole or not at all. Drops all but the newest `keep`."""
     final, work = folder / f"{step:08d}", folder / f".{step:08d}.partial"
@@ -71,7 +105,8 @@ def write_snapshot(
         hashes = {}
         for stage, optimizer in zip(stages, optimizers, strict=True):
             path = work / f"stage-{stage.part.index}.safetensors"
-            save_file(stage_state(stage, optimizer, carry.state(stage.part.index)), path)
+            gathered = gathering.state() if stage.part.is_last else {}
+            save_file(stage_state(stage, optimizer, carry.state(stage.part.index), gathered), path)
             hashes[path.name] = _sync_and_hash(path)
         (work / "hashes.json").write_text(json.dumps({"step": step, "sha256": hashes}, indent=1))
         _sync_and_hash(work / "hashes.json")

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+LONGEST_LINE = 1 << 20
+
 
 class JsonLines:
-    def __init__(self, path: Path):
-        self._file = path.open("x", encoding="utf-8")  # a run never writes over another
+    """A run never writes over another; one that goes on writes behind what is there."""
+
+    def __init__(self, path: Path, go_on: bool = False):
+        if go_on:
+            _drop_half_a_line(path)
+        self._file = path.open("a" if go_on else "x", encoding="utf-8")
 
     def write(self, row: dict[str, Any]) -> None:
         self._file.write(json.dumps(strict(row)) + "\n")
@@ -27,6 +34,16 @@ class JsonLines:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._file.close()
+
+
+def _drop_half_a_line(path: Path) -> None:
+    """What a kill in the middle of a write left behind."""
+    if not path.exists():
+        return
+    with path.open("rb+") as file:
+        start = max(0, file.seek(0, os.SEEK_END) - LONGEST_LINE)
+        file.seek(start)
+        file.truncate(start + file.read().rfind(b"\n") + 1)
 
 
 def strict(value: Any) -> Any:

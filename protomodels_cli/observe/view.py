@@ -33,11 +33,15 @@ def picture(s: pb.RunStatus) -> RenderableType:
     if s.phase == "running":
         rows.append(ProgressBar(total=s.steps, completed=s.step, width=72))
     if s.reason:
-        rows.append(Text(f"stopped: {s.reason}", style="bold red"))
+        rows.append(Text(f"paused: {s.reason}", style="bold red"))
     elif s.waiting_for and (s.phase != "running" or s.waiting_s > LONG):
         rows.append(Text(f"waiting for {s.waiting_for}", style="yellow"))
     if s.stages:
         rows.append(stage_table(s))
+    if s.snapshot_step or s.steps_redone:
+        saved = f"saved up to step {s.snapshot_step}" if s.snapshot_step else "nothing saved yet"
+        redone = f" | went back {s.lineage - 1} ×, {s.steps_redone} steps redone" if s.lineage > 1 else ""
+        rows.append(Text(saved + redone, style="dim"))
     return Group(*rows)
 
 

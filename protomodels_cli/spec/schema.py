@@ -190,6 +190,16 @@ class EvalSpec(Section):
     windows: Count = Field(64, description="Held-out windows used; the same ones every time.")
 
 
+def _checked_bandwidth(value: str) -> str:
+    try:
+        number = bits_per_second(value)
+    except ValueError as e:
+        raise PydanticCustomError("quantity", str(e), {"fix": "write for example 80mbit"}) from None
+    if number <= 0:
+        raise PydanticCustomError("quantity", "must be above 0", {"fix": "leave it out for no limit"})
+    return value
+
+
 class LinkSpec(Section):
     """An emulated internet connection of every peer, inside the transport; its links to both neighbours share it.
 
@@ -208,12 +218,12 @@ class LinkSpec(Section):
     def _quantities(cls, value: str | None, info: ValidationInfo) -> str | None:
         if value is None:
             return None
+        if info.field_name == "bandwidth":
+            return _checked_bandwidth(value)
         try:
-            number = bits_per_second(value) if info.field_name == "bandwidth" else seconds(value)
+            seconds(value)
         except ValueError as e:
-            raise PydanticCustomError("quantity", str(e), {"fix": "write for example 80mbit or 25ms"}) from None
-        if info.field_name == "bandwidth" and number <= 0:
-            raise PydanticCustomError("quantity", "must be above 0", {"fix": "leave it out for no limit"})
+            raise PydanticCustomError("quantity", str(e), {"fix": "write for example 25ms"}) from None
         return value
 
     @property
@@ -265,14 +275,36 @@ class WireSpec(Section):
 
 
 class SnapshotSpec(Section):
-    interval: Whole = Field(0, description="Steps between snapshots of all stages; 0: only at the end.")
-    keep: Count = Field(2, description="Newest snapshots kept.")
+    interval: Whole = Field(
+        100,
+        description="Steps between snapshots of all stages, which are what is left after a crash; 0: only at the end.",
+    )
+    keep: Count = Field(2, description="Newest complete snapshots kept, by the coordinator and by the peers.")
+    max_bandwidth: str | None = Field(
+        None, description="What a peer may use to hand in its part, as `5mbit`. Default: whatever there is."
+    )
+
+    @field_validator("max_bandwidth")
+    @classmethod
+    def _bandwidth(cls, value: str | None) -> str | None:
+        return None if value is None else _checked_bandwidth(value)
+
+    @property
+    def bits_per_second(self) -> float | None:
+        return None if self.max_bandwidth is None else bits_per_second(self.max_bandwidth)
 
 
 class LimitsSpec(Section):
     nonfinite_steps: Count = Field(
         5,
-        description="Steps in a row skipped for a non-finite loss or gradient at which the run stops.",
+        description="Steps in a row skipped for a non-finite loss or gradient at which the run pauses.",
+    )
+    nonfinite_action: Literal["pause", "return"] = Field(
+        "pause",
+        description="What then: `pause`, or `return` to a snapshot from before, once, and pause if it comes back.",
+    )
+    lease_seconds: Annotated[float, Field(ge=1, le=3600)] = Field(
+        5.0, description="A peer that was not heard of for so long is gone."
     )
     place_seconds: Positive = Field(
         300.0, description="Time for a peer to build its stage and reach its neighbours; then another is asked."

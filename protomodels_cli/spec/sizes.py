@@ -222,7 +222,9 @@ class StageMemory:
 
         parameters, state = unit_parameters(spec), unit_state(spec)
         self._units_before = [0, *accumulate((2 * parameters[u] + state[u]) * number for u in parameters)]
-        self._shared = t_fixed_bytes(spec) + (0 if form == "dense" else m.width * spec.subspace.k * number)  # and U
+        self._saved_before = [0, *accumulate((parameters[u] + state[u]) * number for u in parameters)]
+        self._basis = 0 if form == "dense" else m.width * spec.subspace.k * number
+        self._shared = t_fixed_bytes(spec) + self._basis
 
         self._layer_saved = tokens * _saved(spec) * number
         # Once a stage: message in, its gradient, message out, the stream, rotary angles; token ids and targets.
@@ -265,6 +267,13 @@ class StageMemory:
         begin, end = first_layer + (first_layer > 0), end_layer + 1 + (end_layer == self.layers)  # embed, …, head
         remembered = (first_layer > 0) * self._towards_previous + (end_layer < self.layers) * self._towards_next
         return self._units_before[end] - self._units_before[begin] + self._shared + remembered
+
+    def saved(self, first_layer: int, end_layer: int) -> int:
+        """Its part of a snapshot: weights, optimizer state, U, what codecs remember, and is gathered for the next U."""
+        begin, end = first_layer + (first_layer > 0), end_layer + 1 + (end_layer == self.layers)
+        remembered = (first_layer > 0) * self._towards_previous + (end_layer < self.layers) * self._towards_next
+        gathered = self._covariance // 4 if end_layer == self.layers else 0
+        return self._saved_before[end] - self._saved_before[begin] + self._basis + remembered + gathered
 
     def in_flight(self, first_layer: int, end_layer: int, stages_after: int) -> int:
         """What autograd saves of the microbatches that wait for their backward, and the messages of each."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from zlib import crc32
 
 from protomodels_cli.model.stage import Leg
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
@@ -37,16 +38,18 @@ class Message:
 def frames_of(message: Message, generation: int) -> Iterator[pb.Frame]:
     payload = message.payload or b""
     for start in range(0, max(1, len(payload)), PIECE):
+        ids, piece = message.ids if start == 0 else b"", payload[start : start + PIECE]
         yield pb.Frame(
             leg=_LEGS[message.leg],
             generation=generation,
             step=message.step,
             microbatch=message.microbatch,
             basis_version=message.basis_version,
-            ids=message.ids if start == 0 else b"",
-            payload=payload[start : start + PIECE],
+            ids=ids,
+            payload=piece,
             more=start + PIECE < len(payload),
             poison=message.payload is None,
+            crc=crc32(piece, crc32(ids)),
         )
 
 
@@ -62,6 +65,8 @@ class Assembler:
         """The message that this frame completes, if it does."""
         if frame.leg not in _NAMES:
             raise BadMessage(f"leg {frame.leg} of a frame is unknown")
+        if frame.crc != crc32(frame.payload, crc32(frame.ids)):
+            raise BadMessage("a frame was damaged on its way")
         if self._pieces:
             first = self._pieces[0]
             same = (frame.leg, frame.step, frame.microbatch) == (first.leg, first.step, first.microbatch)

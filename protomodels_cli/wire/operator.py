@@ -9,7 +9,7 @@ import grpc
 
 from protomodels_cli.errors import EXIT_REFUSED, UserError
 from protomodels_cli.wire.channels import CHANNEL_OPTIONS
-from protomodels_cli.wire.link import JoinLink, address, fetch_authority
+from protomodels_cli.wire.link import JoinLink, UnreachableError, address, fetch_authority
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.pb import pmtrain_pb2_grpc as rpc
 from protomodels_cli.wire.tls import COORDINATOR_NAME
@@ -31,13 +31,22 @@ class Operator:
         except grpc.aio.AioRpcError as e:
             raise in_words(e) from None
 
+    async def control(self, action: str, owner: str) -> None:
+        request = pb.ControlRequest(action=pb.ControlRequest.Action.Value(action))
+        try:
+            await self._stub.Control(request, metadata=(("owner", owner),), timeout=10)
+        except grpc.aio.AioRpcError as e:
+            raise in_words(e) from None
+
 
 def in_words(error: grpc.aio.AioRpcError) -> UserError:
     """A refusal carries its own sentence and fix; anything else is the network's."""
     what, _, fix = (error.details() or "").partition("\n")
     if error.code() in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.FAILED_PRECONDITION) and fix:
         return Refused(what, fix)
-    return UserError(f"the coordinator cannot be reached: {what}", "check your connection, and that it still runs")
+    return UnreachableError(
+        f"the coordinator cannot be reached: {what}", "check your connection, and that it still runs"
+    )
 
 
 @asynccontextmanager
@@ -49,6 +58,10 @@ async def coordinator_channel(
         *CHANNEL_OPTIONS,
         ("grpc.ssl_target_name_override", COORDINATOR_NAME),
         ("grpc.max_receive_message_length", most_bytes),
+        # By itself gRPC waits for up to two minutes between tries: whoever comes back is looked for sooner.
+        ("grpc.initial_reconnect_backoff_ms", 200),
+        ("grpc.min_reconnect_backoff_ms", 1000),
+        ("grpc.max_reconnect_backoff_ms", 2000),
     ]
     credentials = grpc.ssl_channel_credentials(authority_pem)
     async with grpc.aio.secure_channel(address(link.host, link.port), credentials, options) as channel:

@@ -15,12 +15,11 @@ from pathlib import Path
 from typing import Any, assert_never
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import save_file
+from safetensors.torch import load_file
 
 from protomodels_cli.model.basis import Basis
 from protomodels_cli.model.shape import Slice
-from protomodels_cli.model.snapshot import parameter_hashes, stage_state
+from protomodels_cli.model.snapshot import parameter_hashes
 from protomodels_cli.model.stage import Leg, Sync
 from protomodels_cli.spec.schema import RunSpec
 from protomodels_cli.wire.frames import BadMessage, Message
@@ -31,13 +30,39 @@ from protomodels_cli.worker.stage_work import Pass, StageWork
 
 
 @dataclass(frozen=True)
-class Build:
+class Seat:
+    """A place in a generation."""
+
     task: int
     generation: int
+    lineage: int
+    step: int  # the last one decided
+    limit: int  # microbatches in flight
+    owed: int  # the step after which the subspace's fate is to be said again; 0: none
+
+
+@dataclass(frozen=True)
+class Build:
+    """Make the stage anew: from the seed, or from this file."""
+
+    seat: Seat
     spec: RunSpec
     part: Slice
     basis: Basis | None
-    limit: int  # microbatches in flight
+    saved: Path | None
+
+
+@dataclass(frozen=True)
+class Keep:
+    """Go on with the stage that is here, and take the last decision if it is not known yet."""
+
+    seat: Seat
+    decision: Decide | None
+
+
+@dataclass(frozen=True)
+class Describe:
+    """Say what is here."""
 
 
 @dataclass(frozen=True)
@@ -63,18 +88,14 @@ class Run:
 
 @dataclass(frozen=True)
 class ReportSync:
-    """Hash the bytes in use, say so, and put the right ones in their place where they differ."""
+    """Hash the bytes in use, and say so."""
 
     task: int
-    basis: Basis | None
 
 
 @dataclass(frozen=True)
-class WriteState:
-    """Write all that the stage is to this file."""
-
-    task: int
-    path: Path
+class CopyState:
+    """Copy all that the stage is to the host's memory."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +115,7 @@ class Drop:
     """Let go of the stage."""
 
 
-Order = Drop | Build | Decide | Run | ReportSync | WriteState | HashWeights | HoldBasis
+Order = Drop | Build | Keep | Describe | Decide | Run | ReportSync | CopyState | HashWeights | HoldBasis
 
 
 # What comes back
@@ -121,8 +142,20 @@ class Outcome:
     loss_sum: float = 0.0
     tokens: int = 0
     parameters: list[tuple[str, str]] = field(default_factory=list)
-    written: Path | None = None
-    not_saved: str = ""
+
+
+@dataclass(frozen=True)
+class Described:
+    """The stage that is here, if any: its lineage, its last decided step, and the generation it is prepared in."""
+
+    found: tuple[int, int, int] | None
+
+
+@dataclass(frozen=True)
+class Copied:
+    lineage: int
+    step: int
+    state: dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -142,6 +175,7 @@ class Taken:
 @dataclass(frozen=True)
 class Failure:
     error: Exception
+    leg: Leg | None = None  # of the message that it came of
 
 
 class Engine(threading.Thread):
@@ -151,6 +185,7 @@ class Engine(threading.Thread):
         super().__init__(name="compute", daemon=True)
         self._device, self._threads, self._post_with = device, threads, post
         self._generation = self._wanted = 0  # of the stage here, and of what the loop asks for
+        self._lineage = 0
         self._news = threading.Condition()
         self._orders: deque[Order | None] = deque()  # None: end
         self._arrived: dict[Leg, deque[Message]] = {"forward": deque(), "backward": deque(), "evaluation": deque()}
@@ -202,16 +237,17 @@ class Engine(threading.Thread):
         torch.set_num_threads(self._threads)  # here: on some builds it is a property of the thread
         going = True
         while going:
+            todo: Order | Message | None = None
             try:
-                going = self._take_turn()
+                if (todo := self._next()) is None:
+                    going = False
+                else:
+                    self._take(todo)
             except Exception as error:  # the session says what becomes of it; a new generation starts afresh
                 self._run = self._pass = None
-                self._post(Failure(error))
+                self._post(Failure(error, todo.leg if isinstance(todo, Message) else None))
 
-    def _take_turn(self) -> bool:
-        todo = self._next()
-        if todo is None:
-            return False
+    def _take(self, todo: Order | Message) -> None:
         started, packing = time.perf_counter(), self._packing
         if isinstance(todo, Message):
             self._compute(todo)
@@ -220,7 +256,6 @@ class Engine(threading.Thread):
         packing = self._packing - packing
         self._usage.wire += packing
         self._usage.compute += time.perf_counter() - started - packing
-        return True
 
     def _post(self, item: Any) -> None:
         self._post_with(self._generation, item)
@@ -289,30 +324,38 @@ class Engine(threading.Thread):
             self._post(outgoing)
         self._usage.most_in_flight = max(self._usage.most_in_flight, len(work.flights))
         if work.complete:
-            norms = self._work.prepare(work) if run.leg == "forward" else {}
+            norms = self._work.prepare(work, self._generation) if run.leg == "forward" else {}
             self._run = self._pass = None
             self._report(run.task, norms=norms, loss_sum=work.loss_sum, tokens=work.tokens)
 
     def _obey(self, order: Order) -> None:
-        if isinstance(order, Build | Drop):
-            self._run = self._pass = self._work = self._held = None
-        if isinstance(order, Drop):
-            return
-        if isinstance(order, Build):
-            self._generation = order.generation
-            self._work = StageWork(order.spec, order.part, order.basis, self._device)
-            self._work.stage.warm_up(order.spec.batch.size // order.spec.batch.microbatches, order.spec.model.context)
-            self._limit = order.limit
-            self._report(order.task, sync=self._work.stage.sync())
-            return
+        match order:
+            case Drop():
+                self._run = self._pass = self._work = self._held = None
+                return
+            case Describe():
+                work = self._work
+                self._post(Described(None if work is None else (self._lineage, work.step, work.prepared)))
+                return
+            case Build(seat, spec, part, basis, path):
+                self._run = self._pass = self._work = self._held = None  # two would not fit
+                saved = None if path is None else load_file(path)
+                self._work = StageWork(spec, part, basis, self._device, saved, seat.step)
+                self._sit_down(seat, self._work)
+                return
         work = self._work
         assert work is not None
         match order:
-            case Decide(step, apply, lr, clip):
-                work.decide(step, apply, lr, clip)
-                reported = work.subspace_report(step)
-                if reported is not None:
-                    self._post(SubspaceReport(step, *reported))
+            case Keep(seat, decision):
+                self._run = self._pass = None
+                if decision is not None and work.prepared and decision.step == work.step + 1:
+                    self._decide(decision, work)
+                if (self._lineage, work.step) != (seat.lineage, seat.step):
+                    raise RuntimeError(f"asked to keep step {seat.step} of lineage {seat.lineage}, which is not here")
+                work.abandon()
+                self._sit_down(seat, work)
+            case Decide():
+                self._decide(order, work)
             case Run():
                 if order.basis_version != work.basis_version:
                     assert self._held is not None
@@ -320,23 +363,28 @@ class Engine(threading.Thread):
                     work.switch_basis(self._held)
                     self._held = None
                 self._run, self._pass = order, work.begin(order.leg, order.step, order.microbatches)
-            case ReportSync(task, basis):
-                found = work.stage.sync()
-                if basis is not None and found is not None and found != work.right_sync(basis):
-                    work.repair(basis)
-                self._report(task, sync=found)
-            case WriteState(task, path):
-                try:
-                    save_file(stage_state(work.stage, work.optimizer, work.codec_state()), path)
-                    self._report(task, written=path)
-                except (OSError, SafetensorError) as e:
-                    self._report(task, not_saved=getattr(e, "strerror", None) or str(e))
+            case ReportSync(task):
+                self._report(task, sync=work.stage.sync())
+            case CopyState():
+                self._post(Copied(self._lineage, work.step, work.state()))
             case HashWeights(task):
                 self._report(task, parameters=parameter_hashes(work.stage))
             case HoldBasis(basis):
                 self._held = basis
             case _:
                 assert_never(order)
+
+    def _sit_down(self, seat: Seat, work: StageWork) -> None:
+        self._generation, self._lineage, self._limit = seat.generation, seat.lineage, seat.limit
+        if seat.owed and work.last_report is not None and work.last_report[0] == seat.owed:
+            self._post(SubspaceReport(*work.last_report))
+        self._report(seat.task, sync=work.stage.sync())
+
+    def _decide(self, decision: Decide, work: StageWork) -> None:
+        work.decide(decision.step, decision.apply, decision.lr, decision.clip)
+        if work.report_subspace():
+            assert work.last_report is not None
+            self._post(SubspaceReport(*work.last_report))
 
     def _report(self, task: int, **outcome: Any) -> None:
         self._post(Outcome(task, self._usage, **outcome))

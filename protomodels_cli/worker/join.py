@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import json
 import os
+import random
 import shutil
 import time
 from collections.abc import Callable
@@ -23,7 +24,7 @@ from protomodels_cli.spec.load import spec_from
 from protomodels_cli.spec.schema import RunSpec
 from protomodels_cli.spec.sizes import StageMemory
 from protomodels_cli.wire.channels import MOST_FROM_COORDINATOR, is_loopback
-from protomodels_cli.wire.link import JoinLink, address, fetch_authority
+from protomodels_cli.wire.link import JoinLink, UnreachableError, address, fetch_authority
 from protomodels_cli.wire.operator import Refused, coordinator_channel, in_words
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.pb import pmtrain_pb2_grpc as rpc
@@ -47,7 +48,23 @@ class Options:
 
 
 async def join(options: Options, say: Callable[[str], None]) -> int:
-    """Join, take part until the run is over or we leave, and return the exit code."""
+    """Join, take part until the run is over or we leave, and return the exit code.
+
+    A coordinator that does not answer is a mistake in the link, unless this machine has been in its run before."""
+    tries = 0
+    while True:
+        try:
+            return await _take_part(options, say)
+        except UnreachableError as e:
+            if not any(options.folder.glob(f"*-{options.link.fingerprint[:8]}")):
+                raise
+            if tries == 0:
+                say(f"{str(e).splitlines()[0]}; this machine was in its run before: trying until it is back …")
+            await asyncio.sleep(min(0.5 * 2**tries, 5.0) * random.uniform(0.5, 1.0))
+            tries = min(tries + 1, 10)
+
+
+async def _take_part(options: Options, say: Callable[[str], None]) -> int:
     link = options.link
     device = devices.choose(options.device)
     authority = await fetch_authority(link)
@@ -70,26 +87,30 @@ async def join(options: Options, say: Callable[[str], None]) -> int:
                 f"joined {spec.name} as {options.name} ({enrolled.peer}): {devices.in_words(device)}, "
                 f"{size(memory)} free, {count(flops)}FLOP/s"
             )
-            reach = pb.ReachabilityReply()
-            if options.listen:
-                request = pb.ReachabilityRequest(port=listener.port)
-                try:
+            said = ""
+
+            async def introduce() -> pb.Register:
+                """Anew with every connection: the coordinator may have been started again, we may have moved."""
+                nonlocal said
+                if options.listen:
+                    request = pb.ReachabilityRequest(port=listener.port)
                     reach = await stub.CheckReachability(request, metadata=credentials_of_peer, timeout=30)
-                except grpc.aio.AioRpcError as e:
-                    raise in_words(e) from None
-                say(_reach_in_words(reach, listener.port))
-            register = pb.Register(
-                spec_sha256=spec.sha256(),
-                device=devices.in_words(device),
-                memory=memory,
-                flops=flops,
-                port=listener.port,
-                name=options.name,
-            )
+                    if (words := _reach_in_words(reach, listener.port)) != said:
+                        said = words
+                        say(words)
+                return pb.Register(
+                    spec_sha256=spec.sha256(),
+                    device=devices.in_words(device),
+                    memory=memory,
+                    flops=flops,
+                    port=listener.port,
+                    name=options.name,
+                )
+
             session = Session(
                 spec, device, identity, listener, stub, credentials_of_peer, (link.host, link.port), folder, say
             )
-            return await session.run(register)
+            return await session.run(introduce)
         finally:
             await listener.stop()
 

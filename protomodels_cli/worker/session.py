@@ -1,20 +1,21 @@
 """A peer's session: does what the coordinator says, and says what came of it.
 
 The event loop's side of a worker. Orders go to the engine, messages to the links; what the engine posts comes back
-here and leaves on the right stream.
+here and leaves on the right stream. A connection that breaks is opened again: the stage stays in memory meanwhile, and
+the coordinator is told what it is.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import json
 import os
+import random
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -30,16 +31,23 @@ from protomodels_cli.spec.schema import RunSpec
 from protomodels_cli.spec.sizes import in_flight_limit
 from protomodels_cli.wire.emulated import Connection
 from protomodels_cli.wire.frames import BadMessage, Message
-from protomodels_cli.wire.operator import in_words
+from protomodels_cli.wire.operator import Refused, in_words
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.pb import pmtrain_pb2_grpc as rpc
 from protomodels_cli.wire.relay import RelayedAcceptor, RelayedDialler
 from protomodels_cli.wire.tls import Identity
 from protomodels_cli.worker import engine as eng
+from protomodels_cli.worker import transfer
 from protomodels_cli.worker.links import Link, Listener, dial
+from protomodels_cli.worker.parts import Part, Parts
 
-PIECE = 1 << 20
-GRACE = 10.0  # seconds for the coordinator to explain why a neighbour hung up
+GRACE = 1.0  # seconds for the coordinator to explain why a neighbour hung up
+REDIAL = 0.2, 3.0  # seconds between tries to reach the coordinator: at first, at most
+BEATS = 5  # in a lease
+
+
+class Lost(Exception):
+    """The connection to the coordinator is gone; why, in words."""
 
 
 class Session:
@@ -50,46 +58,51 @@ class Session:
         identity: Identity,
         listener: Listener,
         stub: rpc.PeeringStub,
-        metadata: tuple[tuple[str, str], ...],
+        metadata: transfer.Metadata,
         door: tuple[str, int],
         folder: Path,
         say: Callable[[str], None],
     ):
         self.spec, self.identity, self.listener, self.stub, self.metadata = spec, identity, listener, stub, metadata
-        self.door, self.folder, self.say = door, folder, say
+        self.door, self.say = door, say
         self._loop = asyncio.get_running_loop()
         self._outbox: asyncio.Queue[pb.PeerMessage] = asyncio.Queue()
         self._over: asyncio.Future[int] = self._loop.create_future()
+        self._described: asyncio.Future[eng.Described] = self._loop.create_future()
         self._engine = eng.Engine(device, spec.compute.threads, self._post)
+        self._heard = 0  # the number of the coordinator's last message
         self._place: pb.Place | None = None
+        self._seat: pb.Place | None = None  # of the stage in memory, also while its generation is over
         self._links: dict[str, Link] = {}  # previous, next
         self._connection = Connection(spec.wire.link) if spec.wire.link.emulated else None
         self._relays: list[RelayedAcceptor | RelayedDialler] = []
         self._streams: set[asyncio.Task[Any]] = set()  # of this generation
         self._chores: set[asyncio.Task[Any]] = set()
-        self._one_upload = asyncio.Lock()
-        self._saving = 0  # the step of the last snapshot asked for
+        self._parts = Parts(folder / "parts")
+        self._throttle = transfer.Throttle(spec.snapshots.bits_per_second)
+        self._saving: set[tuple[int, int, int]] = set()  # lineage, step and stage of what is being written
+        self._to_hand_in: dict[Part, None] = {}  # in order
+        self._handing_in: asyncio.Task[None] | None = None
         self._counted: dict[str, int] = {}
         self._cpu_before: float | None = None
         self._interrupts = 0
         self._shown = 0.0
 
-    async def run(self, register: pb.Register) -> int:
+    async def run(self, introduce: Callable[[], Awaitable[pb.Register]]) -> int:
         """Take part until the coordinator dismisses us. Returns the exit code."""
         if self._connection is not None:
             self.say(f"the run emulates a slow connection for every peer (wire.link): {self.spec.wire.link.in_words}")
         self._engine.start()
         self._listen_for_ctrl_c()
-        self._say_to_coordinator(register=register)
-        control = asyncio.create_task(self._serve_control())
-        ends: set[asyncio.Future[Any]] = {control, self._over}
+        conversing = asyncio.create_task(self._converse_until_dismissed(introduce))
+        ends: set[asyncio.Future[Any]] = {conversing, self._over}
         try:
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             if not self._over.done():
-                await control  # raises what ended it
+                await conversing  # raises what ended it
             return self._over.result()
         finally:
-            control.cancel()
+            conversing.cancel()
             await self._drop_generation()
             self._engine.order(None)
             for chore in self._chores:
@@ -98,20 +111,93 @@ class Session:
 
     # The coordinator's stream
 
-    async def _serve_control(self) -> None:
-        call = self.stub.Session(self._outgoing(), metadata=self.metadata)
-        try:
-            async for message in call:
-                await self._obey(message)
-        except grpc.aio.AioRpcError as e:
-            if not self._over.done():
-                raise in_words(e) from None
-        if not self._over.done():
-            raise UserError("the coordinator closed the session without a word", "join again")
+    async def _converse_until_dismissed(self, introduce: Callable[[], Awaitable[pb.Register]]) -> None:
+        tries, been_in = 0, False
+        while not self._over.done():
+            before = self._heard = 0
+            try:
+                register = await introduce()
+                await self._add_what_is_here(register)
+                await self._converse(register)
+            except Refused:
+                raise
+            except (Lost, grpc.aio.AioRpcError, UserError) as e:
+                if not been_in and self._heard == before:
+                    raise in_words(e) if isinstance(e, grpc.aio.AioRpcError) else e from None
+                why = e.details() or "" if isinstance(e, grpc.aio.AioRpcError) else str(e).splitlines()[0]
+            if self._over.done():
+                return
+            if self._heard:
+                been_in, tries = True, 0
+            if tries == 0:
+                keeps = f"; stage {self._seat.stage} stays in memory here" if self._seat is not None else ""
+                self.say(f"the coordinator is not there ({why[:120]}){keeps}. Trying again …")
+            await asyncio.sleep(min(REDIAL[0] * 2**tries, REDIAL[1]) * random.uniform(0.5, 1.0))
+            tries = min(tries + 1, 10)
 
-    async def _outgoing(self) -> AsyncIterator[pb.PeerMessage]:
+    async def _add_what_is_here(self, register: pb.Register) -> None:
+        """What is in memory, as the engine has it once all orders so far are carried out, and on disk."""
+        self._described = self._loop.create_future()
+        self._engine.order(eng.Describe())
+        found = (await self._described).found
+        if found is not None and self._seat is not None:
+            lineage, applied, prepared = found
+            register.holding.CopyFrom(
+                pb.Holding(
+                    lineage=lineage,
+                    stage=self._seat.stage,
+                    layers_per_stage=self._seat.layers_per_stage,
+                    applied=applied,
+                    prepared=prepared,
+                )
+            )
+        for part in self._parts.all():
+            register.parts.add(lineage=part.lineage, step=part.step, stage=part.stage, sha256=part.sha256)
+
+    async def _converse(self, register: pb.Register) -> None:
+        """One connection, from the registration to its end."""
+        self._outbox = asyncio.Queue()  # what was said to nobody has no meaning now
+        self._say_to_coordinator(register=register)
+        if self._interrupts:
+            self._say_to_coordinator(leaving=pb.Leaving())
+        call = self.stub.Session(self._outgoing(self._outbox), metadata=self.metadata)
+        beating = asyncio.create_task(self._beat(self._outbox))
+        try:
+            while not self._over.done():
+                try:
+                    async with asyncio.timeout(2 * self.spec.limits.lease_seconds):
+                        message = await call.read()
+                except TimeoutError:
+                    raise Lost("not a word from it") from None
+                if message is grpc.aio.EOF:
+                    raise Lost("it hung up")
+                if self._is_next(message):
+                    await self._obey(message)
+        except grpc.aio.AioRpcError as e:
+            error = in_words(e)
+            raise error if isinstance(error, Refused) else Lost(e.details() or "it hung up") from None
+        finally:
+            beating.cancel()
+            call.cancel()
+
+    def _is_next(self, message: pb.CoordinatorMessage) -> bool:
+        """Not one that came before. One that did not come is missed, if only at the next beat."""
+        is_beat = message.WhichOneof("body") == "beat"
+        if message.number > self._heard + (not is_beat):
+            raise Lost("a message of its was lost")
+        if is_beat or message.number <= self._heard:
+            return False
+        self._heard = message.number
+        return True
+
+    async def _beat(self, outbox: asyncio.Queue[pb.PeerMessage]) -> None:
         while True:
-            yield await self._outbox.get()
+            await asyncio.sleep(self.spec.limits.lease_seconds / BEATS)
+            outbox.put_nowait(pb.PeerMessage(beat=pb.Beat()))
+
+    async def _outgoing(self, outbox: asyncio.Queue[pb.PeerMessage]) -> AsyncIterator[pb.PeerMessage]:
+        while True:
+            yield await outbox.get()
 
     def _say_to_coordinator(self, **body: Any) -> None:
         self._outbox.put_nowait(pb.PeerMessage(**body))
@@ -119,10 +205,13 @@ class Session:
     async def _obey(self, message: pb.CoordinatorMessage) -> None:
         match message.WhichOneof("body"):
             case "spare":
-                if self._place is not None:
-                    await self._drop_generation()
-                    self._engine.order(eng.Drop())
+                await self._drop_generation()
+                self._seat = None
+                self._engine.order(eng.Drop())
                 self.say(f"waiting: {message.spare.why}")
+            case "hold_on":
+                await self._drop_generation()
+                self.say(f"waiting, with its stage in memory: {message.hold_on.why}")
             case "place":
                 await self._take_place(message.place)
             case "turn":
@@ -130,11 +219,12 @@ class Session:
             case "feed":
                 feed = message.feed
                 leg: Leg = "evaluation" if feed.evaluation else "forward"
-                self._engine.deliver(Message(leg, feed.step, feed.microbatch, 0, feed.ids, b""))
+                if self._place is not None:
+                    self._engine.deliver(Message(leg, feed.step, feed.microbatch, 0, feed.ids, b""))
             case "basis":
-                basis = self._basis(message.basis.basis)
-                self._engine.order(eng.HoldBasis(basis))
-                self._say_to_coordinator(basis_taken=pb.BasisTaken(version=basis.version, sha256=basis.sha256))
+                self._take_basis(self._basis(message.basis.basis))
+            case "keep":
+                self._keep_parts(message.keep)
             case "dismissal":
                 self._leave(message.dismissal)
 
@@ -151,22 +241,54 @@ class Session:
 
     async def _take_place(self, place: pb.Place) -> None:
         await self._drop_generation(place.generation)
-        self._place = place
+        self._place = self._seat = place
         spec = self.spec.model_copy(update={"stages": list(place.layers_per_stage)})
         part = slices(spec)[place.stage]
         stages = len(place.layers_per_stage)
         limit = in_flight_limit(spec, stages - 1 - place.stage)
-        basis = self._basis(place.basis) if place.HasField("basis") else None
         for side, boundary in (("previous", place.stage - 1), ("next", place.stage)):
             if place.HasField(side):
                 self._prepare_link(side, boundary, getattr(place, side), stages)
+        source = ", as it is in memory" if place.keep else f", as it was after step {place.step}" if place.step else ""
         self.say(
             f"generation {place.generation}: stage {place.stage} of {stages}, "
             f"layers {part.first_layer}–{part.end_layer - 1}"
             + (" with the embedding" if part.is_first else "")
             + (" with the head" if part.is_last else "")
+            + source
         )
-        self._engine.order(eng.Build(place.task, place.generation, spec, part, basis, limit))
+        seat = eng.Seat(place.task, place.generation, place.lineage, place.step, limit, place.owed)
+        if place.keep:
+            d = place.decision
+            self._engine.order(eng.Keep(seat, eng.Decide(d.step, d.apply, d.lr, d.clip) if d.step else None))
+        elif place.HasField("restore"):
+            self._streams.add(self._chore(self._restore(place, seat, spec)))  # ends with its generation
+        else:
+            basis = self._basis(place.basis) if place.HasField("basis") else None
+            self._engine.order(eng.Build(seat, spec, part, basis, None))
+
+    async def _restore(self, place: pb.Place, seat: eng.Seat, spec: RunSpec) -> None:
+        """Build the stage from its part of a snapshot, wherever that can be had."""
+        self._engine.order(eng.Drop())  # the memory will be needed
+        wanted = Part(place.restore.lineage, place.restore.step, place.stage, place.restore.sha256)
+        while True:
+            try:
+                path = await transfer.fetch(self.stub, self.metadata, self._parts, wanted)
+                break
+            except ValueError as e:
+                lost = pb.SnapshotLost(generation=place.generation, lineage=wanted.lineage, step=wanted.step)
+                lost.why = str(e)
+                self._say_to_coordinator(snapshot_lost=lost)
+                return
+            except grpc.aio.AioRpcError:
+                await asyncio.sleep(REDIAL[0])  # this generation will be over soon, if the coordinator is gone
+        self._engine.order(eng.Build(seat, spec, slices(spec)[place.stage], None, path))
+
+    def _take_basis(self, basis: Basis) -> None:
+        if self._place is not None:
+            self._engine.order(eng.HoldBasis(basis))
+            taken = pb.BasisTaken(version=basis.version, sha256=basis.sha256, generation=self._place.generation)
+            self._say_to_coordinator(basis_taken=taken)
 
     def _prepare_link(self, side: str, boundary: int, route: pb.Route, stages: int) -> None:
         assert self._place is not None
@@ -218,7 +340,7 @@ class Session:
                 self._start_stream(link, self._wait_for_end(link))
         for link in links.values():
             await link.open.wait()
-        self._say_to_coordinator(done=pb.Done(task=task))
+        self._say_to_coordinator(done=pb.Done(task=task, generation=self._place.generation))
 
     async def _dial(self, link: Link, route: pb.Route) -> None:
         host, port = route.host, route.port
@@ -248,7 +370,7 @@ class Session:
             self._chore(self._complain_unless_explained(link))
 
     async def _complain_unless_explained(self, link: Link) -> None:
-        """A neighbour hung up. It may have been sent away, and we with it: the coordinator will say."""
+        """A neighbour hung up. It may be gone, or have been sent away: the coordinator will say."""
         await asyncio.sleep(GRACE)
         if link in self._links.values():
             self._trouble(f"the stream to stage {link.neighbour_stage} broke", link.neighbour_stage)
@@ -262,10 +384,11 @@ class Session:
             d = turn.decision
             self._engine.order(eng.Decide(d.step, d.apply, d.lr, d.clip))
             self._show_step(d)
+        if turn.save:
+            self._engine.order(eng.CopyState())
         match turn.WhichOneof("next"):
             case "connect":
-                connecting = self._chore(self._connect(turn.task))
-                self._streams.add(connecting)  # ends with its generation
+                self._streams.add(self._chore(self._connect(turn.task)))  # ends with its generation
             case "step":
                 if self._cpu_before is None:
                     self._cpu_before = time.process_time()
@@ -275,12 +398,7 @@ class Session:
                 e = turn.evaluation
                 self._engine.order(eng.Run(turn.task, "evaluation", e.step, e.microbatches, e.basis_version))
             case "sync":
-                basis = self._basis(turn.sync.basis) if turn.sync.HasField("basis") else None
-                self._engine.order(eng.ReportSync(turn.task, basis))
-            case "save":
-                self._saving = turn.save.step
-                path = self.folder / f"stage-{self._place.stage}.safetensors"
-                self._engine.order(eng.WriteState(turn.task, path))
+                self._engine.order(eng.ReportSync(turn.task))
             case "finish":
                 self._engine.order(eng.HashWeights(turn.task))
 
@@ -298,6 +416,10 @@ class Session:
             self._loop.call_soon_threadsafe(self._receive, generation, item)
 
     def _receive(self, generation: int, item: Any) -> None:
+        if isinstance(item, eng.Described):
+            if not self._described.done():
+                self._described.set_result(item)
+            return
         if self._place is None or generation != self._place.generation or self._over.done():
             return  # of a stage that we do not hold any more
         match item:
@@ -307,19 +429,21 @@ class Session:
                 side = "next" if leg == "backward" else "previous"
                 if side in self._links:  # token ids come without a link
                     self._links[side].take()
-            case eng.Outcome(written=path) if path is not None:
-                self._chore(self._hand_in(item, path))
+            case eng.Copied():
+                self._chore(self._save(item, self._place.stage))
             case eng.Outcome():
                 self._say_to_coordinator(done=self._done(item))
             case eng.SubspaceReport():
                 self._chore(self._report_subspace(item))
-            case eng.Failure(error):
-                self._fail(error)
+            case eng.Failure(error, leg):
+                self._fail(error, leg)
 
     def _done(self, outcome: eng.Outcome) -> pb.Done:
         sync, used = outcome.sync, outcome.usage
+        assert self._place is not None
         return pb.Done(
             task=outcome.task,
+            generation=self._place.generation,
             t_fixed_sha256=sync.t_fixed_sha256 if sync else "",
             t_fixed_version=sync.t_fixed_version if sync else 0,
             basis_sha256=sync.basis_sha256 if sync else "",
@@ -327,7 +451,6 @@ class Session:
             norms=[pb.UnitNorm(unit=unit, squared=squared) for unit, squared in outcome.norms.items()],
             loss_sum=outcome.loss_sum,
             tokens=outcome.tokens,
-            not_saved=outcome.not_saved,
             parameters=[pb.ParameterHash(name=name, sha256=sha256) for name, sha256 in outcome.parameters],
             usage=pb.Usage(
                 compute_s=used.compute,
@@ -348,39 +471,69 @@ class Session:
         before, self._counted[leg] = self._counted.get(leg, 0), total
         return total - before
 
-    async def _hand_in(self, outcome: eng.Outcome, path: Path) -> None:
-        await self._upload(pb.UploadHeader(kind=pb.UploadHeader.SNAPSHOT_PART, step=self._saving), path)
-        path.unlink()
-        self._say_to_coordinator(done=self._done(outcome))
-
     async def _report_subspace(self, report: eng.SubspaceReport) -> None:
-        header = pb.UploadHeader(kind=pb.UploadHeader.BASIS, step=report.step, row_json=json.dumps(report.row))
-        header.moved = report.basis is not None
-        await self._upload(header, b"" if report.basis is None else basis_to_bytes(report.basis))
-
-    async def _upload(self, header: pb.UploadHeader, content: bytes | Path) -> None:
         assert self._place is not None
-        header.generation = self._place.generation
-        if isinstance(content, Path):
-            header.size = content.stat().st_size
-            header.sha256 = await asyncio.to_thread(_hash_file, content)
-        else:
-            header.size, header.sha256 = len(content), hashlib.sha256(content).hexdigest()
+        header = pb.UploadHeader(kind=pb.UploadHeader.BASIS, step=report.step, row_json=json.dumps(report.row))
+        header.moved, header.generation = report.basis is not None, self._place.generation
+        content = b"" if report.basis is None else basis_to_bytes(report.basis)
+        with contextlib.suppress(grpc.aio.AioRpcError):  # who misses it asks again with the next place
+            await transfer.hand_in_bytes(self.stub, self.metadata, header, content)
+
+    # Snapshots
+
+    async def _save(self, copied: eng.Copied, stage: int) -> None:
+        """To this peer's disk, and from there to the coordinator, while the next step is computed."""
+        name = copied.lineage, copied.step, stage
+        if name in self._saving or any((*p.snapshot, p.stage) == name for p in self._parts.all()):
+            return  # asked twice
+        self._saving.add(name)
         try:
-            async with self._one_upload:  # a basis and a snapshot's part may fall together
-                await self.stub.Upload(_chunks(header, content), metadata=self.metadata)
-        except grpc.aio.AioRpcError as e:
-            raise UserError(f"the coordinator did not take an upload: {e.details()}", "see its own output") from None
+            part = await asyncio.to_thread(self._parts.write, *name, copied.state)
+        except OSError as e:
+            failed = pb.PartFailed(lineage=copied.lineage, step=copied.step, why=f"stage {stage}: {e.strerror or e}")
+            self._say_to_coordinator(part_failed=failed)
+            return
+        finally:
+            self._saving.discard(name)
+        self._hand_in(part)
+
+    def _keep_parts(self, keep: pb.Keep) -> None:
+        complete = {(name.lineage, name.step) for name in keep.complete}
+        begun = {(name.lineage, name.step) for name in keep.begun}
+        self._parts.keep(complete | begun)
+        for part in self._parts.all():
+            if part.snapshot in begun:
+                self._hand_in(part)
+
+    def _hand_in(self, part: Part) -> None:
+        self._to_hand_in[part] = None
+        if self._handing_in is None or self._handing_in.done():
+            self._handing_in = self._chore(self._hand_in_all())
+
+    async def _hand_in_all(self) -> None:
+        while self._to_hand_in:
+            part = next(iter(self._to_hand_in))
+            try:
+                await transfer.hand_in(self.stub, self.metadata, self._parts, part, self._throttle)
+            except grpc.aio.AioRpcError as e:
+                if e.code() != grpc.StatusCode.INVALID_ARGUMENT:  # that is: it is not wanted any more
+                    await asyncio.sleep(REDIAL[1] * random.uniform(0.5, 1.0))
+                    continue
+            except FileNotFoundError:
+                pass  # we were told that it is not needed
+            self._to_hand_in.pop(part, None)
 
     # Ends
 
     def _trouble(self, what: str, about: int | None = None) -> None:
-        self._say_to_coordinator(trouble=pb.Trouble(what=what, about=about))
+        generation = self._place.generation if self._place is not None else 0
+        self._say_to_coordinator(trouble=pb.Trouble(what=what, about=about, generation=generation))
 
-    def _fail(self, error: Exception) -> None:
+    def _fail(self, error: Exception, leg: Leg | None = None) -> None:
         """This peer cannot go on: tell the coordinator, then stop with the error."""
-        if isinstance(error, BadMessage):  # the coordinator decides what becomes of us both
-            self._trouble(f"a neighbour sent a message that cannot be: {error}")
+        if isinstance(error, BadMessage) and leg is not None and self._place is not None:
+            about = self._place.stage + 1 if leg == "backward" else self._place.stage - 1
+            self._trouble(f"stage {about} sent a message that cannot be: {error}", about)
             return
         if is_out_of_memory(error):
             error = UserError(
@@ -427,19 +580,3 @@ class Session:
 def is_out_of_memory(error: Exception) -> bool:
     """CUDA has a type for it, the CPU's allocator a plain RuntimeError."""
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or "not enough memory" in str(error)
-
-
-def _hash_file(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-async def _chunks(header: pb.UploadHeader, content: bytes | Path) -> AsyncIterator[pb.UploadChunk]:
-    yield pb.UploadChunk(header=header)
-    if isinstance(content, bytes):
-        for start in range(0, len(content), PIECE):
-            yield pb.UploadChunk(data=content[start : start + PIECE])
-        return
-    with content.open("rb") as file:
-        while piece := await asyncio.to_thread(file.read, PIECE):
-            yield pb.UploadChunk(data=piece)

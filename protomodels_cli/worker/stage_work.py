@@ -6,7 +6,7 @@ The same operations in the same order as the reference's; only who calls differs
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,8 +20,8 @@ from protomodels_cli.model.gathering import Gathering
 from protomodels_cli.model.optim import StageOptimizer, reprojects_after
 from protomodels_cli.model.precise import home_of_float64
 from protomodels_cli.model.shape import Shape, Slice
-from protomodels_cli.model.stage import InFlight, Leg, Place, Stage, Sync, t_fixed_of
-from protomodels_cli.model.t_fixed import VERSION as T_FIXED_VERSION
+from protomodels_cli.model.snapshot import basis_in, load_stage_state, part_of, stage_state
+from protomodels_cli.model.stage import InFlight, Leg, Place, Stage
 from protomodels_cli.spec.schema import RunSpec
 from protomodels_cli.spec.sizes import id_bytes
 from protomodels_cli.wire.codecs import End, unpack_ids
@@ -47,8 +47,25 @@ class Pass:
 
 
 class StageWork:
-    def __init__(self, spec: RunSpec, part: Slice, basis: Basis | None, device: torch.device):
+    """A stage as the seed makes it with this basis, or as it was saved after a step."""
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        part: Slice,
+        basis: Basis | None,
+        device: torch.device,
+        saved: Mapping[str, Tensor] | None = None,
+        step: int = 0,
+    ):
         self.spec, self.part, self.device = spec, part, device
+        self.step = step  # the last one whose outcome it knows
+        self.prepared = 0  # the generation in which it has the gradients of the step after that; 0: it has not
+        self.last_report: tuple[int, dict[str, Any], Basis | None] | None = (
+            None  # on the subspace, and after which step
+        )
+        if saved is not None:
+            basis = basis_in(saved)
         self.dtype = Shape.of(spec).dtype
         self.stage = Stage(spec, part, basis, device)
         self.optimizer = StageOptimizer(self.stage, spec.optimizer)
@@ -59,14 +76,38 @@ class StageWork:
         self.tokens_in_step = spec.batch.size * spec.model.context
         self.packing_seconds = 0.0
         self._loss = torch.zeros((), dtype=torch.float64, device=home_of_float64(device))
+        self.stage.warm_up(spec.batch.size // spec.batch.microbatches, spec.model.context)
+        if saved is not None:
+            self._load(saved)
+
+    def _load(self, saved: Mapping[str, Tensor]) -> None:
+        load_stage_state(self.stage, self.optimizer, saved)
+        for side, end in self.ends.items():
+            end.load({name: t.to(self.device) for name, t in part_of(saved, f"codecs/{side}").items()})
+        if self.gathering is not None:
+            self.gathering.load(part_of(saved, "gathered"))
+
+    def state(self) -> dict[str, Tensor]:
+        """All of it, copied to the host."""
+        gathered = {} if self.gathering is None else self.gathering.state()
+        return stage_state(self.stage, self.optimizer, self.codec_state(), gathered)
 
     @property
     def basis_version(self) -> int:
         return 0 if self.stage.basis is None else self.stage.basis.version
 
-    def begin(self, leg: Leg, step: int, microbatches: int) -> Pass:
+    def abandon(self) -> None:
+        """Whatever was done for a step that will be done again."""
+        self.prepared = 0
+        self.optimizer.discard()
         for end in self.ends.values():
-            end.decide(apply=False)  # whatever was given up half-way
+            end.decide(apply=False)
+        if self.gathering is not None:
+            self.gathering.end()
+            self.gathering.decide(False)
+
+    def begin(self, leg: Leg, step: int, microbatches: int) -> Pass:
+        self.abandon()
         if self.gathering is not None and leg == "forward":
             self.gathering.begin(step)
         self._loss.zero_()
@@ -153,8 +194,9 @@ class StageWork:
         """What the codecs of both boundaries remember."""
         return {f"{side}/{name}": t for side, end in self.ends.items() for name, t in end.state().items()}
 
-    def prepare(self, work: Pass) -> dict[str, float]:
+    def prepare(self, work: Pass, generation: int) -> dict[str, float]:
         """The first half of a commit: gradients are kept; their squared norms go to the coordinator."""
+        self.prepared = generation
         if self.gathering is not None:
             self.gathering.end()
         work.loss_sum = float(self._loss)
@@ -162,6 +204,9 @@ class StageWork:
 
     def decide(self, step: int, apply: bool, lr: float, clip: float) -> None:
         """The second half."""
+        assert self.prepared
+        assert step == self.step + 1
+        self.step, self.prepared = step, 0
         if apply:
             self.optimizer.apply(lr, clip)
             if reprojects_after(step, self.spec.subspace):
@@ -173,19 +218,12 @@ class StageWork:
         for end in self.ends.values():
             end.decide(apply)
 
-    def subspace_report(self, step: int) -> tuple[dict[str, Any], Basis | None] | None:
-        """On the last stage, after a step that ends a gathering: what the coordinator waits for."""
-        if self.gathering is None or not grassmann.reports(self.spec.subspace, step):
-            return None
-        return self.gathering.report(step) or ({}, None)
-
-    def right_sync(self, basis: Basis) -> Sync:
-        return Sync(basis.version, basis.sha256, T_FIXED_VERSION, t_fixed_of(self.spec).sha256())
-
-    def repair(self, basis: Basis) -> None:
-        """Put the run's own bytes in the place of damaged ones."""
-        self.stage.form.basis = basis.copy_to(self.device)  # type: ignore[attr-defined]
-        self.stage.t_fixed = t_fixed_of(self.spec, self.device)
+    def report_subspace(self) -> bool:
+        """On the last stage: does the last step end a gathering? Then `last_report` is what is waited for."""
+        if self.gathering is None or not grassmann.reports(self.spec.subspace, self.step):
+            return False
+        self.last_report = self.step, *(self.gathering.report(self.step) or ({}, None))
+        return True
 
     def switch_basis(self, new: Basis) -> None:
         self.optimizer.switch_basis(new, self.spec.subspace.update.move)

@@ -52,37 +52,99 @@ class ReachabilityReply(_message.Message):
     def __init__(self, reachable: bool = ..., host: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class PeerMessage(_message.Message):
-    __slots__ = ("register", "done", "basis_taken", "leaving", "trouble")
+    __slots__ = ("register", "done", "basis_taken", "leaving", "trouble", "beat", "part_failed", "snapshot_lost")
     REGISTER_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
     BASIS_TAKEN_FIELD_NUMBER: _ClassVar[int]
     LEAVING_FIELD_NUMBER: _ClassVar[int]
     TROUBLE_FIELD_NUMBER: _ClassVar[int]
+    BEAT_FIELD_NUMBER: _ClassVar[int]
+    PART_FAILED_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_LOST_FIELD_NUMBER: _ClassVar[int]
     register: Register
     done: Done
     basis_taken: BasisTaken
     leaving: Leaving
     trouble: Trouble
-    def __init__(self, register: _Optional[_Union[Register, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., basis_taken: _Optional[_Union[BasisTaken, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., trouble: _Optional[_Union[Trouble, _Mapping]] = ...) -> None: ...
+    beat: Beat
+    part_failed: PartFailed
+    snapshot_lost: SnapshotLost
+    def __init__(self, register: _Optional[_Union[Register, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., basis_taken: _Optional[_Union[BasisTaken, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., trouble: _Optional[_Union[Trouble, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., part_failed: _Optional[_Union[PartFailed, _Mapping]] = ..., snapshot_lost: _Optional[_Union[SnapshotLost, _Mapping]] = ...) -> None: ...
+
+class Beat(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class PartFailed(_message.Message):
+    __slots__ = ("lineage", "step", "why")
+    LINEAGE_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    lineage: int
+    step: int
+    why: str
+    def __init__(self, lineage: _Optional[int] = ..., step: _Optional[int] = ..., why: _Optional[str] = ...) -> None: ...
+
+class SnapshotLost(_message.Message):
+    __slots__ = ("generation", "lineage", "step", "why")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    LINEAGE_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    lineage: int
+    step: int
+    why: str
+    def __init__(self, generation: _Optional[int] = ..., lineage: _Optional[int] = ..., step: _Optional[int] = ..., why: _Optional[str] = ...) -> None: ...
 
 class Register(_message.Message):
-    __slots__ = ("spec_sha256", "device", "memory", "flops", "port", "name")
+    __slots__ = ("spec_sha256", "device", "memory", "flops", "port", "name", "holding", "parts")
     SPEC_SHA256_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     MEMORY_FIELD_NUMBER: _ClassVar[int]
     FLOPS_FIELD_NUMBER: _ClassVar[int]
     PORT_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
+    HOLDING_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
     spec_sha256: str
     device: str
     memory: int
     flops: float
     port: int
     name: str
-    def __init__(self, spec_sha256: _Optional[str] = ..., device: _Optional[str] = ..., memory: _Optional[int] = ..., flops: _Optional[float] = ..., port: _Optional[int] = ..., name: _Optional[str] = ...) -> None: ...
+    holding: Holding
+    parts: _containers.RepeatedCompositeFieldContainer[Part]
+    def __init__(self, spec_sha256: _Optional[str] = ..., device: _Optional[str] = ..., memory: _Optional[int] = ..., flops: _Optional[float] = ..., port: _Optional[int] = ..., name: _Optional[str] = ..., holding: _Optional[_Union[Holding, _Mapping]] = ..., parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ...) -> None: ...
+
+class Holding(_message.Message):
+    __slots__ = ("lineage", "stage", "layers_per_stage", "applied", "prepared")
+    LINEAGE_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_PER_STAGE_FIELD_NUMBER: _ClassVar[int]
+    APPLIED_FIELD_NUMBER: _ClassVar[int]
+    PREPARED_FIELD_NUMBER: _ClassVar[int]
+    lineage: int
+    stage: int
+    layers_per_stage: _containers.RepeatedScalarFieldContainer[int]
+    applied: int
+    prepared: int
+    def __init__(self, lineage: _Optional[int] = ..., stage: _Optional[int] = ..., layers_per_stage: _Optional[_Iterable[int]] = ..., applied: _Optional[int] = ..., prepared: _Optional[int] = ...) -> None: ...
+
+class Part(_message.Message):
+    __slots__ = ("lineage", "step", "stage", "sha256")
+    LINEAGE_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    lineage: int
+    step: int
+    stage: int
+    sha256: str
+    def __init__(self, lineage: _Optional[int] = ..., step: _Optional[int] = ..., stage: _Optional[int] = ..., sha256: _Optional[str] = ...) -> None: ...
 
 class Done(_message.Message):
-    __slots__ = ("task", "t_fixed_sha256", "t_fixed_version", "basis_sha256", "basis_version", "norms", "loss_sum", "tokens", "usage", "parameters", "not_saved")
+    __slots__ = ("task", "t_fixed_sha256", "t_fixed_version", "basis_sha256", "basis_version", "norms", "loss_sum", "tokens", "usage", "parameters", "generation")
     TASK_FIELD_NUMBER: _ClassVar[int]
     T_FIXED_SHA256_FIELD_NUMBER: _ClassVar[int]
     T_FIXED_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -93,7 +155,7 @@ class Done(_message.Message):
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     USAGE_FIELD_NUMBER: _ClassVar[int]
     PARAMETERS_FIELD_NUMBER: _ClassVar[int]
-    NOT_SAVED_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
     task: int
     t_fixed_sha256: str
     t_fixed_version: int
@@ -104,8 +166,8 @@ class Done(_message.Message):
     tokens: int
     usage: Usage
     parameters: _containers.RepeatedCompositeFieldContainer[ParameterHash]
-    not_saved: str
-    def __init__(self, task: _Optional[int] = ..., t_fixed_sha256: _Optional[str] = ..., t_fixed_version: _Optional[int] = ..., basis_sha256: _Optional[str] = ..., basis_version: _Optional[int] = ..., norms: _Optional[_Iterable[_Union[UnitNorm, _Mapping]]] = ..., loss_sum: _Optional[float] = ..., tokens: _Optional[int] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., parameters: _Optional[_Iterable[_Union[ParameterHash, _Mapping]]] = ..., not_saved: _Optional[str] = ...) -> None: ...
+    generation: int
+    def __init__(self, task: _Optional[int] = ..., t_fixed_sha256: _Optional[str] = ..., t_fixed_version: _Optional[int] = ..., basis_sha256: _Optional[str] = ..., basis_version: _Optional[int] = ..., norms: _Optional[_Iterable[_Union[UnitNorm, _Mapping]]] = ..., loss_sum: _Optional[float] = ..., tokens: _Optional[int] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., parameters: _Optional[_Iterable[_Union[ParameterHash, _Mapping]]] = ..., generation: _Optional[int] = ...) -> None: ...
 
 class UnitNorm(_message.Message):
     __slots__ = ("unit", "squared")
@@ -146,40 +208,52 @@ class Usage(_message.Message):
     def __init__(self, compute_s: _Optional[float] = ..., wait_s: _Optional[float] = ..., wire_s: _Optional[float] = ..., forward_bytes: _Optional[int] = ..., backward_bytes: _Optional[int] = ..., most_in_flight: _Optional[int] = ..., peak_memory: _Optional[int] = ..., cpu_s: _Optional[float] = ..., refused_frames: _Optional[int] = ...) -> None: ...
 
 class BasisTaken(_message.Message):
-    __slots__ = ("version", "sha256")
+    __slots__ = ("version", "sha256", "generation")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     SHA256_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
     version: int
     sha256: str
-    def __init__(self, version: _Optional[int] = ..., sha256: _Optional[str] = ...) -> None: ...
+    generation: int
+    def __init__(self, version: _Optional[int] = ..., sha256: _Optional[str] = ..., generation: _Optional[int] = ...) -> None: ...
 
 class Leaving(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class Trouble(_message.Message):
-    __slots__ = ("what", "about")
+    __slots__ = ("what", "about", "generation")
     WHAT_FIELD_NUMBER: _ClassVar[int]
     ABOUT_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
     what: str
     about: int
-    def __init__(self, what: _Optional[str] = ..., about: _Optional[int] = ...) -> None: ...
+    generation: int
+    def __init__(self, what: _Optional[str] = ..., about: _Optional[int] = ..., generation: _Optional[int] = ...) -> None: ...
 
 class CoordinatorMessage(_message.Message):
-    __slots__ = ("spare", "place", "turn", "feed", "basis", "dismissal")
+    __slots__ = ("spare", "place", "turn", "feed", "basis", "dismissal", "hold_on", "keep", "beat", "number")
     SPARE_FIELD_NUMBER: _ClassVar[int]
     PLACE_FIELD_NUMBER: _ClassVar[int]
     TURN_FIELD_NUMBER: _ClassVar[int]
     FEED_FIELD_NUMBER: _ClassVar[int]
     BASIS_FIELD_NUMBER: _ClassVar[int]
     DISMISSAL_FIELD_NUMBER: _ClassVar[int]
+    HOLD_ON_FIELD_NUMBER: _ClassVar[int]
+    KEEP_FIELD_NUMBER: _ClassVar[int]
+    BEAT_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
     spare: Spare
     place: Place
     turn: Turn
     feed: Feed
     basis: NewBasis
     dismissal: Dismissal
-    def __init__(self, spare: _Optional[_Union[Spare, _Mapping]] = ..., place: _Optional[_Union[Place, _Mapping]] = ..., turn: _Optional[_Union[Turn, _Mapping]] = ..., feed: _Optional[_Union[Feed, _Mapping]] = ..., basis: _Optional[_Union[NewBasis, _Mapping]] = ..., dismissal: _Optional[_Union[Dismissal, _Mapping]] = ...) -> None: ...
+    hold_on: HoldOn
+    keep: Keep
+    beat: Beat
+    number: int
+    def __init__(self, spare: _Optional[_Union[Spare, _Mapping]] = ..., place: _Optional[_Union[Place, _Mapping]] = ..., turn: _Optional[_Union[Turn, _Mapping]] = ..., feed: _Optional[_Union[Feed, _Mapping]] = ..., basis: _Optional[_Union[NewBasis, _Mapping]] = ..., dismissal: _Optional[_Union[Dismissal, _Mapping]] = ..., hold_on: _Optional[_Union[HoldOn, _Mapping]] = ..., keep: _Optional[_Union[Keep, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., number: _Optional[int] = ...) -> None: ...
 
 class Spare(_message.Message):
     __slots__ = ("why",)
@@ -187,8 +261,30 @@ class Spare(_message.Message):
     why: str
     def __init__(self, why: _Optional[str] = ...) -> None: ...
 
+class HoldOn(_message.Message):
+    __slots__ = ("why",)
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    why: str
+    def __init__(self, why: _Optional[str] = ...) -> None: ...
+
+class Keep(_message.Message):
+    __slots__ = ("complete", "begun")
+    COMPLETE_FIELD_NUMBER: _ClassVar[int]
+    BEGUN_FIELD_NUMBER: _ClassVar[int]
+    complete: _containers.RepeatedCompositeFieldContainer[SnapshotName]
+    begun: _containers.RepeatedCompositeFieldContainer[SnapshotName]
+    def __init__(self, complete: _Optional[_Iterable[_Union[SnapshotName, _Mapping]]] = ..., begun: _Optional[_Iterable[_Union[SnapshotName, _Mapping]]] = ...) -> None: ...
+
+class SnapshotName(_message.Message):
+    __slots__ = ("lineage", "step")
+    LINEAGE_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    lineage: int
+    step: int
+    def __init__(self, lineage: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
+
 class Place(_message.Message):
-    __slots__ = ("task", "generation", "stage", "layers_per_stage", "basis", "t_fixed", "previous", "next")
+    __slots__ = ("task", "generation", "stage", "layers_per_stage", "basis", "t_fixed", "previous", "next", "lineage", "step", "keep", "decision", "restore", "owed")
     TASK_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
@@ -197,6 +293,12 @@ class Place(_message.Message):
     T_FIXED_FIELD_NUMBER: _ClassVar[int]
     PREVIOUS_FIELD_NUMBER: _ClassVar[int]
     NEXT_FIELD_NUMBER: _ClassVar[int]
+    LINEAGE_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    KEEP_FIELD_NUMBER: _ClassVar[int]
+    DECISION_FIELD_NUMBER: _ClassVar[int]
+    RESTORE_FIELD_NUMBER: _ClassVar[int]
+    OWED_FIELD_NUMBER: _ClassVar[int]
     task: int
     generation: int
     stage: int
@@ -205,7 +307,23 @@ class Place(_message.Message):
     t_fixed: Table
     previous: Route
     next: Route
-    def __init__(self, task: _Optional[int] = ..., generation: _Optional[int] = ..., stage: _Optional[int] = ..., layers_per_stage: _Optional[_Iterable[int]] = ..., basis: _Optional[_Union[Basis, _Mapping]] = ..., t_fixed: _Optional[_Union[Table, _Mapping]] = ..., previous: _Optional[_Union[Route, _Mapping]] = ..., next: _Optional[_Union[Route, _Mapping]] = ...) -> None: ...
+    lineage: int
+    step: int
+    keep: bool
+    decision: Decision
+    restore: Restore
+    owed: int
+    def __init__(self, task: _Optional[int] = ..., generation: _Optional[int] = ..., stage: _Optional[int] = ..., layers_per_stage: _Optional[_Iterable[int]] = ..., basis: _Optional[_Union[Basis, _Mapping]] = ..., t_fixed: _Optional[_Union[Table, _Mapping]] = ..., previous: _Optional[_Union[Route, _Mapping]] = ..., next: _Optional[_Union[Route, _Mapping]] = ..., lineage: _Optional[int] = ..., step: _Optional[int] = ..., keep: bool = ..., decision: _Optional[_Union[Decision, _Mapping]] = ..., restore: _Optional[_Union[Restore, _Mapping]] = ..., owed: _Optional[int] = ...) -> None: ...
+
+class Restore(_message.Message):
+    __slots__ = ("lineage", "step", "sha256")
+    LINEAGE_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    lineage: int
+    step: int
+    sha256: str
+    def __init__(self, lineage: _Optional[int] = ..., step: _Optional[int] = ..., sha256: _Optional[str] = ...) -> None: ...
 
 class Basis(_message.Message):
     __slots__ = ("version", "u", "sha256")
@@ -254,26 +372,26 @@ class Route(_message.Message):
     def __init__(self, way: _Optional[_Union[Route.Way, str]] = ..., peer: _Optional[str] = ..., host: _Optional[str] = ..., port: _Optional[int] = ..., ticket: _Optional[str] = ...) -> None: ...
 
 class Turn(_message.Message):
-    __slots__ = ("task", "generation", "decision", "step", "evaluation", "sync", "save", "finish", "connect")
+    __slots__ = ("task", "generation", "decision", "step", "evaluation", "sync", "finish", "connect", "save")
     TASK_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     DECISION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     EVALUATION_FIELD_NUMBER: _ClassVar[int]
     SYNC_FIELD_NUMBER: _ClassVar[int]
-    SAVE_FIELD_NUMBER: _ClassVar[int]
     FINISH_FIELD_NUMBER: _ClassVar[int]
     CONNECT_FIELD_NUMBER: _ClassVar[int]
+    SAVE_FIELD_NUMBER: _ClassVar[int]
     task: int
     generation: int
     decision: Decision
     step: Step
     evaluation: Evaluation
     sync: Sync
-    save: Save
     finish: Finish
     connect: Connect
-    def __init__(self, task: _Optional[int] = ..., generation: _Optional[int] = ..., decision: _Optional[_Union[Decision, _Mapping]] = ..., step: _Optional[_Union[Step, _Mapping]] = ..., evaluation: _Optional[_Union[Evaluation, _Mapping]] = ..., sync: _Optional[_Union[Sync, _Mapping]] = ..., save: _Optional[_Union[Save, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., connect: _Optional[_Union[Connect, _Mapping]] = ...) -> None: ...
+    save: bool
+    def __init__(self, task: _Optional[int] = ..., generation: _Optional[int] = ..., decision: _Optional[_Union[Decision, _Mapping]] = ..., step: _Optional[_Union[Step, _Mapping]] = ..., evaluation: _Optional[_Union[Evaluation, _Mapping]] = ..., sync: _Optional[_Union[Sync, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., connect: _Optional[_Union[Connect, _Mapping]] = ..., save: bool = ...) -> None: ...
 
 class Connect(_message.Message):
     __slots__ = ()
@@ -323,12 +441,6 @@ class Sync(_message.Message):
     t_fixed: Table
     def __init__(self, step: _Optional[int] = ..., basis: _Optional[_Union[Basis, _Mapping]] = ..., t_fixed: _Optional[_Union[Table, _Mapping]] = ...) -> None: ...
 
-class Save(_message.Message):
-    __slots__ = ("step",)
-    STEP_FIELD_NUMBER: _ClassVar[int]
-    step: int
-    def __init__(self, step: _Optional[int] = ...) -> None: ...
-
 class Finish(_message.Message):
     __slots__ = ("step",)
     STEP_FIELD_NUMBER: _ClassVar[int]
@@ -372,7 +484,7 @@ class UploadChunk(_message.Message):
     def __init__(self, header: _Optional[_Union[UploadHeader, _Mapping]] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class UploadHeader(_message.Message):
-    __slots__ = ("kind", "generation", "step", "size", "sha256", "row_json", "moved")
+    __slots__ = ("kind", "generation", "step", "size", "sha256", "row_json", "moved", "lineage", "stage", "offset")
     class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         SNAPSHOT_PART: _ClassVar[UploadHeader.Kind]
@@ -386,6 +498,9 @@ class UploadHeader(_message.Message):
     SHA256_FIELD_NUMBER: _ClassVar[int]
     ROW_JSON_FIELD_NUMBER: _ClassVar[int]
     MOVED_FIELD_NUMBER: _ClassVar[int]
+    LINEAGE_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
     kind: UploadHeader.Kind
     generation: int
     step: int
@@ -393,14 +508,43 @@ class UploadHeader(_message.Message):
     sha256: str
     row_json: str
     moved: bool
-    def __init__(self, kind: _Optional[_Union[UploadHeader.Kind, str]] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., size: _Optional[int] = ..., sha256: _Optional[str] = ..., row_json: _Optional[str] = ..., moved: bool = ...) -> None: ...
+    lineage: int
+    stage: int
+    offset: int
+    def __init__(self, kind: _Optional[_Union[UploadHeader.Kind, str]] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., size: _Optional[int] = ..., sha256: _Optional[str] = ..., row_json: _Optional[str] = ..., moved: bool = ..., lineage: _Optional[int] = ..., stage: _Optional[int] = ..., offset: _Optional[int] = ...) -> None: ...
 
 class UploadReply(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class OfferReply(_message.Message):
+    __slots__ = ("wanted", "offset")
+    WANTED_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    wanted: bool
+    offset: int
+    def __init__(self, wanted: bool = ..., offset: _Optional[int] = ...) -> None: ...
+
+class FetchRequest(_message.Message):
+    __slots__ = ("lineage", "step", "stage", "offset")
+    LINEAGE_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    lineage: int
+    step: int
+    stage: int
+    offset: int
+    def __init__(self, lineage: _Optional[int] = ..., step: _Optional[int] = ..., stage: _Optional[int] = ..., offset: _Optional[int] = ...) -> None: ...
+
+class Piece(_message.Message):
+    __slots__ = ("data",)
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    data: bytes
+    def __init__(self, data: _Optional[bytes] = ...) -> None: ...
+
 class Frame(_message.Message):
-    __slots__ = ("leg", "generation", "step", "microbatch", "basis_version", "ids", "payload", "more", "taken", "poison")
+    __slots__ = ("leg", "generation", "step", "microbatch", "basis_version", "ids", "payload", "more", "taken", "poison", "crc")
     class Leg(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         CREDIT: _ClassVar[Frame.Leg]
@@ -421,6 +565,7 @@ class Frame(_message.Message):
     MORE_FIELD_NUMBER: _ClassVar[int]
     TAKEN_FIELD_NUMBER: _ClassVar[int]
     POISON_FIELD_NUMBER: _ClassVar[int]
+    CRC_FIELD_NUMBER: _ClassVar[int]
     leg: Frame.Leg
     generation: int
     step: int
@@ -431,14 +576,33 @@ class Frame(_message.Message):
     more: bool
     taken: int
     poison: bool
-    def __init__(self, leg: _Optional[_Union[Frame.Leg, str]] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., microbatch: _Optional[int] = ..., basis_version: _Optional[int] = ..., ids: _Optional[bytes] = ..., payload: _Optional[bytes] = ..., more: bool = ..., taken: _Optional[int] = ..., poison: bool = ...) -> None: ...
+    crc: int
+    def __init__(self, leg: _Optional[_Union[Frame.Leg, str]] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., microbatch: _Optional[int] = ..., basis_version: _Optional[int] = ..., ids: _Optional[bytes] = ..., payload: _Optional[bytes] = ..., more: bool = ..., taken: _Optional[int] = ..., poison: bool = ..., crc: _Optional[int] = ...) -> None: ...
+
+class ControlRequest(_message.Message):
+    __slots__ = ("action",)
+    class Action(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        PAUSE: _ClassVar[ControlRequest.Action]
+        RESUME: _ClassVar[ControlRequest.Action]
+        STOP: _ClassVar[ControlRequest.Action]
+    PAUSE: ControlRequest.Action
+    RESUME: ControlRequest.Action
+    STOP: ControlRequest.Action
+    ACTION_FIELD_NUMBER: _ClassVar[int]
+    action: ControlRequest.Action
+    def __init__(self, action: _Optional[_Union[ControlRequest.Action, str]] = ...) -> None: ...
+
+class ControlReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class StatusRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class RunStatus(_message.Message):
-    __slots__ = ("name", "phase", "waiting_for", "step", "steps", "loss", "eval_loss", "tokens_per_s", "eta_s", "generation", "basis_version", "stages", "peers", "spec_sha256", "reason", "uptime_s", "tokens", "refused_connections", "waiting_s")
+    __slots__ = ("name", "phase", "waiting_for", "step", "steps", "loss", "eval_loss", "tokens_per_s", "eta_s", "generation", "basis_version", "stages", "peers", "spec_sha256", "reason", "uptime_s", "tokens", "refused_connections", "waiting_s", "lineage", "snapshot_step", "steps_redone")
     NAME_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     WAITING_FOR_FIELD_NUMBER: _ClassVar[int]
@@ -458,6 +622,9 @@ class RunStatus(_message.Message):
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     REFUSED_CONNECTIONS_FIELD_NUMBER: _ClassVar[int]
     WAITING_S_FIELD_NUMBER: _ClassVar[int]
+    LINEAGE_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_STEP_FIELD_NUMBER: _ClassVar[int]
+    STEPS_REDONE_FIELD_NUMBER: _ClassVar[int]
     name: str
     phase: str
     waiting_for: str
@@ -477,7 +644,10 @@ class RunStatus(_message.Message):
     tokens: int
     refused_connections: int
     waiting_s: float
-    def __init__(self, name: _Optional[str] = ..., phase: _Optional[str] = ..., waiting_for: _Optional[str] = ..., step: _Optional[int] = ..., steps: _Optional[int] = ..., loss: _Optional[float] = ..., eval_loss: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., eta_s: _Optional[float] = ..., generation: _Optional[int] = ..., basis_version: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[StageStatus, _Mapping]]] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ..., spec_sha256: _Optional[str] = ..., reason: _Optional[str] = ..., uptime_s: _Optional[float] = ..., tokens: _Optional[int] = ..., refused_connections: _Optional[int] = ..., waiting_s: _Optional[float] = ...) -> None: ...
+    lineage: int
+    snapshot_step: int
+    steps_redone: int
+    def __init__(self, name: _Optional[str] = ..., phase: _Optional[str] = ..., waiting_for: _Optional[str] = ..., step: _Optional[int] = ..., steps: _Optional[int] = ..., loss: _Optional[float] = ..., eval_loss: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., eta_s: _Optional[float] = ..., generation: _Optional[int] = ..., basis_version: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[StageStatus, _Mapping]]] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ..., spec_sha256: _Optional[str] = ..., reason: _Optional[str] = ..., uptime_s: _Optional[float] = ..., tokens: _Optional[int] = ..., refused_connections: _Optional[int] = ..., waiting_s: _Optional[float] = ..., lineage: _Optional[int] = ..., snapshot_step: _Optional[int] = ..., steps_redone: _Optional[int] = ...) -> None: ...
 
 class StageStatus(_message.Message):
     __slots__ = ("stage", "first_layer", "end_layer", "peer", "name", "state", "compute_share", "wait_share", "wire_share", "forward_bytes_per_token", "backward_bytes_per_token", "ratio_bf16", "most_in_flight", "peak_memory")

@@ -49,10 +49,20 @@ class PeeringStub(object):
                 request_serializer=protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.PeerMessage.SerializeToString,
                 response_deserializer=protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.CoordinatorMessage.FromString,
                 _registered_method=True)
+        self.Offer = channel.unary_unary(
+                '/pmtrain.Peering/Offer',
+                request_serializer=protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.UploadHeader.SerializeToString,
+                response_deserializer=protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.OfferReply.FromString,
+                _registered_method=True)
         self.Upload = channel.stream_unary(
                 '/pmtrain.Peering/Upload',
                 request_serializer=protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.UploadChunk.SerializeToString,
                 response_deserializer=protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.UploadReply.FromString,
+                _registered_method=True)
+        self.Fetch = channel.unary_stream(
+                '/pmtrain.Peering/Fetch',
+                request_serializer=protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.FetchRequest.SerializeToString,
+                response_deserializer=protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.Piece.FromString,
                 _registered_method=True)
 
 
@@ -76,7 +86,14 @@ class PeeringServicer(object):
 
     def Session(self, request_iterator, context):
         """The run: the coordinator says what to do next, the peer what came of it. Metadata: `peer` and `secret` from Enrol.
-        The stream's end is the peer's leaving.
+        A stream that breaks is opened again, by the same peer, and takes the place of the one before.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Offer(self, request, context):
+        """Announces a part of a snapshot. The answer says from which byte on it is wanted: an upload that broke off goes on.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -85,6 +102,13 @@ class PeeringServicer(object):
     def Upload(self, request_iterator, context):
         """Sends a file-sized thing in chunks: a part of a snapshot, or a new basis. Metadata as for Session. Nothing counts
         until the whole has arrived with the hash that its first message announced.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Fetch(self, request, context):
+        """A part of a complete snapshot, from a byte on.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -108,10 +132,20 @@ def add_PeeringServicer_to_server(servicer, server):
                     request_deserializer=protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.PeerMessage.FromString,
                     response_serializer=protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.CoordinatorMessage.SerializeToString,
             ),
+            'Offer': grpc.unary_unary_rpc_method_handler(
+                    servicer.Offer,
+                    request_deserializer=protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.UploadHeader.FromString,
+                    response_serializer=protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.OfferReply.SerializeToString,
+            ),
             'Upload': grpc.stream_unary_rpc_method_handler(
                     servicer.Upload,
                     request_deserializer=protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.UploadChunk.FromString,
                     response_serializer=protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.UploadReply.SerializeToString,
+            ),
+            'Fetch': grpc.unary_stream_rpc_method_handler(
+                    servicer.Fetch,
+                    request_deserializer=protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.FetchRequest.FromString,
+                    response_serializer=protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.Piece.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -206,6 +240,33 @@ class Peering(object):
             _registered_method=True)
 
     @staticmethod
+    def Offer(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pmtrain.Peering/Offer',
+            protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.UploadHeader.SerializeToString,
+            protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.OfferReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def Upload(request_iterator,
             target,
             options=(),
@@ -222,6 +283,33 @@ class Peering(object):
             '/pmtrain.Peering/Upload',
             protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.UploadChunk.SerializeToString,
             protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.UploadReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Fetch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/pmtrain.Peering/Fetch',
+            protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.FetchRequest.SerializeToString,
+            protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.Piece.FromString,
             options,
             channel_credentials,
             insecure,
@@ -320,6 +408,11 @@ class OperatorStub(object):
                 request_serializer=protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.StatusRequest.SerializeToString,
                 response_deserializer=protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.RunStatus.FromString,
                 _registered_method=True)
+        self.Control = channel.unary_unary(
+                '/pmtrain.Operator/Control',
+                request_serializer=protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.ControlRequest.SerializeToString,
+                response_deserializer=protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.ControlReply.FromString,
+                _registered_method=True)
 
 
 class OperatorServicer(object):
@@ -332,6 +425,13 @@ class OperatorServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Control(self, request, context):
+        """Pauses, resumes or stops the run. Metadata: `owner`, which is in the run's directory alone.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_OperatorServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -339,6 +439,11 @@ def add_OperatorServicer_to_server(servicer, server):
                     servicer.Status,
                     request_deserializer=protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.StatusRequest.FromString,
                     response_serializer=protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.RunStatus.SerializeToString,
+            ),
+            'Control': grpc.unary_unary_rpc_method_handler(
+                    servicer.Control,
+                    request_deserializer=protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.ControlRequest.FromString,
+                    response_serializer=protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.ControlReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -368,6 +473,33 @@ class Operator(object):
             '/pmtrain.Operator/Status',
             protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.StatusRequest.SerializeToString,
             protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.RunStatus.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Control(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pmtrain.Operator/Control',
+            protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.ControlRequest.SerializeToString,
+            protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.ControlReply.FromString,
             options,
             channel_credentials,
             insecure,

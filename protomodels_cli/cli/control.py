@@ -1,0 +1,46 @@
+"""`pmtrain pause`, `pmtrain resume` and `pmtrain stop`: what only a run's owner may say."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from protomodels_cli.cli.say import say
+
+RunDirArgument = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The run's directory.")]
+
+
+def pause(run_dir: RunDirArgument) -> None:
+    """Let a run finish its step, save it, and wait. Peers stay."""
+    _control(run_dir, "PAUSE")
+    say(f"pausing; `pmtrain status {run_dir}` says when it is, `pmtrain resume {run_dir}` goes on")
+
+
+def resume(run_dir: RunDirArgument) -> None:
+    """Go on with a run that is paused."""
+    _control(run_dir, "RESUME")
+    say("resumed")
+
+
+def stop(run_dir: RunDirArgument) -> None:
+    """Let a run finish its step, save it, send the peers away, and end the coordinator."""
+    _control(run_dir, "STOP")
+    say(f"stopping; `pmtrain coordinator --resume --run-dir {run_dir}` goes on with it another time")
+
+
+def _control(run_dir: Path, action: str) -> None:
+    from protomodels_cli.coordinator.run_dir import owner_secret
+    from protomodels_cli.wire.link import JoinLink
+    from protomodels_cli.wire.operator import operator
+
+    owner = owner_secret(run_dir)
+    link = JoinLink.parse((run_dir / "link").read_text(encoding="utf-8"))
+
+    async def tell() -> None:
+        async with operator(link) as coordinator:
+            await coordinator.control(action, owner)
+
+    asyncio.run(tell())

@@ -1,0 +1,39 @@
+"""A state on its way through one event: what was recorded, and what is to be done."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from protomodels_cli.coordinator.events import Command, Say, WriteRow
+from protomodels_cli.coordinator.history import Record, fold
+from protomodels_cli.coordinator.state import Kind, State, Task
+
+
+class Moves:
+    def __init__(self, state: State, now: float):
+        self.state, self.now = state, now
+        self.records: list[Record] = []
+        self.commands: list[Command] = []
+
+    def record(self, record: Record) -> None:
+        self.records.append(record)
+        self.state = replace(self.state, history=fold(self.state.history, record))
+
+    def set(self, **changes: Any) -> None:
+        self.state = replace(self.state, **changes)
+
+    def do(self, *commands: Command) -> None:
+        self.commands += commands
+
+    def say(self, text: str) -> None:
+        self.do(Say(text))
+
+    def write_row(self, event: str, step: int, **fields: Any) -> None:
+        """Into the metrics. Of rows with the same event and step, those of the highest lineage count."""
+        self.do(WriteRow({"event": event, "lineage": self.state.history.lineage, "step": step, **fields}))
+
+    def begin(self, kind: Kind, step: int) -> Task:
+        task = Task(self.state.tasks + 1, kind, step, self.now)
+        self.set(task=task, heard={}, tasks=task.number)
+        return task

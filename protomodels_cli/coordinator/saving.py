@@ -1,0 +1,91 @@
+"""Snapshots as the machine sees them: when one is due, when it counts, which are kept."""
+
+from __future__ import annotations
+
+from protomodels_cli.coordinator.events import KeepSnapshots, PartFailed, SnapshotWhole
+from protomodels_cli.coordinator.history import Began, Forgot, GaveUp, Saved
+from protomodels_cli.coordinator.moves import Moves
+from protomodels_cli.coordinator.state import State
+
+SAVE_AGAIN = 5.0  # seconds
+
+
+def is_due(state: State) -> bool:
+    """Should the stages hand in what they are now, after the last step decided?"""
+    history, step = state.history, state.history.step
+    if step == 0 or history.newest.step == step or any(m.step == step for m in history.pending):
+        return False
+    if state.unsaved is not None and state.unsaved[0] == step:
+        return False
+    return is_needed(state) or (_at_interval(state) and not history.pending)
+
+
+def _at_interval(state: State) -> bool:
+    interval = state.spec.snapshots.interval
+    return interval > 0 and state.history.step % interval == 0
+
+
+def is_needed(state: State) -> bool:
+    """Does the run wait here until it is saved?"""
+    history = state.history
+    ends = state.leaving or state.stopping or history.paused is not None
+    return history.newest.step < history.step and (history.step == state.spec.steps or bool(ends))
+
+
+def begin_if_due(moves: Moves) -> bool:
+    """Whether the next turn asks for the parts: again, too, where a turn that asked for them may not have arrived."""
+    state = moves.state
+    dense = state.spec.subspace.form == "dense"
+    if is_due(state) and (dense or state.history.synced == state.history.step):
+        moves.record(Began(state.history.step))
+    return any(m.step == state.history.step and m.step not in state.whole for m in moves.state.history.pending)
+
+
+def say_if_left_out(moves: Moves) -> None:
+    history = moves.state.history
+    if _at_interval(moves.state) and history.pending:
+        earlier = history.pending[-1].step
+        moves.say(f"no snapshot of step {history.step}: that of step {earlier} is still on its way")
+
+
+def hear_whole(moves: Moves, event: SnapshotWhole) -> None:
+    if event.lineage == moves.state.history.lineage and any(
+        mark.step == event.step for mark in moves.state.history.pending
+    ):
+        moves.set(whole={**moves.state.whole, event.step: event.parts})
+        complete(moves)
+
+
+def complete(moves: Moves) -> None:
+    """Count the snapshots that are whole and whose subspace is settled: what a stage owed at that step has come."""
+    for step, parts in sorted(moves.state.whole.items()):
+        owed = moves.state.owed
+        if owed is not None and owed <= step:
+            continue
+        moves.record(Saved(step, parts))
+        moves.set(whole={s: p for s, p in moves.state.whole.items() if s > step})
+        moves.write_row("snapshot", step)
+        for old in moves.state.history.snapshots[1 : -moves.state.spec.snapshots.keep]:
+            moves.record(Forgot(old.lineage, old.step))
+        moves.do(KeepSnapshots())
+
+
+def give_up(moves: Moves, event: PartFailed) -> None:
+    history = moves.state.history
+    if event.lineage != history.lineage or all(mark.step != event.step for mark in history.pending):
+        return
+    moves.record(GaveUp(event.step))
+    moves.set(
+        whole={s: p for s, p in moves.state.whole.items() if s != event.step},
+        unsaved=(event.step, event.why, moves.now),
+    )
+    moves.do(KeepSnapshots())
+    moves.say(f"the snapshot of step {event.step} could not be written: {event.why}")
+
+
+def may_try_again(moves: Moves) -> bool:
+    unsaved = moves.state.unsaved
+    if unsaved is None or moves.now - unsaved[2] < SAVE_AGAIN:
+        return False
+    moves.set(unsaved=None)
+    return True

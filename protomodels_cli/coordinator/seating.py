@@ -1,0 +1,196 @@
+"""Who holds which stage, and from what: memory where every stage is still there, a snapshot where one is gone.
+
+Every change of holders and every broken link goes through `regroup`: a new generation, in which all holders link anew
+and a step that was under way is done again. What is in a peer's memory counts if it has applied exactly the decisions
+of this lineage; a stage that nobody has so is taken from the newest complete snapshot, and then all stages are.
+"""
+
+from __future__ import annotations
+
+from protomodels_cli.coordinator.events import Dismiss, HoldOn, KeepSnapshots, KeepSpare, PlaceStage
+from protomodels_cli.coordinator.history import History, Mark, Placed, RolledBack
+from protomodels_cli.coordinator.moves import Moves
+from protomodels_cli.coordinator.placement import Offer, Placement, fill, place
+from protomodels_cli.coordinator.plan import cut_in_words
+from protomodels_cli.coordinator.state import Holding, Peer, State
+from protomodels_cli.errors import EXIT_OUTSIDE
+
+RELAY_AFTER = 3  # generations in a row that ended before a step was decided
+PART_AFTER = 6
+
+
+def fresh(history: History) -> bool:
+    """Nothing was ever trained: stages come from the seed, and the cut may still change."""
+    return history.step == 0 and history.lineage == 1
+
+
+def join(moves: Moves, peer: Peer) -> None:
+    """A peer is here, or here again."""
+    state = moves.state
+    again = peer.id in state.peers or peer.id in state.absent
+    was_holder = state.stage_of(peer.id) is not None
+    moves.set(
+        peers={**state.peers, peer.id: peer},
+        absent={p: until for p, until in state.absent.items() if p != peer.id},
+        holds={p: stage for p, stage in state.holds.items() if p != peer.id},
+    )
+    moves.say(f"{peer.name} ({peer.id}) {'is back' if again else 'joined'} with {peer.device}")
+    if not state.placed or was_holder:
+        if is_current(state.history, peer.holding):
+            assert peer.holding is not None
+            if peer.holding.stage not in moves.state.holds.values():
+                moves.set(holds={**moves.state.holds, peer.id: peer.holding.stage})
+        regroup(moves)
+    else:
+        moves.do(KeepSpare(peer.id, spare_because(state.stages)))
+
+
+def is_current(history: History, holding: Holding | None) -> bool:
+    """Has it applied exactly the decisions of this lineage, or all but the last, which it is prepared for?"""
+    if holding is None or (holding.lineage, holding.layers) != (history.lineage, history.layers):
+        return False
+    if holding.applied == history.step:
+        return True
+    last = history.decision
+    return last is not None and holding.applied == last.step - 1 and holding.prepared == last.generation
+
+
+def lose(moves: Moves, why: str, *gone: str, until: float | None = None) -> None:
+    """These peers are not here any more; `until`: holders are waited for so long before others take their place."""
+    state = moves.state
+    lost = [state.peers[peer] for peer in gone if peer in state.peers]
+    if not lost:
+        return
+    needed = any(peer in state.holds or state.stage_of(peer) is not None for peer in gone)
+    absent = dict(state.absent)
+    if until is not None and not fresh(state.history):
+        absent |= {peer: until for peer in gone if peer in state.holds}
+    moves.set(
+        peers={i: p for i, p in state.peers.items() if i not in gone},
+        holds={i: stage for i, stage in state.holds.items() if i not in gone},
+        leaving=state.leaving - set(gone),
+        absent=absent,
+    )
+    for peer in lost:
+        moves.say(f"{peer.name} ({peer.id}) left: {why}")
+    if needed or not state.placed:
+        regroup(moves)
+
+
+def part_with(moves: Moves, what: str, *peers: str) -> None:
+    for peer in (p for p in peers if p in moves.state.peers):
+        moves.do(Dismiss(peer, what, "join again; if it comes back, tell the run's owner", EXIT_OUTSIDE))
+    lose(moves, what, *peers)
+
+
+def break_up(moves: Moves, what: str, peer: str, about: int) -> None:
+    """Two holders cannot work with each other: link all anew, at last without these two."""
+    state = moves.state
+    moves.set(broken=state.broken + 1)
+    if state.broken + 1 >= PART_AFTER:
+        part_with(moves, what, *dict.fromkeys((peer, state.history.holders[about])))
+        return
+    if state.broken + 1 >= RELAY_AFTER:
+        moves.set(relay_all=True)
+    moves.say(f"{state.peers[peer].name} ({peer}): {what}; linking all stages anew")
+    regroup(moves)
+
+
+def give_up_waiting(moves: Moves) -> None:
+    """Holders that did not come back in time."""
+    late = {peer for peer, until in moves.state.absent.items() if until <= moves.now}
+    if late:
+        moves.set(absent={p: until for p, until in moves.state.absent.items() if p not in late})
+        if not moves.state.placed:
+            regroup(moves)
+
+
+def regroup(moves: Moves) -> None:
+    """Seat the peers that are here, if they suffice; otherwise say what is missing."""
+    moves.set(placed=False, task=None, heard={}, took_basis=frozenset(), usage={})
+    history = moves.state.history
+    if history.over:
+        return
+    if fresh(history):
+        _seat_afresh(moves)
+        return
+    seats = {stage: peer for peer, stage in moves.state.holds.items()}
+    absent = [stage for stage in range(len(history.layers)) if stage not in seats]
+    if absent and moves.state.absent:
+        _wait(moves, "who was cut off to come back: " + _stages_of(moves.state, absent))
+        return
+    found = fill(moves.state.spec, history.layers, absent, _offers(moves.state, seats, history.newest))
+    if isinstance(found, str):
+        _wait(moves, found)
+        return
+    if absent and history.newest.step != history.step:
+        roll_back(moves, history.newest, f"{_stages_of(moves.state, absent)} was lost after step {history.step}")
+    _seat(moves, history.layers, {**seats, **found})
+
+
+def roll_back(moves: Moves, mark: Mark, why: str) -> None:
+    """Nothing in memory counts any more."""
+    history = moves.state.history
+    redo = history.step - mark.step
+    moves.record(RolledBack(history.lineage + 1, mark.lineage, mark.step, why))
+    moves.set(holds={}, undelivered=False, whole={}, unsaved=None)
+    moves.do(KeepSnapshots())
+    where = f"the snapshot of step {mark.step}" if mark.step else "the beginning"
+    moves.say(f"{why}: back to {where}, {redo} {'step is' if redo == 1 else 'steps are'} redone")
+
+
+def _seat_afresh(moves: Moves) -> None:
+    state = moves.state
+    found = place(state.spec, [Offer(p.id, p.memory, p.flops) for p in state.peers.values()])
+    moves.set(holds={}, absent={})
+    if isinstance(found, Placement):
+        _seat(moves, found.layers, dict(enumerate(found.holders)))
+        return
+    moves.set(missing=found)
+    for peer in state.peers:
+        moves.do(KeepSpare(peer, found))
+
+
+def _seat(moves: Moves, layers: tuple[int, ...], seats: dict[int, str]) -> None:
+    state = moves.state
+    holders = tuple(seats[stage] for stage in range(len(layers)))
+    generation = state.history.generation + 1
+    moves.record(Placed(generation, layers, holders))
+    keep = {peer for peer in holders if peer in state.holds}
+    # Whoever has it in memory has it now too; the others once they say so.
+    moves.set(placed=True, absent={}, undelivered=False, holds={p: s for p, s in state.holds.items() if p in keep})
+    task = moves.begin("place", state.history.step)
+    for stage, peer in enumerate(holders):
+        moves.do(PlaceStage(peer, stage, task.number, peer in keep))
+    for peer in state.peers:
+        if peer not in holders:
+            moves.do(KeepSpare(peer, spare_because(len(holders))))
+    moves.say(f"generation {generation}: {cut_in_words(layers)}")
+
+
+def _wait(moves: Moves, what: str) -> None:
+    moves.set(missing=what)
+    for peer in moves.state.peers:
+        moves.do(HoldOn(peer, what) if peer in moves.state.holds else KeepSpare(peer, what))
+
+
+def _offers(state: State, seats: dict[int, str], mark: Mark) -> list[list[Offer]]:
+    """Peers without a stage, for each stage that is missing: who has its part on disk first, then who joined first."""
+    free = [p for p in state.peers.values() if p.id not in seats.values()]
+
+    def of(stage: int) -> list[Offer]:
+        def has_it(peer: Peer) -> bool:
+            return any((part.stage, part.sha256) == (stage, mark.parts[stage]) for part in peer.parts)
+
+        ordered = sorted(free, key=lambda p: not has_it(p)) if mark.parts else free
+        return [Offer(p.id, p.memory, p.flops) for p in ordered]
+
+    return [of(stage) for stage in range(len(state.history.layers)) if stage not in seats]
+
+
+def _stages_of(state: State, stages: list[int]) -> str:
+    return ("stage " if len(stages) == 1 else "stages ") + ", ".join(map(str, stages))
+
+
+def spare_because(stages: int) -> str:
+    return f"this peer is a spare, all {stages} stages have a holder"

@@ -1,0 +1,172 @@
+"""What peers hand in: parts of snapshots, and new bases. Nothing is taken unasked, and nothing counts in pieces."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import BinaryIO
+
+from protomodels_cli.coordinator import events
+from protomodels_cli.coordinator.snapshots import Snapshots
+from protomodels_cli.coordinator.state import State
+from protomodels_cli.coordinator.subspace import Subspace
+from protomodels_cli.model import grassmann
+from protomodels_cli.spec.sizes import StageMemory
+from protomodels_cli.wire.pb import pmtrain_pb2 as pb
+
+ROOM_FOR_NAMES = 1 << 20  # beside the numbers of a snapshot's part
+
+Chunks = AsyncIterator[pb.UploadChunk]
+
+
+class Uploads:
+    def __init__(
+        self,
+        state: Callable[[], State],
+        subspace: Subspace | None,
+        snapshots: Snapshots,
+        tell: Callable[[events.Event], None],
+        fail: Callable[[OSError], None],
+    ):
+        self._state, self._subspace, self._snapshots, self._tell, self._fail = state, subspace, snapshots, tell, fail
+        self._basis_offered = (0, 0)  # generation and step of the last basis that was handed in
+        self._coming: set[Path] = set()
+
+    # Parts of snapshots
+
+    def offered(self, peer: str, header: pb.UploadHeader) -> int | None:
+        """From which byte on this part is wanted; None: not at all. Raises ValueError on what nobody asked for."""
+        history = self._state().history
+        if (header.lineage, header.step) not in [(m.lineage, m.step) for m in history.pending]:
+            return None
+        stages = len(history.layers)
+        if header.stage >= stages or len(header.sha256) != 64 or not header.sha256.isalnum():
+            raise ValueError("not a part of this run's snapshots")
+        if history.holders[header.stage : header.stage + 1] != (peer,):
+            raise ValueError("this peer does not hold that stage")
+        end = sum(history.layers[: header.stage + 1])
+        most = StageMemory(self._state().spec).saved(end - history.layers[header.stage], end) + ROOM_FOR_NAMES
+        if header.size > most:
+            raise ValueError("a part larger than its stage")
+        if self._snapshots.has(header.lineage, header.step, header.stage):
+            return None
+        path = self._snapshots.coming(header.lineage, header.step, header.stage, header.sha256)
+        return path.stat().st_size if path.exists() else 0
+
+    async def receive(self, peer: str, header: pb.UploadHeader, chunks: Chunks) -> None:
+        """Raises ValueError on what nobody asked for. A failure of our own disk is not the peer's fault."""
+        if header.kind == pb.UploadHeader.BASIS:
+            await self._receive_basis(peer, header, chunks)
+            return
+        try:
+            await self._receive_part(peer, header, chunks)
+        except OSError as e:
+            self._tell(events.PartFailed(None, header.lineage, header.step, f"the coordinator: {e.strerror or e}"))
+
+    async def _receive_part(self, peer: str, header: pb.UploadHeader, chunks: Chunks) -> None:
+        have = self.offered(peer, header)
+        if have is None:
+            return
+        path = self._snapshots.coming(header.lineage, header.step, header.stage, header.sha256)
+        if have != header.offset or path in self._coming:
+            raise ValueError(f"{have} bytes of it are here, not {header.offset}")
+        self._coming.add(path)
+        try:
+            size = await _append(chunks, header, path)
+            if size < header.size:
+                return  # it broke off; the rest will come
+            if await asyncio.to_thread(_hash_file, path) != header.sha256:
+                path.unlink()
+                raise ValueError("the bytes that arrived are not those announced")
+            await asyncio.to_thread(self._snapshots.arrived, path)
+        finally:
+            self._coming.discard(path)
+        self.look(header.lineage, header.step)
+
+    def look(self, lineage: int, step: int) -> None:
+        """Are all parts of this snapshot here?"""
+        parts = self._snapshots.whole(lineage, step, len(self._state().history.layers))
+        if parts is not None:
+            self._tell(events.SnapshotWhole(lineage, step, parts))
+
+    def part(self, request: pb.FetchRequest) -> Path | None:
+        """Of a complete snapshot."""
+        complete = [(m.lineage, m.step) for m in self._state().history.snapshots]
+        path = self._snapshots.part(request.lineage, request.step, request.stage)
+        return path if (request.lineage, request.step) in complete and path.exists() else None
+
+    # Bases
+
+    async def _receive_basis(self, peer: str, header: pb.UploadHeader, chunks: Chunks) -> None:
+        self._admit_basis(peer, header)
+        content = await _bytes(chunks, header)
+        self._admit_basis(peer, header)  # it may have taken a while
+        assert self._subspace is not None
+        row, sha256 = _numbers(header.row_json), None
+        self._basis_offered = header.generation, header.step
+        if header.moved:
+            try:
+                version = self._state().history.basis_version + 1
+                sha256 = self._subspace.accept(version, content).sha256
+            except OSError as e:
+                self._fail(e)
+                return
+        self._tell(events.SubspaceReported(peer, header.generation, header.step, row, sha256))
+
+    def _admit_basis(self, peer: str, header: pb.UploadHeader) -> None:
+        state = self._state()
+        stage = state.stage_of(peer)
+        if stage is None or header.generation != state.history.generation:
+            raise ValueError("this peer holds no stage")
+        asked = stage == state.stages - 1 and state.owed == header.step
+        if self._subspace is None or not asked or self._basis_offered == (header.generation, header.step):
+            raise ValueError("nobody asked this stage for a basis")
+        if header.size != (self._subspace.basis_bytes if header.moved else 0):
+            raise ValueError("not the size of a basis")
+
+
+def _numbers(row_json: str) -> dict[str, float]:
+    """What the metrics say of a basis: these names, and numbers, whatever a peer sends."""
+    try:
+        said = json.loads(row_json[:10_000] or "{}")
+        return {name: float(said[name]) for name in grassmann.REPORTED if name in said}
+    except (TypeError, RecursionError):
+        raise ValueError("the metrics of a basis must be numbers by name") from None
+
+
+async def _bytes(chunks: Chunks, header: pb.UploadHeader) -> bytes:
+    content = bytearray()
+    async for chunk in chunks:
+        content += chunk.data
+        if len(content) > header.size:
+            raise ValueError("more bytes than announced")
+    if (len(content), hashlib.sha256(content).hexdigest()) != (header.size, header.sha256):
+        raise ValueError("the bytes that arrived are not those announced")
+    return bytes(content)
+
+
+async def _append(chunks: Chunks, header: pb.UploadHeader, path: Path) -> int:
+    """Returns the file's size then. What came of an upload that broke off stays."""
+    size = header.offset
+    with path.open("ab") as file:
+        async for chunk in chunks:
+            size += len(chunk.data)
+            if size > header.size:
+                raise ValueError("more bytes than announced")
+            await asyncio.to_thread(file.write, chunk.data)
+        await asyncio.to_thread(_to_disk, file)
+    return size
+
+
+def _to_disk(file: BinaryIO) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _hash_file(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,89 @@
+"""A peer's parts of snapshots on its disk: written whole or not at all, checked before use, kept until told to go."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+
+from protomodels_cli.files import sync_folder
+
+NAME = re.compile(r"(\d{4,})-(\d{8,})-stage-(\d+)\.([0-9a-f]{64})\.safetensors")
+
+
+@dataclass(frozen=True)
+class Part:
+    """The hash is in the file's name: a file with that name was whole once."""
+
+    lineage: int
+    step: int
+    stage: int
+    sha256: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.lineage:04d}-{self.step:08d}-stage-{self.stage}.{self.sha256}.safetensors"
+
+    @property
+    def snapshot(self) -> tuple[int, int]:
+        return self.lineage, self.step
+
+
+class Parts:
+    def __init__(self, folder: Path):
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        for left in folder.glob("*.partial"):
+            left.unlink(missing_ok=True)
+
+    def all(self) -> list[Part]:
+        found = [NAME.fullmatch(path.name) for path in sorted(self.folder.iterdir())]
+        return [Part(int(m[1]), int(m[2]), int(m[3]), m[4]) for m in found if m]
+
+    def path(self, part: Part) -> Path:
+        return self.folder / part.name
+
+    def fetching(self, part: Part) -> Path:
+        """Where one that comes from elsewhere is put together."""
+        return self.folder / f"{part.name}.partial"
+
+    def write(self, lineage: int, step: int, stage: int, state: dict[str, Tensor]) -> Part:
+        """Raises OSError; then nothing is left of it."""
+        work = self.folder / f"{lineage}-{step}-{stage}.partial"
+        try:
+            save_file(state, work)
+            part = Part(lineage, step, stage, hash_file(work))
+            self.put(work, part)
+        except (OSError, SafetensorError) as e:
+            work.unlink(missing_ok=True)
+            raise OSError(getattr(e, "strerror", None) or str(e)) from None
+        return part
+
+    def put(self, work: Path, part: Part) -> None:
+        """Give a file its name, for good."""
+        with work.open("rb") as file:
+            os.fsync(file.fileno())
+        os.replace(work, self.path(part))
+        sync_folder(self.folder)
+
+    def is_whole(self, part: Part) -> bool:
+        path = self.path(part)
+        return path.exists() and hash_file(path) == part.sha256
+
+    def keep(self, snapshots: Collection[tuple[int, int]]) -> None:
+        """Delete the parts of all others."""
+        for part in self.all():
+            if part.snapshot not in snapshots:
+                self.path(part).unlink(missing_ok=True)
+
+
+def hash_file(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

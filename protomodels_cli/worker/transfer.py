@@ -1,0 +1,92 @@
+"""Parts of snapshots on their way to the coordinator and back: in pieces, from where it broke off, not too fast."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc
+
+from protomodels_cli.wire.pb import pmtrain_pb2 as pb
+from protomodels_cli.wire.pb import pmtrain_pb2_grpc as rpc
+from protomodels_cli.worker.parts import Part, Parts, hash_file
+
+PIECE = 1 << 20
+Metadata = tuple[tuple[str, str], ...]
+
+
+class Throttle:
+    """So many bits a second, at most."""
+
+    def __init__(self, bits_per_second: float | None):
+        self._rate, self._free_at = bits_per_second, 0.0
+
+    async def wait(self, size: int) -> None:
+        if self._rate is None:
+            return
+        now = asyncio.get_running_loop().time()
+        self._free_at = max(now, self._free_at) + 8 * size / self._rate
+        await asyncio.sleep(self._free_at - now)
+
+
+async def hand_in(stub: rpc.PeeringStub, metadata: Metadata, parts: Parts, part: Part, throttle: Throttle) -> None:
+    """Until the coordinator has it, or does not want it. Raises AioRpcError where the connection breaks."""
+    path = parts.path(part)
+    header = pb.UploadHeader(
+        kind=pb.UploadHeader.SNAPSHOT_PART,
+        lineage=part.lineage,
+        step=part.step,
+        stage=part.stage,
+        size=path.stat().st_size,
+        sha256=part.sha256,
+    )
+    offer = await stub.Offer(header, metadata=metadata, timeout=30)
+    if offer.wanted:
+        header.offset = offer.offset
+        await stub.Upload(_pieces(header, path, throttle), metadata=metadata)
+
+
+async def _pieces(header: pb.UploadHeader, path: Path, throttle: Throttle) -> AsyncIterator[pb.UploadChunk]:
+    yield pb.UploadChunk(header=header)
+    with path.open("rb") as file:
+        file.seek(header.offset)
+        while piece := await asyncio.to_thread(file.read, PIECE):
+            await throttle.wait(len(piece))
+            yield pb.UploadChunk(data=piece)
+
+
+async def hand_in_bytes(stub: rpc.PeeringStub, metadata: Metadata, header: pb.UploadHeader, content: bytes) -> None:
+    header.size, header.sha256 = len(content), hashlib.sha256(content).hexdigest()
+
+    async def pieces() -> AsyncIterator[pb.UploadChunk]:
+        yield pb.UploadChunk(header=header)
+        for start in range(0, len(content), PIECE):
+            yield pb.UploadChunk(data=content[start : start + PIECE])
+
+    await stub.Upload(pieces(), metadata=metadata)
+
+
+async def fetch(stub: rpc.PeeringStub, metadata: Metadata, parts: Parts, part: Part) -> Path:
+    """The part on this disk, from here if it is whole here, else from the coordinator.
+
+    Raises ValueError where what the coordinator has is not the part that belongs to the snapshot."""
+    if await asyncio.to_thread(parts.is_whole, part):
+        return parts.path(part)
+    work = parts.fetching(part)
+    have = work.stat().st_size if work.exists() else 0
+    request = pb.FetchRequest(lineage=part.lineage, step=part.step, stage=part.stage, offset=have)
+    try:
+        with work.open("ab") as file:
+            async for piece in stub.Fetch(request, metadata=metadata):
+                await asyncio.to_thread(file.write, piece.data)
+    except grpc.aio.AioRpcError as e:
+        if e.code() == grpc.StatusCode.NOT_FOUND:
+            raise ValueError(e.details()) from None
+        raise
+    if await asyncio.to_thread(hash_file, work) != part.sha256:
+        work.unlink()
+        raise ValueError(f"stage {part.stage}'s part is damaged")
+    await asyncio.to_thread(parts.put, work, part)
+    return parts.path(part)

@@ -1,0 +1,296 @@
+"""Whatever happens, the weights are those of a run to which nothing happened: real processes, real kills."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import make_spec
+from pool import Pool
+from test_pipeline import reference_of
+
+from protomodels_cli.spec import RunSpec
+from protomodels_cli.wire.link import JoinLink
+from protomodels_cli.wire.operator import operator
+
+WIRES = {
+    "fp32": {},
+    "int8": {"forward": "int8+ef21", "backward": "int8+ef21"},
+}
+
+
+def a_spec(wire: str = "fp32", **sections: Any) -> RunSpec:
+    return make_spec(
+        stages=3,
+        steps=12,
+        subspace={"sync_interval": 4, "update": {"interval": 4, "window": 2, "delay": 1}},
+        snapshots={"interval": 3},
+        limits={"lease_seconds": 1.5},
+        wire=WIRES[wire],
+        eval={"interval": 5},
+        **sections,
+    )
+
+
+class Scene:
+    """A run in the pool's processes, and what is done to it."""
+
+    def __init__(self, pool: Pool, folder: Path, spec: RunSpec):
+        self.pool, self.folder, self.spec = pool, folder, spec
+        self.marks = 0
+
+    def fail_at(self, phase: str, stage: int = 0, step: int = 0, signal: str = "SIGKILL") -> dict[str, Any]:
+        """A fault for every process that could come to that point; the first that does gets the signal."""
+        self.mark = self.folder / f"failed-{self.marks}"
+        self.marks += 1
+        return {
+            "kind": "fail_at",
+            "phase": phase,
+            "stage": stage,
+            "step": step,
+            "signal": signal,
+            "once": str(self.mark),
+        }
+
+    def start(
+        self, peers: int, fault: dict[str, Any] | None = None, coordinator_fault: dict[str, Any] | None = None
+    ) -> None:
+        """`fault` is every peer's."""
+        self.run_dir = self.pool.start(self.spec, [{"fault": fault or {}}] * peers, fault=coordinator_fault or {})
+        self.peers = list(range(peers))
+
+    def join(self, i: int) -> None:
+        """A peer that has just been killed, or a new one: its files are where they were."""
+        link = (self.run_dir / "link").read_text().strip()
+        self.pool.peers[i].start(kind="join", link=link, name=f"peer-{i}", dir=str(self.run_dir / f"p{i}"))
+        if i not in self.peers:
+            self.peers.append(i)
+
+    def dead(self) -> list[int]:
+        """Peers whose process is gone, once one is."""
+        return [i for i in self.peers if self.pool.peers[i].gone]
+
+    def wait_for(self, what: Callable[[], Any], why: str, seconds: float = 60) -> Any:
+        until = time.monotonic() + seconds
+        while not (found := what()):
+            assert time.monotonic() < until, f"{why}; {self.events()[-600:]}"
+            time.sleep(0.02)
+        return found
+
+    def wait_for_mark(self) -> None:
+        self.wait_for(self.mark.exists, "the fault did not come")
+
+    def events(self) -> str:
+        file = self.run_dir / "events.jsonl"
+        return file.read_text() if file.exists() else ""
+
+    def status(self) -> Any:
+        async def ask() -> Any:
+            async with operator(JoinLink.parse((self.run_dir / "link").read_text())) as coordinator:
+                return await coordinator.status()
+
+        return asyncio.run(ask())
+
+    def wait_for_step(self, step: int) -> None:
+        self.wait_for(lambda: self.status().step >= step, f"step {step} did not come")
+
+    def holder(self, stage: int) -> int:
+        """Which of the peers holds it."""
+        return int(self.status().stages[stage].name.removeprefix("peer-"))
+
+    def restart_coordinator(self) -> None:
+        self.pool.coordinator.start(
+            kind="coordinator", spec=self.spec.model_dump(mode="json"), run_dir=str(self.run_dir)
+        )
+
+    def ends_well(self) -> dict[str, Any]:
+        led = self.pool.coordinator.result()
+        assert led["exit"] == 0, led
+        for i in self.peers:
+            if not self.pool.peers[i].gone:
+                assert self.pool.peers[i].result()["exit"] == 0
+        summary = json.loads((self.run_dir / "summary.json").read_text())
+        assert summary["weights_sha256"] == expected(self.spec)
+        return summary
+
+
+_expected: dict[str, str] = {}
+
+
+def expected(spec: RunSpec) -> str:
+    key = spec.sha256()
+    if key not in _expected:
+        _expected[key] = reference_of(spec)[0].weights_sha256()
+    return _expected[key]
+
+
+@pytest.fixture
+def scene(pool: Pool, tmp_path: Path) -> Callable[..., Scene]:
+    return lambda spec: Scene(pool, tmp_path, spec)
+
+
+KILLS = [
+    pytest.param("fp32", "forward", 0, 5, id="first"),
+    pytest.param("fp32", "backward", 1, 7, id="middle"),
+    pytest.param("fp32", "decided", 2, 8, id="last"),
+    pytest.param("int8", "prepared", 1, 8, id="middle, prepared, int8"),
+    pytest.param("fp32", "saving", 1, 6, id="while it saves"),
+    pytest.param("fp32", "basis", 1, 1, id="between the broadcast of U and its switch"),
+    pytest.param("int8", "switch", 0, 6, id="at the switch, int8"),
+    pytest.param("fp32", "prepared", 2, 6, id="behind a switch, which is undone"),
+]
+
+
+@pytest.mark.parametrize(("wire", "phase", "stage", "step"), KILLS)
+def test_a_killed_peer_is_replaced_by_a_spare(scene, wire, phase, stage, step):
+    s = scene(a_spec(wire))
+    s.start(4, s.fail_at(phase, stage, step))
+    s.wait_for_mark()
+    summary = s.ends_well()
+    assert len(s.dead()) == 1
+    assert summary["generations"] >= 2
+
+
+def test_two_adjacent_peers_are_killed_at_once(scene):
+    s = scene(a_spec())
+    s.start(3, {"kind": "slow", "seconds": 0.05})
+    s.wait_for_step(7)
+    two = [s.holder(0), s.holder(1)]
+    for i in two:
+        s.pool.peers[i].kill()
+    for i in two:
+        s.join(i)
+    assert s.ends_well()["lineage"] == 2
+
+
+def test_all_peers_are_killed(scene):
+    s = scene(a_spec("int8"))
+    s.start(3, {"kind": "slow", "seconds": 0.05})
+    s.wait_for_step(5)
+    for i in s.peers:
+        s.pool.peers[i].kill()
+    for i in s.peers:
+        s.join(i)
+    assert s.ends_well()["lineage"] == 2
+
+
+@pytest.mark.parametrize("phase", ["grant", "ready", "commit", "adopted"])
+def test_the_coordinator_is_killed(scene, phase):
+    """Its peers keep what they have: nothing is redone."""
+    s = scene(a_spec("int8" if phase == "commit" else "fp32"))
+    s.start(3, coordinator_fault=s.fail_at(phase, 0, 4 if phase == "adopted" else 7))
+    s.wait_for_mark()
+    s.restart_coordinator()
+    assert s.ends_well()["steps_redone"] == 0
+
+
+def test_the_coordinator_and_a_peer_are_killed_together(scene):
+    s = scene(a_spec())
+    s.start(3, {"kind": "slow", "seconds": 0.05})
+    s.wait_for_step(7)
+    victim = s.holder(1)
+    s.pool.coordinator.kill()
+    s.pool.peers[victim].kill()
+    s.restart_coordinator()
+    s.join(victim)
+    assert s.ends_well()["lineage"] == 2
+
+
+def test_everything_is_killed(scene):
+    s = scene(a_spec())
+    s.start(3, {"kind": "slow", "seconds": 0.05})
+    s.wait_for_step(8)
+    s.pool.coordinator.kill()
+    for i in s.peers:
+        s.pool.peers[i].kill()
+    s.restart_coordinator()
+    for i in s.peers:
+        s.join(i)
+    assert s.ends_well()["lineage"] == 2
+
+
+@pytest.mark.parametrize("spares", [0, 1])
+def test_a_peer_that_is_stopped_for_longer_than_its_lease(scene, spares):
+    """Without a spare it goes on with what it has; with one it comes back to find its place taken."""
+    s = scene(a_spec())
+    s.start(3 + spares, s.fail_at("forward", 1, 7, "SIGSTOP"))
+    s.wait_for_mark()
+    s.wait_for(lambda: "not heard of" in s.events(), "nobody noticed")
+    if spares:
+        s.wait_for(lambda: "steps are redone" in s.events() or "step is redone" in s.events(), "nobody took over")
+    for i in s.peers:
+        os.kill(s.pool.peers[i].pid, signal.SIGCONT)
+    assert s.ends_well()["lineage"] == 1 + spares
+
+
+FAULTS = {
+    "a cut link": {"kind": "cut_link", "step": 7},
+    "a damaged frame": {"kind": "damage_frame", "step": 7},
+    "a full disk": {"kind": "full_disk_once"},
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_what_needs_nobody_to_go(scene, fault):
+    s = scene(a_spec())
+    s.start(3, FAULTS[fault])
+    assert s.ends_well()["steps_redone"] == 0
+
+
+def test_a_commit_that_does_not_reach_a_live_peer_is_told_again(scene):
+    s = scene(a_spec())
+    s.start(3, coordinator_fault={"kind": "lose_turn", "stage": 1, "step": 7})
+    summary = s.ends_well()
+    assert summary["steps_redone"] == 0
+    assert "is back" in s.events()
+
+
+@pytest.mark.parametrize("what", ["u", "t_fixed"])
+def test_a_flipped_bit_is_found_mended_and_what_it_spoilt_is_redone(scene, what):
+    s = scene(a_spec())
+    s.start(3, {"kind": "flip_bit", "what": what, "after_step": 6})
+    summary = s.ends_well()
+    assert "used other bytes" in s.events()
+    assert summary["lineage"] == 2
+
+
+@pytest.mark.parametrize("how", ["truncated", "flipped"])
+@pytest.mark.parametrize("where", ["peer", "coordinator"])
+def test_a_damaged_snapshot_is_not_used(scene, where, how):
+    """On a peer's disk: fetched again. At the coordinator, for a peer that has no other: an older one is used."""
+    s = scene(a_spec())
+    s.start(4, {"kind": "slow", "seconds": 0.05})
+    s.wait_for(lambda: (s.run_dir / "snapshots" / "0001-00000006").exists(), "no snapshot of step 6")
+    s.wait_for_step(7)
+    victim = s.holder(1)
+    if where == "peer":
+        survivor = s.holder(2)
+        [path] = s.run_dir.glob(f"p{survivor}/*/parts/0001-00000006-stage-2.*.safetensors")
+    else:
+        path = s.run_dir / "snapshots" / "0001-00000006" / "stage-1.safetensors"
+    content = path.read_bytes()
+    flipped = content[:-9] + bytes([content[-9] ^ 1]) + content[-8:]
+    path.write_bytes(content[: len(content) // 2] if how == "truncated" else flipped)
+    s.pool.peers[victim].kill()
+    summary = s.ends_well()
+    assert summary["lineage"] == (2 if where == "peer" else 3)
+
+
+def test_a_peer_that_leaves_hands_its_state_over(scene):
+    s = scene(a_spec())
+    s.start(4, {"kind": "slow", "seconds": 0.05})
+    s.wait_for_step(5)
+    os.kill(s.pool.peers[s.holder(1)].pid, signal.SIGINT)
+    led = s.pool.coordinator.result()
+    assert led["exit"] == 0, led
+    assert sorted(s.pool.peers[i].result()["exit"] for i in s.peers) == [0, 0, 0, 130]
+    summary = json.loads((s.run_dir / "summary.json").read_text())
+    assert summary["weights_sha256"] == expected(s.spec)
+    assert summary["steps_redone"] == 0
