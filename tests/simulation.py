@@ -1,0 +1,972 @@
+"""A run in virtual time: the real state machine, and a model of everything around it that can fail.
+
+A seed decides what is delayed, lost, doubled, killed, frozen, cut and spoilt, and when. After every event the rules
+below are checked; at the end, with enough peers and a quiet network, the run must finish with the numbers of a run to
+which nothing happened. A stage's numbers are modelled by hashes of all that went into them.
+
+    python tests/simulation.py 10000            that many seeds
+    python tests/simulation.py --seed 7 --trace what happens with one of them
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import heapq
+import os
+import random
+import sys
+from collections import Counter, deque
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from conftest import make_spec
+
+from protomodels_cli.coordinator import events as ev
+from protomodels_cli.coordinator import machine
+from protomodels_cli.coordinator.history import (
+    Decided,
+    Forgot,
+    History,
+    Mark,
+    Placed,
+    Record,
+    RolledBack,
+    beginning,
+    fold,
+)
+from protomodels_cli.coordinator.plan import waiting_for
+from protomodels_cli.coordinator.state import Hashes, Holding, Part, Peer, Report, State
+from protomodels_cli.model import grassmann
+from protomodels_cli.spec import RunSpec
+
+LEASE = 5.0
+QUIET = 900.0  # virtual seconds in which an undisturbed network must finish the run
+
+
+class Violation(AssertionError):
+    """A rule was broken."""
+
+
+def digest(*parts: Any) -> str:
+    return hashlib.blake2b(repr(parts).encode(), digest_size=8).hexdigest()
+
+
+T_FIXED = (1, "t")
+
+
+@dataclass
+class StageMemory:
+    """What a process has of its stage."""
+
+    lineage: int
+    stage: int
+    layers: tuple[int, ...]
+    applied: int
+    numbers: str
+    basis: tuple[int, str]
+    generation: int = 0
+    prepared: tuple[int, str] | None = None  # generation and gradient
+    held: tuple[int, str] | None = None  # the next basis
+    report: tuple[int, str] | None = None  # step, and what the subspace becomes after it
+    flipped: bool = False
+    # The step under way
+    run: tuple[int, int] | None = None  # task, step
+    forward: str | None = None
+    frames: dict[str, deque[Frame]] = field(default_factory=lambda: {"forward": deque(), "backward": deque()})
+
+
+@dataclass(frozen=True)
+class Frame:
+    generation: int
+    lineage: int
+    step: int
+    content: str
+
+
+@dataclass(frozen=True)
+class PartFile:
+    lineage: int
+    step: int
+    stage: int
+    numbers: str
+    basis: tuple[int, str]
+    spoilt: bool = False
+
+    @property
+    def sha256(self) -> str:
+        return digest(self.step, self.stage, self.numbers, self.basis)
+
+    @property
+    def place(self) -> tuple[int, int, int]:
+        return self.lineage, self.step, self.stage
+
+
+class Machine:
+    """Somebody's computer: a disk, and now and then a process."""
+
+    def __init__(self, number: int):
+        self.number = number
+        self.disk: dict[tuple[int, int, int], PartFile] = {}
+        self.process: Process | None = None
+        self.frozen = self.cut = self.disk_full = False
+
+
+class Process:
+    """A peer: as the worker behaves, without the arithmetic."""
+
+    def __init__(self, world: World, home: Machine, name: str):
+        self.world, self.home, self.id = world, home, name
+        self._memory: StageMemory | None = None
+        self.place: Place | None = None  # the last that it was given
+        self.alive, self.session, self.dialling = True, 0, False
+        self.expected = 0  # the number of the next word from the coordinator
+        self.backlog: list[Callable[[], None]] = []  # what came while it was frozen
+        self.leaving = False
+        self.uploads: dict[tuple[int, int, int], PartFile] = {}
+        self.redial()
+
+    @property
+    def memory(self) -> StageMemory | None:
+        return self._memory
+
+    @memory.setter
+    def memory(self, memory: StageMemory | None) -> None:
+        self._memory = memory
+        (self.world.seated.discard if memory is None else self.world.seated.add)(self.home.number)
+
+    @property
+    def reachable(self) -> bool:
+        return self.alive and not self.home.cut
+
+    def soon(self, do: Callable[[], None], least: float = 0.01, most: float = 0.2, even_if_cut: bool = True) -> None:
+        """Do it after a while, unless the process is gone by then. What comes over the net waits while that is cut."""
+
+        def later() -> None:
+            if not self.alive:
+                return
+            if self.home.frozen or (self.home.cut and not even_if_cut):
+                self.backlog.append(do)
+            else:
+                do()
+
+        self.world.after(self.world.random.uniform(least, most), later)
+
+    # The coordinator
+
+    def redial(self) -> None:
+        self.session = 0
+        if not self.dialling:
+            self.dialling = True
+            self.soon(self._dial, 0.1, 2.0)
+
+    def _dial(self) -> None:
+        self.dialling = False
+        if self.session:
+            return
+        if not self.reachable or self.world.coordinator is None:
+            self.redial()
+            return
+        self.world.coordinator.register(self)
+
+    def describe(self) -> Peer:
+        m, holding = self.memory, None
+        if m is not None:
+            prepared = m.prepared[0] if m.prepared else 0
+            holding = Holding(m.lineage, m.stage, m.layers, m.applied, prepared)
+        parts = frozenset(Part(*p.place, p.sha256) for p in self.home.disk.values())
+        return Peer(self.id, self.id, "cpu", 1 << 34, 1e9, "", "", 0, self.world.now, holding, parts)
+
+    def hear(self, session: int, number: int, word: Any) -> None:
+        """A word of the coordinator's arrives."""
+        if session != self.session or not self.reachable:
+            return
+        if number < self.expected:
+            return  # twice
+        if number > self.expected:  # one is missing: what came after it is not obeyed
+            self.world.trace(f"{self.id} missed a word")
+            self.world.hang_up(self)
+            return
+        self.expected += 1
+        getattr(self, "_" + type(word).__name__.lower())(word)
+
+    def tell(self, event: ev.Event) -> None:
+        self.world.to_coordinator(self, event)
+
+    def _keepspare(self, word: ev.KeepSpare) -> None:
+        self.memory = self.place = None
+
+    def _holdon(self, word: ev.HoldOn) -> None:
+        self.place = None
+        if self.memory is not None:
+            self._drop_work(0)
+
+    def _dismiss(self, word: ev.Dismiss) -> None:
+        self.alive = False
+        self.home.process = None
+
+    def _keep(self, word: Keep) -> None:
+        for place in [p for p in self.home.disk if p[:2] not in word.places]:
+            del self.home.disk[place]
+            self.uploads.pop(place, None)
+        for place in [p for p in self.home.disk if p[:2] in word.begun]:
+            self.uploads.setdefault(place, self.home.disk[place])
+        self._upload()
+
+    def _drop_work(self, generation: int) -> None:
+        m = self.memory
+        assert m is not None
+        m.generation, m.run, m.forward = generation, None, None
+        m.frames = {"forward": deque(), "backward": deque()}
+
+    def _place(self, word: Place) -> None:
+        self.place = word
+        if word.keep:
+            m = self.memory
+            assert m is not None, "told to keep what it does not have"
+            self._drop_work(word.generation)
+            decided = word.decision
+            if decided is not None and m.applied == decided.step - 1 and m.prepared is not None:
+                self._decide(decided)
+            m.prepared = None
+            if (m.lineage, m.applied) != (word.lineage, word.step):
+                raise Violation(f"{self.id} keeps {m.lineage}/{m.applied} where {word.lineage}/{word.step} belongs")
+            self._placed(word)
+        else:
+            self.memory = None
+            self.soon(lambda: self._restore(word), 0.05, 0.5)
+
+    def _restore(self, word: Place) -> None:
+        if self.place is not word:
+            return  # another place was given since
+        mark = word.mark
+        numbers, basis = digest("seed", word.stage), (0, mark.basis_sha256)
+        if mark.parts:
+            place = (mark.lineage, mark.step, word.stage)
+            part = self.home.disk.get(place)
+            if part is None or part.spoilt or part.sha256 != mark.parts[word.stage]:
+                part = self.world.fetch(self, place)
+                if part is None:
+                    self.redial_if_lost()
+                    return
+                if part.spoilt or part.sha256 != mark.parts[word.stage]:
+                    self.tell(ev.SnapshotLost(self.id, word.generation, mark.lineage, mark.step, "damaged"))
+                    return
+                self.home.disk[place] = part
+            numbers, basis = part.numbers, part.basis
+        self.memory = StageMemory(word.lineage, word.stage, word.layers, mark.step, numbers, basis, word.generation)
+        self._placed(word)
+
+    def redial_if_lost(self) -> None:
+        if self.session:
+            self.world.hang_up(self)
+
+    def _placed(self, word: Place) -> None:
+        m = self.memory
+        assert m is not None
+        if word.owed and m.report is not None and m.report[0] == word.owed:
+            self._report()
+        self.tell(ev.Done(self.id, m.generation, word.task, Report(hashes=self._hashes())))
+
+    def _hashes(self) -> Hashes:
+        m = self.memory
+        assert m is not None
+        version, sha256 = m.basis
+        return Hashes(version, sha256 + "!" if m.flipped else sha256, *T_FIXED)
+
+    def _sendbasis(self, word: NewBasis) -> None:
+        m = self.memory
+        if m is not None and m.generation == word.generation:
+            m.held = (word.version, word.sha256)
+            self.tell(ev.BasisTaken(self.id, m.generation, word.version, word.sha256))
+
+    _newbasis = _sendbasis
+
+    def _turn(self, word: Turn) -> None:
+        m = self.memory
+        if m is None or m.generation != word.generation:
+            return
+        if word.decision is not None:
+            self._decide(word.decision)
+        if word.save:
+            self._save()
+        if word.task is None:
+            return
+        number, kind, step = word.task
+        match kind:
+            case "link" | "evaluation" | "finish":
+                report = Report(loss_sum=1.0, tokens=1, parameters=((f"stage-{m.stage}", m.numbers),))
+                self.soon(lambda: self._done(m, word.generation, number, report))
+            case "sync":
+                report = Report(hashes=self._hashes())
+                self.soon(lambda: self._done(m, word.generation, number, report))
+            case "step":
+                if m.applied != step - 1:
+                    raise Violation(f"{self.id} at step {m.applied} was granted step {step}")
+                if word.basis_version != m.basis[0]:
+                    assert m.held is not None
+                    assert m.held[0] == word.basis_version
+                    m.basis, m.held = m.held, None
+                    m.numbers = digest(m.numbers, "moved to", m.basis)
+                m.prepared, m.run, m.forward = None, (number, step), None
+                if m.stage == 0:
+                    m.frames["forward"].append(Frame(m.generation, m.lineage, step, digest("ids", step)))
+                self.soon(self.compute)
+
+    def _done(self, memory: StageMemory, generation: int, task: int, report: Report) -> None:
+        if self.memory is memory and memory.generation == generation:
+            self.tell(ev.Done(self.id, generation, task, report))
+
+    # The stage
+
+    def compute(self) -> None:
+        """Take what can be taken: a gradient, else an activation."""
+        m = self.memory
+        if m is None or m.run is None:
+            return
+        task, step = m.run
+        last, numbers = m.stage == len(m.layers) - 1, digest(m.numbers, "flipped") if m.flipped else m.numbers
+        if m.forward is None and m.frames["forward"]:
+            frame = self._consume("forward", step)
+            if frame is None:
+                return
+            m.forward = digest(numbers, frame.content)
+            if last:
+                m.frames["backward"].append(Frame(m.generation, m.lineage, step, digest("loss", m.forward)))
+            else:
+                self.world.send_frame(self, m.stage + 1, "forward", Frame(m.generation, m.lineage, step, m.forward))
+            self.soon(self.compute)
+        elif m.forward is not None and m.frames["backward"]:
+            frame = self._consume("backward", step)
+            if frame is None:
+                return
+            gradient = digest(numbers, m.forward, frame.content)
+            if m.stage > 0:
+                self.world.send_frame(self, m.stage - 1, "backward", Frame(m.generation, m.lineage, step, gradient))
+            m.run, m.prepared = None, (m.generation, gradient)
+            bad = step in self.world.bad_steps and m.stage == 0
+            report = Report(norms=(("layers.0", float("inf") if bad else 0.25),), loss_sum=64.0, tokens=64)
+            self.tell(ev.Done(self.id, m.generation, task, report))
+
+    def _consume(self, leg: str, step: int) -> Frame | None:
+        m = self.memory
+        assert m is not None
+        frame = m.frames[leg][0]
+        if frame.step > step:
+            return None
+        m.frames[leg].popleft()
+        if frame.lineage != m.lineage:
+            raise Violation(f"{self.id} of lineage {m.lineage} took a frame of lineage {frame.lineage}")
+        if frame.step != step or m.applied != step - 1:
+            raise Violation(f"{self.id} at step {m.applied} took a frame of step {frame.step}")
+        return frame
+
+    def _decide(self, decided: Decided) -> None:
+        m = self.memory
+        assert m is not None
+        if decided.step == m.applied:
+            return  # told again
+        if decided.step != m.applied + 1 or m.prepared is None:
+            raise Violation(f"{self.id} at step {m.applied} was told the outcome of step {decided.step}")
+        self.world.applied(self, m, decided)
+        if decided.apply:
+            m.numbers = digest(m.numbers, m.prepared[1], decided.step)
+        m.applied, m.prepared = decided.step, None
+        if m.stage == len(m.layers) - 1 and grassmann.reports(self.world.spec.subspace, decided.step):
+            m.report = (decided.step, digest(m.numbers, "basis"))
+            self._report()
+
+    def _report(self) -> None:
+        m = self.memory
+        assert m is not None
+        assert m.report is not None
+        step, sha256 = m.report
+        moved = self.world.spec.subspace.update.interval > 0
+        generation = m.generation
+        event = ev.SubspaceReported(self.id, generation, step, {"x": 1.0}, sha256 if moved else None)
+        self.soon(lambda: self.tell(event), 0.05, 3.0)
+
+    # Snapshots
+
+    def _save(self) -> None:
+        m = self.memory
+        assert m is not None
+        part = PartFile(m.lineage, m.applied, m.stage, m.numbers, m.basis)
+        if part.place in self.home.disk:
+            self.uploads.setdefault(part.place, self.home.disk[part.place])
+            self._upload()
+            return
+
+        def write() -> None:
+            if self.home.disk_full:
+                self.tell(ev.PartFailed(self.id, part.lineage, part.step, "No space left on device"))
+                return
+            self.home.disk[part.place] = self.uploads[part.place] = part
+            self._upload()
+
+        self.soon(write, 0.1, 1.0)
+
+    def _upload(self) -> None:
+        def upload() -> None:
+            for place in list(self.uploads):
+                if self.world.take_part(self, self.uploads[place]):
+                    self.uploads.pop(place)
+
+        if self.uploads:
+            self.soon(upload, 0.1, 3.0)
+
+
+# Words of the coordinator's, as its shell makes them of commands
+
+
+@dataclass(frozen=True)
+class Place:
+    generation: int
+    lineage: int
+    stage: int
+    layers: tuple[int, ...]
+    task: int
+    step: int
+    keep: bool
+    decision: Decided | None
+    mark: Mark
+    owed: int
+
+
+@dataclass(frozen=True)
+class Turn:
+    generation: int
+    decision: Decided | None
+    task: tuple[int, str, int] | None
+    save: bool
+    basis_version: int
+
+
+@dataclass(frozen=True)
+class NewBasis:
+    generation: int
+    version: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Keep:
+    places: frozenset[tuple[int, int]]
+    begun: frozenset[tuple[int, int]]
+
+
+class Disk:
+    """What outlives the coordinator's process."""
+
+    def __init__(self, first: History):
+        self.first = first
+        self.journal: list[Record] = []
+        self.parts: dict[tuple[int, int, int], PartFile] = {}
+
+
+class CoordinatorProcess:
+    """The coordinator: the machine, the journal before the words, and sessions."""
+
+    def __init__(self, world: World):
+        self.world, self.disk = world, world.disk
+        history = self.disk.first
+        for record in self.disk.journal:
+            history = fold(history, record)
+        if self.disk.journal:
+            self.state = machine.resume(world.spec, T_FIXED, history, world.now)
+        else:
+            self.state = machine.start(world.spec, history.basis_sha256, T_FIXED)
+        self.sessions: dict[str, tuple[Process, int]] = {}
+        self.numbers: Counter[int] = Counter()  # words said in a session
+        self.alive = True
+        self._look_at_parts()
+        world.after(0.5, self._tick)
+
+    def _tick(self) -> None:
+        if self.alive:
+            self.take(ev.Tick())
+            self.world.after(0.5, self._tick)
+
+    def register(self, process: Process) -> None:
+        self.world.sessions += 1
+        process.session, process.expected = self.world.sessions, 0
+        self.sessions[process.id] = (process, process.session)
+        self._say(process.id, self._keep())
+        self.take(ev.Joined(process.describe()))
+        if process.leaving:
+            process.tell(ev.Leaving(process.id))
+
+    def take(self, event: ev.Event) -> None:
+        if not self.alive:
+            return
+        world, before = self.world, self.state
+        state, records, commands = machine.apply(before, event, world.now)
+        if records and world.dies_at("before the journal"):
+            return
+        for record in records:
+            world.check_record(before.history, record)
+            self.disk.journal.append(record)
+        self.state = state
+        world.check_coordinator(state)
+        if records:
+            kinds = ", ".join(str(r) for r in records)
+            world.trace(f"{type(event).__name__} → {kinds}")
+        if (records or commands) and world.dies_at("before the words"):
+            return
+        for command in commands:
+            self._do(command)
+
+    def _do(self, command: ev.Command) -> None:
+        state, history = self.state, self.state.history
+        match command:
+            case ev.PlaceStage(peer, stage, task, keep):
+                word = Place(
+                    history.generation,
+                    history.lineage,
+                    stage,
+                    history.layers,
+                    task,
+                    history.step,
+                    keep,
+                    history.decision,
+                    history.newest,
+                    state.owed or 0,
+                )
+                self._say(peer, word)
+            case ev.SendTurn(decision, task, save):
+                next_task = None if task is None else (task.number, task.kind, task.step)
+                version = history.basis_for(task.step)[0] if task else 0
+                for peer in history.holders:
+                    self._say(peer, Turn(history.generation, decision, next_task, save, version))
+            case ev.SendBasis(version):
+                assert history.next_basis is not None
+                for peer in history.holders:
+                    self._say(peer, NewBasis(history.generation, version, history.next_basis.sha256))
+            case ev.KeepSnapshots():
+                keep = self._keep()
+                for place in [p for p in self.disk.parts if p[:2] not in keep.places]:
+                    del self.disk.parts[place]
+                for peer in list(self.sessions):
+                    self._say(peer, keep)
+            case ev.Dismiss(peer) | ev.KeepSpare(peer) | ev.HoldOn(peer):
+                self._say(peer, command)
+            case ev.Quit():
+                self.world.coordinator_dies()
+
+    def _keep(self) -> Keep:
+        history = self.state.history
+        complete = {(m.lineage, m.step) for m in history.snapshots}
+        begun = {(m.lineage, m.step) for m in history.pending}
+        return Keep(frozenset(complete | begun), frozenset(begun))
+
+    def _say(self, peer: str, word: Any) -> None:
+        process, session = self.sessions.get(peer, (None, 0))
+        if process is None:
+            return
+        number = self.numbers[session]
+        self.numbers[session] += 1
+        self.world.to_peer(process, session, number, word)
+
+    def _look_at_parts(self) -> None:
+        """Is a snapshot that was begun whole?"""
+        history = self.state.history
+        for mark in history.pending:
+            here = [self.disk.parts.get((mark.lineage, mark.step, i)) for i in range(len(history.layers))]
+            if all(here) and mark.step not in self.state.whole:
+                hashes = tuple(p.sha256 for p in here if p is not None)
+                self.world.after(0.0, lambda m=mark, h=hashes: self.take(ev.SnapshotWhole(m.lineage, m.step, h)))
+
+    def take_part(self, part: PartFile) -> None:
+        begun = {(m.lineage, m.step) for m in self.state.history.pending}
+        if (part.lineage, part.step) in begun:
+            self.disk.parts[part.place] = part
+            self._look_at_parts()
+
+
+class World:
+    def __init__(self, seed: int, peers: int = 0, calm: bool = False, log: list[str] | None = None):
+        self.random, self.log, self.now = random.Random(seed), log, 0.0
+        self.spec, self.bad_steps = a_spec(self.random)
+        self._queue: list[tuple[float, int, Callable[[], None]]] = []
+        self._count = 0
+        self.stages = len(self.spec.stages) if isinstance(self.spec.stages, list) else int(self.spec.stages)
+        self.machines = [Machine(i) for i in range(peers or self.stages + self.random.randrange(3))]
+        self.seated: set[int] = set()  # machines whose process has a stage in memory
+        self.calm, self.sessions, self.processes = calm, 0, 0
+        self.death = 0.0 if calm else self.random.choice([0.0, 0.0, 0.01, 0.03])
+        self.loss = 0.0 if calm else self.random.choice([0.0, 0.01, 0.05])
+        self.disk = Disk(beginning("u0"))
+        self.coordinator: CoordinatorProcess | None = CoordinatorProcess(self)
+        self._applied: set[tuple[int, int, int]] = set()
+        self._decided: dict[int, int] = {}
+        self._placed: dict[int, tuple[str, ...]] = {}
+        for home in self.machines:
+            self.boot(home)
+
+    def trace(self, text: str) -> None:
+        if self.log is not None:
+            self.log.append(f"{self.now:8.2f}  {text}")
+
+    def _seats(self) -> list[Machine]:
+        return [self.machines[i] for i in sorted(self.seated)]
+
+    # Time
+
+    def after(self, seconds: float, do: Callable[[], None]) -> None:
+        self._count += 1
+        heapq.heappush(self._queue, (self.now + seconds, self._count, do))
+
+    def run_until(self, when: float) -> None:
+        while self._queue and self._queue[0][0] <= when and not self.over:
+            self.now, _, do = heapq.heappop(self._queue)
+            do()
+            self.check_processes()
+        self.now = max(self.now, when) if not self.over else self.now
+
+    @property
+    def over(self) -> bool:
+        return self.coordinator is not None and self.coordinator.state.history.over
+
+    # Processes and wires
+
+    def boot(self, home: Machine) -> None:
+        if home.process is None:
+            self.processes += 1
+            home.process = Process(self, home, f"p{home.number}.{self.processes}")
+
+    def to_peer(self, process: Process, session: int, number: int, word: Any) -> None:
+        if self.random.random() < self.loss:
+            self.trace(f"lost: {type(word).__name__} to {process.id}")
+            # The next beat says how many words there were.
+            process.soon(lambda: process.hear(session, number + 1, None) if process.expected <= number else None, 1, 2)
+            return
+        times = 2 if self.random.random() < self.loss else 1
+        for _ in range(times):
+            process.soon(lambda: process.hear(session, number, word), *self._in_order(process), even_if_cut=False)
+
+    def _in_order(self, process: Process) -> tuple[float, float]:
+        """A stream keeps its order: later words never arrive earlier."""
+        at = max(getattr(process, "arrives", 0.0) + 1e-6, self.now + self.random.uniform(0.01, 0.1))
+        process.arrives = at  # type: ignore[attr-defined]
+        return at - self.now, at - self.now
+
+    def to_coordinator(self, process: Process, event: ev.Event) -> None:
+        session = process.session
+        at = max(getattr(process, "leaves", 0.0) + 1e-6, self.now + self.random.uniform(0.01, 0.1))
+        process.leaves = at  # type: ignore[attr-defined]
+
+        def arrive() -> None:
+            c = self.coordinator
+            if process.alive and process.home.cut:  # sent again and again, until there is nobody to send it to
+                self.after(0.5, arrive)
+            elif (
+                c is not None and process.reachable and session and c.sessions.get(process.id, (None, 0))[1] == session
+            ):
+                c.take(event)
+
+        self.after(at - self.now, arrive)
+
+    def hang_up(self, process: Process, may_return: bool = True) -> None:
+        """A session ends; both sides notice."""
+        c = self.coordinator
+        if c is not None and c.sessions.get(process.id, (None, 0))[1] == process.session and process.session:
+            del c.sessions[process.id]
+            event = ev.Left(process.id, "its connection ended", may_return)
+            self.after(0.02, lambda: c.take(event) if process.id not in c.sessions else None)
+        if process.alive:
+            process.redial()
+
+    def send_frame(self, sender: Process, stage: int, leg: str, frame: Frame) -> None:
+        def arrive() -> None:
+            for home in self._seats():
+                p = home.process
+                m = p.memory if p is not None else None
+                # The link of another generation is another link.
+                if m is not None and m.stage == stage and m.generation == frame.generation:
+                    assert p is not None
+                    if home.cut or sender.home.cut:
+                        self.after(0.5, arrive)
+                        return
+                    m.frames[leg].append(frame)
+                    p.soon(p.compute)
+
+        if self.random.random() < self.loss / 5:
+            self.trace(f"the link between {sender.id} and stage {stage} broke")
+            sender.tell(ev.Trouble(sender.id, "the stream broke", stage, frame.generation))
+            return
+        sender.soon(arrive)
+
+    def fetch(self, process: Process, place: tuple[int, int, int]) -> PartFile | None:
+        if self.coordinator is None or not process.reachable or not process.session:
+            return None
+        part = self.disk.parts.get(place)
+        return part if part is not None else PartFile(*place, "nothing", (0, ""), spoilt=True)
+
+    def take_part(self, process: Process, part: PartFile) -> bool:
+        if self.coordinator is None or not process.reachable or not process.session:
+            return False
+        self.coordinator.take_part(part)
+        return True
+
+    # Faults
+
+    def dies_at(self, moment: str) -> bool:
+        if self.random.random() >= self.death:
+            return False
+        self.trace(f"the coordinator dies {moment}")
+        self.coordinator_dies()
+        return True
+
+    def coordinator_dies(self) -> None:
+        c = self.coordinator
+        if c is None:
+            return
+        c.alive = False
+        self.coordinator = None
+        for home in self.machines:
+            if home.process is not None and home.process.session:
+                home.process.redial()
+        self.after(self.random.uniform(0.1, 20.0), self.coordinator_starts)
+
+    def coordinator_starts(self) -> None:
+        if self.coordinator is None:
+            self.trace("the coordinator starts")
+            self.coordinator = CoordinatorProcess(self)
+
+    def kill(self, home: Machine) -> None:
+        p = home.process
+        if p is not None:
+            self.trace(f"{p.id} is killed")
+            p.alive = False
+            # A frozen process that is killed hangs up, one that is cut off is missed.
+            self.after(LEASE if home.cut else 0.0, lambda: self.hang_up(p))
+            home.process = None
+            home.frozen = False
+
+    def silence(self, home: Machine, what: str, seconds: float) -> None:
+        """Frozen or cut off for a while. If it is longer than the lease, the coordinator notices."""
+        p = home.process
+        if p is None or home.frozen or home.cut:
+            return
+        self.trace(f"{p.id} is {what} for {seconds:.1f} s")
+        setattr(home, what, True)
+        session = p.session
+
+        def notice() -> None:
+            c = self.coordinator
+            if getattr(home, what) and c is not None and session and c.sessions.get(p.id, (None, 0))[1] == session:
+                del c.sessions[p.id]
+                c.take(ev.Left(p.id, "not heard of"))
+
+        def mend() -> None:
+            setattr(home, what, False)
+            c = self.coordinator
+            if p.alive and (c is None or c.sessions.get(p.id, (None, 0))[1] != p.session):
+                p.redial()  # it finds that it was hung up on
+            backlog, p.backlog = p.backlog, []
+            for do in backlog:
+                p.soon(do, 0.0, 0.05)
+
+        self.after(LEASE, notice)
+        self.after(seconds, mend)
+
+    def mischief(self) -> None:
+        home = self.random.choice(self.machines)
+        p, m = home.process, home.process.memory if home.process else None
+        match self.random.randrange(14):
+            case 0 | 1:
+                self.kill(home)
+            case 2 | 3 | 4:
+                self.boot(home)
+            case 5:
+                self.silence(home, "frozen", self.random.choice([1.0, 4.0, 7.0, 20.0]))
+            case 6:
+                self.silence(home, "cut", self.random.choice([1.0, 4.0, 7.0, 20.0]))
+            case 7:
+                if p is not None and not home.cut:
+                    self.trace(f"the session of {p.id} breaks")
+                    self.hang_up(p)
+            case 8:
+                self.trace("the coordinator is killed")
+                self.coordinator_dies()
+            case 9:
+                if m is not None and not m.flipped:
+                    self.trace(f"a bit flips in {p.id if p else ''}")
+                    m.flipped = True
+            case 10:
+                files = home.disk if self.random.random() < 0.5 else self.disk.parts
+                if files:
+                    place = self.random.choice(sorted(files))
+                    self.trace(f"part {place} is spoilt")
+                    files[place] = replace(files[place], spoilt=True)
+            case 11:
+                home.disk_full = not home.disk_full
+            case 12:
+                if p is not None:
+                    self.trace(f"{p.id} wants to leave")
+                    p.leaving = True
+                    p.tell(ev.Leaving(p.id))
+            case 13:
+                event = self.random.choice([ev.PauseRun(), ev.ResumeRun(), ev.ResumeRun(), ev.StopRun()])
+                if self.coordinator is not None:
+                    self.trace(f"the owner says {type(event).__name__}")
+                    self.coordinator.take(event)
+
+    # Rules
+
+    def applied(self, process: Process, memory: StageMemory, decided: Decided) -> None:
+        once = (memory.lineage, memory.stage, decided.step)
+        if once in self._applied:
+            raise Violation(f"{process.id}: stage {once[1]} applied step {once[2]} twice in lineage {once[0]}")
+        self._applied.add(once)
+        if decided.step > self._decided.get(memory.lineage, 0):
+            raise Violation(f"{process.id} applied step {decided.step}, which was not decided in its lineage")
+
+    def check_record(self, before: History, record: Record) -> None:
+        match record:
+            case Decided(step):
+                lineage = self._lineage()
+                if step <= self._decided.get(lineage, -1):
+                    raise Violation(f"step {step} was decided twice in lineage {lineage}")
+                self._decided[lineage] = step
+            case Placed(generation, layers, holders):
+                if generation in self._placed or any(g > generation for g in self._placed):
+                    raise Violation(f"generation {generation} was opened twice")
+                if len(set(holders)) < len(holders) or len(holders) != len(layers):
+                    raise Violation(f"generation {generation} has stages with {holders}")
+                self._placed[generation] = holders
+            case RolledBack(lineage, from_lineage, step, why):
+                history = self._history()
+                if lineage != history.lineage + 1:
+                    raise Violation(f"lineage {lineage} follows {history.lineage}")
+                if "non-finite" not in why and (from_lineage, step) != (history.newest.lineage, history.newest.step):
+                    raise Violation(f"went back to {step}, past the snapshot of {history.newest.step}")
+                self._decided[lineage] = step
+            case Forgot(_, step):
+                if step == 0:
+                    raise Violation("the beginning was forgotten")
+
+    def _history(self) -> History:
+        history = self.disk.first
+        for record in self.disk.journal:
+            history = fold(history, record)
+        return history
+
+    def _lineage(self) -> int:
+        return max((r.lineage for r in self.disk.journal if isinstance(r, RolledBack)), default=1)
+
+    def check_coordinator(self, state: State) -> None:
+        if not state.history.over and not state.stopped and not waiting_for(state, self.now):
+            raise Violation("it waits, and does not say for what")
+
+    def check_processes(self) -> None:
+        held: dict[tuple[int, int], str] = {}
+        for home in self._seats():
+            m = home.process.memory if home.process else None
+            if m is None:
+                continue
+            if m.applied > self._decided.get(m.lineage, 0):
+                raise Violation(f"stage {m.stage} is at {m.applied}, beyond what lineage {m.lineage} decided")
+            key = (m.generation, m.stage)
+            if m.generation and key in held:
+                raise Violation(f"{held[key]} and {home.process.id} both hold stage {m.stage} of {m.generation}")
+            held[key] = home.process.id if home.process else ""
+
+    # A whole run
+
+    def live(self, troubles: int) -> str:
+        """Chaos, then quiet: the weights at the end."""
+        for _ in range(troubles):
+            self.run_until(self.now + self.random.expovariate(0.7))
+            if not self.over:
+                self.mischief()
+        self.death = self.loss = 0.0
+        for home in self.machines:
+            home.disk_full = False
+        until = self.now + QUIET
+        while not self.over and self.now < until:
+            self.run_until(self.now + 5.0)
+            self.coordinator_starts()
+            for home in self.machines:
+                if home.process is None:
+                    self.boot(home)
+                elif home.process.leaving:
+                    home.process.leaving = False
+            c = self.coordinator
+            if c is not None and c.state.history.paused is not None:
+                c.take(ev.ResumeRun())
+        if not self.over:
+            state = self.coordinator.state if self.coordinator else None
+            waits = waiting_for(state, self.now) if state else "a coordinator"
+            raise Violation(f"after {QUIET:.0f} quiet seconds it still waits for {waits}")
+        assert self.coordinator is not None
+        ended = self.coordinator.state.history.ended
+        assert ended is not None
+        return ended.weights_sha256
+
+
+def a_spec(rng: random.Random) -> tuple[RunSpec, frozenset[int]]:
+    stages, steps = rng.randint(1, 4), rng.randint(6, 40)
+    update = {"interval": 4, "window": 2, "delay": rng.randrange(3)} if rng.random() < 0.6 else {}
+    spec = make_spec(
+        stages=stages,
+        steps=steps,
+        subspace={"sync_interval": rng.randint(1, 5), "update": update},
+        eval={"interval": rng.choice([0, 3])},
+        snapshots={"interval": rng.choice([0, 1, 2, 3, 5]), "keep": rng.randint(1, 3)},
+        limits={"nonfinite_steps": 3, "nonfinite_action": rng.choice(["pause", "return"])},
+    )
+    bad = frozenset(s for s in range(1, steps) if rng.random() < 0.05)
+    return spec, bad
+
+
+def simulate(seed: int, log: list[str] | None = None, peers: int = 0) -> None:
+    """Raises Violation."""
+    calm = World(seed, peers, calm=True)
+    expected = calm.live(0)
+    world = World(seed, peers, log=log)
+    found = world.live(world.random.randrange(5, 60))
+    if found != expected:
+        raise Violation("the weights are not those of a run to which nothing happened")
+
+
+def try_seed(seed: int) -> tuple[int, str]:
+    try:
+        simulate(seed)
+    except Exception as e:
+        return seed, f"{type(e).__name__}: {e}"
+    return seed, ""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("seeds", nargs="?", type=int, default=300)
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--seed", type=int)
+    parser.add_argument("--peers", type=int, default=0)
+    parser.add_argument("--trace", action="store_true")
+    options = parser.parse_args()
+    if options.seed is not None:
+        log: list[str] = []
+        try:
+            simulate(options.seed, log, options.peers)
+        finally:
+            if options.trace:
+                print("\n".join(log))
+        print(f"seed {options.seed}: no violation")
+        return
+    failed = []
+    with ProcessPoolExecutor(os.cpu_count()) as pool:
+        seeds = range(options.first, options.first + options.seeds)
+        for seed, why in pool.map(try_seed, seeds, chunksize=20):
+            if why:
+                failed.append(seed)
+                print(f"seed {seed}: {why}   (again: scripts/simulate.sh --seed {seed} --trace)", flush=True)
+    print(f"{options.seeds} seeds, {len(failed)} violations")
+    sys.exit(bool(failed))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,189 @@
+"""The simulation finds nothing wrong with the machine, and finds what is wrong with machines that are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import simulation
+from simulation import Violation, World, simulate
+
+from protomodels_cli.coordinator import machine, saving, seating
+from protomodels_cli.coordinator.history import RECORDS, Placed, RolledBack
+
+SEEDS = 300
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, 50))
+def test_no_seed_breaks_a_rule(first):
+    for seed in range(first, first + 50):
+        try:
+            simulate(seed)
+        except Violation as e:
+            log: list[str] = []
+            with pytest.raises(Violation):
+                simulate(seed, log)
+            raise AssertionError(f"seed {seed}: {e}\n" + "\n".join(log)) from None
+
+
+def test_a_seed_is_the_same_story_every_time():
+    stories = []
+    for _ in range(2):
+        log: list[str] = []
+        simulate(11, log)
+        stories.append(log)
+    assert stories[0] == stories[1]
+    assert len(stories[0]) > 20
+
+
+def test_it_is_eventful():
+    """Otherwise the seeds would prove little."""
+    kinds: set[str] = set()
+    redone = lineages = 0
+    for seed in range(60):
+        world = World(seed)
+        world.live(world.random.randrange(5, 60))
+        assert world.coordinator is not None
+        history = world.coordinator.state.history
+        kinds |= {type(record).__name__ for record in world.disk.journal}
+        redone, lineages = redone + history.redone, lineages + history.lineage
+    assert kinds == set(RECORDS)
+    assert redone > 60
+    assert lineages > 100
+
+
+def test_a_thousand_peers():
+    world = World(5, peers=1000)
+    world.live(6)
+
+
+# Machines with a fault in them. Each must be found out, by the rule that is there for it.
+
+
+def believes_anyone(patch: Any) -> None:
+    """What a peer has in memory counts whatever it is."""
+    patch.setattr(seating, "is_current", lambda history, holding: holding is not None)
+
+
+def takes_any_generation(patch: Any) -> None:
+    """Reports count whichever generation they are of."""
+    take = machine._take
+
+    def any_of(moves: Any, event: Any) -> None:
+        if hasattr(event, "generation"):
+            event = replace(event, generation=moves.state.history.generation)
+        if hasattr(event, "task") and moves.state.task is not None:
+            event = replace(event, task=moves.state.task.number)
+        take(moves, event)
+
+    patch.setattr(machine, "_take", any_of)
+
+
+def goes_back_too_far(patch: Any) -> None:
+    """… to the beginning, always."""
+    back = seating.roll_back
+    patch.setattr(seating, "roll_back", lambda moves, mark, why: back(moves, moves.state.history.snapshots[0], why))
+
+
+def keeps_the_generation(patch: Any) -> None:
+    """New holders, old number."""
+    record = seating.Moves.record
+
+    def same(self: Any, entry: Any) -> None:
+        if isinstance(entry, Placed):
+            entry = replace(entry, generation=max(1, entry.generation - 1))
+        record(self, entry)
+
+    patch.setattr(seating.Moves, "record", same)
+
+
+def keeps_the_lineage(patch: Any) -> None:
+    """Goes back without opening a new one."""
+    record = seating.Moves.record
+
+    def same(self: Any, entry: Any) -> None:
+        if isinstance(entry, RolledBack):
+            entry = replace(entry, lineage=entry.lineage - 1)
+        record(self, entry)
+
+    patch.setattr(seating.Moves, "record", same)
+
+
+def saves_too_soon(patch: Any) -> None:
+    """A snapshot counts before the subspace of its step is settled."""
+    patch.setattr(saving, "complete", lambda moves: _complete_at_once(moves))
+
+
+def _complete_at_once(moves: Any) -> None:
+    for step, parts in sorted(moves.state.whole.items()):
+        moves.record(saving.Saved(step, parts))
+        moves.set(whole={s: p for s, p in moves.state.whole.items() if s > step})
+        moves.do(saving.KeepSnapshots())
+
+
+def never_gives_up_waiting(patch: Any) -> None:
+    patch.setattr(seating, "give_up_waiting", lambda moves: None)
+
+
+def does_not_check(patch: Any) -> None:
+    """Other bytes of U go unnoticed."""
+    patch.setattr(machine, "_check_hashes", lambda moves, task, stage, report: True)
+
+
+def says_nothing(patch: Any) -> None:
+    """It waits without a word."""
+    patch.setattr(simulation, "waiting_for", lambda state, now: "" if not state.placed else "something")
+
+
+def speaks_before_it_writes(patch: Any) -> None:
+    """Commands leave before the journal has what they follow from."""
+    take = simulation.CoordinatorProcess.take
+
+    def hasty(self: Any, event: Any) -> None:
+        kept = list(self.disk.journal)
+        take(self, event)
+        if self.world.coordinator is None:  # it died just now: the disk had not got that far
+            self.disk.journal[:] = kept
+
+    def before_the_words(self: World, moment: str) -> bool:
+        return False if moment == "before the journal" else dies(self, moment)
+
+    dies = World.dies_at
+    do = simulation.CoordinatorProcess._do
+
+    def and_die(self: Any, command: Any) -> None:
+        do(self, command)
+        if self.alive and self.world.random.random() < self.world.death:
+            self.world.coordinator_dies()
+
+    patch.setattr(simulation.CoordinatorProcess, "take", hasty)
+    patch.setattr(simulation.CoordinatorProcess, "_do", and_die)
+    patch.setattr(World, "dies_at", before_the_words)
+
+
+BROKEN: list[tuple[Callable[[Any], None], str]] = [
+    (believes_anyone, "keeps|was told|was granted|not those of a run"),
+    (takes_any_generation, "was told|was granted|not those of a run|twice|beyond|keep what it does not have"),
+    (goes_back_too_far, "past the snapshot"),
+    (keeps_the_generation, "opened twice|both hold"),
+    (keeps_the_lineage, "lineage|twice"),
+    (saves_too_soon, "still waits|not those of a run"),
+    (never_gives_up_waiting, "still waits for"),
+    (does_not_check, "not those of a run"),
+    (says_nothing, "does not say for what"),
+    (speaks_before_it_writes, "beyond|not decided|keeps|was told|twice|both hold"),
+]
+
+
+@pytest.mark.parametrize(("breaks", "words"), BROKEN, ids=[b.__name__ for b, _ in BROKEN])
+def test_a_broken_machine_is_found_out(monkeypatch: pytest.MonkeyPatch, breaks: Callable[[Any], None], words: str):
+    breaks(monkeypatch)
+
+    def try_all() -> None:
+        for seed in range(200):
+            simulate(seed)
+
+    with pytest.raises((Violation, AssertionError), match=words):
+        try_all()
