@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import yaml
@@ -33,7 +34,16 @@ class LocalRun:
     folder: Path
     link: JoinLink
     coordinator: Process[bytes]
+    commands: dict[str, Callable[[], Process[bytes]]]  # by which each of them is started
     peers: dict[str, Process[bytes]] = field(default_factory=dict)
+
+    def start_again(self, who: str) -> None:
+        """With the same command as before."""
+        process = self.commands[who]()
+        if who == "coordinator":
+            self.coordinator = process
+        else:
+            self.peers[who] = process
 
     def failure(self, who: str = "coordinator") -> UserError:
         """What a process that ended said last, as our own error."""
@@ -57,15 +67,17 @@ def local_run(
     folder: Path,
     device: str = "cpu",
     join_options: Sequence[str] = (),
-    through: Callable[[JoinLink], JoinLink] = lambda link: link,
+    through: Callable[[int, JoinLink], JoinLink] = lambda peer, link: link,
     core: int | None = None,
     hosts: Hosts | None = None,
     speak: bool = False,
+    spares: int = 0,
 ) -> Iterator[LocalRun]:
     """Start a coordinator and a peer for each stage; end them all when the block ends.
 
-    `through` may lead the peers' control connections somewhere else; `core` pins every process to one core. With
-    `hosts` the coordinator is on the first and peers are on the others. `speak`: the coordinator's words are shown."""
+    `through` may lead a peer's connections to the coordinator somewhere else; `core` pins every process to one core.
+    With `hosts` the coordinator is on the first and peers are on the others. `speak`: the coordinator's words are
+    shown."""
     if (folder / "journal.sqlite").exists() or (folder / "link").exists():
         raise UserError(f"{folder} holds a run already", "choose another --run-dir; nothing is written over")
     (folder / "logs").mkdir(parents=True, exist_ok=True)
@@ -77,17 +89,21 @@ def local_run(
         wrap = (lambda argv: hosts.command(host, argv)) if hosts else list
         return start(folder, name, arguments, core, wrap, speak)
 
-    coordinator = run(0, "coordinator", ["coordinator", str(spec_file), *place], speak)
-    peers: dict[str, Process[bytes]] = {}
+    commands = {"coordinator": lambda: run(0, "coordinator", ["coordinator", str(spec_file), *place], speak)}
+    coordinator = commands["coordinator"]()
+    running: LocalRun | None = None
     try:
         link = _wait_for_link(folder, coordinator)
-        for i in range(1, peers_of(spec) + 1):
-            arguments = ["--device", device, "--name", f"peer-{i}", "--dir", str(folder / "peers" / str(i))]
-            command = ["join", str(through(link)), *arguments, *join_options]
-            peers[f"peer-{i}"] = run(i, f"peer-{i}", command)
-        yield LocalRun(folder, link, coordinator, peers)
+        running = LocalRun(folder, link, coordinator, commands)
+        for i in range(1, peers_of(spec) + spares + 1):
+            name = f"peer-{i}"
+            arguments = ["--device", device, "--name", name, "--dir", str(folder / "peers" / str(i))]
+            command = ["join", str(through(i, link)), *arguments, *join_options]
+            commands[name] = partial(run, i, name, command)
+            running.start_again(name)
+        yield running
     finally:
-        everyone = (coordinator, *peers.values())
+        everyone = (coordinator,) if running is None else (running.coordinator, *running.peers.values())
         for process in everyone:
             if process.poll() is None:
                 process.send_signal(signal.SIGINT)
@@ -114,14 +130,19 @@ def start(
     """One of our own commands, with its output in a file. A group of its own: Ctrl-C is ours to pass on."""
 
     def pin() -> None:
-        if core is not None:
-            os.sched_setaffinity(0, {core})
+        assert core is not None
+        os.sched_setaffinity(0, {core})
 
-    with (folder / "logs" / f"{name}.log").open("wb") as log:
+    with (folder / "logs" / f"{name}.log").open("ab") as log:
         command = wrap([sys.executable, "-m", "protomodels_cli", *arguments])
         out = None if speak else log
         return Process(
-            command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True, preexec_fn=pin
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            start_new_session=True,
+            preexec_fn=None if core is None else pin,
         )
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from protomodels_cli.bench.delay import delayed
+from protomodels_cli.bench.cable import cable
 from protomodels_cli.bench.local import cores, local_run, start
 from protomodels_cli.spec.load import spec_from
 from protomodels_cli.spec.schema import RunSpec
@@ -111,8 +111,8 @@ def commit(steps: int) -> dict[str, Any]:
     spec = small(steps=30, model=quick, batch={"size": 4, "microbatches": 4})
     _, near = pipeline(spec)
     medians = {"near": statistics.median(near)}
-    with delayed(ROUND_TRIP / 2) as through:
-        _, far = pipeline(spec, through=through)
+    with cable(ROUND_TRIP / 2) as far_away:
+        _, far = pipeline(spec, through=lambda peer, link: far_away.through(link))
     medians["far"] = statistics.median(far)
     return {
         "round_trip_s": ROUND_TRIP,

@@ -14,8 +14,12 @@ def demo(
     device: Annotated[str, typer.Option(help="What every peer computes on: cpu, cuda:N or mps.")] = "cpu",
     run_dir: Annotated[Path | None, typer.Option(help="Where the run goes. Default: a new folder in runs/.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write a summary here.")] = None,
+    chaos: Annotated[
+        int | None,
+        typer.Option(metavar="SEED", help="Kill, stop and cut off peers and the coordinator all the while."),
+    ] = None,
 ) -> None:
     """Train a small model on this machine: a coordinator and four peers that talk over TLS, as they would apart."""
     from protomodels_cli.cli.run_demo import run
 
-    run(steps, stages, device, run_dir, json_file)
+    run(steps, stages, device, run_dir, json_file, chaos)

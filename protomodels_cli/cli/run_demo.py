@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import sys
 from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import typer
 from rich.console import Console
 from rich.live import Live
 
-from protomodels_cli.bench.local import LocalRun, local_run
+from protomodels_cli.bench.cable import cable
+from protomodels_cli.bench.chaos import Chaos
+from protomodels_cli.bench.local import LocalRun, local_run, peers_of
 from protomodels_cli.cli.checks import check_outputs
 from protomodels_cli.cli.folders import claim
 from protomodels_cli.cli.summary import in_words, read_summary
@@ -21,14 +25,17 @@ from protomodels_cli.errors import EXIT_INTERRUPTED, RunStopped, UserError
 from protomodels_cli.observe.view import headline, picture
 from protomodels_cli.spec.load import parse_spec, spec_from
 from protomodels_cli.spec.schema import RunSpec
-from protomodels_cli.wire.operator import operator
+from protomodels_cli.wire.operator import Operator, operator
 from protomodels_cli.wire.pb.pmtrain_pb2 import RunStatus
 
 LOOK_SECONDS = 0.25
+LOOK_OFTEN = 0.05
 PLAIN_SECONDS = 5.0
 
 
-def run(steps: int | None, stages: int, device: str, run_dir: Path | None, json_file: Path | None) -> None:
+def run(
+    steps: int | None, stages: int, device: str, run_dir: Path | None, json_file: Path | None, seed: int | None
+) -> None:
     check_outputs(json_file)
     spec = _spec(steps, stages)
     folder = claim(run_dir, "demo")
@@ -39,15 +46,22 @@ def run(steps: int | None, stages: int, device: str, run_dir: Path | None, json_
         f"cross where a dense pipeline sends {spec.model.width}.\n",
         highlight=False,
     )
+    faults: list[dict[str, Any]] = []
     try:
-        with local_run(spec, folder, device) as running:
-            asyncio.run(_watch(console, running))
-            if running.coordinator.wait(timeout=60):
-                raise running.failure()
+        if seed is None:
+            with local_run(spec, folder, device) as running:
+                asyncio.run(_watch(console, running))
+                if running.coordinator.wait(timeout=60):
+                    raise running.failure()
+        else:
+            faults = _with_chaos(console, spec, folder, device, seed)
     except KeyboardInterrupt:
         print(f"interrupted; what was done so far is in {folder}", file=sys.stderr)
         raise typer.Exit(EXIT_INTERRUPTED) from None
     summary = read_summary(folder)
+    if seed is not None:
+        summary["faults"] = faults
+        console.print(_faults_in_words(faults, summary["steps_redone"]), highlight=False, soft_wrap=True)
     console.print(in_words(summary, spec), highlight=False, soft_wrap=True)
     console.print(
         f"\nEverything is in {folder}: metrics.jsonl, snapshots/, logs/.\n"
@@ -62,6 +76,30 @@ def run(steps: int | None, stages: int, device: str, run_dir: Path | None, json_
         json_file.write_text(json.dumps(summary, indent=1) + "\n")
 
 
+def _with_chaos(console: Console, spec: RunSpec, folder: Path, device: str, seed: int) -> list[dict[str, Any]]:
+    """With a spare, every peer at the end of a cable of its own. Returns what was done to them."""
+    peers = range(1, peers_of(spec) + 2)
+    with contextlib.ExitStack() as cables:
+        laid = {i: cables.enter_context(cable()) for i in peers}
+        options = ["--no-listen"]  # so that all that a peer sends goes over its cable
+        with local_run(
+            spec, folder, device, options, through=lambda i, link: laid[i].through(link), spares=1
+        ) as running:
+            chaos = Chaos(seed, running, {f"peer-{i}": laid[i] for i in peers}, console.print)
+            asyncio.run(_watch(console, running, chaos))
+            running.coordinator.wait(timeout=60)
+    return chaos.faults
+
+
+def _faults_in_words(faults: list[dict[str, Any]], redone: int) -> str:
+    rows = [
+        f"  step {f['step']:>4}  {f['what']}"
+        + ("" if f["seconds_to_next_step"] is None else f": the next step {f['seconds_to_next_step']:.1f} s later")
+        for f in faults
+    ]
+    return "\n".join([f"{len(faults)} faults, {redone} steps redone:", *rows, ""])
+
+
 def _spec(steps: int | None, stages: int) -> RunSpec:
     text = resources.files("protomodels_cli.cli").joinpath("demo.yaml").read_text(encoding="utf-8")
     fields = parse_spec(text).model_dump(mode="json") | {"name": "demo", "stages": stages}
@@ -72,27 +110,39 @@ def _spec(steps: int | None, stages: int) -> RunSpec:
     return spec_from(fields)
 
 
-async def _watch(console: Console, running: LocalRun) -> None:
+async def _watch(console: Console, running: LocalRun, chaos: Chaos | None = None) -> None:
     """Show the run until it is over."""
-    coordinator = running.coordinator
     async with operator(running.link) as source:
         with _Live(console) if console.is_terminal else _Lines() as show:
-            while coordinator.poll() is None:
-                try:
-                    status = await source.status()
-                except UserError:  # it has closed its door, or is slow: the loop's condition knows
-                    await asyncio.sleep(LOOK_SECONDS)
-                    continue
-                show(status)
-                if status.phase == "done":
-                    return
-                if status.phase == "stopped":
-                    raise RunStopped(status.reason, f"see {running.folder}/logs")
-                if status.phase in ("gathering", "placing"):
-                    for name, peer in running.peers.items():
-                        if peer.poll():
-                            raise running.failure(name)
-                await asyncio.sleep(LOOK_SECONDS)
+            making = asyncio.create_task(chaos.make()) if chaos is not None else None
+            try:
+                await _follow(running, source, show, chaos)
+            finally:
+                if making is not None:
+                    making.cancel()
+
+
+async def _follow(running: LocalRun, source: Operator, show: Callable[[RunStatus], None], chaos: Chaos | None) -> None:
+    while chaos is not None or running.coordinator.poll() is None:
+        if running.coordinator.poll() == 0:
+            return
+        try:
+            status = await source.status()
+        except UserError:  # it has closed its door, or is slow: the loop's condition knows
+            await asyncio.sleep(LOOK_SECONDS)
+            continue
+        show(status)
+        if chaos is not None:
+            chaos.saw(status)
+        if status.phase == "done":
+            return
+        if status.phase == "paused":
+            raise RunStopped(status.reason, f"see {running.folder}/logs")
+        if chaos is None and status.phase in ("gathering", "placing"):
+            for name, peer in running.peers.items():
+                if peer.poll():
+                    raise running.failure(name)
+        await asyncio.sleep(LOOK_SECONDS if chaos is None else LOOK_OFTEN)
 
 
 class _Live:
