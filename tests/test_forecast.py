@@ -138,3 +138,36 @@ def test_plan_says_it_all(tmp_path):
     assert result["forecast"]["step_seconds"] > result["forecast"]["compute_seconds"]
     assert len(result["choices"]) == 9
     assert math.isfinite(result["forecast"]["wire_seconds"])
+
+
+def test_plan_says_what_a_snapshot_takes_and_refuses_an_interval_shorter_than_that(tmp_path):
+    from test_cli import pmtrain
+
+    def plan(**snapshots):
+        spec = make_spec(stages=2, snapshots=snapshots)
+        (tmp_path / "run.yaml").write_text(json.dumps(spec.model_dump(mode="json")))
+        arguments = ["--link", "1mbit,25ms", "--speed", "1gflops", "--json", str(tmp_path / "plan.json")]
+        return pmtrain("plan", str(tmp_path / "run.yaml"), *arguments)
+
+    done = plan(interval=10_000)
+    assert done.returncode == 0, done.stderr
+    assert "A snapshot's largest part has" in done.stdout
+    found = json.loads((tmp_path / "plan.json").read_text())["snapshots"]
+    assert found["upload_seconds"] == pytest.approx(8 * found["part_bytes"] / 1e6)
+    done = plan(interval=1, max_bandwidth="10kbit")
+    assert done.returncode == 2
+    assert "snapshots.interval = 1: the next snapshot is due after" in done.stderr
+    assert "or give it more of the connection" in done.stderr
+
+
+def test_a_part_has_the_size_that_was_said(reference, tmp_path):
+    """To the names and the header."""
+    from protomodels_cli.model.snapshot import write_snapshot
+
+    r = reference(steps=2, stages=2, optimizer={"name": "muon"}, subspace={"sync_interval": 1})
+    r.run_step()
+    write_snapshot(tmp_path, r.step, r.stages, r.optimizers, r.carry, r.gathering, keep=1)
+    sizes = StageMemory(r.spec)
+    for i, (first, end) in enumerate(((0, 2), (2, 4))):
+        size = (tmp_path / "00000001" / f"stage-{i}.safetensors").stat().st_size
+        assert size - 16_384 < sizes.saved(first, end) <= size + 8 * 32 * 32

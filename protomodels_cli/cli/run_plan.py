@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-from dataclasses import asdict
+import math
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rich.console import Console
@@ -11,12 +13,15 @@ from rich.table import Table
 
 from protomodels_cli.bench.forecast import Choice, Forecast, choices, forecast, recommended
 from protomodels_cli.cli.checks import check_outputs, speed_of
-from protomodels_cli.observe.progress import size
+from protomodels_cli.errors import OptionError
+from protomodels_cli.observe.metrics import strict
+from protomodels_cli.observe.progress import duration, size
 from protomodels_cli.spec.codec import parse_codec
 from protomodels_cli.spec.cut import even_cut
 from protomodels_cli.spec.link import parse_link
 from protomodels_cli.spec.load import load_spec, spec_from, with_absolute_paths
-from protomodels_cli.spec.schema import RunSpec
+from protomodels_cli.spec.schema import LinkSpec, RunSpec
+from protomodels_cli.spec.sizes import StageMemory
 
 
 def run(
@@ -29,7 +34,8 @@ def run(
     predicted = forecast(spec, link, flops, windows=_windows(spec))
     found = choices(spec, link, flops)
     best = recommended(found)
-    _show(spec, link_text, flops, speed is None, predicted, found, best)
+    saving = _saving(spec, link, predicted)
+    _show(spec, link_text, flops, speed is None, predicted, found, best, saving)
     if json_file is not None:
         rows = [
             {"form": c.form, "k": c.k, "codec": c.codec, "keeps_up": c.keeps_up, **asdict(c.forecast)} for c in found
@@ -40,8 +46,33 @@ def run(
             "forecast": asdict(predicted),
             "choices": rows,
             "recommended": {"form": best.form, "k": best.k, "codec": best.codec},
+            "snapshots": strict(asdict(saving)),
         }
         json_file.write_text(json.dumps(result, indent=1) + "\n")
+    if saving.upload_seconds > saving.interval_seconds:
+        least = math.ceil(saving.upload_seconds / predicted.step_seconds)
+        raise OptionError(
+            f"snapshots.interval = {spec.snapshots.interval}: the next snapshot is due after "
+            f"{duration(saving.interval_seconds)}, and to hand one in takes {duration(saving.upload_seconds)}",
+            f"set it to {least} or more, or give it more of the connection (snapshots.max_bandwidth)",
+        )
+
+
+@dataclass(frozen=True)
+class Saving:
+    """What snapshots ask of a peer's connection."""
+
+    part_bytes: int  # of the largest part
+    upload_seconds: float
+    interval_seconds: float  # between two snapshots; infinite where there is only one
+
+
+def _saving(spec: RunSpec, link: LinkSpec, predicted: Forecast) -> Saving:
+    sizes, ends = StageMemory(spec), list(itertools.accumulate(stage.layers for stage in predicted.stages))
+    part = max(sizes.saved(end - stage.layers, end) for stage, end in zip(predicted.stages, ends, strict=True))
+    rate = min(link.bits_per_second, spec.snapshots.bits_per_second or math.inf)
+    interval = spec.snapshots.interval * predicted.step_seconds if spec.snapshots.interval else math.inf
+    return Saving(part, 8 * part / rate, interval)
 
 
 def _cut(spec: RunSpec, peers: int | None) -> RunSpec:
@@ -78,7 +109,14 @@ def _windows(spec: RunSpec) -> int | None:
 
 
 def _show(
-    spec: RunSpec, link: str, flops: float, measured: bool, f: Forecast, found: list[Choice], best: Choice
+    spec: RunSpec,
+    link: str,
+    flops: float,
+    measured: bool,
+    f: Forecast,
+    found: list[Choice],
+    best: Choice,
+    saving: Saving,
 ) -> None:
     console = Console()
 
@@ -105,6 +143,8 @@ def _show(
         f"A step takes [bold]{f.step_seconds:.3g} s[/] ({f.tokens_per_s:.4g} tokens/s); {f.compute_seconds:.3g} s "
         f"without a link, {f.wire_seconds:.3g} s on the busiest line alone. Bubble {100 * f.bubble:.0f} %.\n"
         f"What holds it up most: {f.bottleneck}.\n"
+        f"A snapshot's largest part has {size(saving.part_bytes)}: {saving.upload_seconds:.3g} s to hand in, beside "
+        f"the steps, every {saving.interval_seconds:.3g} s.\n"
     )
     table = Table("form", "k", "codec", "step", "tokens/s", "without link", "", box=None, pad_edge=False)
     for c in found:
