@@ -32,7 +32,7 @@ def commands() -> list[str]:
 
 def test_the_readme_has_commands():
     assert len([c for c in commands() if " lab " in c]) == len(LAB_KEYS)
-    assert {c.split()[1] for c in commands()} == {"validate", "plan", "reference", "lab", "bench", *LIVE}
+    assert {c.split()[1] for c in commands()} == {"validate", "plan", "reference", "lab", "bench", "demo", *LIVE}
 
 
 def run(words: list[str]) -> None:
