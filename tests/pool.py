@@ -226,7 +226,7 @@ def fail_at(patch: Any, phase: str, once: str, stage: int = 0, step: int = 0, si
     import signal as signals
 
     from protomodels_cli.coordinator.coordinator import Coordinator
-    from protomodels_cli.coordinator.history import Adopted, Decided
+    from protomodels_cli.coordinator.history import Adopted, Decided, Ended
     from protomodels_cli.coordinator.journal import Journal
     from protomodels_cli.worker.parts import Parts
     from protomodels_cli.worker.session import Session
@@ -279,6 +279,7 @@ def fail_at(patch: Any, phase: str, once: str, stage: int = 0, step: int = 0, si
     before(Journal, "append", lambda j, records, now: ("ready", 0, decided(records, Decided)))
     after(Journal, "append", lambda j, records, now: ("commit", 0, decided(records, Decided)))
     after(Journal, "append", lambda j, records, now: ("adopted", 0, decided(records, Adopted)))
+    after(Journal, "append", lambda j, records, now: ("ended", 0, -any(isinstance(r, Ended) for r in records)))
 
 
 def lose_turn(patch: Any, stage: int, step: int) -> None:

@@ -181,11 +181,11 @@ def test_all_peers_are_killed(scene):
     assert s.ends_well()["lineage"] == 2
 
 
-@pytest.mark.parametrize("phase", ["grant", "ready", "commit", "adopted"])
+@pytest.mark.parametrize("phase", ["grant", "ready", "commit", "adopted", "ended"])
 def test_the_coordinator_is_killed(scene, phase):
     """Its peers keep what they have: nothing is redone."""
     s = scene(a_spec("int8" if phase == "commit" else "fp32"))
-    s.start(3, coordinator_fault=s.fail_at(phase, 0, 4 if phase == "adopted" else 7))
+    s.start(3, coordinator_fault=s.fail_at(phase, 0, {"adopted": 4, "ended": -1}.get(phase, 7)))
     s.wait_for_mark()
     s.restart_coordinator()
     assert s.ends_well()["steps_redone"] == 0
@@ -232,6 +232,7 @@ def test_a_peer_that_is_stopped_for_longer_than_its_lease(scene, spares):
 
 FAULTS = {
     "a cut link": {"kind": "cut_link", "step": 7},
+    "a cut link in the first step with a new U": {"kind": "cut_link", "step": 6},
     "a damaged frame": {"kind": "damage_frame", "step": 7},
     "a full disk": {"kind": "full_disk_once"},
 }

@@ -134,7 +134,7 @@ def test_status_and_peers_before_during_and_after(tmp_path):
         for peer in peers:
             code, said = ends(peer)
             assert code == 0, said
-            assert "the run was stopped by its owner, and saved" in said
+            assert "the run was stopped by its owner; it is saved up to step" in said
     after = json.loads(pmtrain("status", "run", "--format", "json", cwd=tmp_path).stdout)
     assert after["phase"] == "not running"
     assert int(after["step"]) >= int(during["step"])

@@ -116,9 +116,15 @@ class Coordinator:
         if self._subspace is not None:
             for version, sha256 in _bases(history).items():
                 self._subspace.load(version, sha256)
-        self._snapshots.settle(history.snapshots, history.pending)
+        self._snapshots.settle(history.snapshots, history.pending, self._snapshots.found())
         for mark in history.pending:
             self._uploads.look(mark.lineage, mark.step)
+        if history.over:  # killed between the end and its last words: whoever still waits is told
+            if not (self.run_dir.path / "summary.json").exists():
+                self._write_summary()
+            self._do(events.Say("the run is done"))
+            asyncio.get_running_loop().call_later(2 * self.spec.limits.lease_seconds, self._end)
+            return
         newest = f"the snapshot of step {history.newest.step}" if history.newest.step else "no snapshot yet"
         self._do(events.Say(f"going on after step {history.step} of {self.spec.steps} ({newest})"))
 
@@ -131,6 +137,10 @@ class Coordinator:
             file=sys.stderr,
         )
         return EXIT_INTERRUPTED
+
+    def _end(self) -> None:
+        if not self._over.done():
+            self._over.set_result(None)
 
     def _fail(self, error: OSError) -> None:
         """The disk: nothing can be decided any more."""
@@ -151,6 +161,7 @@ class Coordinator:
         """One event after another, also when the run is over: whoever comes then is told so."""
         while True:
             event, now = await self._events.get(), self._now()
+            over_before = self.state.history.over
             try:
                 self.state, records, commands = machine.apply(self.state, event, now)
             except Exception as e:
@@ -159,11 +170,13 @@ class Coordinator:
             if records:
                 await asyncio.to_thread(self._journal.append, records, now)
                 self._note(records)
+            if isinstance(event, events.Joined):  # it may have parts that are not needed, or that never arrived
+                self._service.send(event.peer.id, keep=keep_message(self.state.history))
             for command in commands:
                 self._do(command)
-            if self.state.history.over and not self._over.done():
+            if self.state.history.over and not over_before:
                 self._write_summary()
-                self._over.set_result(None)
+                self._end()
 
     def _now(self) -> float:
         return self._clock + time.monotonic()
@@ -206,8 +219,7 @@ class Coordinator:
             case events.Dismiss(peer, why, fix, exit_code):
                 self._service.send(peer, dismissal=pb.Dismissal(why=why, fix=fix, exit_code=exit_code))
             case events.Quit():
-                if not self._over.done():
-                    self._over.set_result(None)
+                self._end()
             case _:
                 assert_never(command)
 
@@ -220,11 +232,12 @@ class Coordinator:
     async def _settle_all(self) -> None:
         while self._settle_again:
             self._settle_again = False
-            history = self.state.history
             try:
-                await asyncio.to_thread(self._snapshots.settle, history.snapshots, history.pending)
+                found = await asyncio.to_thread(self._snapshots.found)
+                history = self._journal.history  # after the look: whatever was begun since then is not in `found`
+                await asyncio.to_thread(self._snapshots.settle, history.snapshots, history.pending, found)
                 if self._subspace is not None:
-                    self._subspace.forget(set(_bases(self.state.history)))
+                    self._subspace.forget(history.basis_version, set(_bases(history)))
             except OSError as e:
                 self._fail(e)
 
@@ -298,7 +311,8 @@ class Coordinator:
         elif row["event"] == "eval":
             self.say(f"eval  at step {row['step']}: held-out loss {row['loss']:.4f}")
         elif row["event"] == "subspace" and "first_step" in row:
-            self.say(f"basis {row['version']} from step {row['first_step']}: turns by up to {row['angle_max']:.3f} rad")
+            turn = row.get("angle_max", 0.0)
+            self.say(f"basis {row['version']} from step {row['first_step']}: turns by up to {turn:.3f} rad")
 
     def _relayed(self) -> list[dict[str, int]]:
         """Bytes that each boundary's link sent through the door: none where neighbours dial each other."""
@@ -319,7 +333,7 @@ class Coordinator:
             "loss_first": history.loss_first,
             "loss_last": history.decision.loss if history.decision else None,
             "eval_loss": history.eval_loss,
-            "tokens_per_s": totals.tokens / seconds if seconds else None,
+            "tokens_per_s": totals.tokens / seconds if seconds else 0.0,
             **bytes_summary(history, self.spec),
             "weights_sha256": history.ended.weights_sha256,
             "layers_per_stage": list(history.layers),

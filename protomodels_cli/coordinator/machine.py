@@ -8,6 +8,7 @@ was decided, and reach the journal before the commands that follow from them lea
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import assert_never
 
 from protomodels_cli.coordinator import saving, seating
@@ -83,13 +84,15 @@ def apply(state: State, event: Event, now: float) -> tuple[State, list[Record], 
             _dismiss_all(moves, "the run is done")
     elif state.stopped:
         if isinstance(event, Joined):
-            moves.do(Dismiss(event.peer.id, *STOPPED_WORDS, 0))
+            moves.do(_stopped(event.peer.id, state.history))
     else:
         _take(moves, event)
     return moves.state, moves.records, moves.commands
 
 
-STOPPED_WORDS = ("the run was stopped by its owner, and saved", "join again when it goes on")
+def _stopped(peer: str, history: History) -> Dismiss:
+    saved = history.newest.step
+    return Dismiss(peer, f"the run was stopped by its owner; it is saved up to step {saved}", "", 0)
 
 
 def _take(moves: Moves, event: Event) -> None:
@@ -137,8 +140,9 @@ def _take(moves: Moves, event: Event) -> None:
                 moves.say("resumed")
                 _go_on_if_idle(moves)
         case StopRun():
+            nothing_new = state.history.newest.step == state.history.step or not (state.holds or state.absent)
             moves.set(stopping=True)
-            if not state.placed:
+            if not state.placed and (nothing_new or state.stopping):  # asked twice: what is not saved is let go
                 _stop(moves)
             _go_on_if_idle(moves)
         case Tick():
@@ -194,6 +198,11 @@ def _check_hashes(moves: Moves, task: Task, stage: int, report: Report) -> bool:
     state, right, found = moves.state, right_hashes(moves.state), report.hashes
     if right is None or found == right:
         return True
+    new = state.history.next_basis
+    if new is not None and new.first_step == state.history.step + 1:
+        ahead = replace(right, basis_version=new.version, basis=new.sha256)
+        if found == ahead:
+            return True  # a step that was under way has switched to it
     peer = state.peers[state.history.holders[stage]]
     other = "T_fixed" if found and (found.basis_version, found.basis) == (right.basis_version, right.basis) else "U"
     if peer.id in state.suspects or (seating.fresh(state.history) and task.kind == "place"):
@@ -317,7 +326,7 @@ def _go_on(moves: Moves) -> None:
 def _stop(moves: Moves) -> None:
     moves.set(stopped=True, task=None)
     for peer in moves.state.peers:
-        moves.do(Dismiss(peer, *STOPPED_WORDS, 0))
+        moves.do(_stopped(peer, moves.state.history))
     moves.do(Quit())
 
 

@@ -63,7 +63,7 @@ def complete(moves: Moves) -> None:
         if owed is not None and owed <= step:
             continue
         moves.record(Saved(step, parts))
-        moves.set(whole={s: p for s, p in moves.state.whole.items() if s > step})
+        moves.set(whole={s: p for s, p in moves.state.whole.items() if s > step}, suspects=frozenset())
         moves.write_row("snapshot", step)
         for old in moves.state.history.snapshots[1 : -moves.state.spec.snapshots.keep]:
             moves.record(Forgot(old.lineage, old.step))

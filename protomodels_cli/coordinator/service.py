@@ -24,7 +24,7 @@ from protomodels_cli.coordinator import events
 from protomodels_cli.coordinator.door import Door
 from protomodels_cli.coordinator.messages import clean, event_of, peer_of
 from protomodels_cli.coordinator.run_dir import RunDir
-from protomodels_cli.coordinator.uploads import Uploads
+from protomodels_cli.coordinator.uploads import Later, Uploads
 from protomodels_cli.spec.schema import RunSpec
 from protomodels_cli.wire.channels import SERVER_OPTIONS
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
@@ -286,8 +286,12 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
         peer = await self._caller(context)
         try:
             offset = self._uploads.offered(peer, request)
-        except (ValueError, OSError) as e:
+        except ValueError as e:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(e))
+        except OSError as e:
+            why = f"the coordinator: {e.strerror or e}"
+            self._tell(events.PartFailed(None, request.lineage, request.step, why))
+            await context.abort(grpc.StatusCode.UNAVAILABLE, why)
         return pb.OfferReply(wanted=offset is not None, offset=offset or 0)
 
     async def Upload(
@@ -300,23 +304,25 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
             return pb.UploadReply()
         known = self._known[peer]
         if known.uploads >= MOST_UPLOADS:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "too many uploads at a time")
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "too many uploads at a time")
         known.uploads += 1
         try:
             await self._uploads.receive(peer, first.header, request_iterator)
         except ValueError as e:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(e))
+        except Later as e:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, str(e))
         finally:
             known.uploads -= 1
         return pb.UploadReply()
 
     async def Fetch(self, request: pb.FetchRequest, context: grpc.aio.ServicerContext) -> AsyncIterator[pb.Piece]:
         await self._caller(context)
-        path = self._uploads.part(request)
-        if path is None:
+        found = self._uploads.open_part(request)
+        if found is None:
             await context.abort(grpc.StatusCode.NOT_FOUND, "the coordinator has no such part")
             return
-        with path.open("rb") as file:
+        with found as file:
             file.seek(request.offset)
             while piece := await asyncio.to_thread(file.read, PIECE):
                 yield pb.Piece(data=piece)

@@ -6,12 +6,14 @@ snapshots/.LINEAGE-STEP/stage-I.HASH.safetensors[.partial]       one that is bei
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import shutil
 from collections.abc import Collection
 from pathlib import Path
+from typing import BinaryIO
 
 from protomodels_cli.coordinator.history import Mark
 from protomodels_cli.files import sync_folder, write_whole
@@ -40,6 +42,10 @@ class Snapshots:
                 other.unlink()
         return folder / f"stage-{stage}.{sha256}.safetensors.partial"
 
+    def drop(self, lineage: int, step: int) -> None:
+        """What there is of one that was begun."""
+        shutil.rmtree(self._begun(lineage, step), ignore_errors=True)
+
     def arrived(self, path: Path) -> None:
         """This part is whole, and on disk."""
         os.replace(path, path.with_suffix(""))
@@ -58,13 +64,17 @@ class Snapshots:
         here = self._arrived(lineage, step)
         return tuple(here[i] for i in range(stages)) if len(here) == stages else None
 
-    def settle(self, complete: Collection[Mark], begun: Collection[Mark]) -> None:
-        """Give the complete ones their names, and delete whatever is neither complete nor begun."""
+    def found(self) -> list[Path]:
+        """All there is, complete or not."""
+        return list(self._folder.iterdir())
+
+    def settle(self, complete: Collection[Mark], begun: Collection[Mark], found: Collection[Path]) -> None:
+        """Give the complete ones their names; of what was found, delete whatever is neither complete nor begun."""
         for mark in complete:
             if mark.parts and not (self._folder / self._name(mark.lineage, mark.step)).exists():
                 self._complete(mark)
         keep = {self._name(m.lineage, m.step) for m in complete} | {f".{self._name(m.lineage, m.step)}" for m in begun}
-        for path in self._folder.iterdir():
+        for path in found:
             if path.name not in keep:
                 shutil.rmtree(path, ignore_errors=True)
 
@@ -82,6 +92,15 @@ class Snapshots:
         os.rename(work, self._folder / self._name(mark.lineage, mark.step))
         sync_folder(self._folder)
 
-    def part(self, lineage: int, step: int, stage: int) -> Path:
-        """Of a complete one."""
-        return self._folder / self._name(lineage, step) / f"stage-{stage}.safetensors"
+    def open_part(self, mark: Mark, stage: int) -> BinaryIO | None:
+        """Of a complete one, which may be given its name just now."""
+        begun, plain = self._begun(mark.lineage, mark.step), f"stage-{stage}.safetensors"
+        ways = (
+            begun / f"stage-{stage}.{mark.parts[stage]}.safetensors",
+            begun / plain,
+            self._folder / self._name(mark.lineage, mark.step) / plain,
+        )
+        for path in ways:
+            with contextlib.suppress(FileNotFoundError):
+                return path.open("rb")
+        return None

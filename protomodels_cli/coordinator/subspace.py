@@ -61,9 +61,9 @@ class Subspace:
             )
         self._bases[version] = basis
 
-    def forget(self, needed: set[int]) -> None:
-        """All but these, and the first, which is made from the seed."""
-        for old in [v for v in self._bases if v and v not in needed]:
+    def forget(self, current: int, needed: set[int]) -> None:
+        """Older ones, but for these and the first, which is made from the seed. A newer one may be adopted just now."""
+        for old in [v for v in self._bases if 0 < v < current and v not in needed]:
             del self._bases[old]
             self._file(old).unlink(missing_ok=True)
 

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import json
 import os
+import re
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import BinaryIO
@@ -21,6 +22,10 @@ from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 ROOM_FOR_NAMES = 1 << 20  # beside the numbers of a snapshot's part
 
 Chunks = AsyncIterator[pb.UploadChunk]
+
+
+class Later(Exception):
+    """Not now, but it is wanted."""
 
 
 class Uploads:
@@ -44,7 +49,7 @@ class Uploads:
         if (header.lineage, header.step) not in [(m.lineage, m.step) for m in history.pending]:
             return None
         stages = len(history.layers)
-        if header.stage >= stages or len(header.sha256) != 64 or not header.sha256.isalnum():
+        if header.stage >= stages or not re.fullmatch(r"[0-9a-f]{64}", header.sha256):
             raise ValueError("not a part of this run's snapshots")
         if history.holders[header.stage : header.stage + 1] != (peer,):
             raise ValueError("this peer does not hold that stage")
@@ -65,6 +70,7 @@ class Uploads:
         try:
             await self._receive_part(peer, header, chunks)
         except OSError as e:
+            self._snapshots.drop(header.lineage, header.step)  # first: the journal needs the room too
             self._tell(events.PartFailed(None, header.lineage, header.step, f"the coordinator: {e.strerror or e}"))
 
     async def _receive_part(self, peer: str, header: pb.UploadHeader, chunks: Chunks) -> None:
@@ -73,7 +79,7 @@ class Uploads:
             return
         path = self._snapshots.coming(header.lineage, header.step, header.stage, header.sha256)
         if have != header.offset or path in self._coming:
-            raise ValueError(f"{have} bytes of it are here, not {header.offset}")
+            raise Later(f"{have} bytes of it are here, or on their way")
         self._coming.add(path)
         try:
             size = await _append(chunks, header, path)
@@ -81,7 +87,7 @@ class Uploads:
                 return  # it broke off; the rest will come
             if await asyncio.to_thread(_hash_file, path) != header.sha256:
                 path.unlink()
-                raise ValueError("the bytes that arrived are not those announced")
+                raise Later("the bytes that arrived are not those announced")
             await asyncio.to_thread(self._snapshots.arrived, path)
         finally:
             self._coming.discard(path)
@@ -93,11 +99,12 @@ class Uploads:
         if parts is not None:
             self._tell(events.SnapshotWhole(lineage, step, parts))
 
-    def part(self, request: pb.FetchRequest) -> Path | None:
+    def open_part(self, request: pb.FetchRequest) -> BinaryIO | None:
         """Of a complete snapshot."""
-        complete = [(m.lineage, m.step) for m in self._state().history.snapshots]
-        path = self._snapshots.part(request.lineage, request.step, request.stage)
-        return path if (request.lineage, request.step) in complete and path.exists() else None
+        for mark in self._state().history.snapshots:
+            if (mark.lineage, mark.step) == (request.lineage, request.step) and request.stage < len(mark.parts):
+                return self._snapshots.open_part(mark, request.stage)
+        return None
 
     # Bases
 
@@ -107,7 +114,6 @@ class Uploads:
         self._admit_basis(peer, header)  # it may have taken a while
         assert self._subspace is not None
         row, sha256 = _numbers(header.row_json), None
-        self._basis_offered = header.generation, header.step
         if header.moved:
             try:
                 version = self._state().history.basis_version + 1
@@ -115,6 +121,10 @@ class Uploads:
             except OSError as e:
                 self._fail(e)
                 return
+            except ValueError as e:
+                self._tell(events.Trouble(peer, f"its basis cannot be one: {e}"))
+                raise
+        self._basis_offered = header.generation, header.step
         self._tell(events.SubspaceReported(peer, header.generation, header.step, row, sha256))
 
     def _admit_basis(self, peer: str, header: pb.UploadHeader) -> None:
@@ -134,7 +144,7 @@ def _numbers(row_json: str) -> dict[str, float]:
     try:
         said = json.loads(row_json[:10_000] or "{}")
         return {name: float(said[name]) for name in grassmann.REPORTED if name in said}
-    except (TypeError, RecursionError):
+    except (TypeError, OverflowError, RecursionError):
         raise ValueError("the metrics of a basis must be numbers by name") from None
 
 

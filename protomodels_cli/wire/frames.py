@@ -20,7 +20,9 @@ _NAMES = {number: name for name, number in _LEGS.items()}
 
 
 class BadMessage(ValueError):
-    """A neighbour sent what cannot be."""
+    """A neighbour sent what cannot be; `leg` says which one, where that is not plain from who found it."""
+
+    leg: Leg | None = None
 
 
 @dataclass(frozen=True)

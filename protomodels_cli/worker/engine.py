@@ -245,7 +245,7 @@ class Engine(threading.Thread):
                     self._take(todo)
             except Exception as error:  # the session says what becomes of it; a new generation starts afresh
                 self._run = self._pass = None
-                self._post(Failure(error, todo.leg if isinstance(todo, Message) else None))
+                self._post(Failure(error, todo.leg if isinstance(todo, Message) else getattr(error, "leg", None)))
 
     def _take(self, todo: Order | Message) -> None:
         started, packing = time.perf_counter(), self._packing
@@ -303,9 +303,11 @@ class Engine(threading.Thread):
             return False
         head = queue[0]
         if (head.step, head.microbatch) != (step, microbatch):
-            raise BadMessage(
+            error = BadMessage(
                 f"{head.leg} message {head.microbatch} of step {head.step} came where {microbatch} of {step} belongs"
             )
+            error.leg = head.leg
+            raise error
         return True
 
     def _compute(self, message: Message) -> None:

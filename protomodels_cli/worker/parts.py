@@ -41,7 +41,8 @@ class Parts:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         for left in folder.glob("*.partial"):
-            left.unlink(missing_ok=True)
+            if not _runs(left.name.split(".")[-2]):  # another peer of this run may have the same folder
+                left.unlink(missing_ok=True)
 
     def all(self) -> list[Part]:
         found = [NAME.fullmatch(path.name) for path in sorted(self.folder.iterdir())]
@@ -52,11 +53,11 @@ class Parts:
 
     def fetching(self, part: Part) -> Path:
         """Where one that comes from elsewhere is put together."""
-        return self.folder / f"{part.name}.partial"
+        return self.folder / f"{part.name}.{os.getpid()}.partial"
 
     def write(self, lineage: int, step: int, stage: int, state: dict[str, Tensor]) -> Part:
         """Raises OSError; then nothing is left of it."""
-        work = self.folder / f"{lineage}-{step}-{stage}.partial"
+        work = self.folder / f"{lineage}-{step}-{stage}.{os.getpid()}.partial"
         try:
             save_file(state, work)
             part = Part(lineage, step, stage, hash_file(work))
@@ -82,6 +83,19 @@ class Parts:
         for part in self.all():
             if part.snapshot not in snapshots:
                 self.path(part).unlink(missing_ok=True)
+
+
+def _runs(pid: str) -> bool:
+    """Is there a process of this number, other than this one, which is new?"""
+    if not pid.isdigit() or int(pid) == os.getpid():
+        return False
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def hash_file(path: Path) -> str:

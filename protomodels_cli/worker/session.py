@@ -434,7 +434,7 @@ class Session:
             case eng.Outcome():
                 self._say_to_coordinator(done=self._done(item))
             case eng.SubspaceReport():
-                self._chore(self._report_subspace(item))
+                self._streams.add(self._chore(self._report_subspace(item)))  # ends with its generation
             case eng.Failure(error, leg):
                 self._fail(error, leg)
 
@@ -476,16 +476,25 @@ class Session:
         header = pb.UploadHeader(kind=pb.UploadHeader.BASIS, step=report.step, row_json=json.dumps(report.row))
         header.moved, header.generation = report.basis is not None, self._place.generation
         content = b"" if report.basis is None else basis_to_bytes(report.basis)
-        with contextlib.suppress(grpc.aio.AioRpcError):  # who misses it asks again with the next place
-            await transfer.hand_in_bytes(self.stub, self.metadata, header, content)
+        while True:
+            try:
+                await transfer.hand_in_bytes(self.stub, self.metadata, header, content)
+                return
+            except grpc.aio.AioRpcError as e:
+                if e.code() == grpc.StatusCode.INVALID_ARGUMENT:
+                    return  # not wanted; whoever misses it asks again with the next place
+                await asyncio.sleep(REDIAL[1] * random.uniform(0.5, 1.0))
 
     # Snapshots
 
     async def _save(self, copied: eng.Copied, stage: int) -> None:
         """To this peer's disk, and from there to the coordinator, while the next step is computed."""
         name = copied.lineage, copied.step, stage
-        if name in self._saving or any((*p.snapshot, p.stage) == name for p in self._parts.all()):
+        if name in self._saving:
             return  # asked twice
+        if here := [p for p in self._parts.all() if (*p.snapshot, p.stage) == name]:
+            self._hand_in(here[0])  # asked again: it may not have arrived
+            return
         self._saving.add(name)
         try:
             part = await asyncio.to_thread(self._parts.write, *name, copied.state)

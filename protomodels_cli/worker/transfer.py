@@ -74,6 +74,14 @@ async def fetch(stub: rpc.PeeringStub, metadata: Metadata, parts: Parts, part: P
     Raises ValueError where what the coordinator has is not the part that belongs to the snapshot."""
     if await asyncio.to_thread(parts.is_whole, part):
         return parts.path(part)
+    for _ in range(2):  # what was here of it may be what is damaged: then from the beginning
+        if await _fetch_rest(stub, metadata, parts, part):
+            return parts.path(part)
+    raise ValueError(f"stage {part.stage}'s part is damaged")
+
+
+async def _fetch_rest(stub: rpc.PeeringStub, metadata: Metadata, parts: Parts, part: Part) -> bool:
+    """Whether it is whole then; if not, nothing is left of it."""
     work = parts.fetching(part)
     have = work.stat().st_size if work.exists() else 0
     request = pb.FetchRequest(lineage=part.lineage, step=part.step, stage=part.stage, offset=have)
@@ -87,6 +95,6 @@ async def fetch(stub: rpc.PeeringStub, metadata: Metadata, parts: Parts, part: P
         raise
     if await asyncio.to_thread(hash_file, work) != part.sha256:
         work.unlink()
-        raise ValueError(f"stage {part.stage}'s part is damaged")
+        return False
     await asyncio.to_thread(parts.put, work, part)
-    return parts.path(part)
+    return True

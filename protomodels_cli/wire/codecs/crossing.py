@@ -117,7 +117,7 @@ class End:
         for key, tensor in state.items():
             leg, _, name = key.partition("/")
             if name == "last":
-                names = [row.numpy().tobytes().hex() for row in state[f"{leg}/samples"]]
+                names = [row.cpu().numpy().tobytes().hex() for row in state[f"{leg}/samples"]]
                 self._memories[leg].kept |= dict(zip(names, tensor, strict=True))
             elif name != "samples":
                 self._memories[leg].kept[name] = tensor
