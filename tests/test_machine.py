@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import sqlite3
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,23 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protomodels_cli.coordinator import events as ev
-from protomodels_cli.coordinator import journal as journals
 from protomodels_cli.coordinator import machine
 from protomodels_cli.coordinator.history import (
-    Began,
     Decided,
     Ended,
     Forgot,
     History,
-    Placed,
     Record,
     RolledBack,
     Saved,
-    Synced,
-    beginning,
     fold,
 )
-from protomodels_cli.coordinator.journal import Journal, read
 from protomodels_cli.coordinator.plan import waiting_for
 from protomodels_cli.coordinator.state import Holding, Peer, Report
 from protomodels_cli.model.schedule import clip_coefficient, learning_rate
@@ -559,58 +551,6 @@ def test_as_many_snapshots_as_asked_for_are_kept_and_the_newest_never_goes():
     b.join(0, 1)
     b.finish()
     assert [m.step for m in b.state.history.snapshots] == [0, 8, 9]
-
-
-def a_history(**sections: Any) -> Bench:
-    update = {"interval": 3, "window": 2, "delay": 1}
-    b = Bench(make_spec(stages=2, steps=8, subspace={"sync_interval": 2, "update": update}, **sections))
-    b.join(0, 1, 2)
-    to_step(b, 6)
-    b.tell(ev.Left(b.state.history.holders[0], "killed"))
-    return b
-
-
-@pytest.mark.parametrize("fold_every", [1, 3, 1000])
-def test_the_journal_brings_the_history_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fold_every: int):
-    monkeypatch.setattr(journals, "FOLD_EVERY", fold_every)
-    b = a_history(snapshots={"interval": 2})
-    b.finish()
-    kinds = {type(r) for r in b.records}
-    assert {Placed, Decided, Synced, Began, Saved, Forgot, RolledBack, Ended} <= kinds
-    history = b.first
-    journal = Journal(tmp_path / "journal.sqlite", b.first)
-    for i, record in enumerate(b.records):
-        journal.append([record], float(i))
-        history = fold(history, record)
-        if i % 5 == 0:
-            journal.close()
-            journal = Journal(tmp_path / "journal.sqlite", b.first)
-        assert journal.history == history
-    assert read(tmp_path / "journal.sqlite") == (b.state.history, float(len(b.records) - 1))
-    journal.close()
-
-
-def test_a_long_journal_is_folded_and_stays_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(journals, "FOLD_EVERY", 500)
-    journal = Journal(tmp_path / "j.sqlite", beginning("u"))
-    for start in range(1, 20_001, 100):
-        steps = range(start, start + 100)
-        journal.append([Decided(step, True, 1e-3, 1.0, 3.0, 1.0, 1, 10, 20) for step in steps], float(start))
-    journal.close()
-    db = sqlite3.connect(tmp_path / "j.sqlite")
-    assert db.execute("SELECT count(*) FROM records").fetchone()[0] < 500
-    history, _ = read(tmp_path / "j.sqlite")
-    assert (history.step, history.backward_bytes) == (20_000, 400_000)
-
-
-def test_a_failed_write_leaves_the_journal_as_it_was(tmp_path: Path):
-    journal = Journal(tmp_path / "j.sqlite", beginning(""))
-    journal.append([Synced(1)], 1.0)
-    with pytest.raises(OSError, match="journal"):
-        journal.append([Synced(2), Synced(2)], None)  # refused by the table: `at` must not be null
-    assert journal.history.synced == 1
-    journal.append([Synced(3)], 3.0)
-    assert read(tmp_path / "j.sqlite") == (replace(beginning(""), synced=3), 3.0)
 
 
 EVENTS = st.one_of(

@@ -1,0 +1,166 @@
+"""Parts of snapshots on both disks and on their way: whole or not at all, going on where it broke off."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import time
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import make_spec
+
+from protomodels_cli.cli.folders import claim_or_find
+from protomodels_cli.coordinator import events
+from protomodels_cli.coordinator.history import Ended, Mark, beginning
+from protomodels_cli.coordinator.journal import Journal
+from protomodels_cli.coordinator.run_dir import open_run_dir
+from protomodels_cli.coordinator.snapshots import Snapshots
+from protomodels_cli.coordinator.state import State
+from protomodels_cli.coordinator.uploads import Later, Uploads
+from protomodels_cli.wire.pb import pmtrain_pb2 as pb
+from protomodels_cli.worker.parts import Parts
+from protomodels_cli.worker.transfer import Throttle
+
+CONTENTS = [b"a" * 5000, b"b" * 7000]
+HASHES = tuple(hashlib.sha256(content).hexdigest() for content in CONTENTS)
+
+
+class Desk:
+    """A coordinator's side of a run whose snapshot of step 3 was begun."""
+
+    def __init__(self, folder: Path):
+        begun = Mark(1, 3, 0, "u")
+        history = replace(beginning("u"), layers=(2, 2), holders=("p0", "p1"), step=3, pending=(begun,))
+        self.state = State(make_spec(stages=2), (1, "t"), history)
+        self.told: list[events.Event] = []
+        self.snapshots = Snapshots(folder / "snapshots")
+        self.uploads = Uploads(lambda: self.state, None, self.snapshots, self.told.append, self.fail)
+
+    def fail(self, error: OSError) -> None:
+        raise error
+
+    def header(self, of: int, **changes: object) -> pb.UploadHeader:
+        fields = {"lineage": 1, "step": 3, "stage": of, "size": len(CONTENTS[of]), "sha256": HASHES[of]}
+        return pb.UploadHeader(**{**fields, **changes})
+
+    def hand_in(self, stage: int, content: bytes, **changes: object) -> None:
+        async def chunks() -> AsyncIterator[pb.UploadChunk]:
+            for start in range(0, len(content), 1000):
+                yield pb.UploadChunk(data=content[start : start + 1000])
+
+        asyncio.run(self.uploads.receive(f"p{stage}", self.header(stage, **changes), chunks()))
+
+
+def test_an_upload_that_broke_off_goes_on_where_it_was(tmp_path: Path):
+    desk = Desk(tmp_path)
+    assert desk.uploads.offered("p0", desk.header(0)) == 0
+    desk.hand_in(0, CONTENTS[0][:3000])
+    assert desk.uploads.offered("p0", desk.header(0)) == 3000
+    with pytest.raises(Later):
+        desk.hand_in(0, CONTENTS[0])  # not from the beginning
+    desk.hand_in(0, CONTENTS[0][3000:], offset=3000)
+    assert desk.uploads.offered("p0", desk.header(0)) is None, "it is here"
+    assert desk.told == []
+    desk.hand_in(1, CONTENTS[1])
+    assert desk.told == [events.SnapshotWhole(1, 3, HASHES)]
+
+
+def test_damaged_bytes_are_thrown_away_and_wanted_again(tmp_path: Path):
+    desk = Desk(tmp_path)
+    with pytest.raises(Later):
+        desk.hand_in(0, b"x" + CONTENTS[0][1:])
+    assert desk.uploads.offered("p0", desk.header(0)) == 0
+
+
+@pytest.mark.parametrize(
+    ("peer", "changes"),
+    [
+        ("p1", {}),  # holds another stage
+        ("spare", {}),
+        ("p0", {"stage": 9}),
+        ("p0", {"sha256": "../" * 21 + "x"}),
+        ("p0", {"size": 1 << 40}),
+    ],
+)
+def test_what_nobody_asked_for_is_refused(tmp_path: Path, peer: str, changes: dict[str, object]):
+    desk = Desk(tmp_path)
+    with pytest.raises(ValueError, match=r"not|larger"):
+        desk.uploads.offered(peer, desk.header(0, **changes))
+    assert desk.uploads.offered("p0", desk.header(0, step=4)) is None, "of no snapshot that was begun"
+
+
+def test_a_complete_snapshot_can_be_read_before_and_after_it_has_its_name(tmp_path: Path):
+    desk = Desk(tmp_path)
+    for stage, content in enumerate(CONTENTS):
+        desk.hand_in(stage, content)
+    mark = replace(desk.state.history.pending[0], parts=HASHES)
+    desk.state = replace(desk.state, history=replace(desk.state.history, pending=(), snapshots=(mark,)))
+    request = pb.FetchRequest(lineage=1, step=3, stage=1)
+    for _ in range(2):
+        with desk.uploads.open_part(request) as file:
+            assert file.read() == CONTENTS[1]
+        desk.snapshots.settle([mark], [], desk.snapshots.found())
+    assert sorted(p.name for p in (tmp_path / "snapshots" / "0001-00000003").iterdir()) == [
+        "hashes.json",
+        "stage-0.safetensors",
+        "stage-1.safetensors",
+    ]
+    assert desk.uploads.open_part(pb.FetchRequest(lineage=1, step=3, stage=2)) is None
+    found = desk.snapshots.found()
+    desk.snapshots.coming(1, 6, 0, HASHES[0]).touch()  # begun after that look
+    desk.snapshots.settle([], [], found)
+    assert [p.name for p in desk.snapshots.found()] == [".0001-00000006"]
+
+
+def test_a_peers_parts_are_whole_and_stay_until_they_may_go(tmp_path: Path):
+    parts = Parts(tmp_path)
+    first, second = (parts.write(1, step, 0, {"w": torch.full((50,), step)}) for step in (3, 6))
+    assert parts.all() == [first, second]
+    assert parts.is_whole(first)
+    path = parts.path(first)
+    path.write_bytes(path.read_bytes()[:-1])
+    assert not parts.is_whole(first)
+    parts.keep({(1, 6)})
+    assert parts.all() == [second]
+
+
+def test_what_a_dead_process_left_half_written_goes_and_a_living_ones_stays(tmp_path: Path):
+    (tmp_path / "1-3-0.999999999.partial").touch()
+    (tmp_path / f"1-3-0.{os.getppid()}.partial").touch()
+    Parts(tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == [f"1-3-0.{os.getppid()}.partial"]
+
+
+def test_a_throttle_is_never_faster_than_asked():
+    async def send() -> float:
+        throttle, began = Throttle(8e6), time.monotonic()
+        for _ in range(3):
+            await throttle.wait(50_000)
+        return time.monotonic() - began
+
+    assert asyncio.run(send()) >= 0.15
+
+
+def test_the_same_command_finds_the_run_it_left_and_not_one_that_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    spec = make_spec(stages=2, name="home")
+    first = claim_or_find(None, spec)
+    folder = open_run_dir(first, spec, tmp_path)
+    journal = Journal(first / "journal.sqlite", beginning("u"))
+    assert claim_or_find(None, spec) == Path("runs/home-2"), "somebody leads it"
+    folder.lock.close()
+    assert claim_or_find(None, spec) == first
+    assert claim_or_find(None, make_spec(stages=2, name="home", steps=9)) == Path("runs/home-3"), "another run"
+    again = open_run_dir(first, None, Path())
+    assert (again.resumed, again.token, again.spec) == (True, folder.token, spec)
+    assert again.secret_of("p1") == folder.secret_of("p1")
+    again.lock.close()
+    journal.append([Ended("sha")], 1.0)
+    assert claim_or_find(None, spec) == Path("runs/home-4")
