@@ -43,7 +43,7 @@ class Process:
     def start(self, **job: Any) -> None:
         """Begin a job. One that was left unfinished is ended with its process."""
         if self._busy or self._process.poll() is not None:
-            self._kill()
+            self.kill()
             self._open()
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(job) + "\n")
@@ -58,9 +58,6 @@ class Process:
     def gone(self) -> bool:
         return self._process.poll() is not None
 
-    def kill(self) -> None:
-        self._kill()
-
     def result(self, seconds: float = 120) -> dict[str, Any]:
         assert self._process.stdout is not None
         ready, _, _ = select.select([self._process.stdout], [], [], seconds)
@@ -70,12 +67,12 @@ class Process:
         self._busy = False
         return json.loads(line)
 
-    def _kill(self) -> None:
+    def kill(self) -> None:
         self._process.kill()
         self._process.wait()
 
     def close(self) -> None:
-        self._kill()
+        self.kill()
         self._log.close()
 
 
@@ -405,11 +402,6 @@ def slow(patch: Any, seconds: float) -> None:
     patch.setattr(StageWork, "forward", slowly)
 
 
-def impatient(patch: Any) -> None:
-    """Complains about a neighbour that hung up after a second."""
-    patch.setattr("protomodels_cli.worker.session.GRACE", 1.0)
-
-
 def unreachable(patch: Any) -> None:
     """As behind a home router: the coordinator cannot dial back."""
 
@@ -434,7 +426,6 @@ FAULTS = {
         unreachable,
         full_disk_once,
         slow,
-        impatient,
         fail_at,
         lose_turn,
         damage_frame,

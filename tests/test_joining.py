@@ -218,7 +218,7 @@ def test_survivors_of_the_first_step_wait_for_the_next_joiner(pool: Pool, tmp_pa
     batch = {"size": 64, "microbatches": 64, "in_flight": 4}
     spec = make_spec(stages=2, steps=2, model={"context": 64}, batch=batch)
     victim = Process(tmp_path / "victim.log")
-    run_dir = pool.start(spec, [{"fault": {"kind": "impatient"}}])
+    run_dir = pool.start(spec, [{}])
     link = (run_dir / "link").read_text().strip()
     slow = {"kind": "slow", "seconds": 0.1}
     victim.start(kind="join", link=link, name="victim", dir=str(tmp_path / "victim"), fault=slow)

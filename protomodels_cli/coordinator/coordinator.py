@@ -252,8 +252,10 @@ class Coordinator:
             self._fed = history.step
             self._renew_tickets(len(holders) - 1)
         place = place_message(state, stage, command.task, command.keep)
-        if self._subspace is not None and not command.keep and not history.newest.parts:
-            place.basis.CopyFrom(self._subspace.basis_message(0))
+        if self._subspace is not None:
+            place.t_fixed.CopyFrom(self._subspace.table_message())
+            if not command.keep and not history.newest.parts:
+                place.basis.CopyFrom(self._subspace.basis_message(0))
         if stage > 0:
             pair = route_pair(holders[stage - 1], holders[stage], self._tickets[stage - 1], state.relay_all)
             place.previous.CopyFrom(pair[1])
@@ -273,6 +275,9 @@ class Coordinator:
 
     def _send_turn(self, decision: Decided | None, task: Task | None, save: bool) -> None:
         turn = turn_message(self.state, decision, task, save, self._feed.evaluation_microbatches)
+        if task is not None and task.kind == "sync" and self._subspace is not None:
+            turn.sync.basis.CopyFrom(self._subspace.basis_message(self.state.history.basis_version))
+            turn.sync.t_fixed.CopyFrom(self._subspace.table_message())
         if task is not None and task.kind == "step" and self._first_grant is None:
             self._first_grant = time.time(), time.process_time()
             self._progress = Progress(self.spec.steps)  # its clock starts here

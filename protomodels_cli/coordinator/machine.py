@@ -294,7 +294,7 @@ def _answer_bad_numbers(moves: Moves) -> None:
         return
     fix = f"lower optimizer.lr ({spec.optimizer.lr:g}) or lengthen the warm-up in a new run, or pmtrain resume"
     moves.record(Paused(why, fix))
-    moves.say(f"paused: {why}")
+    moves.say(f"paused: {why}\n    fix:  {fix}")
 
 
 def _go_on_if_idle(moves: Moves) -> None:

@@ -117,14 +117,15 @@ def regroup(moves: Moves) -> None:
     seats = {stage: peer for peer, stage in moves.state.holds.items()}
     absent = [stage for stage in range(len(history.layers)) if stage not in seats]
     if absent and moves.state.absent:
-        _wait(moves, "who was cut off to come back: " + _stages_of(moves.state, absent))
+        _wait(moves, f"who was cut off to come back: {_in_words(absent)}")
         return
     found = fill(moves.state.spec, history.layers, absent, _offers(moves.state, seats, history.newest))
     if isinstance(found, str):
         _wait(moves, found)
         return
     if absent and history.newest.step != history.step:
-        roll_back(moves, history.newest, f"{_stages_of(moves.state, absent)} was lost after step {history.step}")
+        were = "was" if len(absent) == 1 else "were"
+        roll_back(moves, history.newest, f"{_in_words(absent)} {were} lost after step {history.step}")
     _seat(moves, history.layers, {**seats, **found})
 
 
@@ -188,7 +189,7 @@ def _offers(state: State, seats: dict[int, str], mark: Mark) -> list[list[Offer]
     return [of(stage) for stage in range(len(state.history.layers)) if stage not in seats]
 
 
-def _stages_of(state: State, stages: list[int]) -> str:
+def _in_words(stages: list[int]) -> str:
     return ("stage " if len(stages) == 1 else "stages ") + ", ".join(map(str, stages))
 
 

@@ -15,6 +15,7 @@ from protomodels_cli.coordinator import events
 from protomodels_cli.coordinator.snapshots import Snapshots
 from protomodels_cli.coordinator.state import State
 from protomodels_cli.coordinator.subspace import Subspace
+from protomodels_cli.files import hash_file
 from protomodels_cli.model import grassmann
 from protomodels_cli.spec.sizes import StageMemory
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
@@ -85,7 +86,7 @@ class Uploads:
             size = await _append(chunks, header, path)
             if size < header.size:
                 return  # it broke off; the rest will come
-            if await asyncio.to_thread(_hash_file, path) != header.sha256:
+            if await asyncio.to_thread(hash_file, path) != header.sha256:
                 path.unlink()
                 raise Later("the bytes that arrived are not those announced")
             await asyncio.to_thread(self._snapshots.arrived, path)
@@ -175,8 +176,3 @@ async def _append(chunks: Chunks, header: pb.UploadHeader, path: Path) -> int:
 def _to_disk(file: BinaryIO) -> None:
     file.flush()
     os.fsync(file.fileno())
-
-
-def _hash_file(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from protomodels_cli.errors import UserError
-from protomodels_cli.files import sync_folder
+from protomodels_cli.files import hash_file, sync_folder
 from protomodels_cli.model.basis import Basis
 from protomodels_cli.model.gathering import Gathering
 from protomodels_cli.model.optim import StageOptimizer
@@ -127,4 +127,4 @@ def write_snapshot(
 def _sync_and_hash(path: Path) -> str:
     with path.open("rb") as file:
         os.fsync(file.fileno())
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return hash_file(path)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 from collections.abc import Collection
@@ -13,7 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from protomodels_cli.files import sync_folder
+from protomodels_cli.files import hash_file, sync_folder
 
 NAME = re.compile(r"(\d{4,})-(\d{8,})-stage-(\d+)\.([0-9a-f]{64})\.safetensors")
 
@@ -96,8 +95,3 @@ def _runs(pid: str) -> bool:
     except PermissionError:
         return True
     return True
-
-
-def hash_file(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

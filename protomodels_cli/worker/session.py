@@ -25,7 +25,7 @@ import torch
 from protomodels_cli.errors import EXIT_INTERRUPTED, UserError
 from protomodels_cli.model.basis import Basis, basis_from_bytes, basis_to_bytes
 from protomodels_cli.model.shape import Shape, slices
-from protomodels_cli.model.stage import Leg
+from protomodels_cli.model.stage import Leg, Sync
 from protomodels_cli.observe.usage import peak_memory
 from protomodels_cli.spec.schema import RunSpec
 from protomodels_cli.spec.sizes import in_flight_limit
@@ -73,6 +73,7 @@ class Session:
         self._heard = 0  # the number of the coordinator's last message
         self._place: pb.Place | None = None
         self._seat: pb.Place | None = None  # of the stage in memory, also while its generation is over
+        self._right: pb.Sync | None = None  # U and T_fixed as a sync under way has them
         self._links: dict[str, Link] = {}  # previous, next
         self._connection = Connection(spec.wire.link) if spec.wire.link.emulated else None
         self._relays: list[RelayedAcceptor | RelayedDialler] = []
@@ -112,9 +113,9 @@ class Session:
     # The coordinator's stream
 
     async def _converse_until_dismissed(self, introduce: Callable[[], Awaitable[pb.Register]]) -> None:
-        tries, been_in = 0, False
+        tries, been_in, why = 0, False, ""
         while not self._over.done():
-            before = self._heard = 0
+            self._heard = 0
             try:
                 register = await introduce()
                 await self._add_what_is_here(register)
@@ -122,7 +123,7 @@ class Session:
             except Refused:
                 raise
             except (Lost, grpc.aio.AioRpcError, UserError) as e:
-                if not been_in and self._heard == before:
+                if not been_in and not self._heard:
                     raise in_words(e) if isinstance(e, grpc.aio.AioRpcError) else e from None
                 why = e.details() or "" if isinstance(e, grpc.aio.AioRpcError) else str(e).splitlines()[0]
             if self._over.done():
@@ -398,6 +399,7 @@ class Session:
                 e = turn.evaluation
                 self._engine.order(eng.Run(turn.task, "evaluation", e.step, e.microbatches, e.basis_version))
             case "sync":
+                self._right = turn.sync
                 self._engine.order(eng.ReportSync(turn.task))
             case "finish":
                 self._engine.order(eng.HashWeights(turn.task))
@@ -432,11 +434,20 @@ class Session:
             case eng.Copied():
                 self._chore(self._save(item, self._place.stage))
             case eng.Outcome():
+                self._hold_against_the_runs(item.sync)
                 self._say_to_coordinator(done=self._done(item))
             case eng.SubspaceReport():
                 self._streams.add(self._chore(self._report_subspace(item)))  # ends with its generation
             case eng.Failure(error, leg):
                 self._fail(error, leg)
+
+    def _hold_against_the_runs(self, found: Sync | None) -> None:
+        """What the coordinator broadcasts at a sync against the bytes in use here."""
+        right, self._right = self._right, None
+        if found is not None and right is not None:
+            same = (found.basis_sha256, found.t_fixed_sha256) == (right.basis.sha256, right.t_fixed.sha256)
+            if not same:
+                self.say("the bytes of U or T_fixed in use here are not the run's: its stage will be made anew")
 
     def _done(self, outcome: eng.Outcome) -> pb.Done:
         sync, used = outcome.sync, outcome.usage

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import grpc
 
+from protomodels_cli.files import hash_file
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.pb import pmtrain_pb2_grpc as rpc
-from protomodels_cli.worker.parts import Part, Parts, hash_file
+from protomodels_cli.worker.parts import Part, Parts
 
 PIECE = 1 << 20
 Metadata = tuple[tuple[str, str], ...]
