@@ -109,15 +109,11 @@ def test_the_coordinator_checks_the_spec_hash_too_and_strangers_get_nothing(pool
                 await stub.Enrol(pb.EnrolRequest(token=link.token, protocol=PROTOCOL, public_key_pem=b"junk"))
             errors.append(caught.value)
             unasked = pb.UploadHeader(kind=pb.UploadHeader.BASIS, generation=1, step=1, size=1 << 29, moved=True)
-
-            async def endless():
-                yield pb.UploadChunk(header=unasked)
-                while True:
-                    yield pb.UploadChunk(data=bytes(1 << 20))
-
             again = await stub.Enrol(pb.EnrolRequest(token=link.token, protocol=PROTOCOL, public_key_pem=key))
+            upload = stub.Upload(metadata=(("peer", again.peer), ("secret", again.secret)))
+            await upload.write(pb.UploadChunk(header=unasked))  # is answered without waiting for the rest
             with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await stub.Upload(endless(), metadata=(("peer", again.peer), ("secret", again.secret)))
+                await upload
             errors.append(caught.value)
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await rpc.OperatorStub(channel).Status(pb.StatusRequest(), metadata=(("token", "guess"),))

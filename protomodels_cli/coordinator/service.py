@@ -226,8 +226,8 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
     async def Session(
         self, request_iterator: AsyncIterator[pb.PeerMessage], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[pb.CoordinatorMessage]:
+        register = await self._registration(request_iterator)  # before any refusal
         peer, address = await self._caller(context), self._address(context)
-        register = await self._registration(request_iterator)
         if register is None or register.spec_sha256 != self._spec.sha256():
             await context.abort(
                 UNFIT, "the peer has another spec than this run's (their hashes differ)\njoin with this run's link"
@@ -251,7 +251,9 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
             self._end(peer, talk, events.Left(peer, "its connection ended", may_return=True))
 
     async def _registration(self, messages: AsyncIterator[pb.PeerMessage]) -> pb.Register | None:
-        """A session's first message, if it is that and comes in time."""
+        """A session's first message, if it is that and comes in time.
+
+        A caller that is refused while it still writes may see its write fail instead of our reason."""
         try:
             async with asyncio.timeout(REGISTER_SECONDS):
                 first = await anext(aiter(messages), None)
