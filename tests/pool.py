@@ -389,6 +389,24 @@ def full_disk_once(patch: Any) -> None:
     patch.setattr(parts, "save_file", fails_once)
 
 
+def slow_disk(patch: Any, seconds: float) -> None:
+    """Whatever is synced of snapshots, parts and bases takes its time, and must not take the event loop's."""
+    import threading
+
+    sync = os.fsync
+
+    def slowly(handle: int) -> None:
+        path = os.readlink(f"/proc/self/fd/{handle}")
+        if any(f"/{folder}" in path for folder in ("snapshots", "parts", "basis")):
+            if threading.current_thread() is threading.main_thread():
+                print(f"the event loop waits for {path}", file=sys.stderr, flush=True)
+                os._exit(1)
+            time.sleep(seconds)
+        sync(handle)
+
+    patch.setattr(os, "fsync", slowly)
+
+
 def slow(patch: Any, seconds: float) -> None:
     """Takes its time over every microbatch."""
     from protomodels_cli.worker.stage_work import StageWork
@@ -425,6 +443,7 @@ FAULTS = {
         little_memory,
         unreachable,
         full_disk_once,
+        slow_disk,
         slow,
         fail_at,
         lose_turn,

@@ -26,16 +26,15 @@ WIRES = {
 }
 
 
-def a_spec(wire: str = "fp32", **sections: Any) -> RunSpec:
+def a_spec(wire: str = "fp32", **snapshots: Any) -> RunSpec:
     return make_spec(
         stages=3,
         steps=12,
         subspace={"sync_interval": 4, "update": {"interval": 4, "window": 2, "delay": 1}},
-        snapshots={"interval": 3},
+        snapshots={"interval": 3, **snapshots},
         limits={"lease_seconds": 1.5},
         wire=WIRES[wire],
         eval={"interval": 5},
-        **sections,
     )
 
 
@@ -245,6 +244,15 @@ def test_what_needs_nobody_to_go(scene, fault):
     assert s.ends_well()["steps_redone"] == 0
 
 
+def test_nothing_waits_for_a_slow_disk_but_what_is_written_to_it(scene):
+    s = scene(a_spec())
+    slow = {"kind": "slow_disk", "seconds": 0.3}
+    s.start(3, slow, coordinator_fault=slow)
+    summary = s.ends_well()
+    assert summary["steps_redone"] == 0
+    assert "still on its way" in s.events(), "steps went on while a snapshot was being written"
+
+
 def test_a_commit_that_does_not_reach_a_live_peer_is_told_again(scene):
     s = scene(a_spec())
     s.start(3, coordinator_fault={"kind": "lose_turn", "stage": 1, "step": 7})
@@ -283,6 +291,36 @@ def test_a_damaged_snapshot_is_not_used(scene, where, how):
     summary = s.ends_well()
     assert ("cannot be used" in s.events()) == (where == "coordinator")
     assert summary["lineage"] >= 2
+
+
+def test_a_damaged_snapshot_is_brought_back_from_its_copy(scene, tmp_path):
+    """A spare that fetched it ahead would not even notice; this one has not."""
+    s = scene(a_spec(copy_to=(tmp_path / "store").as_uri()))
+    s.start(4, {"kind": "slow", "seconds": 0.05})
+    s.wait_for(lambda: list(tmp_path.glob("store/*/0001-00000006/hashes.json")), "no copy of step 6")
+    s.wait_for_step(7)
+    (s.run_dir / "snapshots" / "0001-00000006" / "stage-1.safetensors").write_bytes(b"damaged")
+    s.pool.peers[s.holder(1)].kill()
+    summary = s.ends_well()
+    assert "brought back" in s.events()
+    assert summary["steps_redone"] < 6, "the snapshot of step 6 was used"
+    assert {p.name for p in tmp_path.glob("store/*/*")} == {p.name for p in (s.run_dir / "snapshots").iterdir()}
+
+
+def test_a_warm_spare_has_every_part_before_it_is_asked(scene):
+    s = scene(a_spec(warm_spares=True))
+    s.start(4, {"kind": "slow", "seconds": 0.05})
+
+    def spares() -> list[int]:
+        return [int(p.name.removeprefix("peer-")) for p in s.status().peers if p.state == "spare"]
+
+    s.wait_for_step(1)
+    [spare] = s.wait_for(spares, "nobody is left over")
+    s.wait_for(lambda: len(list(s.run_dir.glob(f"p{spare}/*/parts/0001-00000006-*.safetensors"))) == 3, "not fetched")
+    for part in (s.run_dir / "snapshots").glob("*/stage-1.safetensors"):
+        part.unlink()  # whoever had to fetch it would have to go back to the beginning
+    s.pool.peers[s.holder(1)].kill()
+    assert s.ends_well()["steps_redone"] < 9
 
 
 def test_a_peer_that_leaves_hands_its_state_over(scene):

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from conftest import make_spec
-from test_machine import Bench, to_step
+from machine_bench import Bench, to_step
 
 from protomodels_cli.coordinator import events as ev
 from protomodels_cli.coordinator import journal as journals

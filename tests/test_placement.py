@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from protomodels_cli.coordinator.placement import Offer, Placement, place
+from protomodels_cli.coordinator.placement import Offer, Placement, fill, place
 from protomodels_cli.lab.memory import peak_bytes
 from protomodels_cli.model.basis import initial_basis
 from protomodels_cli.model.grassmann import GradientCovariance
@@ -419,3 +419,29 @@ def test_many_peers_and_layers_are_placed_at_once(tight):
     assert len(found.layers) > 30
     memory = {offer.peer: offer.memory for offer in offers}
     assert all(n <= memory[p] for (n, _), p in zip(measures(spec, found.layers), found.holders, strict=True))
+
+
+@given(st.data())
+def test_empty_seats_are_filled_if_they_can_be_by_whoever_has_the_part_first(data):
+    """Against every way to seat them."""
+    spec, layers = make_spec(stages=[1, 2, 1]), (1, 2, 1)
+    sizes = StageMemory(spec)
+    needs = [sizes.total(0, 1, 2), sizes.total(1, 3, 1), sizes.total(3, 4, 0)]
+    rooms = data.draw(st.lists(st.sampled_from([*needs, min(needs) - 1]), max_size=5))
+    offers = [Offer(f"p{i}", room, 1e9) for i, room in enumerate(rooms)]
+    empty = data.draw(st.lists(st.integers(0, 2), unique=True, min_size=1).map(sorted))
+    has = data.draw(st.frozensets(st.tuples(st.sampled_from([o.peer for o in offers] or [""]), st.integers(0, 2))))
+    ways = [
+        seats
+        for seats in permutations(offers, len(empty))
+        if all(offer.memory >= needs[stage] for offer, stage in zip(seats, empty, strict=True))
+    ]
+    found = fill(spec, layers, empty, offers, lambda peer, stage: (peer, stage) in has)
+    assert isinstance(found, dict) == bool(ways)
+    if isinstance(found, dict):
+        seats = tuple(found[stage] for stage in empty)
+        assert seats in [tuple(offer.peer for offer in way) for way in ways]
+        if any(all((o.peer, stage) in has for o, stage in zip(way, empty, strict=True)) for way in ways):
+            assert all((peer, stage) in has for peer, stage in zip(seats, empty, strict=True)), "all could be at home"
+    else:
+        assert "memory for stage" in found

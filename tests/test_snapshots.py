@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
+import shutil
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -16,12 +17,15 @@ from conftest import make_spec
 
 from protomodels_cli.cli.folders import claim_or_find
 from protomodels_cli.coordinator import events
+from protomodels_cli.coordinator.copies import Copies
+from protomodels_cli.coordinator.depot import Depot
 from protomodels_cli.coordinator.history import Ended, Mark, beginning
 from protomodels_cli.coordinator.journal import Journal
 from protomodels_cli.coordinator.run_dir import open_run_dir
 from protomodels_cli.coordinator.snapshots import Snapshots
 from protomodels_cli.coordinator.state import State
 from protomodels_cli.coordinator.uploads import Later, Uploads
+from protomodels_cli.errors import UserError
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.worker.parts import Parts
 from protomodels_cli.worker.transfer import Throttle
@@ -134,6 +138,70 @@ def test_what_a_dead_process_left_half_written_goes_and_a_living_ones_stays(tmp_
     (tmp_path / f"1-3-0.{os.getppid()}.partial").touch()
     Parts(tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == [f"1-3-0.{os.getppid()}.partial"]
+
+
+def complete(folder: Path, steps: list[int]) -> tuple[Snapshots, list[Mark]]:
+    """Snapshots with their names, of two parts each."""
+    snapshots, marks = Snapshots(folder), [Mark(1, step, 0, "u", parts=HASHES) for step in steps]
+    for mark in marks:
+        for stage, content in enumerate(CONTENTS):
+            path = snapshots.coming(1, mark.step, stage, HASHES[stage])
+            path.write_bytes(content)
+            snapshots.arrived(path)
+    snapshots.settle(marks, [], [])
+    return snapshots, marks
+
+
+def test_copies_follow_the_snapshots_and_touch_nothing_else(tmp_path: Path):
+    snapshots, marks = complete(tmp_path / "snapshots", [3, 6, 9])
+    copies = Copies((tmp_path / "store").as_uri(), "home-1234")
+    copies.bring_up_to_date(snapshots.named(marks[:2]))
+    there = tmp_path / "store" / "home-1234"
+    (there / "mine.txt").touch()
+    (there / "0001-00000006" / "hashes.json").unlink()  # as if it broke off
+    (there / "0001-00000006" / "stage-1.safetensors").write_bytes(b"half")
+    copies.bring_up_to_date(snapshots.named(marks[1:]))
+    assert sorted(p.name for p in there.iterdir()) == ["0001-00000006", "0001-00000009", "mine.txt"]
+    for mark in marks[1:]:
+        folder = there / f"0001-{mark.step:08d}"
+        assert [(folder / f"stage-{i}.safetensors").read_bytes() for i in (0, 1)] == CONTENTS
+        assert (folder / "hashes.json").exists()
+
+
+def test_a_store_that_is_not_known_is_refused_with_the_fix():
+    for url in ("nosuch://bucket", "gcs://bucket/run"):
+        with pytest.raises(UserError, match="install what it names"):
+            Copies(url, "home-1234")
+
+
+@pytest.mark.parametrize("damage", ["truncated", "gone", "folder gone"])
+@pytest.mark.parametrize("copied", ["whole", "damaged", "not", "no store"])
+def test_a_damaged_part_is_brought_back_where_there_is_a_copy(tmp_path: Path, damage: str, copied: str):
+    snapshots, [mark] = complete(tmp_path / "snapshots", [3])
+    copies = None if copied == "no store" else Copies((tmp_path / "store").as_uri(), "home")
+    history = replace(beginning("u"), snapshots=(mark,))
+    said: list[str] = []
+    depot = Depot(snapshots, copies, lambda: history, said.append, lambda e: None)
+    if copies and copied != "not":
+        copies.bring_up_to_date(snapshots.named([mark]))
+        if copied == "damaged":
+            (tmp_path / "store/home/0001-00000003/stage-1.safetensors").write_bytes(b"other")
+    folder = tmp_path / "snapshots/0001-00000003"
+    assert asyncio.run(depot.is_whole(mark, 1))
+    match damage:
+        case "truncated":
+            (folder / "stage-1.safetensors").write_bytes(CONTENTS[1][:10])
+        case "gone":
+            (folder / "stage-1.safetensors").unlink()
+        case "folder gone":
+            shutil.rmtree(folder)
+    assert asyncio.run(depot.is_whole(mark, 1)) == (copied == "whole")
+    assert asyncio.run(depot.is_whole(mark, 0)) == (damage != "folder gone" or copied in ("whole", "damaged"))
+    if copied == "whole":
+        assert "brought back" in said[0]
+        assert (folder / "stage-1.safetensors").read_bytes() == CONTENTS[1]
+    elif copies:
+        assert "damaged" in said[0]
 
 
 def test_a_throttle_is_never_faster_than_asked():

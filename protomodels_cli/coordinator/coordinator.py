@@ -14,6 +14,8 @@ from collections.abc import Callable
 from typing import Any, assert_never
 
 from protomodels_cli.coordinator import events, machine
+from protomodels_cli.coordinator.copies import Copies
+from protomodels_cli.coordinator.depot import Depot
 from protomodels_cli.coordinator.feed import Feed
 from protomodels_cli.coordinator.history import Decided, History, Record
 from protomodels_cli.coordinator.journal import Journal
@@ -45,16 +47,17 @@ class Coordinator:
         basis, t_fixed = ("", (0, "")) if self._subspace is None else self._first_hashes(self._subspace)
         self.state = machine.start(self.spec, basis, t_fixed)
         self._snapshots = Snapshots(run_dir.path / "snapshots")
-        uploads = Uploads(lambda: self.state, self._subspace, self._snapshots, self.tell, self._fail)
-        self._uploads = uploads
-        self._service = Service(self.spec, run_dir, self.tell, uploads, self._status)
+        self._uploads = Uploads(lambda: self.state, self._subspace, self._snapshots, self.tell, self._fail)
+        self._service = Service(self.spec, run_dir, self.tell, self._uploads, self._status)
+        copy_to, name = self.spec.snapshots.copy_to, f"{self.spec.name}-{run_dir.authority.fingerprint[:8]}"
+        copies = None if copy_to is None else Copies(copy_to, name)
+        self._depot = Depot(self._snapshots, copies, lambda: self._journal.history, self._say, self._fail)
         self._progress, self._totals = Progress(self.spec.steps), Totals()
         # Wall time that a step of the system's clock does not disturb: timeouts are measured with it.
         self._clock = time.time() - time.monotonic()
         self._started = self._now()
         self._over: asyncio.Future[None] = asyncio.get_event_loop().create_future()
-        self._settling: asyncio.Task[None] | None = None
-        self._settle_again = False
+        self._looking: set[asyncio.Task[None]] = set()
         self._fed = 0  # the last step whose ids stage 0 has
         self._tickets: list[str] = []
         self._first_grant: tuple[float, float] | None = None  # wall and CPU time
@@ -92,8 +95,7 @@ class Coordinator:
             for end in (leading, self._over):
                 if end.done():
                     await end  # raises what ended it
-            if self._settling is not None:
-                await self._settling
+            await self._depot.end()
             return self._exit_code()
         except OSError as e:
             raise UserError(
@@ -122,11 +124,11 @@ class Coordinator:
         if history.over:  # killed between the end and its last words: whoever still waits is told
             if not (self.run_dir.path / "summary.json").exists():
                 self._write_summary()
-            self._do(events.Say("the run is done"))
+            self._say("the run is done")
             asyncio.get_running_loop().call_later(2 * self.spec.limits.lease_seconds, self._end)
             return
         newest = f"the snapshot of step {history.newest.step}" if history.newest.step else "no snapshot yet"
-        self._do(events.Say(f"going on after step {history.step} of {self.spec.steps} ({newest})"))
+        self._say(f"going on after step {history.step} of {self.spec.steps} ({newest})")
 
     def _exit_code(self) -> int:
         if self.state.history.ended is not None or self.state.stopped:
@@ -150,7 +152,22 @@ class Coordinator:
     # Events
 
     def tell(self, event: events.Event) -> None:
-        self._events.put_nowait(event)
+        if isinstance(event, events.SnapshotLost):
+            self._looking.add(looking := asyncio.create_task(self._look_into(event)))
+            looking.add_done_callback(self._looking.discard)
+        else:
+            self._events.put_nowait(event)
+
+    async def _look_into(self, lost: events.SnapshotLost) -> None:
+        """A peer cannot read its part of a snapshot. What is here decides: a peer's word costs nobody a snapshot."""
+        stage = self.state.stage_of(lost.peer)
+        mark = next((m for m in self.state.history.snapshots if (m.lineage, m.step) == (lost.lineage, lost.step)), None)
+        if stage is None or mark is None or not mark.parts:
+            return
+        whole = await self._depot.is_whole(mark, stage)
+        what = f"could not read its part of the snapshot of step {mark.step}"
+        again = events.Trouble(lost.peer, what, stage, lost.generation)
+        self._events.put_nowait(again if whole else lost)
 
     async def _tick(self) -> None:
         while True:
@@ -198,8 +215,7 @@ class Coordinator:
     def _do(self, command: events.Command) -> None:
         match command:
             case events.Say(text):
-                self._log.write({"at": time.time(), "text": text})
-                self.say(text)
+                self._say(text)
             case events.WriteRow(row):
                 self._write_row(row)
             case events.KeepSpare(peer, why):
@@ -215,7 +231,9 @@ class Coordinator:
                 self._to_holders(basis=pb.NewBasis(basis=self._subspace.basis_message(version)))
             case events.KeepSnapshots():
                 self._service.send_all(keep=keep_message(self.state.history))
-                self._settle()
+                self._depot.settle()
+                if self._subspace is not None:
+                    self._subspace.forget(self.state.history.basis_version, set(_bases(self.state.history)))
             case events.Dismiss(peer, why, fix, exit_code):
                 self._service.send(peer, dismissal=pb.Dismissal(why=why, fix=fix, exit_code=exit_code))
             case events.Quit():
@@ -223,23 +241,9 @@ class Coordinator:
             case _:
                 assert_never(command)
 
-    def _settle(self) -> None:
-        """Bring the snapshots on disk in line with the history, beside everything else: files may be large."""
-        self._settle_again = True
-        if self._settling is None or self._settling.done():
-            self._settling = asyncio.create_task(self._settle_all())
-
-    async def _settle_all(self) -> None:
-        while self._settle_again:
-            self._settle_again = False
-            try:
-                found = await asyncio.to_thread(self._snapshots.found)
-                history = self._journal.history  # after the look: whatever was begun since then is not in `found`
-                await asyncio.to_thread(self._snapshots.settle, history.snapshots, history.pending, found)
-                if self._subspace is not None:
-                    self._subspace.forget(history.basis_version, set(_bases(history)))
-            except OSError as e:
-                self._fail(e)
+    def _say(self, text: str) -> None:
+        self._log.write({"at": time.time(), "text": text})
+        self.say(text)
 
     def _to_holders(self, **body: Any) -> None:
         for peer in self.state.history.holders:

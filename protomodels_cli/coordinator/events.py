@@ -8,6 +8,7 @@ from typing import Any
 
 from protomodels_cli.coordinator.history import Decided
 from protomodels_cli.coordinator.state import Peer, Report, Task
+from protomodels_cli.model.snapshot import Part
 
 # Events
 
@@ -103,6 +104,14 @@ class SnapshotLost:
 
 
 @dataclass(frozen=True)
+class Fetched:
+    """A spare has this part on its disk, should it be asked to hold that stage."""
+
+    peer: str
+    part: Part
+
+
+@dataclass(frozen=True)
 class PauseRun:
     pass
 
@@ -122,7 +131,7 @@ class Tick:
     pass
 
 
-FromPeers = Joined | Left | Leaving | Trouble | Done | BasisTaken | SubspaceReported | SnapshotLost
+FromPeers = Joined | Left | Leaving | Trouble | Done | BasisTaken | SubspaceReported | SnapshotLost | Fetched
 FromOwner = PauseRun | ResumeRun | StopRun
 Event = FromPeers | FromOwner | PartFailed | SnapshotWhole | Tick
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from protomodels_cli.model.snapshot import Part
+
 
 @dataclass(frozen=True)
 class Placed:
@@ -153,6 +155,9 @@ class Mark:
     forward_bytes: int = 0
     backward_bytes: int = 0
     parts: tuple[str, ...] = ()  # hashes, where complete; the run's beginning has none and is made from the seed
+
+    def as_parts(self) -> list[Part]:
+        return [Part(self.lineage, self.step, stage, sha256) for stage, sha256 in enumerate(self.parts)]
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from protomodels_cli.coordinator.events import (
     Dismiss,
     Done,
     Event,
+    Fetched,
     Joined,
     Leaving,
     Left,
@@ -129,6 +130,8 @@ def _take(moves: Moves, event: Event) -> None:
                 _go_on_if_idle(moves)
         case SnapshotLost():
             _lose_snapshot(moves, event)
+        case Fetched(peer_id, part):
+            saving.note_part(moves, peer_id, part)
         case PauseRun():
             if state.history.paused is None:
                 moves.record(Paused("its owner paused it", "pmtrain resume"))
@@ -179,7 +182,10 @@ def _hear(moves: Moves, task: Task, stage: int, report: Report) -> None:
         return
     moves.set(heard={**state.heard, stage: report})
     if task.kind == "place":
-        moves.set(holds={**moves.state.holds, state.history.holders[stage]: stage})
+        peer, newest = state.history.holders[stage], state.history.newest
+        moves.set(holds={**moves.state.holds, peer: stage})
+        if newest.parts and newest.step == state.history.step:
+            saving.note_part(moves, peer, newest.as_parts()[stage])
     if task.kind == "step":
         moves.set(usage={**state.usage, stage: report})
     if len(moves.state.heard) == state.stages:

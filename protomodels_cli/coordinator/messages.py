@@ -6,8 +6,9 @@ from collections.abc import Iterable
 
 from protomodels_cli.coordinator import events
 from protomodels_cli.coordinator.history import Decided, History, Mark
-from protomodels_cli.coordinator.state import Hashes, Holding, Part, Peer, Report, State, Task
+from protomodels_cli.coordinator.state import Hashes, Holding, Peer, Report, State, Task
 from protomodels_cli.spec.schema import RunSpec
+from protomodels_cli.wire.parts import part_message, part_of
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 
 MOST_PARAMETERS = 100_000
@@ -70,6 +71,8 @@ def event_of(peer: str, message: pb.PeerMessage, spec: RunSpec) -> events.Event 
         case "snapshot_lost":
             lost = message.snapshot_lost
             return events.SnapshotLost(peer, lost.generation, lost.lineage, lost.step, clean(lost.why))
+        case "fetched":
+            return events.Fetched(peer, part_of(message.fetched))
         case _:
             return None
 
@@ -89,7 +92,7 @@ def peer_of(peer_id: str, register: pb.Register, address: str, reached: bool, no
         port=register.port,
         since=now,
         holding=_holding_of(register),
-        parts=frozenset(Part(p.lineage, p.step, p.stage, p.sha256) for p in register.parts),
+        parts=frozenset(map(part_of, register.parts)),
     )
 
 
@@ -108,7 +111,9 @@ def keep_message(history: History) -> pb.Keep:
     def names(marks: Iterable[Mark]) -> list[pb.SnapshotName]:
         return [pb.SnapshotName(lineage=m.lineage, step=m.step) for m in marks]
 
-    return pb.Keep(complete=names(history.snapshots), begun=names(history.pending))
+    keep = pb.Keep(complete=names(history.snapshots), begun=names(history.pending))
+    keep.newest.extend(part_message(part) for part in history.newest.as_parts())
+    return keep
 
 
 def place_message(state: State, stage: int, task: int, keep: bool) -> pb.Place:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
@@ -59,33 +59,42 @@ def place(spec: RunSpec, offers: Sequence[Offer]) -> Placement | str:
 
 
 def fill(
-    spec: RunSpec, layers: Sequence[int], empty: Sequence[int], offers: Sequence[Sequence[Offer]]
+    spec: RunSpec, layers: Sequence[int], empty: Sequence[int], offers: Sequence[Offer], has: Callable[[str, int], bool]
 ) -> dict[int, str] | str:
     """A peer for each empty stage of a cut that stands, or what is missing, in words.
 
-    `offers` has a row for each empty stage, of the same peers, the most welcome first. Every stage gets the first that
-    has the memory, as far as all get one.
+    Whoever `has` a stage's part on its disk is asked first, then whoever joined first; but all stages get a peer if
+    that can be, and a peer has the memory for its stage.
     """
     parts, memory = _ranges(layers), StageMemory(spec)
     needs = {i: memory.total(parts[i].start, parts[i].stop, len(layers) - 1 - i) for i in empty}
-    welcome = {i: [o.peer for o in row if o.memory >= needs[i]] for i, row in zip(empty, offers, strict=True)}
-    stage_of: dict[str, int] = {}
-
-    def seat(stage: int, asked: set[str]) -> bool:
-        """Along an augmenting path: whoever sits there moves on, if it can."""
-        for peer in welcome[stage]:
-            if peer not in asked:
-                asked.add(peer)
-                if peer not in stage_of or seat(stage_of[peer], asked):
-                    stage_of[peer] = stage
-                    return True
-        return False
-
-    without = [stage for stage in empty if not seat(stage, set())]
+    able = {i: [o.peer for o in offers if o.memory >= needs[i]] for i in empty}
+    at_home = {i: [peer for peer in able[i] if has(peer, i)] for i in empty}
+    seated: dict[str, int] = {}
+    for stage in empty:
+        _find_holder(stage, at_home, seated, set())
+    without = [
+        stage for stage in empty if stage not in seated.values() and not _find_holder(stage, able, seated, set())
+    ]
     if without:
         need = ", ".join(f"stage {i} ({size(needs[i])})" for i in without)
         return f"{'a peer' if len(without) == 1 else f'{len(without)} peers'} with the memory for {need}"
-    return {stage: peer for peer, stage in stage_of.items()}
+    return {stage: peer for peer, stage in seated.items()}
+
+
+def _find_holder(stage: int, welcome: Mapping[int, Sequence[str]], seated: dict[str, int], asked: set[str]) -> bool:
+    """Whoever is free; else along an augmenting path: whoever sits elsewhere, if that stage finds another."""
+    free = next((peer for peer in welcome[stage] if peer not in seated), None)
+    if free is not None:
+        seated[free] = stage
+        return True
+    for peer in welcome[stage]:
+        if peer not in asked:
+            asked.add(peer)
+            if _find_holder(seated[peer], welcome, seated, asked):
+                seated[peer] = stage
+                return True
+    return False
 
 
 # Rooms. A matrix of them has a row for each stage and a column for each peer.

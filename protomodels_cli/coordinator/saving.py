@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from protomodels_cli.coordinator.events import KeepSnapshots, PartFailed, SnapshotWhole
 from protomodels_cli.coordinator.history import Began, Forgot, GaveUp, Saved
 from protomodels_cli.coordinator.moves import Moves
 from protomodels_cli.coordinator.state import State
+from protomodels_cli.model.snapshot import Part
 
 SAVE_AGAIN = 5.0  # seconds
 
@@ -63,11 +66,26 @@ def complete(moves: Moves) -> None:
         if owed is not None and owed <= step:
             continue
         moves.record(Saved(step, parts))
+        _note_parts(moves)
         moves.set(whole={s: p for s, p in moves.state.whole.items() if s > step}, suspects=frozenset())
         moves.write_row("snapshot", step)
         for old in moves.state.history.snapshots[1 : -moves.state.spec.snapshots.keep]:
             moves.record(Forgot(old.lineage, old.step))
         moves.do(KeepSnapshots())
+
+
+def _note_parts(moves: Moves) -> None:
+    """Whoever handed in a part has it on its own disk too."""
+    history = moves.state.history
+    for peer, part in zip(history.holders, history.newest.as_parts(), strict=False):
+        note_part(moves, peer, part)
+
+
+def note_part(moves: Moves, peer: str, part: Part) -> None:
+    known = moves.state.peers.get(peer)
+    if known is not None:
+        needed = {p for mark in moves.state.history.snapshots for p in mark.as_parts()}
+        moves.set(peers={**moves.state.peers, peer: replace(known, parts=(known.parts | {part}) & needed)})
 
 
 def give_up(moves: Moves, event: PartFailed) -> None:

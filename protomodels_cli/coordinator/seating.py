@@ -119,7 +119,7 @@ def regroup(moves: Moves) -> None:
     if absent and moves.state.absent:
         _wait(moves, f"who was cut off to come back: {_in_words(absent)}")
         return
-    found = fill(moves.state.spec, history.layers, absent, _offers(moves.state, seats, history.newest))
+    found = _fill(moves.state, absent, seats)
     if isinstance(found, str):
         _wait(moves, found)
         return
@@ -127,6 +127,17 @@ def regroup(moves: Moves) -> None:
         were = "was" if len(absent) == 1 else "were"
         roll_back(moves, history.newest, f"{_in_words(absent)} {were} lost after step {history.step}")
     _seat(moves, history.layers, {**seats, **found})
+
+
+def _fill(state: State, absent: list[int], seats: dict[int, str]) -> dict[int, str] | str:
+    """With peers that have no stage."""
+    free = [Offer(p.id, p.memory, p.flops) for p in state.peers.values() if p.id not in seats.values()]
+    wanted = dict(enumerate(state.history.newest.as_parts()))
+
+    def has(peer: str, stage: int) -> bool:
+        return wanted.get(stage) in state.peers[peer].parts
+
+    return fill(state.spec, state.history.layers, absent, free, has)
 
 
 def roll_back(moves: Moves, mark: Mark, why: str) -> None:
@@ -156,6 +167,7 @@ def _seat(moves: Moves, layers: tuple[int, ...], seats: dict[int, str]) -> None:
     state = moves.state
     holders = tuple(seats[stage] for stage in range(len(layers)))
     generation = state.history.generation + 1
+    moves.set(relay_all=state.relay_all and holders == state.history.holders)  # others may reach each other
     moves.record(Placed(generation, layers, holders))
     keep = {peer for peer in holders if peer in state.holds}
     # Whoever has it in memory has it now too; the others once they say so.
@@ -173,20 +185,6 @@ def _wait(moves: Moves, what: str) -> None:
     moves.set(missing=what)
     for peer in moves.state.peers:
         moves.do(HoldOn(peer, what) if peer in moves.state.holds else KeepSpare(peer, what))
-
-
-def _offers(state: State, seats: dict[int, str], mark: Mark) -> list[list[Offer]]:
-    """Peers without a stage, for each stage that is missing: who has its part on disk first, then who joined first."""
-    free = [p for p in state.peers.values() if p.id not in seats.values()]
-
-    def of(stage: int) -> list[Offer]:
-        def has_it(peer: Peer) -> bool:
-            return any((part.stage, part.sha256) == (stage, mark.parts[stage]) for part in peer.parts)
-
-        ordered = sorted(free, key=lambda p: not has_it(p)) if mark.parts else free
-        return [Offer(p.id, p.memory, p.flops) for p in ordered]
-
-    return [of(stage) for stage in range(len(state.history.layers)) if stage not in seats]
 
 
 def _in_words(stages: list[int]) -> str:

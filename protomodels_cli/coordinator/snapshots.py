@@ -7,17 +7,19 @@ snapshots/.LINEAGE-STEP/stage-I.HASH.safetensors[.partial]       one that is bei
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import re
 import shutil
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
 
 from protomodels_cli.coordinator.history import Mark
-from protomodels_cli.files import sync_folder, write_whole
+from protomodels_cli.files import hash_file, sync_folder, write_whole
 
+HASHES = "hashes.json"
 ARRIVED = re.compile(r"stage-(\d+)\.([0-9a-f]{64})\.safetensors")
 
 
@@ -88,11 +90,42 @@ class Snapshots:
             came = work / f"stage-{stage}.{sha256}.safetensors"
             if came.exists():
                 os.replace(came, work / f"stage-{stage}.safetensors")
-        write_whole(work / "hashes.json", json.dumps({"step": mark.step, "sha256": names}, indent=1).encode())
+        write_whole(work / HASHES, json.dumps({"step": mark.step, "sha256": names}, indent=1).encode())
         os.rename(work, self._folder / self._name(mark.lineage, mark.step))
         sync_folder(self._folder)
 
-    def open_part(self, mark: Mark, stage: int) -> BinaryIO | None:
+    def named(self, complete: Collection[Mark]) -> list[Path]:
+        """Those of them that have their name."""
+        folders = [self._folder / self._name(m.lineage, m.step) for m in complete if m.parts]
+        return [folder for folder in folders if folder.exists()]
+
+    def is_whole(self, mark: Mark, stage: int) -> bool:
+        """Does this part of a complete one have the right bytes?"""
+        file = self.open_part(mark, stage)
+        if file is None:
+            return False
+        with file:
+            return hashlib.file_digest(file, "sha256").hexdigest() == mark.parts[stage]
+
+    def replace_part(self, mark: Mark, stage: int, get: Callable[[str, str, Path], None]) -> bool:
+        """With what `get` finds under the names of the snapshot and of the file, if that has the right bytes."""
+        folder = self._folder / self._name(mark.lineage, mark.step)
+        part = folder / f"stage-{stage}.safetensors"
+        work = part.with_suffix(".partial")
+        folder.mkdir(exist_ok=True)
+        try:
+            get(folder.name, part.name, work)
+            if hash_file(work) != mark.parts[stage]:
+                return False
+            with work.open("rb") as file:
+                os.fsync(file.fileno())
+            os.replace(work, part)
+            sync_folder(folder)
+            return True
+        finally:
+            work.unlink(missing_ok=True)
+
+    def open_part(self, mark: Mark, stage: int) -> BufferedReader | None:
         """Of a complete one, which may be given its name just now."""
         begun, plain = self._begun(mark.lineage, mark.step), f"stage-{stage}.safetensors"
         ways = (

@@ -11,6 +11,7 @@ from typing import Literal
 
 from protomodels_cli.coordinator.history import History
 from protomodels_cli.model import grassmann
+from protomodels_cli.model.snapshot import Part
 from protomodels_cli.spec.schema import RunSpec
 
 Kind = Literal["place", "link", "step", "sync", "evaluation", "finish"]
@@ -28,16 +29,6 @@ class Holding:
 
 
 @dataclass(frozen=True)
-class Part:
-    """A stage's part of a snapshot, on a peer's disk."""
-
-    lineage: int
-    step: int
-    stage: int
-    sha256: str
-
-
-@dataclass(frozen=True)
 class Peer:
     """A peer with an open session."""
 
@@ -51,7 +42,7 @@ class Peer:
     port: int
     since: float
     holding: Holding | None = None  # when it registered
-    parts: frozenset[Part] = frozenset()
+    parts: frozenset[Part] = frozenset()  # on its disk, as far as it has said
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 from protomodels_cli.errors import UserError
@@ -34,17 +35,14 @@ class Subspace:
     def sha256(self, version: int) -> str:
         return self._bases[version].sha256
 
-    def accept(self, version: int, content: bytes) -> Basis:
+    async def accept(self, version: int, content: bytes) -> Basis:
         """A basis that the last stage computed. Raises ValueError if it cannot be one."""
         basis = basis_from_bytes(version, content, (self._shape.width, self._spec.subspace.k), self._shape.dtype)
         if not basis.orthonormality_error <= MOST_SKEWED:
             raise ValueError(f"‖UᵀU − I‖ is {basis.orthonormality_error:.2g}: not orthonormal")
-        self._keep(basis)
+        await asyncio.to_thread(write_whole, self._file(version), basis_to_bytes(basis))
+        self._bases[version] = basis
         return basis
-
-    def _keep(self, basis: Basis) -> None:
-        write_whole(self._file(basis.version), basis_to_bytes(basis))
-        self._bases[basis.version] = basis
 
     def load(self, version: int, sha256: str) -> None:
         """One that was accepted before."""

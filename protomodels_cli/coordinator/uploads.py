@@ -8,8 +8,8 @@ import json
 import os
 import re
 from collections.abc import AsyncIterator, Callable
+from io import BufferedReader, BufferedWriter
 from pathlib import Path
-from typing import BinaryIO
 
 from protomodels_cli.coordinator import events
 from protomodels_cli.coordinator.snapshots import Snapshots
@@ -40,6 +40,7 @@ class Uploads:
     ):
         self._state, self._subspace, self._snapshots, self._tell, self._fail = state, subspace, snapshots, tell, fail
         self._basis_offered = (0, 0)  # generation and step of the last basis that was handed in
+        self._one_basis = asyncio.Lock()
         self._coming: set[Path] = set()
 
     # Parts of snapshots
@@ -100,7 +101,7 @@ class Uploads:
         if parts is not None:
             self._tell(events.SnapshotWhole(lineage, step, parts))
 
-    def open_part(self, request: pb.FetchRequest) -> BinaryIO | None:
+    def open_part(self, request: pb.FetchRequest) -> BufferedReader | None:
         """Of a complete snapshot."""
         for mark in self._state().history.snapshots:
             if (mark.lineage, mark.step) == (request.lineage, request.step) and request.stage < len(mark.parts):
@@ -112,13 +113,17 @@ class Uploads:
     async def _receive_basis(self, peer: str, header: pb.UploadHeader, chunks: Chunks) -> None:
         self._admit_basis(peer, header)
         content = await _bytes(chunks, header)
+        async with self._one_basis:  # at a time: of two with one version the later one counts
+            await self._take_basis(peer, header, content)
+
+    async def _take_basis(self, peer: str, header: pb.UploadHeader, content: bytes) -> None:
         self._admit_basis(peer, header)  # it may have taken a while
         assert self._subspace is not None
         row, sha256 = _numbers(header.row_json), None
         if header.moved:
             try:
                 version = self._state().history.basis_version + 1
-                sha256 = self._subspace.accept(version, content).sha256
+                sha256 = (await self._subspace.accept(version, content)).sha256
             except OSError as e:
                 self._fail(e)
                 return
@@ -173,6 +178,6 @@ async def _append(chunks: Chunks, header: pb.UploadHeader, path: Path) -> int:
     return size
 
 
-def _to_disk(file: BinaryIO) -> None:
+def _to_disk(file: BufferedWriter) -> None:
     file.flush()
     os.fsync(file.fileno())

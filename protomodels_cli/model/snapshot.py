@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -24,6 +25,20 @@ from protomodels_cli.model.basis import Basis
 from protomodels_cli.model.gathering import Gathering
 from protomodels_cli.model.optim import StageOptimizer
 from protomodels_cli.model.stage import Carry, Stage
+
+
+@dataclass(frozen=True)
+class Part:
+    """A stage's part of a snapshot, by name."""
+
+    lineage: int
+    step: int
+    stage: int
+    sha256: str
+
+    @property
+    def snapshot(self) -> tuple[int, int]:
+        return self.lineage, self.step
 
 
 def weights(stages: list[Stage]) -> dict[str, Tensor]:

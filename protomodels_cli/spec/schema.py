@@ -283,6 +283,16 @@ class SnapshotSpec(Section):
     max_bandwidth: str | None = Field(
         None, description="What a peer may use to hand in its part, as `5mbit`. Default: whatever there is."
     )
+    warm_spares: bool = Field(
+        False,
+        description="Spares fetch every complete snapshot ahead, all stages of it, so that one takes a stage over "
+        "without waiting for its part. It costs each the disk, and the coordinator a copy for each.",
+    )
+    copy_to: str | None = Field(
+        None,
+        description="Where the coordinator also puts every complete snapshot: a folder or any URL that fsspec knows, "
+        "as `s3://bucket/runs`. A part that is damaged here is brought back from there.",
+    )
 
     @field_validator("max_bandwidth")
     @classmethod

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection
-from dataclasses import dataclass
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -13,26 +12,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from protomodels_cli.files import hash_file, sync_folder
+from protomodels_cli.model.snapshot import Part
 
+# The hash is in the name: a file with that name was whole once.
 NAME = re.compile(r"(\d{4,})-(\d{8,})-stage-(\d+)\.([0-9a-f]{64})\.safetensors")
-
-
-@dataclass(frozen=True)
-class Part:
-    """The hash is in the file's name: a file with that name was whole once."""
-
-    lineage: int
-    step: int
-    stage: int
-    sha256: str
-
-    @property
-    def name(self) -> str:
-        return f"{self.lineage:04d}-{self.step:08d}-stage-{self.stage}.{self.sha256}.safetensors"
-
-    @property
-    def snapshot(self) -> tuple[int, int]:
-        return self.lineage, self.step
 
 
 class Parts:
@@ -48,11 +31,12 @@ class Parts:
         return [Part(int(m[1]), int(m[2]), int(m[3]), m[4]) for m in found if m]
 
     def path(self, part: Part) -> Path:
-        return self.folder / part.name
+        name = f"{part.lineage:04d}-{part.step:08d}-stage-{part.stage}.{part.sha256}.safetensors"
+        return self.folder / name
 
     def fetching(self, part: Part) -> Path:
         """Where one that comes from elsewhere is put together."""
-        return self.folder / f"{part.name}.{os.getpid()}.partial"
+        return self.path(part).with_suffix(f".safetensors.{os.getpid()}.partial")
 
     def write(self, lineage: int, step: int, stage: int, state: dict[str, Tensor]) -> Part:
         """Raises OSError; then nothing is left of it."""
@@ -78,10 +62,13 @@ class Parts:
         return path.exists() and hash_file(path) == part.sha256
 
     def keep(self, snapshots: Collection[tuple[int, int]]) -> None:
-        """Delete the parts of all others."""
-        for part in self.all():
-            if part.snapshot not in snapshots:
-                self.path(part).unlink(missing_ok=True)
+        """Delete the parts of all others, and what was fetched of them."""
+        for path in self.folder.iterdir():
+            found = NAME.match(path.name)
+            if found is None or path.name[found.end() :] not in ("", f".{os.getpid()}.partial"):
+                continue  # another peer's
+            if (int(found[1]), int(found[2])) not in snapshots:
+                path.unlink(missing_ok=True)
 
 
 def _runs(pid: str) -> bool:

@@ -25,6 +25,7 @@ import torch
 from protomodels_cli.errors import EXIT_INTERRUPTED, UserError
 from protomodels_cli.model.basis import Basis, basis_from_bytes, basis_to_bytes
 from protomodels_cli.model.shape import Shape, slices
+from protomodels_cli.model.snapshot import Part
 from protomodels_cli.model.stage import Leg, Sync
 from protomodels_cli.observe.usage import peak_memory
 from protomodels_cli.spec.schema import RunSpec
@@ -32,14 +33,15 @@ from protomodels_cli.spec.sizes import in_flight_limit
 from protomodels_cli.wire.emulated import Connection
 from protomodels_cli.wire.frames import BadMessage, Message
 from protomodels_cli.wire.operator import Refused, in_words
+from protomodels_cli.wire.parts import part_message
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.pb import pmtrain_pb2_grpc as rpc
 from protomodels_cli.wire.relay import RelayedAcceptor, RelayedDialler
 from protomodels_cli.wire.tls import Identity
 from protomodels_cli.worker import engine as eng
 from protomodels_cli.worker import transfer
+from protomodels_cli.worker.keeper import Keeper
 from protomodels_cli.worker.links import Link, Listener, dial
-from protomodels_cli.worker.parts import Part, Parts
 
 GRACE = 1.0  # seconds for the coordinator to explain why a neighbour hung up
 REDIAL = 0.2, 3.0  # seconds between tries to reach the coordinator: at first, at most
@@ -79,11 +81,9 @@ class Session:
         self._relays: list[RelayedAcceptor | RelayedDialler] = []
         self._streams: set[asyncio.Task[Any]] = set()  # of this generation
         self._chores: set[asyncio.Task[Any]] = set()
-        self._parts = Parts(folder / "parts")
-        self._throttle = transfer.Throttle(spec.snapshots.bits_per_second)
-        self._saving: set[tuple[int, int, int]] = set()  # lineage, step and stage of what is being written
-        self._to_hand_in: dict[Part, None] = {}  # in order
-        self._handing_in: asyncio.Task[None] | None = None
+        self._keeper = Keeper(
+            spec.snapshots, folder / "parts", stub, metadata, self._chore, self._say_to_coordinator, say
+        )
         self._counted: dict[str, int] = {}
         self._cpu_before: float | None = None
         self._interrupts = 0
@@ -152,8 +152,7 @@ class Session:
                     prepared=prepared,
                 )
             )
-        for part in self._parts.all():
-            register.parts.add(lineage=part.lineage, step=part.step, stage=part.stage, sha256=part.sha256)
+        register.parts.extend(part_message(part) for part in self._keeper.parts.all())
 
     async def _converse(self, register: pb.Register) -> None:
         """One connection, from the registration to its end."""
@@ -210,6 +209,7 @@ class Session:
                 self._seat = None
                 self._engine.order(eng.Drop())
                 self.say(f"waiting: {message.spare.why}")
+                await self._keeper.be_spare(True)
             case "hold_on":
                 await self._drop_generation()
                 self.say(f"waiting, with its stage in memory: {message.hold_on.why}")
@@ -225,7 +225,7 @@ class Session:
             case "basis":
                 self._take_basis(self._basis(message.basis.basis))
             case "keep":
-                self._keep_parts(message.keep)
+                await self._keeper.keep(message.keep)
             case "dismissal":
                 self._leave(message.dismissal)
 
@@ -242,6 +242,7 @@ class Session:
 
     async def _take_place(self, place: pb.Place) -> None:
         await self._drop_generation(place.generation)
+        await self._keeper.be_spare(False)
         self._place = self._seat = place
         spec = self.spec.model_copy(update={"stages": list(place.layers_per_stage)})
         part = slices(spec)[place.stage]
@@ -272,17 +273,13 @@ class Session:
         """Build the stage from its part of a snapshot, wherever that can be had."""
         self._engine.order(eng.Drop())  # the memory will be needed
         wanted = Part(place.restore.lineage, place.restore.step, place.stage, place.restore.sha256)
-        while True:
-            try:
-                path = await transfer.fetch(self.stub, self.metadata, self._parts, wanted)
-                break
-            except ValueError as e:
-                lost = pb.SnapshotLost(generation=place.generation, lineage=wanted.lineage, step=wanted.step)
-                lost.why = str(e)
-                self._say_to_coordinator(snapshot_lost=lost)
-                return
-            except grpc.aio.AioRpcError:
-                await asyncio.sleep(REDIAL[0])  # this generation will be over soon, if the coordinator is gone
+        try:
+            path = await self._keeper.find(wanted)
+        except ValueError as e:
+            lost = pb.SnapshotLost(generation=place.generation, lineage=wanted.lineage, step=wanted.step)
+            lost.why = str(e)
+            self._say_to_coordinator(snapshot_lost=lost)
+            return
         self._engine.order(eng.Build(seat, spec, slices(spec)[place.stage], None, path))
 
     def _take_basis(self, basis: Basis) -> None:
@@ -432,7 +429,7 @@ class Session:
                 if side in self._links:  # token ids come without a link
                     self._links[side].take()
             case eng.Copied():
-                self._chore(self._save(item, self._place.stage))
+                self._chore(self._keeper.save(item.lineage, item.step, self._place.stage, item.state))
             case eng.Outcome():
                 self._hold_against_the_runs(item.sync)
                 self._say_to_coordinator(done=self._done(item))
@@ -495,53 +492,6 @@ class Session:
                 if e.code() == grpc.StatusCode.INVALID_ARGUMENT:
                     return  # not wanted; whoever misses it asks again with the next place
                 await asyncio.sleep(REDIAL[1] * random.uniform(0.5, 1.0))
-
-    # Snapshots
-
-    async def _save(self, copied: eng.Copied, stage: int) -> None:
-        """To this peer's disk, and from there to the coordinator, while the next step is computed."""
-        name = copied.lineage, copied.step, stage
-        if name in self._saving:
-            return  # asked twice
-        if here := [p for p in self._parts.all() if (*p.snapshot, p.stage) == name]:
-            self._hand_in(here[0])  # asked again: it may not have arrived
-            return
-        self._saving.add(name)
-        try:
-            part = await asyncio.to_thread(self._parts.write, *name, copied.state)
-        except OSError as e:
-            failed = pb.PartFailed(lineage=copied.lineage, step=copied.step, why=f"stage {stage}: {e.strerror or e}")
-            self._say_to_coordinator(part_failed=failed)
-            return
-        finally:
-            self._saving.discard(name)
-        self._hand_in(part)
-
-    def _keep_parts(self, keep: pb.Keep) -> None:
-        complete = {(name.lineage, name.step) for name in keep.complete}
-        begun = {(name.lineage, name.step) for name in keep.begun}
-        self._parts.keep(complete | begun)
-        for part in self._parts.all():
-            if part.snapshot in begun:
-                self._hand_in(part)
-
-    def _hand_in(self, part: Part) -> None:
-        self._to_hand_in[part] = None
-        if self._handing_in is None or self._handing_in.done():
-            self._handing_in = self._chore(self._hand_in_all())
-
-    async def _hand_in_all(self) -> None:
-        while self._to_hand_in:
-            part = next(iter(self._to_hand_in))
-            try:
-                await transfer.hand_in(self.stub, self.metadata, self._parts, part, self._throttle)
-            except grpc.aio.AioRpcError as e:
-                if e.code() != grpc.StatusCode.INVALID_ARGUMENT:  # that is: it is not wanted any more
-                    await asyncio.sleep(REDIAL[1] * random.uniform(0.5, 1.0))
-                    continue
-            except FileNotFoundError:
-                pass  # we were told that it is not needed
-            self._to_hand_in.pop(part, None)
 
     # Ends
 

@@ -10,9 +10,10 @@ from pathlib import Path
 import grpc
 
 from protomodels_cli.files import hash_file
+from protomodels_cli.model.snapshot import Part
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.pb import pmtrain_pb2_grpc as rpc
-from protomodels_cli.worker.parts import Part, Parts
+from protomodels_cli.worker.parts import Parts
 
 PIECE = 1 << 20
 Metadata = tuple[tuple[str, str], ...]
@@ -69,19 +70,21 @@ async def hand_in_bytes(stub: rpc.PeeringStub, metadata: Metadata, header: pb.Up
     await stub.Upload(pieces(), metadata=metadata)
 
 
-async def fetch(stub: rpc.PeeringStub, metadata: Metadata, parts: Parts, part: Part) -> Path:
+async def fetch(
+    stub: rpc.PeeringStub, metadata: Metadata, parts: Parts, part: Part, throttle: Throttle | None = None
+) -> Path:
     """The part on this disk, from here if it is whole here, else from the coordinator.
 
     Raises ValueError where what the coordinator has is not the part that belongs to the snapshot."""
     if await asyncio.to_thread(parts.is_whole, part):
         return parts.path(part)
     for _ in range(2):  # what was here of it may be what is damaged: then from the beginning
-        if await _fetch_rest(stub, metadata, parts, part):
+        if await _fetch_rest(stub, metadata, parts, part, throttle or Throttle(None)):
             return parts.path(part)
     raise ValueError(f"stage {part.stage}'s part is damaged")
 
 
-async def _fetch_rest(stub: rpc.PeeringStub, metadata: Metadata, parts: Parts, part: Part) -> bool:
+async def _fetch_rest(stub: rpc.PeeringStub, metadata: Metadata, parts: Parts, part: Part, throttle: Throttle) -> bool:
     """Whether it is whole then; if not, nothing is left of it."""
     work = parts.fetching(part)
     have = work.stat().st_size if work.exists() else 0
@@ -90,12 +93,16 @@ async def _fetch_rest(stub: rpc.PeeringStub, metadata: Metadata, parts: Parts, p
         with work.open("ab") as file:
             async for piece in stub.Fetch(request, metadata=metadata):
                 await asyncio.to_thread(file.write, piece.data)
+                await throttle.wait(len(piece.data))
     except grpc.aio.AioRpcError as e:
         if e.code() == grpc.StatusCode.NOT_FOUND:
             raise ValueError(e.details()) from None
         raise
-    if await asyncio.to_thread(hash_file, work) != part.sha256:
-        work.unlink()
-        return False
-    await asyncio.to_thread(parts.put, work, part)
-    return True
+    try:
+        if await asyncio.to_thread(hash_file, work) == part.sha256:
+            await asyncio.to_thread(parts.put, work, part)
+            return True
+    except FileNotFoundError:
+        return False  # we were told meanwhile that it is not needed
+    work.unlink()
+    return False

@@ -52,7 +52,7 @@ class ReachabilityReply(_message.Message):
     def __init__(self, reachable: bool = ..., host: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class PeerMessage(_message.Message):
-    __slots__ = ("register", "done", "basis_taken", "leaving", "trouble", "beat", "part_failed", "snapshot_lost")
+    __slots__ = ("register", "done", "basis_taken", "leaving", "trouble", "beat", "part_failed", "snapshot_lost", "fetched")
     REGISTER_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
     BASIS_TAKEN_FIELD_NUMBER: _ClassVar[int]
@@ -61,6 +61,7 @@ class PeerMessage(_message.Message):
     BEAT_FIELD_NUMBER: _ClassVar[int]
     PART_FAILED_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_LOST_FIELD_NUMBER: _ClassVar[int]
+    FETCHED_FIELD_NUMBER: _ClassVar[int]
     register: Register
     done: Done
     basis_taken: BasisTaken
@@ -69,7 +70,8 @@ class PeerMessage(_message.Message):
     beat: Beat
     part_failed: PartFailed
     snapshot_lost: SnapshotLost
-    def __init__(self, register: _Optional[_Union[Register, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., basis_taken: _Optional[_Union[BasisTaken, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., trouble: _Optional[_Union[Trouble, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., part_failed: _Optional[_Union[PartFailed, _Mapping]] = ..., snapshot_lost: _Optional[_Union[SnapshotLost, _Mapping]] = ...) -> None: ...
+    fetched: Part
+    def __init__(self, register: _Optional[_Union[Register, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., basis_taken: _Optional[_Union[BasisTaken, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., trouble: _Optional[_Union[Trouble, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., part_failed: _Optional[_Union[PartFailed, _Mapping]] = ..., snapshot_lost: _Optional[_Union[SnapshotLost, _Mapping]] = ..., fetched: _Optional[_Union[Part, _Mapping]] = ...) -> None: ...
 
 class Beat(_message.Message):
     __slots__ = ()
@@ -268,12 +270,14 @@ class HoldOn(_message.Message):
     def __init__(self, why: _Optional[str] = ...) -> None: ...
 
 class Keep(_message.Message):
-    __slots__ = ("complete", "begun")
+    __slots__ = ("complete", "begun", "newest")
     COMPLETE_FIELD_NUMBER: _ClassVar[int]
     BEGUN_FIELD_NUMBER: _ClassVar[int]
+    NEWEST_FIELD_NUMBER: _ClassVar[int]
     complete: _containers.RepeatedCompositeFieldContainer[SnapshotName]
     begun: _containers.RepeatedCompositeFieldContainer[SnapshotName]
-    def __init__(self, complete: _Optional[_Iterable[_Union[SnapshotName, _Mapping]]] = ..., begun: _Optional[_Iterable[_Union[SnapshotName, _Mapping]]] = ...) -> None: ...
+    newest: _containers.RepeatedCompositeFieldContainer[Part]
+    def __init__(self, complete: _Optional[_Iterable[_Union[SnapshotName, _Mapping]]] = ..., begun: _Optional[_Iterable[_Union[SnapshotName, _Mapping]]] = ..., newest: _Optional[_Iterable[_Union[Part, _Mapping]]] = ...) -> None: ...
 
 class SnapshotName(_message.Message):
     __slots__ = ("lineage", "step")

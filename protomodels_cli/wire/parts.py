@@ -1,0 +1,14 @@
+"""A part of a snapshot, by name, as it is said over the wire."""
+
+from __future__ import annotations
+
+from protomodels_cli.model.snapshot import Part
+from protomodels_cli.wire.pb import pmtrain_pb2 as pb
+
+
+def part_message(part: Part) -> pb.Part:
+    return pb.Part(lineage=part.lineage, step=part.step, stage=part.stage, sha256=part.sha256)
+
+
+def part_of(message: pb.Part) -> Part:
+    return Part(message.lineage, message.step, message.stage, message.sha256)

@@ -1,0 +1,155 @@
+"""What a peer does about snapshots: saves its stage, hands the part in, finds one again, fetches ahead as a spare.
+
+All of it beside the steps. Which snapshots count is the coordinator's to say.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import zlib
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import grpc
+from torch import Tensor
+
+from protomodels_cli.model.snapshot import Part
+from protomodels_cli.spec.schema import SnapshotSpec
+from protomodels_cli.wire.parts import part_message, part_of
+from protomodels_cli.wire.pb import pmtrain_pb2 as pb
+from protomodels_cli.wire.pb import pmtrain_pb2_grpc as rpc
+from protomodels_cli.worker import transfer
+from protomodels_cli.worker.parts import Parts
+
+AGAIN = 3.0  # seconds, about, until what failed for want of a connection is tried again
+SOON = 0.2  # where the run waits for it
+
+Chore = Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]
+
+
+class Keeper:
+    def __init__(
+        self,
+        spec: SnapshotSpec,
+        folder: Path,
+        stub: rpc.PeeringStub,
+        metadata: transfer.Metadata,
+        chore: Chore,
+        tell: Callable[..., None],
+        say: Callable[[str], None],
+    ):
+        self._spec, self._stub, self._metadata = spec, stub, metadata
+        self._chore, self._tell, self._say = chore, tell, say
+        self.parts = Parts(folder)
+        self._throttle = transfer.Throttle(spec.bits_per_second)
+        self._saving: set[tuple[int, int, int]] = set()  # lineage, step and stage of what is being written
+        self._to_hand_in: dict[Part, None] = {}  # in order
+        self._handing_in: asyncio.Task[None] | None = None
+        self._is_spare = False
+        self._newest: list[Part] = []  # all parts of the newest complete snapshot
+        self._fetching_ahead: asyncio.Task[None] | None = None
+
+    async def keep(self, keep: pb.Keep) -> None:
+        """Only these are needed; parts of those begun are."""
+        await self._stop_fetching_ahead()
+        begun = {(name.lineage, name.step) for name in keep.begun}
+        self.parts.keep(begun | {(name.lineage, name.step) for name in keep.complete})
+        for part in self.parts.all():
+            if part.snapshot in begun:
+                self._hand_in(part)
+        self._newest = [part_of(message) for message in keep.newest]
+        self._fetch_ahead()
+
+    # To the coordinator
+
+    async def save(self, lineage: int, step: int, stage: int, state: dict[str, Tensor]) -> None:
+        """To this peer's disk, and from there to the coordinator, while the next step is computed."""
+        name = lineage, step, stage
+        if name in self._saving:
+            return  # asked twice
+        if here := [p for p in self.parts.all() if (*p.snapshot, p.stage) == name]:
+            self._hand_in(here[0])  # asked again: it may not have arrived
+            return
+        self._saving.add(name)
+        try:
+            part = await asyncio.to_thread(self.parts.write, *name, state)
+        except OSError as e:
+            failed = pb.PartFailed(lineage=lineage, step=step, why=f"stage {stage}: {e.strerror or e}")
+            self._tell(part_failed=failed)
+            return
+        finally:
+            self._saving.discard(name)
+        self._hand_in(part)
+
+    def _hand_in(self, part: Part) -> None:
+        self._to_hand_in[part] = None
+        if self._handing_in is None or self._handing_in.done():
+            self._handing_in = self._chore(self._hand_in_all())
+
+    async def _hand_in_all(self) -> None:
+        while self._to_hand_in:
+            part = next(iter(self._to_hand_in))
+            try:
+                await transfer.hand_in(self._stub, self._metadata, self.parts, part, self._throttle)
+            except grpc.aio.AioRpcError as e:
+                if e.code() != grpc.StatusCode.INVALID_ARGUMENT:  # that is: it is not wanted any more
+                    await asyncio.sleep(AGAIN * random.uniform(0.5, 1.0))
+                    continue
+            except FileNotFoundError:
+                pass  # we were told that it is not needed
+            self._to_hand_in.pop(part, None)
+
+    # From the coordinator
+
+    async def find(self, part: Part) -> Path:
+        """On this disk, from wherever it can be had. Raises ValueError where it is damaged at the coordinator too."""
+        while True:
+            try:
+                return await transfer.fetch(self._stub, self._metadata, self.parts, part)
+            except grpc.aio.AioRpcError:
+                await asyncio.sleep(SOON)  # this generation will be over soon, if the coordinator is gone
+
+    async def be_spare(self, is_spare: bool) -> None:
+        """A spare has the time to fetch what it may be asked to hold; whoever holds a stage has not."""
+        self._is_spare = is_spare
+        if not is_spare:
+            await self._stop_fetching_ahead()
+        elif self._fetching_ahead is None or self._fetching_ahead.done():
+            self._fetch_ahead()
+
+    async def _stop_fetching_ahead(self) -> None:
+        if self._fetching_ahead is not None:
+            self._fetching_ahead.cancel()
+            await asyncio.wait([self._fetching_ahead])
+
+    def _fetch_ahead(self) -> None:
+        """Each spare begins with another stage: together they soon have them all."""
+        if self._spec.warm_spares and self._is_spare and self._newest:
+            first = zlib.crc32(repr(self._metadata).encode()) % len(self._newest)
+            wanted = self._newest[first:] + self._newest[:first]
+            self._fetching_ahead = self._chore(self._fetch_all(wanted))
+
+    async def _fetch_all(self, wanted: list[Part]) -> None:
+        here, fetched = set(self.parts.all()), 0
+        for part in [p for p in wanted if p not in here]:
+            try:
+                await self._fetch_patiently(part)
+            except ValueError:
+                return  # the coordinator does not have it any more: another snapshot took its place
+            except OSError as e:
+                self._say(f"cannot fetch the run's snapshot ahead: {e.strerror or e}")
+                return
+            fetched += 1
+            self._tell(fetched=part_message(part))
+        if fetched:
+            self._say(f"has the snapshot of step {wanted[0].step} on disk, should a stage need a holder")
+
+    async def _fetch_patiently(self, part: Part) -> None:
+        while True:
+            try:
+                await transfer.fetch(self._stub, self._metadata, self.parts, part, self._throttle)
+                return
+            except grpc.aio.AioRpcError:
+                await asyncio.sleep(AGAIN * random.uniform(0.5, 1.0))

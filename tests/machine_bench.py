@@ -1,0 +1,105 @@
+"""The machine without processes: what it recorded, and stages that do as they are told."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from protomodels_cli.coordinator import events as ev
+from protomodels_cli.coordinator import machine
+from protomodels_cli.coordinator.history import (
+    Record,
+)
+from protomodels_cli.coordinator.plan import waiting_for
+from protomodels_cli.coordinator.state import Holding, Peer, Report
+from protomodels_cli.spec import RunSpec
+
+UNITS = ("embed", "layers.0", "layers.1", "layers.2", "layers.3", "head")
+
+
+def peer(i: int) -> Peer:
+    return Peer(f"p{i}", f"name-{i}", "cpu", 1 << 34, 1e9, "127.0.0.1", "127.0.0.1", 1000 + i, 0.0)
+
+
+class Bench:
+    """A machine, and all that came out of it."""
+
+    def __init__(self, spec: RunSpec):
+        dense = spec.subspace.form == "dense"
+        self.state = machine.start(spec, "" if dense else "u0", (0, "") if dense else (1, "t"))
+        self.first = self.state.history
+        self.now = 0.0
+        self.records: list[Record] = []
+        self.commands: list[ev.Command] = []
+
+    def tell(self, event: ev.Event) -> list[ev.Command]:
+        self.now += 0.1
+        self.state, records, commands = machine.apply(self.state, event, self.now)
+        self.records += records
+        self.commands += commands
+        assert bool(waiting_for(self.state, self.now)) == (not self.state.history.over), "every wait has a sentence"
+        return commands
+
+    def join(self, *peers: int) -> None:
+        for i in peers:
+            self.tell(ev.Joined(peer(i)))
+
+    def report(self, loss: float = 1.0) -> Report:
+        hashes = machine.right_hashes(self.state)
+        return Report(
+            hashes=hashes,
+            norms=(("layers.0", 0.25),),
+            loss_sum=loss * 64,
+            tokens=64,
+            parameters=(("w", "h"),),
+            usage={},
+        )
+
+    def done(self, stage: int, **changes: Any) -> list[ev.Command]:
+        assert self.state.task is not None
+        report = replace(self.report(), **changes)
+        history = self.state.history
+        return self.tell(ev.Done(history.holders[stage], history.generation, self.state.task.number, report))
+
+    def answer(self) -> None:
+        """Everything that an honest run owes, once."""
+        state, history = self.state, self.state.history
+        if not state.placed:
+            return
+        if state.owed is not None:
+            moved = state.spec.subspace.update.interval > 0
+            sha256 = "new" if moved else None
+            self.tell(ev.SubspaceReported(history.holders[-1], history.generation, state.owed, {"x": 1}, sha256))
+        elif history.next_basis is not None and len(state.took_basis) < state.stages:
+            new = history.next_basis
+            for holder in history.holders:
+                self.tell(ev.BasisTaken(holder, history.generation, new.version, new.sha256))
+        elif history.pending:
+            mark = history.pending[0]
+            parts = tuple(f"{mark.step}-{i}" for i in range(state.stages))
+            self.tell(ev.SnapshotWhole(mark.lineage, mark.step, parts))
+        elif state.task is not None:
+            for stage in range(state.stages):
+                if stage not in self.state.heard and self.state.task == state.task:
+                    self.done(stage)
+
+    def finish(self, limit: int = 500) -> None:
+        for _ in range(limit):
+            if self.state.history.over:
+                return
+            self.answer()
+        raise AssertionError(f"it waits for {waiting_for(self.state, self.now)}")
+
+    def tasks(self) -> list[tuple[str, int]]:
+        return [(c.task.kind, c.task.step) for c in self.commands if isinstance(c, ev.SendTurn) and c.task]
+
+
+def to_step(b: Bench, step: int) -> None:
+    """Until that step is under way."""
+    while not (b.state.task and (b.state.task.kind, b.state.task.step) == ("step", step)):
+        b.answer()
+
+
+def holding(b: Bench, stage: int, **changes: Any) -> Holding:
+    history = b.state.history
+    return replace(Holding(history.lineage, stage, history.layers, history.step), **changes)

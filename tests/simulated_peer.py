@@ -1,0 +1,444 @@
+"""A peer in virtual time: as the worker behaves, with hashes for numbers. See simulation.py."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from protomodels_cli.coordinator import events as ev
+from protomodels_cli.coordinator.history import (
+    Decided,
+    Mark,
+)
+from protomodels_cli.coordinator.state import Hashes, Holding, Peer, Report
+from protomodels_cli.model import grassmann
+from protomodels_cli.model.snapshot import Part
+
+if TYPE_CHECKING:
+    from simulation import World
+
+
+class Violation(AssertionError):
+    """A rule was broken."""
+
+
+def digest(*parts: Any) -> str:
+    return hashlib.blake2b(repr(parts).encode(), digest_size=8).hexdigest()
+
+
+T_FIXED = (1, "t")
+
+
+@dataclass
+class StageMemory:
+    """What a process has of its stage."""
+
+    lineage: int
+    stage: int
+    layers: tuple[int, ...]
+    applied: int
+    numbers: str
+    basis: tuple[int, str]
+    generation: int = 0
+    prepared: tuple[int, str] | None = None  # generation and gradient
+    held: tuple[int, str] | None = None  # the next basis
+    report: tuple[int, str] | None = None  # step, and what the subspace becomes after it
+    flipped: bool = False
+    # The step under way
+    run: tuple[int, int] | None = None  # task, step
+    forward: str | None = None
+    frames: dict[str, deque[Frame]] = field(default_factory=lambda: {"forward": deque(), "backward": deque()})
+
+
+@dataclass(frozen=True)
+class Frame:
+    generation: int
+    lineage: int
+    step: int
+    content: str
+
+
+@dataclass(frozen=True)
+class PartFile:
+    lineage: int
+    step: int
+    stage: int
+    numbers: str
+    basis: tuple[int, str]
+    spoilt: bool = False
+
+    @property
+    def sha256(self) -> str:
+        return digest(self.step, self.stage, self.numbers, self.basis)
+
+    @property
+    def place(self) -> tuple[int, int, int]:
+        return self.lineage, self.step, self.stage
+
+
+class Machine:
+    """Somebody's computer: a disk, and now and then a process."""
+
+    def __init__(self, number: int):
+        self.number = number
+        self.disk: dict[tuple[int, int, int], PartFile] = {}
+        self.process: Process | None = None
+        self.frozen = self.cut = self.disk_full = False
+
+
+class Process:
+    """A peer: as the worker behaves, without the arithmetic."""
+
+    def __init__(self, world: World, home: Machine, name: str):
+        self.world, self.home, self.id = world, home, name
+        self._memory: StageMemory | None = None
+        self.place: Place | None = None  # the last that it was given
+        self.alive, self.session, self.dialling = True, 0, False
+        self.expected = 0  # the number of the next word from the coordinator
+        self.backlog: list[Callable[[], None]] = []  # what came while it was frozen
+        self.leaving = False
+        self.uploads: dict[tuple[int, int, int], PartFile] = {}
+        self.redial()
+
+    @property
+    def memory(self) -> StageMemory | None:
+        return self._memory
+
+    @memory.setter
+    def memory(self, memory: StageMemory | None) -> None:
+        self._memory = memory
+        (self.world.seated.discard if memory is None else self.world.seated.add)(self.home.number)
+
+    @property
+    def reachable(self) -> bool:
+        return self.alive and not self.home.cut
+
+    def soon(self, do: Callable[[], None], least: float = 0.01, most: float = 0.2, even_if_cut: bool = True) -> None:
+        """Do it after a while, unless the process is gone by then. What comes over the net waits while that is cut."""
+
+        def later() -> None:
+            if not self.alive:
+                return
+            if self.home.frozen or (self.home.cut and not even_if_cut):
+                self.backlog.append(do)
+            else:
+                do()
+
+        self.world.after(self.world.random.uniform(least, most), later)
+
+    # The coordinator
+
+    def redial(self) -> None:
+        self.session = 0
+        if not self.dialling:
+            self.dialling = True
+            self.soon(self._dial, 0.1, 2.0)
+
+    def _dial(self) -> None:
+        self.dialling = False
+        if self.session:
+            return
+        if not self.reachable or self.world.coordinator is None:
+            self.redial()
+            return
+        self.world.coordinator.register(self)
+
+    def describe(self) -> Peer:
+        m, holding = self.memory, None
+        if m is not None:
+            prepared = m.prepared[0] if m.prepared else 0
+            holding = Holding(m.lineage, m.stage, m.layers, m.applied, prepared)
+        parts = frozenset(Part(*p.place, p.sha256) for p in self.home.disk.values())
+        return Peer(self.id, self.id, "cpu", 1 << 34, 1e9, "", "", 0, self.world.now, holding, parts)
+
+    def hear(self, session: int, number: int, word: Any) -> None:
+        """A word of the coordinator's arrives."""
+        if session != self.session or not self.reachable:
+            return
+        if number < self.expected:
+            return  # twice
+        if number > self.expected:  # one is missing: what came after it is not obeyed
+            self.world.trace(f"{self.id} missed a word")
+            self.world.hang_up(self)
+            return
+        self.expected += 1
+        getattr(self, "_" + type(word).__name__.lower())(word)
+
+    def tell(self, event: ev.Event) -> None:
+        self.world.to_coordinator(self, event)
+
+    def _keepspare(self, word: ev.KeepSpare) -> None:
+        self.memory = self.place = None
+
+    def _holdon(self, word: ev.HoldOn) -> None:
+        self.place = None
+        if self.memory is not None:
+            self._drop_work(0)
+
+    def _dismiss(self, word: ev.Dismiss) -> None:
+        self.alive = False
+        self.home.process = None
+
+    def _keep(self, word: Keep) -> None:
+        for place in [p for p in self.home.disk if p[:2] not in word.places]:
+            del self.home.disk[place]
+            self.uploads.pop(place, None)
+        for place in [p for p in self.home.disk if p[:2] in word.begun]:
+            self.uploads.setdefault(place, self.home.disk[place])
+        self._upload()
+        if self.world.spec.snapshots.warm_spares and self.place is None and self.memory is None:
+            for part in word.newest:
+                self.soon(lambda part=part: self._fetch_ahead(part), 0.1, 3.0)
+
+    def _fetch_ahead(self, wanted: Part) -> None:
+        place = (*wanted.snapshot, wanted.stage)
+        if self.memory is None and self.place is None and place not in self.home.disk:
+            part = self.world.fetch(self, place)
+            if part is not None and not part.spoilt and part.sha256 == wanted.sha256:
+                self.home.disk[place] = part
+                self.tell(ev.Fetched(self.id, wanted))
+
+    def _drop_work(self, generation: int) -> None:
+        m = self.memory
+        assert m is not None
+        m.generation, m.run, m.forward = generation, None, None
+        m.frames = {"forward": deque(), "backward": deque()}
+
+    def _place(self, word: Place) -> None:
+        self.place = word
+        if word.keep:
+            m = self.memory
+            assert m is not None, "told to keep what it does not have"
+            self._drop_work(word.generation)
+            decided = word.decision
+            if decided is not None and m.applied == decided.step - 1 and m.prepared is not None:
+                self._decide(decided)
+            m.prepared = None
+            if (m.lineage, m.applied) != (word.lineage, word.step):
+                raise Violation(f"{self.id} keeps {m.lineage}/{m.applied} where {word.lineage}/{word.step} belongs")
+            self._placed(word)
+        else:
+            self.memory = None
+            self.soon(lambda: self._restore(word), 0.05, 0.5)
+
+    def _restore(self, word: Place) -> None:
+        if self.place is not word:
+            return  # another place was given since
+        mark = word.mark
+        numbers, basis = digest("seed", word.stage), (0, mark.basis_sha256)
+        if mark.parts:
+            place = (mark.lineage, mark.step, word.stage)
+            part = self.home.disk.get(place)
+            if part is None or part.spoilt or part.sha256 != mark.parts[word.stage]:
+                part = self.world.fetch(self, place)
+                if part is None:
+                    self.redial_if_lost()
+                    return
+                if part.spoilt or part.sha256 != mark.parts[word.stage]:
+                    self.tell(ev.SnapshotLost(self.id, word.generation, mark.lineage, mark.step, "damaged"))
+                    return
+                self.home.disk[place] = part
+            numbers, basis = part.numbers, part.basis
+        self.memory = StageMemory(word.lineage, word.stage, word.layers, mark.step, numbers, basis, word.generation)
+        self._placed(word)
+
+    def redial_if_lost(self) -> None:
+        if self.session:
+            self.world.hang_up(self)
+
+    def _placed(self, word: Place) -> None:
+        m = self.memory
+        assert m is not None
+        if word.owed and m.report is not None and m.report[0] == word.owed:
+            self._report()
+        self.tell(ev.Done(self.id, m.generation, word.task, Report(hashes=self._hashes())))
+
+    def _hashes(self) -> Hashes:
+        m = self.memory
+        assert m is not None
+        version, sha256 = m.basis
+        return Hashes(version, sha256 + "!" if m.flipped else sha256, *T_FIXED)
+
+    def _sendbasis(self, word: NewBasis) -> None:
+        m = self.memory
+        if m is not None and m.generation == word.generation:
+            m.held = (word.version, word.sha256)
+            self.tell(ev.BasisTaken(self.id, m.generation, word.version, word.sha256))
+
+    _newbasis = _sendbasis
+
+    def _turn(self, word: Turn) -> None:
+        m = self.memory
+        if m is None or m.generation != word.generation:
+            return
+        if word.decision is not None:
+            self._decide(word.decision)
+        if word.save:
+            self._save()
+        if word.task is None:
+            return
+        number, kind, step = word.task
+        match kind:
+            case "link" | "evaluation" | "finish":
+                report = Report(loss_sum=1.0, tokens=1, parameters=((f"stage-{m.stage}", m.numbers),))
+                self.soon(lambda: self._done(m, word.generation, number, report))
+            case "sync":
+                report = Report(hashes=self._hashes())
+                self.soon(lambda: self._done(m, word.generation, number, report))
+            case "step":
+                if m.applied != step - 1:
+                    raise Violation(f"{self.id} at step {m.applied} was granted step {step}")
+                if word.basis_version != m.basis[0]:
+                    assert m.held is not None
+                    assert m.held[0] == word.basis_version
+                    m.basis, m.held = m.held, None
+                    m.numbers = digest(m.numbers, "moved to", m.basis)
+                m.prepared, m.run, m.forward = None, (number, step), None
+                if m.stage == 0:
+                    m.frames["forward"].append(Frame(m.generation, m.lineage, step, digest("ids", step)))
+                self.soon(self.compute)
+
+    def _done(self, memory: StageMemory, generation: int, task: int, report: Report) -> None:
+        if self.memory is memory and memory.generation == generation:
+            self.tell(ev.Done(self.id, generation, task, report))
+
+    # The stage
+
+    def compute(self) -> None:
+        """Take what can be taken: a gradient, else an activation."""
+        m = self.memory
+        if m is None or m.run is None:
+            return
+        task, step = m.run
+        last, numbers = m.stage == len(m.layers) - 1, digest(m.numbers, "flipped") if m.flipped else m.numbers
+        if m.forward is None and m.frames["forward"]:
+            frame = self._consume("forward", step)
+            if frame is None:
+                return
+            m.forward = digest(numbers, frame.content)
+            if last:
+                m.frames["backward"].append(Frame(m.generation, m.lineage, step, digest("loss", m.forward)))
+            else:
+                self.world.send_frame(self, m.stage + 1, "forward", Frame(m.generation, m.lineage, step, m.forward))
+            self.soon(self.compute)
+        elif m.forward is not None and m.frames["backward"]:
+            frame = self._consume("backward", step)
+            if frame is None:
+                return
+            gradient = digest(numbers, m.forward, frame.content)
+            if m.stage > 0:
+                self.world.send_frame(self, m.stage - 1, "backward", Frame(m.generation, m.lineage, step, gradient))
+            m.run, m.prepared = None, (m.generation, gradient)
+            bad = step in self.world.bad_steps and m.stage == 0
+            report = Report(norms=(("layers.0", float("inf") if bad else 0.25),), loss_sum=64.0, tokens=64)
+            self.tell(ev.Done(self.id, m.generation, task, report))
+
+    def _consume(self, leg: str, step: int) -> Frame | None:
+        m = self.memory
+        assert m is not None
+        frame = m.frames[leg][0]
+        if frame.step > step:
+            return None
+        m.frames[leg].popleft()
+        if frame.lineage != m.lineage:
+            raise Violation(f"{self.id} of lineage {m.lineage} took a frame of lineage {frame.lineage}")
+        if frame.step != step or m.applied != step - 1:
+            raise Violation(f"{self.id} at step {m.applied} took a frame of step {frame.step}")
+        return frame
+
+    def _decide(self, decided: Decided) -> None:
+        m = self.memory
+        assert m is not None
+        if decided.step == m.applied:
+            return  # told again
+        if decided.step != m.applied + 1 or m.prepared is None:
+            raise Violation(f"{self.id} at step {m.applied} was told the outcome of step {decided.step}")
+        self.world.applied(self, m, decided)
+        if decided.apply:
+            m.numbers = digest(m.numbers, m.prepared[1], decided.step)
+        m.applied, m.prepared = decided.step, None
+        if m.stage == len(m.layers) - 1 and grassmann.reports(self.world.spec.subspace, decided.step):
+            m.report = (decided.step, digest(m.numbers, "basis"))
+            self._report()
+
+    def _report(self) -> None:
+        m = self.memory
+        assert m is not None
+        assert m.report is not None
+        step, sha256 = m.report
+        moved = self.world.spec.subspace.update.interval > 0
+        generation = m.generation
+        event = ev.SubspaceReported(self.id, generation, step, {"x": 1.0}, sha256 if moved else None)
+        self.soon(lambda: self.tell(event), 0.05, 3.0)
+
+    # Snapshots
+
+    def _save(self) -> None:
+        m = self.memory
+        assert m is not None
+        part = PartFile(m.lineage, m.applied, m.stage, m.numbers, m.basis)
+        if part.place in self.home.disk:
+            self.uploads.setdefault(part.place, self.home.disk[part.place])
+            self._upload()
+            return
+
+        def write() -> None:
+            if self.home.disk_full:
+                self.tell(ev.PartFailed(self.id, part.lineage, part.step, "No space left on device"))
+                return
+            self.home.disk[part.place] = self.uploads[part.place] = part
+            self._upload()
+
+        self.soon(write, 0.1, 1.0)
+
+    def _upload(self) -> None:
+        def upload() -> None:
+            for place in list(self.uploads):
+                if self.world.take_part(self, self.uploads[place]):
+                    self.uploads.pop(place)
+
+        if self.uploads:
+            self.soon(upload, 0.1, 3.0)
+
+
+# Words of the coordinator's, as its shell makes them of commands
+
+
+@dataclass(frozen=True)
+class Place:
+    generation: int
+    lineage: int
+    stage: int
+    layers: tuple[int, ...]
+    task: int
+    step: int
+    keep: bool
+    decision: Decided | None
+    mark: Mark
+    owed: int
+
+
+@dataclass(frozen=True)
+class Turn:
+    generation: int
+    decision: Decided | None
+    task: tuple[int, str, int] | None
+    save: bool
+    basis_version: int
+
+
+@dataclass(frozen=True)
+class NewBasis:
+    generation: int
+    version: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Keep:
+    places: frozenset[tuple[int, int]]
+    begun: frozenset[tuple[int, int]]
+    newest: tuple[Part, ...]

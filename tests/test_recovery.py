@@ -1,0 +1,349 @@
+"""What the machine does when peers, links, snapshots and itself fail; when its owner speaks; what it keeps."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from conftest import make_spec
+from machine_bench import Bench, holding, peer, to_step
+
+from protomodels_cli.coordinator import events as ev
+from protomodels_cli.coordinator import machine
+from protomodels_cli.coordinator.history import (
+    Decided,
+    Forgot,
+    RolledBack,
+)
+from protomodels_cli.coordinator.plan import waiting_for
+
+
+def test_who_is_lost_before_the_first_decision_is_replaced_and_the_cut_may_change():
+    b = Bench(make_spec(stages=2, steps=3))
+    b.join(0, 1, 2)
+    b.answer(), b.answer()
+    gone = b.state.history.holders[1]
+    b.tell(ev.Left(gone, "killed", may_return=True))
+    assert b.state.history.generation == 2
+    assert gone not in b.state.history.holders
+    b.finish()
+
+
+def test_who_is_lost_later_is_replaced_from_the_newest_snapshot():
+    b = Bench(make_spec(stages=2, steps=9, snapshots={"interval": 3}))
+    b.join(0, 1, 2)
+    to_step(b, 6)
+    gone, stays = b.state.history.holders
+    b.tell(ev.Left(gone, "killed"))
+    [back] = [r for r in b.records if isinstance(r, RolledBack)]
+    assert (back.lineage, back.from_lineage, back.step) == (2, 1, 3)
+    assert b.state.history.holders == ("p2", stays)
+    placed = [c for c in b.commands if isinstance(c, ev.PlaceStage)][-2:]
+    assert [c.keep for c in placed] == [False, False], "what the other has in memory is of another history now"
+    b.finish()
+    assert [r.step for r in b.records if isinstance(r, Decided)] == [1, 2, 3, 4, 5, 4, 5, 6, 7, 8, 9]
+    assert b.state.history.redone == 2
+
+
+def test_without_a_spare_it_waits_and_says_for_what_and_the_others_keep_what_they_have():
+    b = Bench(make_spec(stages=2, steps=9))
+    b.join(0, 1)
+    to_step(b, 6)
+    gone, stays = b.state.history.holders
+    commands = b.tell(ev.Left(gone, "killed"))
+    assert "a peer with the memory for stage 0" in waiting_for(b.state, b.now)
+    assert [c for c in commands if isinstance(c, ev.HoldOn)] == [ev.HoldOn(stays, b.state.missing)]
+    b.tell(ev.Joined(replace(peer(int(gone[1:])), holding=holding(b, 0))))
+    assert [c.keep for c in b.commands if isinstance(c, ev.PlaceStage)][-2:] == [True, True]
+    b.finish()
+    assert b.state.history.lineage == 1
+    assert b.state.history.redone == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "keeps"),
+    [
+        ({}, True),
+        ({"applied": 4, "prepared": 1}, True),
+        ({"applied": 4}, False),
+        ({"applied": 4, "prepared": 7}, False),  # prepared for the same step, but in another generation
+        ({"applied": 3, "prepared": 1}, False),
+        ({"applied": 6}, False),
+        ({"lineage": 0}, False),
+        ({"layers": (1, 3)}, False),
+    ],
+)
+def test_what_is_in_memory_counts_only_after_exactly_the_decisions_of_this_lineage(changes, keeps):
+    b = Bench(make_spec(stages=2, steps=9))
+    b.join(0, 1)
+    to_step(b, 6)
+    back = replace(peer(int(b.state.history.holders[0][1:])), holding=holding(b, 0, **changes))
+    b.tell(ev.Joined(back))  # its connection broke, and nobody noticed before
+    assert (b.state.history.lineage == 1) == keeps
+    b.finish()
+
+
+def test_a_connection_that_breaks_is_waited_for_before_a_spare_is_asked():
+    b = Bench(make_spec(stages=2, steps=9))
+    b.join(0, 1, 2)
+    to_step(b, 6)
+    gone = b.state.history.holders[0]
+    b.tell(ev.Left(gone, "its connection ended", may_return=True))
+    assert "who was cut off to come back: stage 0" in waiting_for(b.state, b.now)
+    b.tell(ev.Tick())
+    assert not b.state.placed
+    b.now += machine.REDIAL_SECONDS
+    b.tell(ev.Tick())
+    assert b.state.history.holders[0] == "p2"
+    b.finish()
+
+
+def test_a_coordinator_that_comes_back_goes_on_with_what_its_peers_have():
+    b = Bench(make_spec(stages=2, steps=9))
+    b.join(0, 1)
+    to_step(b, 6)
+    history, holders = b.state.history, b.state.history.holders
+    b.state = machine.resume(b.state.spec, b.state.t_fixed, history, b.now)
+    assert "the peers of before" in waiting_for(b.state, b.now)
+    one, other = (replace(peer(int(p[1:])), holding=holding(b, i)) for i, p in enumerate(holders))
+    b.tell(ev.Joined(replace(other, holding=holding(b, 1, applied=4, prepared=1))))
+    b.tell(ev.Joined(one))
+    assert b.state.history.generation == 2
+    placed = [c for c in b.commands if isinstance(c, ev.PlaceStage)][-2:]
+    assert [(c.peer, c.keep) for c in placed] == [(holders[0], True), (holders[1], True)]
+    b.finish()
+    assert b.state.history.lineage == 1
+
+
+def test_a_coordinator_whose_peers_do_not_come_back_takes_others():
+    b = Bench(make_spec(stages=2, steps=9, snapshots={"interval": 2}))
+    b.join(0, 1)
+    to_step(b, 6)
+    b.state = machine.resume(b.state.spec, b.state.t_fixed, b.state.history, b.now)
+    b.join(4, 5)
+    assert not b.state.placed
+    b.now += 2 * b.state.spec.limits.lease_seconds
+    b.tell(ev.Tick())
+    assert set(b.state.history.holders) == {"p4", "p5"}
+    b.finish()
+    assert b.state.history.redone == 1
+
+
+def test_who_wants_to_leave_goes_after_the_step_with_a_snapshot_and_nothing_is_redone():
+    b = Bench(make_spec(stages=2, steps=9))
+    b.join(0, 1, 2)
+    to_step(b, 4)
+    leaver, stays = b.state.history.holders
+    b.done(0)
+    b.tell(ev.Leaving(leaver))
+    assert b.state.task.kind == "step", "the step is finished first"
+    while leaver in b.state.peers:
+        b.answer()
+    assert b.state.history.newest.step == 4
+    assert ev.Dismiss(leaver, "left the run", "", 0) in b.commands
+    placed = [c for c in b.commands if isinstance(c, ev.PlaceStage)][-2:]
+    assert [(c.peer, c.keep) for c in placed] == [("p2", False), (stays, True)]
+    b.finish()
+    assert b.state.history.lineage == 1
+
+
+def test_who_cannot_work_with_each_other_is_linked_anew_and_at_last_sent_away():
+    b = Bench(make_spec(stages=3, steps=3))
+    b.join(0, 1, 2, 3, 4)
+    b.answer(), b.answer()
+    for i in range(1, 6):
+        blamer, blamed, _ = b.state.history.holders
+        b.tell(ev.Trouble(blamer, "stage 1 sent a message that cannot be", 1, b.state.history.generation))
+        assert b.state.relay_all == (i >= 3)
+        assert {blamer, blamed} <= set(b.state.peers)
+        b.answer(), b.answer()
+    b.tell(ev.Trouble(blamer, "stage 1 sent a message that cannot be", 1, b.state.history.generation))
+    assert not {blamer, blamed} & set(b.state.peers)
+    b.finish()
+
+
+def test_other_bytes_of_u_are_found_and_what_they_spoilt_is_redone_once():
+    b = Bench(make_spec(stages=2, steps=9, subspace={"sync_interval": 4}, snapshots={"interval": 2}))
+    b.join(0, 1, 2)
+
+    def to_check() -> None:
+        while not (b.state.task and b.state.task.kind == "sync" and b.state.task.step == 4):
+            b.answer()
+
+    to_check()
+    suspect = b.state.history.holders[1]
+    wrong = replace(b.report().hashes, basis="other")
+    b.done(1, hashes=wrong)
+    assert b.state.history.lineage == 2
+    assert b.state.history.step == 2
+    to_check()
+    index = b.state.history.holders.index(suspect)
+    b.done(index, hashes=wrong)
+    assert suspect not in b.state.peers, "twice is no accident"
+    b.finish()
+
+
+def test_a_damaged_snapshot_is_forgotten_and_an_older_one_used():
+    b = Bench(make_spec(stages=2, steps=9, snapshots={"interval": 2}))
+    b.join(0, 1, 2)
+    to_step(b, 6)
+    assert [m.step for m in b.state.history.snapshots] == [0, 2, 4]
+    b.tell(ev.Left(b.state.history.holders[0], "killed"))
+    history = b.state.history
+    b.tell(ev.SnapshotLost(history.holders[0], history.generation, 1, 4, "damaged"))
+    assert [r for r in b.records if isinstance(r, Forgot)] == [Forgot(1, 4)]
+    assert b.state.history.step == 2
+    b.finish()
+    assert b.state.history.lineage == 3
+
+
+def test_the_owner_pauses_resumes_and_stops():
+    b = Bench(make_spec(stages=2, steps=9))
+    b.join(0, 1)
+    to_step(b, 4)
+    b.tell(ev.PauseRun())
+    assert b.state.task.kind == "step", "the step is finished first"
+    for _ in range(9):
+        b.answer()
+    assert b.state.history.newest.step == 4, "and saved"
+    assert "its owner to resume it" in waiting_for(b.state, b.now)
+    b.tell(ev.ResumeRun())
+    assert (b.state.task.kind, b.state.task.step) == ("step", 5)
+    b.tell(ev.StopRun())
+    while not b.state.stopped:
+        b.answer()
+    assert b.state.history.newest.step == 5
+    assert isinstance(b.commands[-1], ev.Quit)
+    assert [c.exit_code for c in b.commands if isinstance(c, ev.Dismiss)] == [0, 0]
+
+
+def test_bad_numbers_may_be_answered_with_an_older_snapshot_once():
+    limits = {"nonfinite_steps": 2, "nonfinite_action": "return"}
+    b = Bench(make_spec(stages=2, steps=9, limits=limits, snapshots={"interval": 2}))
+    b.join(0, 1)
+
+    def go_bad() -> None:
+        for step in (5, 6):
+            to_step(b, step)
+            if b.state.history.pending:
+                b.answer()
+            b.done(0, norms=(("layers.0", math.nan),))
+            b.done(1)
+
+    go_bad()
+    assert (b.state.history.lineage, b.state.history.step) == (2, 4)
+    go_bad()
+    assert b.state.history.paused is not None
+    assert b.state.history.lineage == 2
+
+
+def test_a_spare_leaves_at_once():
+    b = Bench(make_spec(stages=2, steps=3))
+    b.join(0, 1, 2)
+    [spare] = set(b.state.peers) - set(b.state.history.holders)
+    b.tell(ev.Leaving(spare))
+    assert spare not in b.state.peers
+    b.finish()
+    assert b.state.history.ended
+
+
+def test_a_link_that_does_not_come_up_is_relayed_then_given_up():
+    b = Bench(make_spec(stages=2, steps=3, limits={"place_seconds": 5.0}))
+    b.join(0, 1)
+    b.answer()
+    assert b.state.task.kind == "link"
+    b.now += 6
+    b.tell(ev.Tick())
+    assert b.state.relay_all
+    assert b.state.history.generation == 2
+    b.answer()
+    b.now += 6
+    commands = b.tell(ev.Tick())
+    assert len([c for c in commands if isinstance(c, ev.Dismiss)]) == 2
+    assert waiting_for(b.state, b.now) == "peers: 0 of 2 peers have joined"
+    assert not b.state.placed
+    b.join(2, 3)
+    assert not b.state.relay_all, "these two have not been tried"
+
+
+def test_a_snapshot_that_fails_is_left_out_and_the_last_one_is_waited_for():
+    b = Bench(make_spec(stages=2, steps=4, snapshots={"interval": 2}))
+    b.join(0, 1)
+    to_step(b, 3)
+    assert [m.step for m in b.state.history.pending] == [2]
+    b.tell(ev.PartFailed(None, 1, 2, "No space left on device"))
+    assert (b.state.task.kind, b.state.task.step) == ("step", 3), "the run goes on"
+    while not b.state.history.pending:
+        b.answer()
+    while b.state.task is not None:
+        b.done(0), b.done(1)
+    b.tell(ev.PartFailed(None, 1, 4, "No space left on device"))
+    assert "room for the snapshot of step 4 (No space left on device)" in waiting_for(b.state, b.now)
+    b.tell(ev.Tick())
+    assert not b.state.history.pending
+    b.now += 6
+    b.tell(ev.Tick())
+    assert b.state.history.pending, "it tries again"
+    b.finish()
+    assert [m.step for m in b.state.history.snapshots] == [0, 4]
+
+
+def test_a_snapshot_counts_once_the_subspace_of_its_step_is_settled():
+    spec = make_spec(
+        stages=2, steps=9, snapshots={"interval": 4}, subspace={"update": {"interval": 4, "window": 1, "delay": 2}}
+    )
+    b = Bench(spec)
+    b.join(0, 1)
+    while not b.state.history.pending:
+        if b.state.task:
+            b.done(0), b.done(1)
+    b.tell(ev.SnapshotWhole(1, 4, ("a", "b")))
+    assert b.state.history.newest.step == 0, "going back there, who would know what becomes of U?"
+    b.tell(ev.SubspaceReported(b.state.history.holders[-1], 1, 4, {}, "new"))
+    assert b.state.history.newest.step == 4
+    assert b.state.history.newest.next_basis.first_step == 7
+    to_step(b, 8)
+    assert b.state.history.basis_version == 1
+    b.join(2)
+    b.tell(ev.Left(b.state.history.holders[0], "killed"))
+    assert (b.state.history.step, b.state.history.basis_version) == (4, 0)
+    assert b.state.history.next_basis.first_step == 7, "it waits for its step again"
+    b.finish()
+
+
+def test_as_many_snapshots_as_asked_for_are_kept_and_the_newest_never_goes():
+    b = Bench(make_spec(stages=2, steps=9, snapshots={"interval": 1, "keep": 2}))
+    b.join(0, 1)
+    b.finish()
+    assert [m.step for m in b.state.history.snapshots] == [0, 8, 9]
+
+
+def test_a_spare_that_has_the_part_is_asked_before_one_that_has_not():
+    b = Bench(make_spec(stages=2, steps=9, snapshots={"interval": 3, "warm_spares": True}))
+    b.join(0, 1, 2, 3)
+    to_step(b, 6)
+    gone, stays = b.state.history.holders
+    part = b.state.history.newest.as_parts()[0]
+    b.tell(ev.Fetched("p3", part))
+    b.tell(ev.Fetched("p3", replace(part, sha256="made up")))
+    assert b.state.peers["p3"].parts == {part}, "only what a snapshot has"
+    b.tell(ev.Left(gone, "killed"))
+    assert b.state.history.holders == ("p3", stays), "p2 was there first"
+    b.finish()
+
+
+def test_after_going_back_everyone_holds_the_stage_whose_part_is_on_its_disk():
+    b = Bench(make_spec(stages=3, steps=9, snapshots={"interval": 3}))
+    b.join(0, 1, 2)
+    to_step(b, 6)
+    b.tell(ev.Left(b.state.history.holders[0], "killed"))
+    b.tell(ev.Joined(peer(3)))
+    to_step(b, 8)
+    before = b.state.history.holders
+    assert before != tuple(sorted(before)), "not in the order in which they joined"
+    mark = b.state.history.newest
+    b.tell(ev.SnapshotLost(before[1], b.state.history.generation, mark.lineage, mark.step, "damaged"))
+    assert b.state.history.newest.step == 3
+    assert b.state.history.holders == before
+    b.finish()
