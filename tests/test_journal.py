@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 from dataclasses import replace
 from pathlib import Path
@@ -68,6 +69,22 @@ def test_a_long_journal_is_folded_and_stays_small(tmp_path: Path, monkeypatch: p
     assert db.execute("SELECT count(*) FROM records").fetchone()[0] < 500
     history, _ = read(tmp_path / "j.sqlite")
     assert (history.step, history.backward_bytes) == (20_000, 400_000)
+
+
+def test_the_log_does_not_grow_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Copied beside the writes, and where they come too fast for that, by one of them."""
+    monkeypatch.setattr(journals, "COPY_EVERY", 10)
+    monkeypatch.setattr(journals, "LONGEST_LOG", 1 << 20)
+    journal, log = Journal(tmp_path / "j.sqlite", beginning("u")), tmp_path / "j.sqlite-wal"
+    for step in range(1, 3001):
+        journal.append([Decided(step, True, 1e-3, 1.0, 3.0, 1.0, 1, 10, 20)], float(step))
+        if step > 2990:
+            journal._copying.join()  # as if it had been given the time
+    assert log.stat().st_size < 2 << 20
+    with contextlib.closing(sqlite3.connect(tmp_path / "j.sqlite")) as db:
+        assert db.execute("PRAGMA wal_checkpoint").fetchone()[1] < 50, "it began anew"
+    journal.close()
+    assert not log.exists()
 
 
 def test_a_failed_write_leaves_the_journal_as_it_was(tmp_path: Path):

@@ -1,7 +1,8 @@
 """The journal: records on disk before anything that follows from them leaves. SQLite in WAL mode, synced each time.
 
 Now and then the records so far are folded into one history and dropped, so that a run of a million steps is read back
-as fast as one of a thousand.
+as fast as one of a thousand. A write waits for one sync and no more: folding is part of the write that is due then, and
+the log is copied into the database beside it.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import contextlib
 import dataclasses
 import json
 import sqlite3
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,8 @@ from typing import Any
 from protomodels_cli.coordinator.history import RECORDS, Adopted, Decided, Ended, History, Mark, Paused, Record, fold
 
 FOLD_EVERY = 5000  # records
+COPY_EVERY = 500  # writes
+LONGEST_LOG = 32 << 20  # bytes
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS records (
@@ -30,16 +34,20 @@ class Journal:
     def __init__(self, path: Path, first: History):
         """`first` is the history before any record."""
         # Written from a thread beside the event loop, one write at a time.
+        self._path = path
         self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         self._db.execute("PRAGMA journal_mode = WAL")
+        self._db.execute("PRAGMA wal_autocheckpoint = 0")
         self._db.execute("PRAGMA synchronous = FULL")
         self._db.executescript(_TABLES)
         self.history = first
         found = _folded(self._db)
         if found is None:
-            self._write("INSERT INTO folded VALUES (0, 0, ?)", [(_to_json(first),)])
+            with self._transaction():
+                self._db.execute("INSERT INTO folded VALUES (0, 0, ?)", (_to_json(first),))
         else:
             self.history = found[2]
+        self._writes, self._copying = 0, threading.Thread()
         self._loose = 0  # records since they were last folded
         for _, record in _records(self._db):
             self.history = fold(self.history, record)
@@ -47,26 +55,38 @@ class Journal:
 
     def append(self, records: Iterable[Record], now: float) -> None:
         """All of them or none; on disk when this returns."""
-        records = list(records)
+        records, history = list(records), self.history
         rows = [(now, type(r).__name__, json.dumps(dataclasses.asdict(r))) for r in records]
-        self._write("INSERT INTO records (at, kind, body) VALUES (?, ?, ?)", rows)
         for record in records:
-            self.history = fold(self.history, record)
-        self._loose += len(records)
-        if self._loose >= FOLD_EVERY:
-            self._fold(now)
+            history = fold(history, record)
+        loose = self._loose + len(records)
+        with self._transaction():
+            self._db.executemany("INSERT INTO records (at, kind, body) VALUES (?, ?, ?)", rows)
+            if loose >= FOLD_EVERY:
+                self._fold(history, now)
+                loose = 0
+        self.history, self._loose = history, loose
+        self._copy_the_log()
 
-    def _fold(self, now: float) -> None:
+    def _fold(self, history: History, now: float) -> None:
         [last] = self._db.execute("SELECT max(id) FROM records").fetchone()
-        with self._transaction():
-            self._db.execute("DELETE FROM folded")
-            self._db.execute("INSERT INTO folded VALUES (?, ?, ?)", (last, now, _to_json(self.history)))
-            self._db.execute("DELETE FROM records WHERE id <= ?", (last,))
-        self._loose = 0
+        self._db.execute("DELETE FROM folded")
+        self._db.execute("INSERT INTO folded VALUES (?, ?, ?)", (last, now, _to_json(history)))
+        self._db.execute("DELETE FROM records WHERE id <= ?", (last,))
 
-    def _write(self, statement: str, rows: list[tuple[Any, ...]]) -> None:
-        with self._transaction():
-            self._db.executemany(statement, rows)
+    def _copy_the_log(self) -> None:
+        """Into the database, where it is due: else the log would only grow. Writes go on meanwhile.
+
+        The log begins anew at the first write after all of it was copied: never, if writes come faster than that."""
+        self._writes += 1
+        if self._writes < COPY_EVERY or self._copying.is_alive():
+            return
+        self._writes = 0
+        if self._path.with_name(f"{self._path.name}-wal").stat().st_size > LONGEST_LOG:
+            self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            return
+        self._copying = threading.Thread(target=_checkpoint, args=(self._path,), daemon=True)
+        self._copying.start()
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -80,7 +100,15 @@ class Journal:
             raise OSError(f"journal: {e}") from None
 
     def close(self) -> None:
+        if self._copying.ident is not None:
+            self._copying.join()
         self._db.close()
+
+
+def _checkpoint(path: Path) -> None:
+    """What fails here is tried again later: nothing rests on it but the log's size."""
+    with contextlib.suppress(sqlite3.Error), contextlib.closing(sqlite3.connect(path)) as db:
+        db.execute("PRAGMA wal_checkpoint(PASSIVE)")
 
 
 def read(path: Path) -> tuple[History, float]:
