@@ -80,6 +80,7 @@ def test_every_help_page_comes_without_torch():
         "lab rank",
         "lab frontier",
         "bench loopback",
+        "bench recovery",
         "bench wan",
         "plan",
     ]
@@ -115,6 +116,7 @@ def test_the_set_of_commands_and_options_is_deliberate():
         "peers": ["--format", "--watch"],
         "demo": ["--chaos", "--device", "--json", "--run-dir", "--stages", "--steps"],
         "bench loopback": ["--json", "--only", "--steps"],
+        "bench recovery": ["--json", "--only", "--turns"],
         "bench wan": ["--emulated", "--json", "--link", "--method", "--plot", "--steps", "--torch", "--turns"],
         "plan": ["--device", "--json", "--link", "--peers", "--speed"],
         "reference": ["--device", "--json", "--run-dir", "--steps"],

@@ -32,7 +32,7 @@ def a_spec(wire: str = "fp32", **snapshots: Any) -> RunSpec:
         steps=12,
         subspace={"sync_interval": 4, "update": {"interval": 4, "window": 2, "delay": 1}},
         snapshots={"interval": 3, **snapshots},
-        limits={"lease_seconds": 1.5},
+        limits={"lease_seconds": 2.0},
         wire=WIRES[wire],
         eval={"interval": 5},
     )

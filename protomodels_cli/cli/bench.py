@@ -18,6 +18,12 @@ class Part(StrEnum):
     memory = "memory"
 
 
+class Recovery(StrEnum):
+    takeover = "takeover"
+    snapshots = "snapshots"
+    journal = "journal"
+
+
 app = typer.Typer(no_args_is_help=True, help="Benchmarks: real runs, measured as ratios.")
 
 
@@ -41,6 +47,25 @@ def loopback(
     check_outputs(json_file)
 
     result = measure(steps, only, say)
+    if json_file is not None:
+        json_file.write_text(json.dumps(result, indent=1) + "\n")
+
+
+@app.command()
+def recovery(
+    turns: Annotated[int, typer.Option(min=1, help="How often each thing is tried.")] = 3,
+    only: Annotated[Recovery | None, typer.Option(help="One part of it.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the numbers here.")] = None,
+) -> None:
+    """What faults cost: time to notice and to go on, snapshots beside the steps, a restart after a million steps."""
+    import json
+
+    from protomodels_cli.bench.recovery import measure
+    from protomodels_cli.cli.checks import check_outputs
+
+    check_outputs(json_file)
+
+    result = measure(turns, only, say)
     if json_file is not None:
         json_file.write_text(json.dumps(result, indent=1) + "\n")
 

@@ -116,7 +116,8 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
     # Leases
 
     async def _watch(self) -> None:
-        """Say a beat to everyone, and miss whoever was not heard for a lease."""
+        """Say a beat to everyone, and miss whoever was silent for all but one beat of a lease: at the next look the
+        whole lease may be over."""
         lease = self._spec.limits.lease_seconds
         every, before = lease / BEATS, time.monotonic()
         while True:
@@ -131,8 +132,8 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
                 talk = known.talk
                 if talk is None:
                     continue
-                if now - talk.heard > lease:
-                    self._end(peer, talk, events.Left(peer, f"not heard of for {lease:g} s"))
+                if now - talk.heard > lease - every:
+                    self._end(peer, talk, events.Left(peer, f"not heard of within its lease of {lease:g} s"))
                 else:
                     talk.outbox.put_nowait(pb.CoordinatorMessage(number=talk.said, beat=pb.Beat()))
 

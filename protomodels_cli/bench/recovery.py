@@ -1,0 +1,224 @@
+"""What faults cost at the demo's size: how soon they are noticed, how soon the next step is granted, and what being
+prepared for them costs: snapshots beside the steps, and the journal that a coordinator reads when it starts again."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from protomodels_cli.bench.cable import Cable, cable
+from protomodels_cli.bench.local import LocalRun, local_run, peers_of
+from protomodels_cli.bench.loopback import pipeline, small
+from protomodels_cli.coordinator.history import Decided
+from protomodels_cli.coordinator.journal import Journal, read
+from protomodels_cli.errors import UserError
+
+KINDS = ("kill -9", "SIGSTOP", "cut line")
+LONG = 1_000_000  # steps
+PATIENCE = 120.0  # seconds
+Say = Callable[[str], None]
+
+
+def measure(turns: int, only: str | None, say: Say) -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    for name, part in PARTS.items():
+        if only in (None, name):
+            result[name] = part(turns)
+            say(in_words(name, result[name]))
+    return result
+
+
+def takeover(turns: int) -> dict[str, Any]:
+    """Seconds from a fault to the coordinator's notice and to the next granted step, with a spare waiting."""
+    rows = []
+    with _scene() as scene:
+        for turn in range(turns):
+            for kind in KINDS:
+                rows.append(scene.fault(kind, stage=1 + turn % (scene.stages - 1)))
+    return {"lease_s": scene.lease, "rows": rows}
+
+
+@contextlib.contextmanager
+def _scene() -> Iterator[_Scene]:
+    spec = small(steps=LONG, snapshots={"interval": 20})
+    peers = range(1, peers_of(spec) + 2)
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as laid:
+        cables = {i: laid.enter_context(cable()) for i in peers}
+        with local_run(
+            spec,
+            Path(folder) / "run",
+            join_options=["--no-listen"],  # so that all that a peer sends goes over its cable
+            through=lambda i, link: cables[i].through(link),
+            spares=1,
+        ) as running:
+            lines = {f"peer-{i}": line for i, line in cables.items()}
+            yield _Scene(running, lines, peers_of(spec), spec.limits.lease_seconds)
+
+
+class _Scene:
+    def __init__(self, running: LocalRun, cables: dict[str, Cable], stages: int, lease: float):
+        self._running, self._cables, self.stages, self.lease = running, cables, stages, lease
+        self._wait(lambda: self._said("all stages are placed and linked"), "the run did not begin")
+
+    def fault(self, kind: str, stage: int) -> dict[str, Any]:
+        """Do it to whoever holds the stage, and undo it when the run has gone on."""
+        self._calm()
+        name, step = self._holder(stage), self._step()
+        at = time.time()
+        self._do(kind, name)
+        noticed = self._wait(lambda: self._said(f"{name} (", "left:", since=at), f"nobody missed {name}")
+        granted = self._wait(lambda: self._said("placed and linked", since=at), "the run did not go on")
+        self._undo(kind, name)
+        return {
+            "fault": kind,
+            "stage": stage,
+            "step": step,
+            "noticed_s": noticed["at"] - at,
+            "next_step_s": granted["at"] - at,
+        }
+
+    def _do(self, kind: str, name: str) -> None:
+        if kind == "cut line":
+            self._cables[name].cut()
+        else:
+            self._running.peers[name].send_signal(signal.SIGKILL if kind == "kill -9" else signal.SIGSTOP)
+
+    def _undo(self, kind: str, name: str) -> None:
+        if kind == "cut line":
+            self._cables[name].mend()
+        elif kind == "SIGSTOP":
+            self._running.peers[name].send_signal(signal.SIGCONT)
+        else:
+            self._running.peers[name].wait()
+            self._running.start_again(name)
+
+    def _calm(self) -> None:
+        """Somebody spare is there again, and a snapshot of this stretch."""
+        journal = self._running.folder / "journal.sqlite"
+        began = read(journal)[0].step
+
+        def calm() -> bool:
+            history, _ = read(journal)
+            here: set[str] = set()
+            for line in self._events():
+                words = str(line["text"]).split(" ")
+                if words[2:3] in (["joined"], ["is"]):
+                    here.add(words[0])
+                elif words[2:3] == ["left:"]:
+                    here.discard(words[0])
+            return len(here) > self.stages and history.newest.step > began and history.step > history.newest.step + 2
+
+        self._wait(calm, "no spare came back, or no snapshot")
+
+    def _step(self) -> int:
+        return read(self._running.folder / "journal.sqlite")[0].step
+
+    def _holder(self, stage: int) -> str:
+        peer = read(self._running.folder / "journal.sqlite")[0].holders[stage]
+        [name] = {str(e["text"]).split(" ")[0] for e in self._events() if f"({peer}) joined" in str(e["text"])}
+        return name
+
+    def _events(self) -> list[dict[str, Any]]:
+        lines = (self._running.folder / "events.jsonl").read_text().splitlines(keepends=True)
+        return [json.loads(line) for line in lines if line.endswith("\n")]
+
+    def _said(self, *words: str, since: float = 0.0) -> dict[str, Any] | None:
+        found = (e for e in self._events() if e["at"] >= since and all(word in e["text"] for word in words))
+        return next(found, None)
+
+    def _wait(self, what: Callable[[], Any], why: str) -> Any:
+        until = time.monotonic() + PATIENCE
+        while not (found := what()):
+            if self._running.coordinator.poll() is not None:
+                raise self._running.failure()
+            if time.monotonic() > until:
+                raise UserError(f"{why} within {PATIENCE:g} s", f"see {self._running.folder}/logs")
+            time.sleep(0.1)
+        return found
+
+
+def snapshots(turns: int) -> dict[str, Any]:
+    """The demo with a snapshot every 20 steps against one without, in turns."""
+    rows = []
+    for turn in range(turns):
+        row = {}
+        for name, interval in (("without", 0), ("with", 20)) if turn % 2 else (("with", 20), ("without", 0)):
+            summary, _ = pipeline(small(steps=200, snapshots={"interval": interval}))
+            row[name] = summary["seconds"]
+        rows.append(row)
+    cost = statistics.median(row["with"] / row["without"] for row in rows) - 1
+    return {"interval": 20, "cost": cost, "rows_s": rows}
+
+
+def journal(turns: int) -> dict[str, Any]:
+    """Seconds in which a coordinator is back, of a run that is new and of one with a million steps in its journal."""
+    del turns
+    spec = small(steps=2 * LONG)
+    with tempfile.TemporaryDirectory() as name, local_run(spec, Path(name) / "run") as running:
+        path = running.folder / "journal.sqlite"
+        while read(path)[0].step == 0:  # until nobody is busy starting
+            time.sleep(0.1)
+        _stop(running)
+        empty = _restart(running)
+        _stop(running)
+        long, step = Journal(path, read(path)[0]), read(path)[0].step
+        for first in range(step + 1, LONG + 1, 100):
+            steps = range(first, min(first + 100, LONG + 1))
+            long.append([Decided(s, True, 1e-3, 1.0, 3.0, 1.0, 1, 10, 20) for s in steps], time.time())
+        long.close()
+        began = time.monotonic()
+        assert read(path)[0].step == LONG
+        reading = time.monotonic() - began
+        return {
+            "steps": LONG,
+            "bytes": path.stat().st_size,
+            "read_s": reading,
+            "restart_s": _restart(running),
+            "restart_new_run_s": empty,
+        }
+
+
+def _stop(running: LocalRun) -> None:
+    running.coordinator.kill()
+    running.coordinator.wait()
+
+
+def _restart(running: LocalRun) -> float:
+    """Until it has read its journal and opened its door."""
+    link, began = running.folder / "link", time.monotonic()
+    before = os.stat(link).st_mtime_ns
+    running.start_again("coordinator")
+    while os.stat(link).st_mtime_ns == before:
+        if running.coordinator.poll() is not None:
+            raise running.failure()
+        time.sleep(0.01)
+    return time.monotonic() - began
+
+
+PARTS = {"takeover": takeover, "snapshots": snapshots, "journal": journal}
+
+
+def in_words(name: str, found: dict[str, Any]) -> str:
+    if name == "snapshots":
+        turns = ", ".join(f"{row['with'] / row['without'] - 1:+.1%}" for row in found["rows_s"])
+        return f"a snapshot every {found['interval']} steps costs {found['cost']:+.1%} of the time (turns: {turns})"
+    if name == "journal":
+        return (
+            f"after {found['steps']:,} journalled steps ({found['bytes'] / 1e6:.1f} MB) the history is read in "
+            f"{found['read_s'] * 1000:.0f} ms, and a coordinator is back in {found['restart_s']:.1f} s; "
+            f"of a new run in {found['restart_new_run_s']:.1f} s"
+        )
+    rows = [
+        f"  {row['fault']:<8}  stage {row['stage']} at step {row['step']:>4}: noticed after {row['noticed_s']:.1f} s, "
+        f"the next step granted after {row['next_step_s']:.1f} s"
+        for row in found["rows"]
+    ]
+    return "\n".join([f"with a spare, and a lease of {found['lease_s']:g} s:", *rows])
