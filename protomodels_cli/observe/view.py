@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rich import box
 from rich.console import Group, RenderableType
+from rich.padding import Padding
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -31,7 +32,7 @@ def headline(s: pb.RunStatus) -> str:
 def picture(s: pb.RunStatus) -> RenderableType:
     rows: list[RenderableType] = [Text(headline(s), style="bold")]
     if s.phase == "running":
-        rows.append(ProgressBar(total=s.steps, completed=s.step, width=72))
+        rows.append(Padding(ProgressBar(total=s.steps, completed=s.step, width=72), 0))  # which ends its line
     if s.reason:
         rows.append(Text(f"paused: {s.reason}", style="bold red"))
     elif s.waiting_for and (s.phase != "running" or s.waiting_s > LONG):
