@@ -124,8 +124,11 @@ async def _watch(console: Console, running: LocalRun, chaos: Chaos | None = None
 
 async def _follow(running: LocalRun, source: Operator, show: Callable[[RunStatus], None], chaos: Chaos | None) -> None:
     while chaos is not None or running.coordinator.poll() is None:
-        if running.coordinator.poll() == 0:
+        code = running.coordinator.poll()
+        if code == 0:
             return
+        if code is not None and code > 0:  # by itself: who is killed has a code below zero
+            raise running.failure()
         try:
             status = await source.status()
         except UserError:  # it has closed its door, or is slow: the loop's condition knows

@@ -34,22 +34,21 @@ class Progress:
 
     def __init__(self, steps: int):
         self.steps, self._shown = steps, -1e9
-        self._started, self._first, self._tokens = time.monotonic(), 0, 0
+        self._started, self._done, self._tokens = time.monotonic(), 0, 0
 
     def line(self, step: int, loss: float, lr: float, norm: float, tokens: int, applied: bool) -> str | None:
+        """A step that is redone counts again: it took its time again."""
         now = time.monotonic()
         self._tokens += tokens
-        if self._first == 0:
-            self._first = step
-        if step not in (self._first, self.steps) and applied and now - self._shown < 2:
+        self._done += 1
+        if self._done > 1 and step != self.steps and applied and now - self._shown < 2:
             return None
         self._shown = now
-        elapsed = now - self._started
-        done = step - self._first + 1
+        elapsed = max(now - self._started, 1e-9)
         width = len(str(self.steps))
         skipped = "" if applied else " | SKIPPED: not finite"
         return (
             f"step {step:{width}d}/{self.steps} ({100 * step / self.steps:5.1f}%) | loss {loss:.4f} | lr {lr:.1e} | "
             f"norm {norm:.2f} | {count(self._tokens / elapsed)} tok/s | "
-            f"eta {duration((self.steps - step) * elapsed / done)}{skipped}"
+            f"eta {duration((self.steps - step) * elapsed / self._done)}{skipped}"
         )
