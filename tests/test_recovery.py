@@ -17,6 +17,7 @@ from protomodels_cli.coordinator.history import (
     RolledBack,
 )
 from protomodels_cli.coordinator.plan import waiting_for
+from protomodels_cli.coordinator.status import describe
 
 
 def test_who_is_lost_before_the_first_decision_is_replaced_and_the_cut_may_change():
@@ -44,6 +45,18 @@ def test_who_is_lost_later_is_replaced_from_the_newest_snapshot():
     b.finish()
     assert [r.step for r in b.records if isinstance(r, Decided)] == [1, 2, 3, 4, 5, 4, 5, 6, 7, 8, 9]
     assert b.state.history.redone == 2
+
+
+def test_the_speed_of_a_run_that_went_back_is_still_a_speed():
+    b = Bench(make_spec(stages=2, steps=9, snapshots={"interval": 3}))
+    b.join(0, 1, 2)
+    to_step(b, 6)
+    before = describe(b.state, b.now, 0.0, 0).tokens_per_s
+    b.tell(ev.Left(b.state.history.holders[0], "killed"))
+    to_step(b, 5)
+    after = describe(b.state, b.now, 0.0, 0)
+    assert 0 < after.tokens_per_s < before, "it stood still for a while"
+    assert after.eta_s > 0
 
 
 def test_without_a_spare_it_waits_and_says_for_what_and_the_others_keep_what_they_have():

@@ -267,7 +267,7 @@ def _decide(moves: Moves, task: Task, reports: list[Report]) -> None:
     sent = [int(sum(r.usage.get(f"{leg}_bytes", 0) for r in reports)) for leg in ("forward", "backward")]
     moves.record(Decided(step, finite, lr, clip, loss, norm, state.history.generation, *sent))
     history = moves.state.history
-    moves.set(undelivered=True, broken=0, decided_at=(*state.decided_at[-49:], (moves.now, step)))
+    moves.set(undelivered=True, broken=0, decided_at=(*state.decided_at[-49:], moves.now))
     if history.basis_version != before:
         moves.write_row("switch", step, version=history.basis_version, sha256=history.basis_sha256)
     moves.write_row(

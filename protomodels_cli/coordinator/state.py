@@ -100,7 +100,7 @@ class State:
     missing: str = "no peer has joined"  # while there is no placement: why
     tasks: int = 0
     usage: Mapping[int, Report] = field(default_factory=dict)  # stage → its newest report on a step
-    decided_at: tuple[tuple[float, int], ...] = ()  # (when, step) of the last decisions
+    decided_at: tuple[float, ...] = ()  # when the last decisions were made
 
     @property
     def stages(self) -> int:

@@ -70,11 +70,11 @@ def phase_of(state: State) -> str:
 
 
 def tokens_per_s(state: State) -> float:
-    """Over the last decisions."""
+    """Over the last decisions; a step that was redone counts again."""
     if len(state.decided_at) < 2:
         return 0.0
-    (first, before), (last, after) = state.decided_at[0], state.decided_at[-1]
-    tokens = (after - before) * state.spec.batch.size * state.spec.model.context
+    first, last = state.decided_at[0], state.decided_at[-1]
+    tokens = (len(state.decided_at) - 1) * state.spec.batch.size * state.spec.model.context
     return tokens / (last - first) if last > first else 0.0
 
 
