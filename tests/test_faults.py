@@ -187,7 +187,11 @@ def test_the_coordinator_is_killed(scene, phase):
     s.start(3, coordinator_fault=s.fail_at(phase, 0, {"adopted": 4, "ended": -1}.get(phase, 7)))
     s.wait_for_mark()
     s.restart_coordinator()
-    assert s.ends_well()["steps_redone"] == 0
+    summary = s.ends_well()
+    assert summary["steps_redone"] == 0
+    rows = map(json.loads, (s.run_dir / "metrics.jsonl").read_text().splitlines())
+    steps = sum(row["seconds"] for row in rows if row["event"] == "step")
+    assert summary["seconds"] >= steps - 0.1, "of the whole run, not since the coordinator was started again"
 
 
 def test_the_coordinator_and_a_peer_are_killed_together(scene):

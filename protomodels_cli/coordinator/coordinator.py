@@ -31,7 +31,7 @@ from protomodels_cli.data.prepare import Corpus
 from protomodels_cli.errors import EXIT_INTERRUPTED, UserError
 from protomodels_cli.files import write_whole
 from protomodels_cli.model.t_fixed import VERSION as T_FIXED_VERSION
-from protomodels_cli.observe.metrics import JsonLines, strict
+from protomodels_cli.observe.metrics import JsonLines, first_step_began, strict
 from protomodels_cli.observe.progress import Progress
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 
@@ -60,8 +60,9 @@ class Coordinator:
         self._looking: set[asyncio.Task[None]] = set()
         self._fed = 0  # the last step whose ids stage 0 has
         self._tickets: list[str] = []
-        self._first_grant: tuple[float, float] | None = None  # wall and CPU time
-        self._last_commit: tuple[float, float] = (0.0, 0.0)
+        self._began: float | None = None  # when the run's first step was granted
+        self._decided = 0.0  # when its last one was decided
+        self._cpu_s: tuple[float, float] | None = None  # of this process, at its first grant and at its last decision
         self._interrupted = asyncio.Event()
 
     @staticmethod
@@ -114,6 +115,8 @@ class Coordinator:
     def _come_back(self) -> None:
         """As the journal has it."""
         history = self._journal.history
+        self._began = first_step_began(self.run_dir.path / "metrics.jsonl")
+        self._decided = self._journal.last_written
         self.state = machine.resume(self.spec, self.state.t_fixed, history, self._now())
         if self._subspace is not None:
             for version, sha256 in _bases(history).items():
@@ -208,7 +211,8 @@ class Coordinator:
 
     def _note(self, records: list[Record]) -> None:
         if any(isinstance(r, Decided) for r in records):
-            self._last_commit = time.time(), time.process_time()
+            self._decided, cpu = time.time(), time.process_time()
+            self._cpu_s = (self._cpu_s or (cpu, cpu))[0], cpu
 
     # Commands
 
@@ -242,7 +246,7 @@ class Coordinator:
                 assert_never(command)
 
     def _say(self, text: str) -> None:
-        self._log.write({"at": time.time(), "text": text})
+        self._log.write({"text": text})
         self.say(text)
 
     def _to_holders(self, **body: Any) -> None:
@@ -282,8 +286,9 @@ class Coordinator:
         if task is not None and task.kind == "sync" and self._subspace is not None:
             turn.sync.basis.CopyFrom(self._subspace.basis_message(self.state.history.basis_version))
             turn.sync.t_fixed.CopyFrom(self._subspace.table_message())
-        if task is not None and task.kind == "step" and self._first_grant is None:
-            self._first_grant = time.time(), time.process_time()
+        if task is not None and task.kind == "step" and self._cpu_s is None:
+            self._cpu_s = time.process_time(), time.process_time()
+            self._began = self._began or time.time()
             self._progress = Progress(self.spec.steps)  # its clock starts here
         self._to_holders(turn=turn)
         if task is not None:
@@ -333,8 +338,9 @@ class Coordinator:
     def _write_summary(self) -> None:
         history, totals = self.state.history, self._totals
         assert history.ended is not None
-        first = self._first_grant or self._last_commit  # none, if all that was left was to finish
-        seconds = self._last_commit[0] - first[0]
+        seconds = self._decided - (self._began or self._decided)
+        cpu_before, cpu = self._cpu_s or (0.0, 0.0)  # none, if all that was left was to finish
+        tokens = history.step * self.spec.batch.size * self.spec.model.context
         summary = {
             "steps": history.step,
             "stages": len(history.layers),
@@ -342,12 +348,12 @@ class Coordinator:
             "loss_first": history.loss_first,
             "loss_last": history.decision.loss if history.decision else None,
             "eval_loss": history.eval_loss,
-            "tokens_per_s": totals.tokens / seconds if seconds else 0.0,
+            "tokens_per_s": tokens / seconds if seconds else 0.0,
             **bytes_summary(history, self.spec),
             "weights_sha256": history.ended.weights_sha256,
             "layers_per_stage": list(history.layers),
             "cpu_seconds": {
-                "coordinator": self._last_commit[1] - first[1],
+                "coordinator": cpu - cpu_before,
                 "stages": totals.cpu_s,
             },
             "relayed_bytes": self._relayed(),

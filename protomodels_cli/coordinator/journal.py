@@ -40,17 +40,17 @@ class Journal:
         self._db.execute("PRAGMA wal_autocheckpoint = 0")
         self._db.execute("PRAGMA synchronous = FULL")
         self._db.executescript(_TABLES)
-        self.history = first
+        self.history, self.last_written = first, 0.0
         found = _folded(self._db)
         if found is None:
             with self._transaction():
                 self._db.execute("INSERT INTO folded VALUES (0, 0, ?)", (_to_json(first),))
         else:
-            self.history = found[2]
+            _, self.last_written, self.history = found
         self._writes, self._copying = 0, threading.Thread()
         self._loose = 0  # records since they were last folded
-        for _, record in _records(self._db):
-            self.history = fold(self.history, record)
+        for at, record in _records(self._db):
+            self.history, self.last_written = fold(self.history, record), at
             self._loose += 1
 
     def append(self, records: Iterable[Record], now: float) -> None:

@@ -144,7 +144,7 @@ class Totals:
     """Sums over the step rows since this process began, for the run's summary."""
 
     def __init__(self) -> None:
-        self.steps = self.tokens = 0
+        self.steps = 0
         self.most_in_flight: list[int] = []
         self.peak_memory: list[int] = []
         self.cpu_s: list[float] = []
@@ -154,7 +154,6 @@ class Totals:
         if self.steps == 0:
             self.most_in_flight = [0] * len(stages)
         self.steps += 1
-        self.tokens += row["tokens"]
         held = zip(self.most_in_flight, stages, strict=True)
         self.most_in_flight = [max(before, int(s["most_in_flight"])) for before, s in held]
         self.peak_memory = [int(s["peak_memory"]) for s in stages]

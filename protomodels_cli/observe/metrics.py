@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import time
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -21,7 +22,8 @@ class JsonLines:
         self._file = path.open("a" if go_on else "x", encoding="utf-8")
 
     def write(self, row: dict[str, Any]) -> None:
-        self._file.write(json.dumps(strict(row)) + "\n")
+        """With the time of writing, in seconds since 1970."""
+        self._file.write(json.dumps(strict({**row, "at": time.time()})) + "\n")
         self._file.flush()
 
     def close(self) -> None:
@@ -44,6 +46,14 @@ def _drop_half_a_line(path: Path) -> None:
         start = max(0, file.seek(0, os.SEEK_END) - LONGEST_LINE)
         file.seek(start)
         file.truncate(start + file.read().rfind(b"\n") + 1)
+
+
+def first_step_began(path: Path) -> float | None:
+    """When the first step in these metrics was granted, in seconds since 1970."""
+    with path.open(encoding="utf-8") as file:
+        rows = (json.loads(line) for line in file)
+        step = next((row for row in rows if row["event"] == "step"), None)
+    return None if step is None else step["at"] - step["seconds"]
 
 
 def strict(value: Any) -> Any:
