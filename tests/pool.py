@@ -7,6 +7,7 @@ put in here, from outside: the code under test has no switch for them.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import select
@@ -389,6 +390,38 @@ def full_disk_once(patch: Any) -> None:
     patch.setattr(parts, "save_file", fails_once)
 
 
+def cannot_build(patch: Any, once: str) -> None:
+    """The first that builds its stage from a snapshot has no memory for it."""
+    from protomodels_cli.worker.stage_work import StageWork
+
+    begin = StageWork.__init__
+
+    def or_not(self: StageWork, spec: Any, part: Any, basis: Any, device: Any, saved: Any, *rest: Any) -> None:
+        if saved is not None:
+            with contextlib.suppress(FileExistsError):
+                Path(once).touch(exist_ok=False)
+                raise MemoryError("not enough memory: you tried to allocate a stage")
+        begin(self, spec, part, basis, device, saved, *rest)
+
+    patch.setattr(StageWork, "__init__", or_not)
+
+
+def spoils_its_part(patch: Any, step: int) -> None:
+    """What is written of this step is damaged before it is handed in, once."""
+    from protomodels_cli.worker.parts import Parts
+
+    write, done = Parts.write, []
+
+    def and_spoil(self: Parts, lineage: int, at: int, *rest: Any) -> Any:
+        part = write(self, lineage, at, *rest)
+        if at == step and not done:
+            done.append(at)
+            self.path(part).write_bytes(b"x" + self.path(part).read_bytes()[1:])
+        return part
+
+    patch.setattr(Parts, "write", and_spoil)
+
+
 def slow_disk(patch: Any, seconds: float) -> None:
     """Whatever is synced of snapshots, parts and bases takes its time, and must not take the event loop's."""
     import threading
@@ -443,6 +476,8 @@ FAULTS = {
         little_memory,
         unreachable,
         full_disk_once,
+        cannot_build,
+        spoils_its_part,
         slow_disk,
         slow,
         fail_at,

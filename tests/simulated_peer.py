@@ -232,6 +232,9 @@ class Process:
         if mark.parts:
             place = (mark.lineage, mark.step, word.stage)
             part = self.home.disk.get(place)
+            if self.world.random.random() < self.world.loss:  # its own disk, or memory
+                self.tell(ev.SnapshotLost(self.id, word.generation, mark.lineage, mark.step, "not to be read"))
+                return
             if part is None or part.spoilt or part.sha256 != mark.parts[word.stage]:
                 part = self.world.fetch(self, place)
                 if part is None:

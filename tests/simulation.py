@@ -100,6 +100,8 @@ class CoordinatorProcess:
     def take(self, event: ev.Event) -> None:
         if not self.alive:
             return
+        if isinstance(event, ev.SnapshotLost):
+            event = replace(event, whole_here=self._is_whole(event))
         world, before = self.world, self.state
         state, records, commands = machine.apply(before, event, world.now)
         if records and world.dies_at("before the journal"):
@@ -116,6 +118,16 @@ class CoordinatorProcess:
             return
         for command in commands:
             self._do(command)
+
+    def _is_whole(self, lost: ev.SnapshotLost) -> bool:
+        """Looks for itself, as the shell does."""
+        history = self.state.history
+        if lost.peer not in history.holders:
+            return True
+        stage = history.holders.index(lost.peer)
+        mark = next((m for m in history.snapshots if (m.lineage, m.step) == (lost.lineage, lost.step)), None)
+        part = self.disk.parts.get((lost.lineage, lost.step, stage))
+        return bool(mark and part and not part.spoilt and part.sha256 == mark.parts[stage])
 
     def _do(self, command: ev.Command) -> None:
         state, history = self.state, self.state.history

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -233,11 +234,39 @@ def test_a_peer_that_is_stopped_for_longer_than_its_lease(scene, spares):
     assert s.ends_well()["lineage"] == 1 + spares
 
 
+def test_a_peer_that_is_silent_for_less_than_its_lease_is_not_missed(scene):
+    s = scene(a_spec().model_copy(update={"limits": a_spec().limits.model_copy(update={"lease_seconds": 5.0})}))
+    s.start(4, s.fail_at("forward", 1, 8, "SIGSTOP"))
+    s.wait_for_mark()
+    time.sleep(2.0)
+    for i in s.peers:
+        os.kill(s.pool.peers[i].pid, signal.SIGCONT)
+    assert s.ends_well()["generations"] == 1
+
+
+def test_a_spare_that_cannot_build_the_stage_says_so_and_the_next_is_asked(scene, tmp_path):
+    s = scene(a_spec())
+    s.start(4, {"kind": "cannot_build", "once": str(tmp_path / "no-memory")})
+    s.wait_for_step(7)
+    victim = s.holder(1)
+    s.pool.peers[victim].kill()
+    s.wait_for((tmp_path / "no-memory").exists, "nobody took over")
+    s.wait_for(lambda: "ran out of memory" in s.events(), "it did not say so")
+    s.join(victim)
+    led = s.pool.coordinator.result()
+    assert led["exit"] == 0, led
+    results = [s.pool.peers[i].result() for i in s.peers]
+    [failed] = [r for r in results if r["exit"]]
+    assert "close other programs" in failed["error"]
+    assert json.loads((s.run_dir / "summary.json").read_text())["weights_sha256"] == expected(s.spec)
+
+
 FAULTS = {
     "a cut link": {"kind": "cut_link", "step": 7},
     "a cut link in the first step with a new U": {"kind": "cut_link", "step": 6},
     "a damaged frame": {"kind": "damage_frame", "step": 7},
     "a full disk": {"kind": "full_disk_once"},
+    "a part that is spoilt before it is handed in": {"kind": "spoils_its_part", "step": 6},
 }
 
 
@@ -274,8 +303,16 @@ def test_a_flipped_bit_is_found_mended_and_what_it_spoilt_is_redone(scene, what)
     assert summary["lineage"] == 2
 
 
-@pytest.mark.parametrize("how", ["truncated", "flipped"])
-@pytest.mark.parametrize("where", ["peer", "coordinator"])
+@pytest.mark.parametrize(
+    ("where", "how"),
+    [
+        ("peer", "truncated"),
+        ("peer", "flipped"),
+        ("coordinator", "truncated"),
+        ("coordinator", "flipped"),
+        ("coordinator", "unreadable"),
+    ],
+)
 def test_a_damaged_snapshot_is_not_used(scene, where, how):
     """On a peer's disk: fetched again. At the coordinator, for a peer that has no other: an older one is used."""
     s = scene(a_spec())
@@ -290,7 +327,11 @@ def test_a_damaged_snapshot_is_not_used(scene, where, how):
         path = s.run_dir / "snapshots" / "0001-00000006" / "stage-1.safetensors"
     content = path.read_bytes()
     flipped = content[:-9] + bytes([content[-9] ^ 1]) + content[-8:]
-    path.write_bytes(content[: len(content) // 2] if how == "truncated" else flipped)
+    if how == "unreadable":
+        path.unlink()
+        path.mkdir()
+    else:
+        path.write_bytes(content[: len(content) // 2] if how == "truncated" else flipped)
     s.pool.peers[victim].kill()
     summary = s.ends_well()
     assert ("cannot be used" in s.events()) == (where == "coordinator")
@@ -311,6 +352,16 @@ def test_a_damaged_snapshot_is_brought_back_from_its_copy(scene, tmp_path):
     assert {p.name for p in tmp_path.glob("store/*/*")} == {p.name for p in (s.run_dir / "snapshots").iterdir()}
 
 
+def test_what_was_not_copied_before_a_kill_is_copied_after_it(scene, tmp_path):
+    s = scene(a_spec(copy_to=(tmp_path / "store").as_uri()))
+    s.start(3, coordinator_fault=s.fail_at("ended", 0, -1))
+    s.wait_for_mark()
+    shutil.rmtree(tmp_path / "store", ignore_errors=True)
+    s.restart_coordinator()
+    s.ends_well()
+    assert {p.name for p in tmp_path.glob("store/*/*")} == {p.name for p in (s.run_dir / "snapshots").iterdir()}
+
+
 def test_a_warm_spare_has_every_part_before_it_is_asked(scene):
     s = scene(a_spec(warm_spares=True))
     s.start(4, {"kind": "slow", "seconds": 0.05})
@@ -324,7 +375,8 @@ def test_a_warm_spare_has_every_part_before_it_is_asked(scene):
     for part in (s.run_dir / "snapshots").glob("*/stage-1.safetensors"):
         part.unlink()  # whoever had to fetch it would have to go back to the beginning
     s.pool.peers[s.holder(1)].kill()
-    assert s.ends_well()["steps_redone"] < 9
+    assert s.ends_well()["steps_redone"] < 6
+    assert "cannot be used" not in s.events()
 
 
 def test_a_peer_that_leaves_hands_its_state_over(scene):

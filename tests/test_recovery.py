@@ -10,7 +10,7 @@ from conftest import make_spec
 from machine_bench import Bench, holding, peer, to_step
 
 from protomodels_cli.coordinator import events as ev
-from protomodels_cli.coordinator import machine
+from protomodels_cli.coordinator import machine, seating
 from protomodels_cli.coordinator.history import (
     Decided,
     Forgot,
@@ -209,6 +209,46 @@ def test_a_damaged_snapshot_is_forgotten_and_an_older_one_used():
     assert b.state.history.step == 2
     b.finish()
     assert b.state.history.lineage == 3
+
+
+def test_a_peer_that_alone_cannot_read_a_snapshot_tries_again_and_goes_at_last():
+    b = Bench(make_spec(stages=2, steps=6, snapshots={"interval": 2}))
+    b.join(0, 1, 2)
+    to_step(b, 6)
+    b.tell(ev.Left(b.state.history.holders[0], "killed"))
+    bad = "p2"
+    for _ in range(seating.PART_AFTER):
+        history = b.state.history
+        assert bad in history.holders
+        b.tell(ev.SnapshotLost(bad, history.generation, 1, 4, "not to be read", whole_here=True))
+    assert bad not in b.state.peers
+    assert not b.state.relay_all, "nothing is wrong with links"
+    assert b.state.history.newest.step == 4, "a peer's word costs nobody a snapshot"
+    b.join(3)
+    b.finish()
+
+
+def test_a_stage_is_asked_for_its_part_once_a_generation():
+    b = Bench(make_spec(stages=2, steps=6, snapshots={"interval": 2}, eval={"interval": 2}))
+
+    def asked() -> int:
+        return len([c for c in b.commands if isinstance(c, ev.SendTurn) and c.save])
+
+    def to_a_step() -> None:
+        """Without handing anything in."""
+        while b.state.task.kind != "step":
+            for stage in range(2):
+                b.done(stage)
+
+    b.join(0, 1)
+    to_step(b, 2)
+    b.done(0), b.done(1)
+    to_a_step()
+    assert ("evaluation", 2) in b.tasks()
+    assert asked() == 1
+    b.tell(ev.Trouble(b.state.history.holders[0], "the stream broke", 1, 1))
+    to_a_step()
+    assert asked() == 2, "the turn may have been lost"
 
 
 def test_the_owner_pauses_resumes_and_stops():

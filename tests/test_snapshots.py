@@ -10,12 +10,14 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from conftest import make_spec
 
 from protomodels_cli.cli.folders import claim_or_find
+from protomodels_cli.coordinator import depot as depots
 from protomodels_cli.coordinator import events
 from protomodels_cli.coordinator.copies import Copies
 from protomodels_cli.coordinator.depot import Depot
@@ -24,7 +26,7 @@ from protomodels_cli.coordinator.journal import Journal
 from protomodels_cli.coordinator.run_dir import open_run_dir
 from protomodels_cli.coordinator.snapshots import Snapshots
 from protomodels_cli.coordinator.state import State
-from protomodels_cli.coordinator.uploads import Later, Uploads
+from protomodels_cli.coordinator.uploads import Damaged, Later, Uploads
 from protomodels_cli.errors import UserError
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.worker.parts import Parts
@@ -76,9 +78,33 @@ def test_an_upload_that_broke_off_goes_on_where_it_was(tmp_path: Path):
 
 def test_damaged_bytes_are_thrown_away_and_wanted_again(tmp_path: Path):
     desk = Desk(tmp_path)
-    with pytest.raises(Later):
+    with pytest.raises(Damaged):
         desk.hand_in(0, b"x" + CONTENTS[0][1:])
     assert desk.uploads.offered("p0", desk.header(0)) == 0
+
+
+@pytest.mark.parametrize("begun_again", [False, True])
+def test_an_upload_whose_snapshot_was_given_up_meanwhile_does_no_harm(tmp_path: Path, begun_again: bool):
+    """Also to the next try at the same step, of which another stage has handed in its part already."""
+    desk = Desk(tmp_path)
+    desk.hand_in(0, CONTENTS[0][:3000])
+    history = desk.state.history
+
+    async def chunks() -> AsyncIterator[pb.UploadChunk]:
+        yield pb.UploadChunk(data=CONTENTS[0][3000:4000])
+        desk.state = replace(desk.state, history=replace(history, pending=()))
+        desk.snapshots.drop(1, 3)
+        if begun_again:
+            desk.state = replace(desk.state, history=history)
+            other = desk.snapshots.coming(1, 3, 1, HASHES[1])
+            other.write_bytes(CONTENTS[1])
+            desk.snapshots.arrived(other)
+        yield pb.UploadChunk(data=CONTENTS[0][4000:])
+
+    with pytest.raises(Later if begun_again else ValueError, match=r"given up|not wanted"):
+        asyncio.run(desk.uploads.receive("p0", desk.header(0, offset=3000), chunks()))
+    assert desk.told == []
+    assert desk.snapshots.has(1, 3, 1) == begun_again
 
 
 @pytest.mark.parametrize(
@@ -155,12 +181,12 @@ def complete(folder: Path, steps: list[int]) -> tuple[Snapshots, list[Mark]]:
 def test_copies_follow_the_snapshots_and_touch_nothing_else(tmp_path: Path):
     snapshots, marks = complete(tmp_path / "snapshots", [3, 6, 9])
     copies = Copies((tmp_path / "store").as_uri(), "home-1234")
-    copies.bring_up_to_date(snapshots.named(marks[:2]))
+    copies.bring_up_to_date(snapshots.folders(marks[:2]))
     there = tmp_path / "store" / "home-1234"
     (there / "mine.txt").touch()
     (there / "0001-00000006" / "hashes.json").unlink()  # as if it broke off
     (there / "0001-00000006" / "stage-1.safetensors").write_bytes(b"half")
-    copies.bring_up_to_date(snapshots.named(marks[1:]))
+    copies.bring_up_to_date(snapshots.folders(marks[1:]))
     assert sorted(p.name for p in there.iterdir()) == ["0001-00000006", "0001-00000009", "mine.txt"]
     for mark in marks[1:]:
         folder = there / f"0001-{mark.step:08d}"
@@ -183,10 +209,15 @@ def test_a_damaged_part_is_brought_back_where_there_is_a_copy(tmp_path: Path, da
     said: list[str] = []
     depot = Depot(snapshots, copies, lambda: history, said.append, lambda e: None)
     if copies and copied != "not":
-        copies.bring_up_to_date(snapshots.named([mark]))
+        copies.bring_up_to_date(snapshots.folders([mark]))
         if copied == "damaged":
             (tmp_path / "store/home/0001-00000003/stage-1.safetensors").write_bytes(b"other")
     folder = tmp_path / "snapshots/0001-00000003"
+
+    async def settle() -> None:
+        depot.settle()
+        await depot.end()
+
     assert asyncio.run(depot.is_whole(mark, 1))
     match damage:
         case "truncated":
@@ -195,13 +226,47 @@ def test_a_damaged_part_is_brought_back_where_there_is_a_copy(tmp_path: Path, da
             (folder / "stage-1.safetensors").unlink()
         case "folder gone":
             shutil.rmtree(folder)
+    if copied != "not":
+        asyncio.run(settle())  # which must not take the copy for one too many
     assert asyncio.run(depot.is_whole(mark, 1)) == (copied == "whole")
     assert asyncio.run(depot.is_whole(mark, 0)) == (damage != "folder gone" or copied in ("whole", "damaged"))
     if copied == "whole":
-        assert "brought back" in said[0]
+        assert "brought back" in " ".join(said)
         assert (folder / "stage-1.safetensors").read_bytes() == CONTENTS[1]
     elif copies:
-        assert "damaged" in said[0]
+        assert "damaged" in " ".join(said)
+
+
+def test_a_store_that_cannot_be_reached_is_asked_again_before_a_snapshot_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(depots, "AGAIN", 0.01)
+    snapshots, [mark] = complete(tmp_path / "snapshots", [3])
+    copies = Copies((tmp_path / "store").as_uri(), "home")
+    copies.bring_up_to_date(snapshots.folders([mark]))
+    get, tries, works_at = copies.get, [], [3]
+
+    def sometimes(*names: Any) -> None:
+        tries.append(names)
+        if len(tries) != works_at[0]:
+            raise ConnectionError("no route")
+        get(*names)
+
+    monkeypatch.setattr(copies, "get", sometimes)
+    said: list[str] = []
+    depot = Depot(snapshots, copies, lambda: beginning("u"), said.append, lambda e: None)
+    part = tmp_path / "snapshots/0001-00000003/stage-1.safetensors"
+    part.unlink()
+
+    async def two_ask() -> list[bool]:
+        return await asyncio.gather(depot.is_whole(mark, 1), depot.is_whole(mark, 1))
+
+    assert asyncio.run(two_ask()) == [True, True]
+    assert len(tries) == 3, "one look for both"
+    assert "trying again" in said[0]
+    assert "brought back" in said[1]
+    part.unlink()
+    assert asyncio.run(two_ask()) == [False, False], "not for ever"
 
 
 def test_a_throttle_is_never_faster_than_asked():

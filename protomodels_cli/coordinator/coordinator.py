@@ -11,6 +11,8 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, assert_never
 
 from protomodels_cli.coordinator import events, machine
@@ -58,6 +60,7 @@ class Coordinator:
         self._started = self._now()
         self._over: asyncio.Future[None] = asyncio.get_event_loop().create_future()
         self._looking: set[asyncio.Task[None]] = set()
+        self._writing = ThreadPoolExecutor(1)
         self._fed = 0  # the last step whose ids stage 0 has
         self._tickets: list[str] = []
         self._began: float | None = None  # when the run's first step was granted
@@ -96,7 +99,7 @@ class Coordinator:
             for end in (leading, self._over):
                 if end.done():
                     await end  # raises what ended it
-            await self._depot.end()
+            await self._finish_copies()
             return self._exit_code()
         except OSError as e:
             raise UserError(
@@ -112,6 +115,15 @@ class Coordinator:
                 self._metrics.close()
                 self._log.close()
 
+    async def _finish_copies(self) -> None:
+        """Of the last snapshot, unless the owner does not want to wait for that."""
+        self._interrupted.clear()
+        ends = [asyncio.create_task(self._depot.end()), asyncio.create_task(self._interrupted.wait())]
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        ends[1].cancel()
+        if not ends[0].done():
+            self._say("not waited for: the last snapshot is not copied")
+
     def _come_back(self) -> None:
         """As the journal has it."""
         history = self._journal.history
@@ -122,6 +134,7 @@ class Coordinator:
             for version, sha256 in _bases(history).items():
                 self._subspace.load(version, sha256)
         self._snapshots.settle(history.snapshots, history.pending, self._snapshots.found())
+        self._depot.settle()
         for mark in history.pending:
             self._uploads.look(mark.lineage, mark.step)
         if history.over:  # killed between the end and its last words: whoever still waits is told
@@ -163,14 +176,12 @@ class Coordinator:
 
     async def _look_into(self, lost: events.SnapshotLost) -> None:
         """A peer cannot read its part of a snapshot. What is here decides: a peer's word costs nobody a snapshot."""
-        stage = self.state.stage_of(lost.peer)
-        mark = next((m for m in self.state.history.snapshots if (m.lineage, m.step) == (lost.lineage, lost.step)), None)
-        if stage is None or mark is None or not mark.parts:
+        stage, history = self.state.stage_of(lost.peer), self.state.history
+        mark = next((m for m in history.snapshots if (m.lineage, m.step) == (lost.lineage, lost.step)), None)
+        if stage is None or lost.generation != history.generation or mark is None or not mark.parts:
             return
         whole = await self._depot.is_whole(mark, stage)
-        what = f"could not read its part of the snapshot of step {mark.step}"
-        again = events.Trouble(lost.peer, what, stage, lost.generation)
-        self._events.put_nowait(again if whole else lost)
+        self._events.put_nowait(replace(lost, whole_here=whole))
 
     async def _tick(self) -> None:
         while True:
@@ -188,7 +199,8 @@ class Coordinator:
                 self._blame(event, e)
                 continue
             if records:
-                await asyncio.to_thread(self._journal.append, records, now)
+                # In a thread of its own: others may be busy with large files.
+                await asyncio.get_running_loop().run_in_executor(self._writing, self._journal.append, records, now)
                 self._note(records)
             if isinstance(event, events.Joined):  # it may have parts that are not needed, or that never arrived
                 self._service.send(event.peer.id, keep=keep_message(self.state.history))

@@ -31,11 +31,13 @@ class Copies:
         self._root = f"{root.rstrip('/')}/{run}"
 
     def bring_up_to_date(self, snapshots: Collection[Path]) -> None:
-        """Copy these where they are not there yet, then delete the others. Raises whatever the store raises."""
+        """Copy these where they are not there yet, then delete the others; one whose folder is gone here is only kept.
+        Raises whatever the store raises."""
         self._files.makedirs(self._root, exist_ok=True)
         there = {str(path).rsplit("/", 1)[-1] for path in self._files.ls(self._root, detail=False)}
         for folder in snapshots:
-            if not (folder.name in there and self._files.exists(self._at(folder.name, HASHES))):
+            whole = folder.name in there and self._files.exists(self._at(folder.name, HASHES))
+            if not whole and folder.exists():
                 self._copy(folder)
         for name in there - {folder.name for folder in snapshots}:
             if SNAPSHOT.fullmatch(name):
@@ -47,7 +49,7 @@ class Copies:
             self._files.put_file(str(file), self._at(folder.name, file.name))
 
     def get(self, snapshot: str, file: str, to: Path) -> None:
-        """Raises whatever the store raises."""
+        """Raises FileNotFoundError if it is not there, and whatever else the store raises."""
         self._files.get_file(self._at(snapshot, file), str(to))
 
     def _at(self, *names: str) -> str:

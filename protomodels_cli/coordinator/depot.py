@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import threading
 from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar, cast
 
 from protomodels_cli.coordinator.copies import Copies, in_words
 from protomodels_cli.coordinator.history import History, Mark
 from protomodels_cli.coordinator.snapshots import Snapshots
+
+T = TypeVar("T")
+TRIES, AGAIN = 10, 6.0  # to reach the store, and seconds between two
 
 
 class Repeated:
@@ -36,6 +42,26 @@ class Repeated:
             await self._working
 
 
+async def _beside(work: Callable[..., T], *arguments: Any) -> T:
+    """In a thread that nobody waits for at the end: a store may hang."""
+    loop, result = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
+
+    def settle(do: Callable[[Any], None], value: Any) -> None:
+        if not result.done():
+            do(value)
+
+    def run() -> None:
+        try:
+            found: tuple[Any, Any] = result.set_result, work(*arguments)
+        except BaseException as e:
+            found = result.set_exception, e
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(settle, *found)
+
+    threading.Thread(target=run, daemon=True).start()
+    return cast(T, await result)
+
+
 class Depot:
     def __init__(
         self,
@@ -47,6 +73,7 @@ class Depot:
     ):
         self._snapshots, self._copies, self._history, self._say, self._fail = snapshots, copies, history, say, fail
         self._settling, self._copying = Repeated(self._settle), Repeated(self._copy)
+        self._looks: dict[tuple[int, int, int], asyncio.Task[bool]] = {}
 
     def settle(self) -> None:
         """The history has other snapshots than before."""
@@ -55,7 +82,7 @@ class Depot:
     async def end(self) -> None:
         await self._settling.end()
         if self._copies is not None and self._copying.under_way:
-            self._say(f"copying the last snapshot to {self._copies.url} …")
+            self._say(f"copying the last snapshot to {self._copies.url} … (Ctrl-C: leave without)")
         await self._copying.end()
 
     async def _settle(self) -> None:
@@ -70,25 +97,38 @@ class Depot:
 
     async def _copy(self) -> None:
         assert self._copies is not None
-        named = self._snapshots.named(self._history().snapshots)
+        complete = self._snapshots.folders(self._history().snapshots)
         try:
-            await asyncio.to_thread(self._copies.bring_up_to_date, named)
+            await _beside(self._copies.bring_up_to_date, complete)
         except Exception as e:  # a store may raise anything
-            why = in_words(e)
-            self._say(f"snapshots cannot be copied to {self._copies.url}: {why}; the next one will be tried again")
+            self._say(f"not all snapshots are copied to {self._copies.url}: {in_words(e)}")
 
     async def is_whole(self, mark: Mark, stage: int) -> bool:
-        """Has this part the right bytes, now or once they are brought back from the copy?"""
+        """Has this part the right bytes, now or once they are brought back from the copy? Whoever asks while that is
+        being found out hears the same."""
+        part = mark.lineage, mark.step, stage
+        if part not in self._looks:
+            self._looks[part] = asyncio.create_task(self._look(mark, stage))
+            self._looks[part].add_done_callback(lambda _: self._looks.pop(part))
+        return await asyncio.shield(self._looks[part])
+
+    async def _look(self, mark: Mark, stage: int) -> bool:
         part = f"stage {stage}'s part of the snapshot of step {mark.step}"
-        try:
-            if await asyncio.to_thread(self._snapshots.is_whole, mark, stage):
-                return True
-            if self._copies is None:
-                return False
-            if await asyncio.to_thread(self._snapshots.replace_part, mark, stage, self._copies.get):
-                self._say(f"{part} was damaged here, and is brought back from {self._copies.url}")
-                return True
-            self._say(f"{part} is damaged, here and at {self._copies.url}")
-        except Exception as e:  # a store may raise anything
-            self._say(f"{part} is damaged, and cannot be brought back: {in_words(e)}")
+        if await asyncio.to_thread(self._snapshots.is_whole, mark, stage):
+            return True
+        if self._copies is None:
+            return False
+        for tries in range(TRIES):
+            try:
+                whole = await _beside(self._snapshots.replace_part, mark, stage, self._copies.get)
+            except FileNotFoundError:
+                whole = False
+            except Exception as e:  # a store may raise anything
+                if tries == 0:
+                    self._say(f"{part} is damaged, and {self._copies.url} cannot be read: {in_words(e)}; trying again")
+                await asyncio.sleep(AGAIN)
+                continue
+            words = "was damaged here, and is brought back from" if whole else "is damaged here, and not whole at"
+            self._say(f"{part} {words} {self._copies.url}")
+            return whole
         return False

@@ -101,6 +101,7 @@ class SnapshotLost:
     lineage: int
     step: int
     why: str
+    whole_here: bool = False  # the coordinator has looked, and its own is right
 
 
 @dataclass(frozen=True)

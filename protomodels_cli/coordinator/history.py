@@ -105,6 +105,7 @@ class RolledBack:
     from_lineage: int
     step: int
     why: str
+    answered: int = 0  # the step up to which numbers were bad, where that is why
 
 
 @dataclass(frozen=True)
@@ -182,6 +183,7 @@ class History:
     forward_bytes: int = 0  # sent for the steps of this lineage and those it goes back to
     backward_bytes: int = 0
     redone: int = 0  # decisions that were voided
+    answered: int = 0  # the last step whose bad numbers were answered by going back
     paused: Paused | None = None
     ended: Ended | None = None
 
@@ -280,6 +282,7 @@ def _roll_back(history: History, record: RolledBack) -> History:
         snapshots=history.snapshots[: index + 1],  # later ones are of what is void now
         pending=(),
         lineage=record.lineage,
+        answered=max(history.answered, record.answered),
         step=mark.step,
         decision=None,
         skipped_in_a_row=mark.skipped_in_a_row,

@@ -83,9 +83,9 @@ class Journal:
             return
         self._writes = 0
         if self._path.with_name(f"{self._path.name}-wal").stat().st_size > LONGEST_LOG:
-            self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            _checkpoint(self._path, "TRUNCATE")
             return
-        self._copying = threading.Thread(target=_checkpoint, args=(self._path,), daemon=True)
+        self._copying = threading.Thread(target=_checkpoint, args=(self._path, "PASSIVE"), daemon=True)
         self._copying.start()
 
     @contextlib.contextmanager
@@ -105,16 +105,17 @@ class Journal:
         self._db.close()
 
 
-def _checkpoint(path: Path) -> None:
+def _checkpoint(path: Path, mode: str) -> None:
     """What fails here is tried again later: nothing rests on it but the log's size."""
     with contextlib.suppress(sqlite3.Error), contextlib.closing(sqlite3.connect(path)) as db:
-        db.execute("PRAGMA wal_checkpoint(PASSIVE)")
+        db.execute(f"PRAGMA wal_checkpoint({mode})")
 
 
 def read(path: Path) -> tuple[History, float]:
     """The history in a journal, without touching it, and when it was last written to."""
     db = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
     try:
+        db.execute("BEGIN")  # one look: it may be folded meanwhile
         found = _folded(db)
         if found is None:
             raise sqlite3.DatabaseError("it has no history")

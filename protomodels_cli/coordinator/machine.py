@@ -293,9 +293,8 @@ def _answer_bad_numbers(moves: Moves) -> None:
     many, step = history.skipped_in_a_row, history.step
     why = f"{many} steps in a row, up to step {step}, had a non-finite loss or gradient"
     before = [mark for mark in history.snapshots if mark.step <= step - many]
-    if spec.limits.nonfinite_action == "return" and moves.state.returned < step:
-        moves.set(returned=step)
-        seating.roll_back(moves, before[-1], why)
+    if spec.limits.nonfinite_action == "return" and history.answered < step:
+        seating.roll_back(moves, before[-1], why, answered=step)
         seating.regroup(moves)
         return
     fix = f"lower optimizer.lr ({spec.optimizer.lr:g}) or lengthen the warm-up in a new run, or pmtrain resume"
@@ -379,11 +378,15 @@ def _take_basis(moves: Moves, event: BasisTaken) -> None:
 
 
 def _lose_snapshot(moves: Moves, event: SnapshotLost) -> None:
-    """A stage's part is damaged wherever it was looked for: what it belongs to is worth nothing."""
+    """A stage's part is damaged wherever it was looked for: what it belongs to is worth nothing. If it is only the peer
+    that cannot read it, it may try again, a few times."""
     state, history = moves.state, moves.state.history
     known = state.stage_of(event.peer) is not None and event.generation == history.generation
     place = (event.lineage, event.step)
     if not known or place not in [(m.lineage, m.step) for m in history.snapshots[1:]]:
+        return
+    if event.whole_here:
+        seating.seat_again(moves, f"could not read its part of the snapshot of step {event.step}", event.peer)
         return
     moves.say(f"the snapshot of step {event.step} cannot be used: {event.why}")
     moves.record(Forgot(*place))

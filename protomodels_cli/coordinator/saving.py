@@ -36,12 +36,18 @@ def is_needed(state: State) -> bool:
 
 
 def begin_if_due(moves: Moves) -> bool:
-    """Whether the next turn asks for the parts: again, too, where a turn that asked for them may not have arrived."""
+    """Whether the next turn asks for the parts. In a new generation it asks again: it may be new because a turn that
+    asked did not arrive."""
     state = moves.state
     dense = state.spec.subspace.form == "dense"
     if is_due(state) and (dense or state.history.synced == state.history.step):
         moves.record(Began(state.history.step))
-    return any(m.step == state.history.step and m.step not in state.whole for m in moves.state.history.pending)
+    history = moves.state.history
+    here = history.generation, history.step
+    if state.asked == here or history.step in state.whole or all(m.step != history.step for m in history.pending):
+        return False
+    moves.set(asked=here)
+    return True
 
 
 def say_if_left_out(moves: Moves) -> None:
@@ -96,6 +102,7 @@ def give_up(moves: Moves, event: PartFailed) -> None:
     moves.set(
         whole={s: p for s, p in moves.state.whole.items() if s != event.step},
         unsaved=(event.step, event.why, moves.now),
+        asked=(0, 0),
     )
     moves.do(KeepSnapshots())
     moves.say(f"the snapshot of step {event.step} could not be written: {event.why}")

@@ -85,14 +85,19 @@ def part_with(moves: Moves, what: str, *peers: str) -> None:
 
 def break_up(moves: Moves, what: str, peer: str, about: int) -> None:
     """Two holders cannot work with each other: link all anew, at last without these two."""
-    state = moves.state
-    moves.set(broken=state.broken + 1)
-    if state.broken + 1 >= PART_AFTER:
-        part_with(moves, what, *dict.fromkeys((peer, state.history.holders[about])))
-        return
-    if state.broken + 1 >= RELAY_AFTER:
+    if moves.state.broken + 1 >= RELAY_AFTER:
         moves.set(relay_all=True)
-    moves.say(f"{state.peers[peer].name} ({peer}): {what}; linking all stages anew")
+    seat_again(moves, what, peer, moves.state.history.holders[about])
+
+
+def seat_again(moves: Moves, what: str, *peers: str) -> None:
+    """In a new generation; if that did not help several times, without these."""
+    broken = moves.state.broken + 1
+    moves.set(broken=broken)
+    if broken >= PART_AFTER:
+        part_with(moves, what, *dict.fromkeys(peers))
+        return
+    moves.say(f"{moves.state.peers[peers[0]].name} ({peers[0]}): {what}; linking all stages anew")
     regroup(moves)
 
 
@@ -140,11 +145,11 @@ def _fill(state: State, absent: list[int], seats: dict[int, str]) -> dict[int, s
     return fill(state.spec, state.history.layers, absent, free, has)
 
 
-def roll_back(moves: Moves, mark: Mark, why: str) -> None:
+def roll_back(moves: Moves, mark: Mark, why: str, answered: int = 0) -> None:
     """Nothing in memory counts any more."""
     history = moves.state.history
     redo = history.step - mark.step
-    moves.record(RolledBack(history.lineage + 1, mark.lineage, mark.step, why))
+    moves.record(RolledBack(history.lineage + 1, mark.lineage, mark.step, why, answered))
     moves.set(holds={}, undelivered=False, whole={}, unsaved=None)
     moves.do(KeepSnapshots())
     where = f"the snapshot of step {mark.step}" if mark.step else "the beginning"

@@ -24,7 +24,7 @@ from protomodels_cli.coordinator import events
 from protomodels_cli.coordinator.door import Door
 from protomodels_cli.coordinator.messages import clean, event_of, peer_of
 from protomodels_cli.coordinator.run_dir import RunDir
-from protomodels_cli.coordinator.uploads import Later, Uploads
+from protomodels_cli.coordinator.uploads import Damaged, Later, Uploads
 from protomodels_cli.spec.schema import RunSpec
 from protomodels_cli.wire.channels import SERVER_OPTIONS
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
@@ -37,7 +37,7 @@ MOST_UPLOADS = 2  # of one peer: a basis and a part of a snapshot may fall toget
 BEATS = 5  # in a lease
 PIECE = 1 << 20
 SESSION_WITHIN = 600.0  # seconds after Enrol
-REGISTER_SECONDS = 30.0
+REGISTER_SECONDS, STRANGER_SECONDS = 30.0, 1.0  # for the first word of a session
 REACH_SECONDS = 4.0
 
 
@@ -182,12 +182,15 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
 
     async def _caller(self, context: grpc.aio.ServicerContext) -> str:
         """The enrolled peer that calls, or the call's end."""
-        metadata = dict(context.invocation_metadata() or ())
-        peer, secret = str(metadata.get("peer", "")), str(metadata.get("secret", ""))
-        if not hmac.compare_digest(secret.encode(), self._run_dir.secret_of(peer).encode()):
+        if not self._is_known(context):
             await context.abort(DENIED, "this peer is not enrolled in this run\njoin again")
+        peer = _said(context, "peer")
         self._known.setdefault(peer, Known(time.monotonic()))
         return peer
+
+    def _is_known(self, context: grpc.aio.ServicerContext) -> bool:
+        right = self._run_dir.secret_of(_said(context, "peer"))
+        return hmac.compare_digest(_said(context, "secret").encode(), right.encode())
 
     def _address(self, context: grpc.aio.ServicerContext) -> str:
         """Whence the caller really comes: gRPC sees the door's loopback connection only."""
@@ -227,7 +230,9 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
     async def Session(
         self, request_iterator: AsyncIterator[pb.PeerMessage], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[pb.CoordinatorMessage]:
-        register = await self._registration(request_iterator)  # before any refusal
+        # The first word is read before any refusal: a caller that still writes may see its write fail instead of why.
+        patience = REGISTER_SECONDS if self._is_known(context) else STRANGER_SECONDS
+        register = await self._registration(request_iterator, patience)
         peer, address = await self._caller(context), self._address(context)
         if register is None or register.spec_sha256 != self._spec.sha256():
             await context.abort(
@@ -251,12 +256,10 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
             reading.cancel()
             self._end(peer, talk, events.Left(peer, "its connection ended", may_return=True))
 
-    async def _registration(self, messages: AsyncIterator[pb.PeerMessage]) -> pb.Register | None:
-        """A session's first message, if it is that and comes in time.
-
-        A caller that is refused while it still writes may see its write fail instead of our reason."""
+    async def _registration(self, messages: AsyncIterator[pb.PeerMessage], seconds: float) -> pb.Register | None:
+        """A session's first message, if it is that and comes in time."""
         try:
-            async with asyncio.timeout(REGISTER_SECONDS):
+            async with asyncio.timeout(seconds):
                 first = await anext(aiter(messages), None)
         except TimeoutError:
             return None
@@ -315,20 +318,25 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(e))
         except Later as e:
             await context.abort(grpc.StatusCode.UNAVAILABLE, str(e))
+        except Damaged as e:
+            await context.abort(grpc.StatusCode.DATA_LOSS, str(e))
         finally:
             known.uploads -= 1
         return pb.UploadReply()
 
     async def Fetch(self, request: pb.FetchRequest, context: grpc.aio.ServicerContext) -> AsyncIterator[pb.Piece]:
         await self._caller(context)
-        found = self._uploads.open_part(request)
-        if found is None:
-            await context.abort(grpc.StatusCode.NOT_FOUND, "the coordinator has no such part")
-            return
-        with found as file:
-            file.seek(request.offset)
-            while piece := await asyncio.to_thread(file.read, PIECE):
-                yield pb.Piece(data=piece)
+        try:
+            found = self._uploads.open_part(request)
+            if found is None:
+                await context.abort(grpc.StatusCode.NOT_FOUND, "the coordinator has no such part")
+                return
+            with found as file:
+                file.seek(request.offset)
+                while piece := await asyncio.to_thread(file.read, PIECE):
+                    yield pb.Piece(data=piece)
+        except OSError as e:
+            await context.abort(grpc.StatusCode.DATA_LOSS, f"the coordinator cannot read it: {e.strerror or e}")
 
     # The owner, and whoever looks on
 
@@ -344,6 +352,10 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
         return pb.ControlReply()
 
     async def _check(self, name: str, right: str, context: grpc.aio.ServicerContext) -> None:
-        shown = str(dict(context.invocation_metadata() or ()).get(name, ""))
-        if not hmac.compare_digest(shown.encode(), right.encode()):
+        if not hmac.compare_digest(_said(context, name).encode(), right.encode()):
             await context.abort(DENIED, f"the {name} is not this run's\nask the run's owner for a fresh link")
+
+
+def _said(context: grpc.aio.ServicerContext, name: str) -> str:
+    """Of a call's metadata."""
+    return str(dict(context.invocation_metadata() or ()).get(name, ""))

@@ -94,21 +94,24 @@ class Snapshots:
         os.rename(work, self._folder / self._name(mark.lineage, mark.step))
         sync_folder(self._folder)
 
-    def named(self, complete: Collection[Mark]) -> list[Path]:
-        """Those of them that have their name."""
-        folders = [self._folder / self._name(m.lineage, m.step) for m in complete if m.parts]
-        return [folder for folder in folders if folder.exists()]
+    def folders(self, complete: Collection[Mark]) -> list[Path]:
+        """Where they are, once they have their names."""
+        return [self._folder / self._name(m.lineage, m.step) for m in complete if m.parts]
 
     def is_whole(self, mark: Mark, stage: int) -> bool:
-        """Does this part of a complete one have the right bytes?"""
-        file = self.open_part(mark, stage)
-        if file is None:
+        """Does this part of a complete one have the right bytes, as far as they can be read?"""
+        try:
+            file = self.open_part(mark, stage)
+            if file is None:
+                return False
+            with file:
+                return hashlib.file_digest(file, "sha256").hexdigest() == mark.parts[stage]
+        except OSError:
             return False
-        with file:
-            return hashlib.file_digest(file, "sha256").hexdigest() == mark.parts[stage]
 
     def replace_part(self, mark: Mark, stage: int, get: Callable[[str, str, Path], None]) -> bool:
-        """With what `get` finds under the names of the snapshot and of the file, if that has the right bytes."""
+        """With what `get` finds under the names of the snapshot and of the file, if that has the right bytes. Raises
+        what that raises."""
         folder = self._folder / self._name(mark.lineage, mark.step)
         part = folder / f"stage-{stage}.safetensors"
         work = part.with_suffix(".partial")

@@ -91,7 +91,7 @@ class State:
     leaving: frozenset[str] = frozenset()  # holders that go when the step is done and saved
     stopping: bool = False  # the owner wants everything saved and ended
     stopped: bool = False  # … and it was
-    returned: int = 0  # the step whose bad numbers were answered with an older snapshot
+    asked: tuple[int, int] = (0, 0)  # generation and step in which the stages were last asked for their parts
     whole: Mapping[int, tuple[str, ...]] = field(default_factory=dict)  # begun snapshot → the hashes of all its parts
     unsaved: tuple[int, str, float] | None = None  # the snapshot of this step failed: why, and when
     suspects: frozenset[str] = frozenset()  # peers that were seen to use other bytes of U or T_fixed, once

@@ -29,6 +29,10 @@ class Later(Exception):
     """Not now, but it is wanted."""
 
 
+class Damaged(Exception):
+    """The bytes that arrived are not those announced."""
+
+
 class Uploads:
     def __init__(
         self,
@@ -48,7 +52,7 @@ class Uploads:
     def offered(self, peer: str, header: pb.UploadHeader) -> int | None:
         """From which byte on this part is wanted; None: not at all. Raises ValueError on what nobody asked for."""
         history = self._state().history
-        if (header.lineage, header.step) not in [(m.lineage, m.step) for m in history.pending]:
+        if not self._is_pending(header):
             return None
         stages = len(history.layers)
         if header.stage >= stages or not re.fullmatch(r"[0-9a-f]{64}", header.sha256):
@@ -65,14 +69,18 @@ class Uploads:
         return path.stat().st_size if path.exists() else 0
 
     async def receive(self, peer: str, header: pb.UploadHeader, chunks: Chunks) -> None:
-        """Raises ValueError on what nobody asked for. A failure of our own disk is not the peer's fault."""
+        """Raises ValueError on what nobody asked for, Later and Damaged. A failure of our own disk is not the peer's
+        fault."""
         if header.kind == pb.UploadHeader.BASIS:
             await self._receive_basis(peer, header, chunks)
             return
         try:
             await self._receive_part(peer, header, chunks)
+        except FileNotFoundError:
+            raise Later("its snapshot was given up, or begun again") from None
         except OSError as e:
-            self._snapshots.drop(header.lineage, header.step)  # first: the journal needs the room too
+            if self._is_pending(header) and header.step not in self._state().whole:
+                self._snapshots.drop(header.lineage, header.step)  # first: the journal needs the room too
             self._tell(events.PartFailed(None, header.lineage, header.step, f"the coordinator: {e.strerror or e}"))
 
     async def _receive_part(self, peer: str, header: pb.UploadHeader, chunks: Chunks) -> None:
@@ -84,16 +92,31 @@ class Uploads:
             raise Later(f"{have} bytes of it are here, or on their way")
         self._coming.add(path)
         try:
-            size = await _append(chunks, header, path)
+            size = await self._append(chunks, header, path)
             if size < header.size:
                 return  # it broke off; the rest will come
             if await asyncio.to_thread(hash_file, path) != header.sha256:
                 path.unlink()
-                raise Later("the bytes that arrived are not those announced")
+                raise Damaged("the bytes that arrived are not those announced")
             await asyncio.to_thread(self._snapshots.arrived, path)
         finally:
             self._coming.discard(path)
         self.look(header.lineage, header.step)
+
+    def _is_pending(self, header: pb.UploadHeader) -> bool:
+        return any((m.lineage, m.step) == (header.lineage, header.step) for m in self._state().history.pending)
+
+    async def _append(self, chunks: Chunks, header: pb.UploadHeader, path: Path) -> int:
+        """Returns the file's size then. What came of an upload that broke off stays."""
+        size = header.offset
+        with path.open("ab") as file:
+            async for chunk in chunks:
+                size += len(chunk.data)
+                if size > header.size or not self._is_pending(header):
+                    raise ValueError("more bytes than announced, or not wanted any more")
+                await asyncio.to_thread(file.write, chunk.data)
+            await asyncio.to_thread(_to_disk, file)
+        return size
 
     def look(self, lineage: int, step: int) -> None:
         """Are all parts of this snapshot here?"""
@@ -163,19 +186,6 @@ async def _bytes(chunks: Chunks, header: pb.UploadHeader) -> bytes:
     if (len(content), hashlib.sha256(content).hexdigest()) != (header.size, header.sha256):
         raise ValueError("the bytes that arrived are not those announced")
     return bytes(content)
-
-
-async def _append(chunks: Chunks, header: pb.UploadHeader, path: Path) -> int:
-    """Returns the file's size then. What came of an upload that broke off stays."""
-    size = header.offset
-    with path.open("ab") as file:
-        async for chunk in chunks:
-            size += len(chunk.data)
-            if size > header.size:
-                raise ValueError("more bytes than announced")
-            await asyncio.to_thread(file.write, chunk.data)
-        await asyncio.to_thread(_to_disk, file)
-    return size
 
 
 def _to_disk(file: BufferedWriter) -> None:

@@ -340,6 +340,7 @@ class Engine(threading.Thread):
                 self._post(Described(None if work is None else (self._lineage, work.step, work.prepared)))
                 return
             case Build(seat, spec, part, basis, path):
+                self._generation = seat.generation  # also of the failure to build it
                 self._run = self._pass = self._work = self._held = None  # two would not fit
                 saved = None if path is None else load_file(path)
                 self._work = StageWork(spec, part, basis, self._device, saved, seat.step)
@@ -349,15 +350,17 @@ class Engine(threading.Thread):
         assert work is not None
         match order:
             case Keep(seat, decision):
+                self._generation = seat.generation
                 self._run = self._pass = None
                 if decision is not None and work.prepared and decision.step == work.step + 1:
-                    self._decide(decision, work)
+                    self._decide(decision, work)  # what it says of the subspace then is asked for with the seat
                 if (self._lineage, work.step) != (seat.lineage, seat.step):
                     raise RuntimeError(f"asked to keep step {seat.step} of lineage {seat.lineage}, which is not here")
                 work.abandon()
                 self._sit_down(seat, work)
             case Decide():
-                self._decide(order, work)
+                if self._decide(order, work):
+                    self._report_subspace(work)
             case Run():
                 if order.basis_version != work.basis_version:
                     assert self._held is not None
@@ -377,16 +380,19 @@ class Engine(threading.Thread):
                 assert_never(order)
 
     def _sit_down(self, seat: Seat, work: StageWork) -> None:
-        self._generation, self._lineage, self._limit = seat.generation, seat.lineage, seat.limit
+        self._lineage, self._limit = seat.lineage, seat.limit
         if seat.owed and work.last_report is not None and work.last_report[0] == seat.owed:
-            self._post(SubspaceReport(*work.last_report))
+            self._report_subspace(work)
         self._report(seat.task, sync=work.stage.sync())
 
-    def _decide(self, decision: Decide, work: StageWork) -> None:
+    def _decide(self, decision: Decide, work: StageWork) -> bool:
+        """Whether the stage has something new to say of the subspace then."""
         work.decide(decision.step, decision.apply, decision.lr, decision.clip)
-        if work.report_subspace():
-            assert work.last_report is not None
-            self._post(SubspaceReport(*work.last_report))
+        return work.report_subspace()
+
+    def _report_subspace(self, work: StageWork) -> None:
+        assert work.last_report is not None
+        self._post(SubspaceReport(*work.last_report))
 
     def _report(self, task: int, **outcome: Any) -> None:
         self._post(Outcome(task, self._usage, **outcome))

@@ -15,6 +15,7 @@ from typing import Any
 import grpc
 from torch import Tensor
 
+from protomodels_cli.errors import UserError
 from protomodels_cli.model.snapshot import Part
 from protomodels_cli.spec.schema import SnapshotSpec
 from protomodels_cli.wire.parts import part_message, part_of
@@ -76,8 +77,7 @@ class Keeper:
         try:
             part = await asyncio.to_thread(self.parts.write, *name, state)
         except OSError as e:
-            failed = pb.PartFailed(lineage=lineage, step=step, why=f"stage {stage}: {e.strerror or e}")
-            self._tell(part_failed=failed)
+            self._tell_failure(*name, e.strerror or str(e))
             return
         finally:
             self._saving.discard(name)
@@ -93,13 +93,25 @@ class Keeper:
             part = next(iter(self._to_hand_in))
             try:
                 await transfer.hand_in(self._stub, self._metadata, self.parts, part, self._throttle)
-            except grpc.aio.AioRpcError as e:
-                if e.code() != grpc.StatusCode.INVALID_ARGUMENT:  # that is: it is not wanted any more
-                    await asyncio.sleep(AGAIN * random.uniform(0.5, 1.0))
-                    continue
             except FileNotFoundError:
                 pass  # we were told that it is not needed
+            except OSError as e:
+                self._give_up(part, e.strerror or str(e))
+            except grpc.aio.AioRpcError as e:
+                arrived_damaged = e.code() == grpc.StatusCode.DATA_LOSS
+                if arrived_damaged and not await asyncio.to_thread(self.parts.is_whole, part):
+                    self._give_up(part, "it is damaged on its peer's disk")
+                elif e.code() != grpc.StatusCode.INVALID_ARGUMENT:  # that is: it is not wanted any more
+                    await asyncio.sleep(AGAIN * random.uniform(0.5, 1.0))
+                    continue
             self._to_hand_in.pop(part, None)
+
+    def _give_up(self, part: Part, why: str) -> None:
+        self.parts.remove(part)
+        self._tell_failure(part.lineage, part.step, part.stage, why)
+
+    def _tell_failure(self, lineage: int, step: int, stage: int, why: str) -> None:
+        self._tell(part_failed=pb.PartFailed(lineage=lineage, step=step, why=f"stage {stage}: {why}"))
 
     # From the coordinator
 
@@ -110,6 +122,12 @@ class Keeper:
                 return await transfer.fetch(self._stub, self._metadata, self.parts, part)
             except grpc.aio.AioRpcError:
                 await asyncio.sleep(SOON)  # this generation will be over soon, if the coordinator is gone
+            except OSError as e:
+                self.parts.remove(part)
+                raise UserError(
+                    f"the stage's snapshot cannot be written to {self.parts.folder}: {e.strerror or e}",
+                    "free some space there, or name another folder with --dir, and join again",
+                ) from None
 
     async def be_spare(self, is_spare: bool) -> None:
         """A spare has the time to fetch what it may be asked to hold; whoever holds a stage has not."""
@@ -139,6 +157,7 @@ class Keeper:
             except ValueError:
                 return  # the coordinator does not have it any more: another snapshot took its place
             except OSError as e:
+                self.parts.remove(part)
                 self._say(f"cannot fetch the run's snapshot ahead: {e.strerror or e}")
                 return
             fetched += 1

@@ -58,8 +58,16 @@ class Parts:
         sync_folder(self.folder)
 
     def is_whole(self, part: Part) -> bool:
-        path = self.path(part)
-        return path.exists() and hash_file(path) == part.sha256
+        """As far as it can be read."""
+        try:
+            return hash_file(self.path(part)) == part.sha256
+        except OSError:
+            return False
+
+    def remove(self, part: Part) -> None:
+        """All there is of it."""
+        for path in (self.path(part), self.fetching(part)):
+            path.unlink(missing_ok=True)
 
     def keep(self, snapshots: Collection[tuple[int, int]]) -> None:
         """Delete the parts of all others, and what was fetched of them."""

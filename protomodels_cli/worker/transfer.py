@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import BinaryIO
 
 import grpc
 
@@ -34,7 +35,8 @@ class Throttle:
 
 
 async def hand_in(stub: rpc.PeeringStub, metadata: Metadata, parts: Parts, part: Part, throttle: Throttle) -> None:
-    """Until the coordinator has it, or does not want it. Raises AioRpcError where the connection breaks."""
+    """Until the coordinator has it, or does not want it. Raises AioRpcError where the connection breaks, OSError where
+    the part cannot be read."""
     path = parts.path(part)
     header = pb.UploadHeader(
         kind=pb.UploadHeader.SNAPSHOT_PART,
@@ -44,19 +46,29 @@ async def hand_in(stub: rpc.PeeringStub, metadata: Metadata, parts: Parts, part:
         size=path.stat().st_size,
         sha256=part.sha256,
     )
-    offer = await stub.Offer(header, metadata=metadata, timeout=30)
-    if offer.wanted:
-        header.offset = offer.offset
-        await stub.Upload(_pieces(header, path, throttle), metadata=metadata)
-
-
-async def _pieces(header: pb.UploadHeader, path: Path, throttle: Throttle) -> AsyncIterator[pb.UploadChunk]:
-    yield pb.UploadChunk(header=header)
     with path.open("rb") as file:
-        file.seek(header.offset)
+        offer = await stub.Offer(header, metadata=metadata, timeout=30)
+        if not offer.wanted:
+            return
+        header.offset = offer.offset
+        file.seek(offer.offset)
+        failures: list[OSError] = []
+        await stub.Upload(_pieces(header, file, throttle, failures), metadata=metadata)
+        if failures:
+            raise failures[0]
+
+
+async def _pieces(
+    header: pb.UploadHeader, file: BinaryIO, throttle: Throttle, failures: list[OSError]
+) -> AsyncIterator[pb.UploadChunk]:
+    """What cannot be read ends it: gRPC takes an exception here for a call that was cancelled."""
+    yield pb.UploadChunk(header=header)
+    try:
         while piece := await asyncio.to_thread(file.read, PIECE):
             await throttle.wait(len(piece))
             yield pb.UploadChunk(data=piece)
+    except OSError as e:
+        failures.append(e)
 
 
 async def hand_in_bytes(stub: rpc.PeeringStub, metadata: Metadata, header: pb.UploadHeader, content: bytes) -> None:
@@ -95,7 +107,7 @@ async def _fetch_rest(stub: rpc.PeeringStub, metadata: Metadata, parts: Parts, p
                 await asyncio.to_thread(file.write, piece.data)
                 await throttle.wait(len(piece.data))
     except grpc.aio.AioRpcError as e:
-        if e.code() == grpc.StatusCode.NOT_FOUND:
+        if e.code() in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.DATA_LOSS):
             raise ValueError(e.details()) from None
         raise
     try:
