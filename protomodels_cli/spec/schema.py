@@ -314,7 +314,8 @@ class LimitsSpec(Section):
         description="What then: `pause`, or `return` to a snapshot from before, once, and pause if it comes back.",
     )
     lease_seconds: Annotated[float, Field(ge=1, le=3600)] = Field(
-        5.0, description="A peer that was not heard of for so long is gone."
+        5.0,
+        description="A peer that falls silent is taken for gone within this time, and not before four fifths of it.",
     )
     place_seconds: Positive = Field(
         300.0, description="Time for a peer to build its stage and reach its neighbours; then another is asked."
