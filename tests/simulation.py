@@ -250,8 +250,13 @@ class World:
     def to_peer(self, process: Process, session: int, number: int, word: Any) -> None:
         if self.random.random() < self.loss:
             self.trace(f"lost: {type(word).__name__} to {process.id}")
+
             # The next beat says how many words there were.
-            process.soon(lambda: process.hear(session, number + 1, None) if process.expected <= number else None, 1, 2)
+            def beat() -> None:
+                if process.expected <= number:
+                    process.hear(session, number + 1, None)
+
+            process.soon(beat, 1, 2, even_if_cut=False)
             return
         times = 2 if self.random.random() < self.loss else 1
         for _ in range(times):
