@@ -17,6 +17,7 @@ from conftest import make_spec
 from pool import Pool
 from test_pipeline import reference_of
 
+from protomodels_cli.bench.cable import Cable, cable
 from protomodels_cli.spec import RunSpec
 from protomodels_cli.wire.link import JoinLink
 from protomodels_cli.wire.operator import operator
@@ -66,10 +67,11 @@ class Scene:
         self.run_dir = self.pool.start(self.spec, [{"fault": fault or {}}] * peers, fault=coordinator_fault or {})
         self.peers = list(range(peers))
 
-    def join(self, i: int) -> None:
+    def join(self, i: int, through: Cable | None = None) -> None:
         """A peer that has just been killed, or a new one: its files are where they were."""
-        link = (self.run_dir / "link").read_text().strip()
-        self.pool.peers[i].start(kind="join", link=link, name=f"peer-{i}", dir=str(self.run_dir / f"p{i}"))
+        link = JoinLink.parse((self.run_dir / "link").read_text())
+        link = through.through(link) if through else link
+        self.pool.peers[i].start(kind="join", link=str(link), name=f"peer-{i}", dir=str(self.run_dir / f"p{i}"))
         if i not in self.peers:
             self.peers.append(i)
 
@@ -232,6 +234,25 @@ def test_a_peer_that_is_stopped_for_longer_than_its_lease(scene, spares):
     for i in s.peers:
         os.kill(s.pool.peers[i].pid, signal.SIGCONT)
     assert s.ends_well()["lineage"] == 1 + spares
+
+
+@pytest.mark.parametrize("spares", [0, 1])
+def test_a_peer_whose_line_is_cut_for_longer_than_its_lease(scene, spares):
+    """As with one that is stopped; but it goes on computing, and finds out by itself."""
+    s = scene(a_spec())
+    with cable() as line:
+        s.start(2, {"kind": "slow", "seconds": 0.15})
+        s.join(2, through=line)
+        s.wait_for_step(1)
+        if spares:
+            s.join(3)
+            s.wait_for(lambda: len(s.status().peers) == 4, "the spare did not come")
+        line.cut()
+        s.wait_for(lambda: "not heard of" in s.events(), "nobody noticed")
+        if spares:
+            s.wait_for(lambda: "generation 2" in s.events(), "nobody took over")
+        line.mend()
+        assert s.ends_well()["generations"] >= 2
 
 
 def test_a_peer_that_is_silent_for_less_than_its_lease_is_not_missed(scene):

@@ -41,6 +41,12 @@ class Cable(threading.Thread):
     def run(self) -> None:
         with contextlib.suppress(asyncio.CancelledError):
             self._loop.run_until_complete(self._serving)
+        left = asyncio.all_tasks(self._loop)
+        for task in left:
+            task.cancel()
+        if left:
+            self._loop.run_until_complete(asyncio.wait(left))
+        self._loop.close()
 
     def stop(self) -> None:
         self._loop.call_soon_threadsafe(self._serving.cancel)
@@ -53,14 +59,15 @@ class Cable(threading.Thread):
         await asyncio.Event().wait()
 
     async def _come_in(self, reader: StreamReader, writer: StreamWriter) -> None:
-        await self._whole.wait()
-        try:
-            far_reader, far_writer = await asyncio.open_connection(*self._target)
-        except OSError:
-            writer.transport.abort()
-            return
-        ways = self._pass_on(reader, far_writer), self._pass_on(far_reader, writer)
-        await asyncio.gather(*ways, return_exceptions=True)
+        with contextlib.suppress(asyncio.CancelledError):  # the cable is taken up: asyncio's servers do not expect that
+            await self._whole.wait()
+            try:
+                far_reader, far_writer = await asyncio.open_connection(*self._target)
+            except OSError:
+                writer.transport.abort()
+                return
+            ways = self._pass_on(reader, far_writer), self._pass_on(far_reader, writer)
+            await asyncio.gather(*ways, return_exceptions=True)
 
     async def _pass_on(self, reader: StreamReader, writer: StreamWriter) -> None:
         """Read at once and write later, so that a delay is no limit on bandwidth."""
