@@ -377,7 +377,8 @@ def test_a_spare_that_has_the_part_is_asked_before_one_that_has_not():
     b.join(0, 1, 2, 3)
     to_step(b, 6)
     gone, stays = b.state.history.holders
-    part = b.state.history.newest.as_parts()[0]
+    part, other = b.state.history.newest.as_parts()
+    assert (b.state.peers[gone].parts, b.state.peers[stays].parts) == ({part}, {other}), "who hands it in has it too"
     b.tell(ev.Fetched("p3", part))
     b.tell(ev.Fetched("p3", replace(part, sha256="made up")))
     assert b.state.peers["p3"].parts == {part}, "only what a snapshot has"
