@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import shutil
 import signal
@@ -192,9 +193,12 @@ def test_the_coordinator_is_killed(scene, phase):
     s.restart_coordinator()
     summary = s.ends_well()
     assert summary["steps_redone"] == 0
-    rows = map(json.loads, (s.run_dir / "metrics.jsonl").read_text().splitlines())
-    steps = sum(row["seconds"] for row in rows if row["event"] == "step")
-    assert summary["seconds"] >= steps - 0.1, "of the whole run, not since the coordinator was started again"
+    rows = [json.loads(line) for line in (s.run_dir / "metrics.jsonl").read_text().splitlines()]
+    steps = [row for row in rows if row["event"] == "step"]
+    assert [row["step"] for row in steps] == list(range(1, 13)), "each has its row"
+    assert all(math.isfinite(row["loss"]) for row in steps)
+    took = sum(row["seconds"] or 0.0 for row in steps)
+    assert summary["seconds"] >= took - 0.1, "of the whole run, not since the coordinator was started again"
 
 
 def test_the_coordinator_and_a_peer_are_killed_together(scene):

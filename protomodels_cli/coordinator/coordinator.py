@@ -33,7 +33,7 @@ from protomodels_cli.data.prepare import Corpus
 from protomodels_cli.errors import EXIT_INTERRUPTED, UserError
 from protomodels_cli.files import write_whole
 from protomodels_cli.model.t_fixed import VERSION as T_FIXED_VERSION
-from protomodels_cli.observe.metrics import JsonLines, first_step_began, strict
+from protomodels_cli.observe.metrics import JsonLines, first_step, last_step, strict
 from protomodels_cli.observe.progress import Progress
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 
@@ -127,7 +127,7 @@ class Coordinator:
     def _come_back(self) -> None:
         """As the journal has it."""
         history = self._journal.history
-        self._began = first_step_began(self.run_dir.path / "metrics.jsonl")
+        self._mend_metrics(history)
         self._decided = self._journal.last_written
         self.state = machine.resume(self.spec, self.state.t_fixed, history, self._now())
         if self._subspace is not None:
@@ -145,6 +145,18 @@ class Coordinator:
             return
         newest = f"the snapshot of step {history.newest.step}" if history.newest.step else "no snapshot yet"
         self._say(f"going on after step {history.step} of {self.spec.steps} ({newest})")
+
+    def _mend_metrics(self, history: History) -> None:
+        """The journal may be one decision ahead of the metrics: its row is made up for, without what only the stages
+        knew."""
+        path, d = self.run_dir.path / "metrics.jsonl", history.decision
+        last = last_step(path)
+        if d is not None and (last is None or (last["lineage"], last["step"]) != (history.lineage, d.step)):
+            row = {"event": "step", "lineage": history.lineage, "step": d.step, "loss": d.loss, "lr": d.lr}
+            tokens = self.spec.batch.size * self.spec.model.context
+            self._metrics.write(row | {"grad_norm": d.norm, "applied": d.apply, "tokens": tokens, "seconds": None})
+        first = first_step(path)
+        self._began = None if first is None else first["at"] - (first["seconds"] or 0.0)
 
     def _exit_code(self) -> int:
         if self.state.history.ended is not None or self.state.stopped:

@@ -48,12 +48,20 @@ def _drop_half_a_line(path: Path) -> None:
         file.truncate(start + file.read().rfind(b"\n") + 1)
 
 
-def first_step_began(path: Path) -> float | None:
-    """When the first step in these metrics was granted, in seconds since 1970."""
+def first_step(path: Path) -> dict[str, Any] | None:
+    """The first row of a step."""
     with path.open(encoding="utf-8") as file:
-        rows = (json.loads(line) for line in file)
-        step = next((row for row in rows if row["event"] == "step"), None)
-    return None if step is None else step["at"] - step["seconds"]
+        return next((row for row in map(json.loads, file) if row["event"] == "step"), None)
+
+
+def last_step(path: Path) -> dict[str, Any] | None:
+    """The last row of a step, however long the file."""
+    with path.open("rb") as file:
+        start = max(0, file.seek(0, os.SEEK_END) - LONGEST_LINE)
+        file.seek(start)
+        lines = file.read().split(b"\n")[1 if start else 0 :]
+    rows = (json.loads(line) for line in reversed(lines) if line)
+    return next((row for row in rows if row["event"] == "step"), None)
 
 
 def strict(value: Any) -> Any:
