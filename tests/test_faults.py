@@ -389,7 +389,7 @@ def test_what_was_not_copied_before_a_kill_is_copied_after_it(scene, tmp_path):
 
 def test_a_warm_spare_has_every_part_before_it_is_asked(scene):
     s = scene(a_spec(warm_spares=True))
-    s.start(4, {"kind": "slow", "seconds": 0.3})
+    s.start(4, {"kind": "slow", "seconds": 0.15})
 
     def spares() -> list[int]:
         return [int(p.name.removeprefix("peer-")) for p in s.status().peers if p.state == "spare"]
