@@ -110,6 +110,7 @@ class Coordinator:
             for task in (ticking, *ends):
                 task.cancel()
             await self._service.close()
+            self._writing.shutdown()  # a write that was under way is finished
             self._journal.close()
             with contextlib.suppress(OSError):  # a full disk was reported already
                 self._metrics.close()
