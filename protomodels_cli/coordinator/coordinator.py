@@ -38,6 +38,7 @@ from protomodels_cli.observe.progress import Progress
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 
 TICK = 0.5
+TELL_SECONDS = 60.0  # for peers to hear that the run is done, where a kill came before they were told
 
 
 class Coordinator:
@@ -139,13 +140,22 @@ class Coordinator:
         for mark in history.pending:
             self._uploads.look(mark.lineage, mark.step)
         if history.over:  # killed between the end and its last words: whoever still waits is told
-            if not (self.run_dir.path / "summary.json").exists():
+            told = (self.run_dir.path / "summary.json").exists()  # which is written after that
+            if not told:
                 self._write_summary()
             self._say("the run is done")
-            asyncio.get_running_loop().call_later(2 * self.spec.limits.lease_seconds, self._end)
+            seconds = 2 * self.spec.limits.lease_seconds if told else TELL_SECONDS
+            self._telling = asyncio.create_task(self._end_when_all_know(seconds))
             return
         newest = f"the snapshot of step {history.newest.step}" if history.newest.step else "no snapshot yet"
         self._say(f"going on after step {history.step} of {self.spec.steps} ({newest})")
+
+    async def _end_when_all_know(self, seconds: float) -> None:
+        """Its last holders redial, and are dismissed as they come; who has not come in a while is gone."""
+        until = time.monotonic() + seconds
+        while not set(self.state.history.holders) <= set(self.state.peers) and time.monotonic() < until:
+            await asyncio.sleep(TICK)
+        self._end()
 
     def _mend_metrics(self, history: History) -> None:
         """The journal may be one decision ahead of the metrics: its row is made up for, without what only the stages
