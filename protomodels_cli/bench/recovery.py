@@ -75,6 +75,7 @@ class _Scene:
         at = time.time()
         self._do(kind, name)
         noticed = self._wait(lambda: self._said(f"{name} (", "left:", since=at), f"nobody missed {name}")
+        # With the same words goes the next step, or the sync or evaluation that is due before it.
         granted = self._wait(lambda: self._said("placed and linked", since=at), "the run did not go on")
         self._undo(kind, name)
         return {

@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, assert_never
@@ -60,7 +60,7 @@ class Coordinator:
         self._clock = time.time() - time.monotonic()
         self._started = self._now()
         self._over: asyncio.Future[None] = asyncio.get_event_loop().create_future()
-        self._looking: set[asyncio.Task[None]] = set()
+        self._chores: set[asyncio.Task[None]] = set()
         self._writing = ThreadPoolExecutor(1)
         self._fed = 0  # the last step whose ids stage 0 has
         self._tickets: list[str] = []
@@ -123,7 +123,9 @@ class Coordinator:
         ends = [asyncio.create_task(self._depot.end()), asyncio.create_task(self._interrupted.wait())]
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         ends[1].cancel()
-        if not ends[0].done():
+        if ends[0].done():
+            await ends[0]  # raises what went wrong
+        else:
             self._say("not waited for: the last snapshot is not copied")
 
     def _come_back(self) -> None:
@@ -144,16 +146,17 @@ class Coordinator:
             if not told:
                 self._write_summary()
             self._say("the run is done")
-            seconds = 2 * self.spec.limits.lease_seconds if told else TELL_SECONDS
-            self._telling = asyncio.create_task(self._end_when_all_know(seconds))
+            self._chore(self._end_when_all_know(told))
             return
         newest = f"the snapshot of step {history.newest.step}" if history.newest.step else "no snapshot yet"
         self._say(f"going on after step {history.step} of {self.spec.steps} ({newest})")
 
-    async def _end_when_all_know(self, seconds: float) -> None:
-        """Its last holders redial, and are dismissed as they come; who has not come in a while is gone."""
-        until = time.monotonic() + seconds
-        while not set(self.state.history.holders) <= set(self.state.peers) and time.monotonic() < until:
+    async def _end_when_all_know(self, told: bool) -> None:
+        """Peers redial, and are dismissed as they come. Two leases are for spares, whom the journal does not know; its
+        holders are given longer, where they were not told before."""
+        began, lease, holders = time.monotonic(), self.spec.limits.lease_seconds, set(self.state.history.holders)
+        await asyncio.sleep(2 * lease)
+        while not told and not holders <= set(self.state.peers) and time.monotonic() - began < TELL_SECONDS:
             await asyncio.sleep(TICK)
         self._end()
 
@@ -187,15 +190,20 @@ class Coordinator:
         """The disk: nothing can be decided any more."""
         if not self._over.done():
             self._over.set_exception(error)
+        else:
+            self._say(f"{self.run_dir.path} cannot be written any more: {error.strerror or error}")
 
     # Events
 
     def tell(self, event: events.Event) -> None:
         if isinstance(event, events.SnapshotLost):
-            self._looking.add(looking := asyncio.create_task(self._look_into(event)))
-            looking.add_done_callback(self._looking.discard)
+            self._chore(self._look_into(event))
         else:
             self._events.put_nowait(event)
+
+    def _chore(self, work: Coroutine[Any, Any, None]) -> None:
+        self._chores.add(task := asyncio.create_task(work))
+        task.add_done_callback(self._chores.discard)
 
     async def _look_into(self, lost: events.SnapshotLost) -> None:
         """A peer cannot read its part of a snapshot. What is here decides: a peer's word costs nobody a snapshot."""

@@ -112,8 +112,10 @@ class Uploads:
         with path.open("ab") as file:
             async for chunk in chunks:
                 size += len(chunk.data)
-                if size > header.size or not self._is_pending(header):
-                    raise ValueError("more bytes than announced, or not wanted any more")
+                if size > header.size:
+                    raise ValueError("more bytes than announced")
+                if not self._is_pending(header):
+                    raise ValueError("its snapshot is not wanted any more")
                 await asyncio.to_thread(file.write, chunk.data)
             await asyncio.to_thread(_to_disk, file)
         return size
