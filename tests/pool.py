@@ -36,19 +36,22 @@ class Process:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
-            text=True,
+            bufsize=0,  # a line read leaves the next one to `select`
             env={**os.environ, "PYTHONPATH": path},
         )
-        self._busy = False
+        self._busy = self._ready = False
 
-    def start(self, **job: Any) -> None:
-        """Begin a job. One that was left unfinished is ended with its process."""
+    def renew(self) -> None:
+        """A job that was left unfinished is ended with its process."""
         if self._busy or self._process.poll() is not None:
             self.kill()
             self._open()
+
+    def start(self, **job: Any) -> None:
+        """Begin a job."""
+        self.renew()
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(job) + "\n")
-        self._process.stdin.flush()
+        self._process.stdin.write(json.dumps(job).encode() + b"\n")
         self._busy = True
 
     @property
@@ -59,13 +62,23 @@ class Process:
     def gone(self) -> bool:
         return self._process.poll() is not None
 
+    def wait_until_ready(self) -> None:
+        """Until all is imported."""
+        if not self._ready:
+            self._ready = self._line(60)["ready"]
+
     def result(self, seconds: float = 120) -> dict[str, Any]:
+        self.wait_until_ready()
+        result = self._line(seconds)
+        self._busy = False
+        return result
+
+    def _line(self, seconds: float) -> dict[str, Any]:
         assert self._process.stdout is not None
         ready, _, _ = select.select([self._process.stdout], [], [], seconds)
         assert ready, f"no result after {seconds:g} s: {Path(self._log.name).read_text()[-2000:]}"
         line = self._process.stdout.readline()
         assert line, f"the process died: {Path(self._log.name).read_text()[-2000:]}"
-        self._busy = False
         return json.loads(line)
 
     def kill(self) -> None:
@@ -86,8 +99,15 @@ class Pool:
         self.peers = [Process(folder / f"peer-{i}.log") for i in range(peers)]
 
     def start(self, spec: Any, peers: list[dict[str, Any]], **job: Any) -> Path:
-        """Start a run with these peers (each a dict of job options). Returns its directory."""
+        """Start a run with these peers (each a dict of job options). Returns its directory.
+
+        All are ready before the first begins: a run is short, and a spare must not come after its end."""
         self.runs += 1
+        processes = [self.coordinator, *self.peers[: len(peers)]]
+        for process in processes:
+            process.renew()
+        for process in processes:
+            process.wait_until_ready()
         run_dir = self.folder / f"run-{self.runs}"
         self.coordinator.start(kind="coordinator", spec=spec.model_dump(mode="json"), run_dir=str(run_dir), **job)
         link = wait_for_link(run_dir)
@@ -130,6 +150,10 @@ def wait_for_link(run_dir: Path, seconds: float = 60) -> str:
 def main() -> None:
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what the code under test prints goes to the log
+    import protomodels_cli.coordinator.coordinator
+    import protomodels_cli.worker.join  # noqa: F401
+
+    print(json.dumps({"ready": True}), file=out, flush=True)
     for line in sys.stdin:
         job = json.loads(line)
         result: dict[str, Any] = {"said": []}

@@ -118,7 +118,8 @@ class Scene:
         assert led["exit"] == 0, led
         for i in self.peers:
             if not self.pool.peers[i].gone:
-                assert self.pool.peers[i].result()["exit"] == 0
+                ended = self.pool.peers[i].result()
+                assert ended["exit"] == 0, ended
         summary = json.loads((self.run_dir / "summary.json").read_text())
         assert summary["weights_sha256"] == expected(self.spec)
         return summary
