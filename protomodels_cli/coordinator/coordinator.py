@@ -38,7 +38,9 @@ from protomodels_cli.observe.progress import Progress
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 
 TICK = 0.5
-TELL_SECONDS = 60.0  # for peers to hear that the run is done, where a kill came before they were told
+# How long peers may take to come back and hear that the run is done: spares, whom the journal does not know (they try
+# every other second), and those that held a stage, where a kill came before they were told.
+SPARES_SECONDS, HOLDERS_SECONDS = 10.0, 60.0
 
 
 class Coordinator:
@@ -152,11 +154,10 @@ class Coordinator:
         self._say(f"going on after step {history.step} of {self.spec.steps} ({newest})")
 
     async def _end_when_all_know(self, told: bool) -> None:
-        """Peers redial, and are dismissed as they come. Two leases are for spares, whom the journal does not know; its
-        holders are given longer, where they were not told before."""
-        began, lease, holders = time.monotonic(), self.spec.limits.lease_seconds, set(self.state.history.holders)
-        await asyncio.sleep(2 * lease)
-        while not told and not holders <= set(self.state.peers) and time.monotonic() - began < TELL_SECONDS:
+        """Peers redial, and are dismissed as they come."""
+        began, holders = time.monotonic(), set(self.state.history.holders)
+        await asyncio.sleep(SPARES_SECONDS)
+        while not told and not holders <= set(self.state.peers) and time.monotonic() - began < HOLDERS_SECONDS:
             await asyncio.sleep(TICK)
         self._end()
 

@@ -58,10 +58,11 @@ async def coordinator_channel(
         *CHANNEL_OPTIONS,
         ("grpc.ssl_target_name_override", COORDINATOR_NAME),
         ("grpc.max_receive_message_length", most_bytes),
-        # By itself gRPC waits for up to two minutes between tries: whoever comes back is looked for sooner.
+        # By itself gRPC waits for up to two minutes between tries: whoever comes back is looked for sooner. What it
+        # calls the least time between tries is how long one may take, also over a line that is slow or full.
         ("grpc.initial_reconnect_backoff_ms", 200),
-        ("grpc.min_reconnect_backoff_ms", 1000),
-        ("grpc.max_reconnect_backoff_ms", 2000),
+        ("grpc.max_reconnect_backoff_ms", 1000),
+        ("grpc.min_reconnect_backoff_ms", 4000),
     ]
     credentials = grpc.ssl_channel_credentials(authority_pem)
     async with grpc.aio.secure_channel(address(link.host, link.port), credentials, options) as channel:

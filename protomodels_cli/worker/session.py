@@ -44,7 +44,7 @@ from protomodels_cli.worker.keeper import Keeper
 from protomodels_cli.worker.links import Link, Listener, dial
 
 GRACE = 1.0  # seconds for the coordinator to explain why a neighbour hung up
-REDIAL = 0.2, 3.0  # seconds between tries to reach the coordinator: at first, at most
+REDIAL = 0.2, 2.0  # seconds between tries to reach the coordinator: at first, at most
 BEATS = 5  # in a lease
 
 
