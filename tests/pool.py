@@ -7,7 +7,6 @@ put in here, from outside: the code under test has no switch for them.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import select
@@ -228,8 +227,18 @@ def flip_bit(patch: Any, what: str, after_step: int) -> None:
     patch.setattr(StageWork, "decide", and_flip)
 
 
-def poison(patch: Any, **places: int) -> None:
-    """One message of the run is not finite where it is packed: in a peer, or (called by hand) in the reference."""
+def first_time(mark: str) -> bool:
+    """For whoever asks first, in whichever process."""
+    try:
+        Path(mark).touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
+
+def poison(patch: Any, once: str = "", **places: int) -> None:
+    """One message of the run is not finite where it is packed: in a peer, or (called by hand) in the reference. Each
+    time it is packed, or `once`."""
     import torch
 
     from protomodels_cli.model.stage import Place
@@ -238,7 +247,8 @@ def poison(patch: Any, **places: int) -> None:
     encode, bad = End.encode, Place(**places)  # type: ignore[arg-type]
 
     def and_spoil(self: End, message: Any, slot: Any) -> Any:
-        return encode(self, torch.full_like(message, torch.nan) if slot.place == bad else message, slot)
+        spoilt = slot.place == bad and (not once or first_time(once))
+        return encode(self, torch.full_like(message, torch.nan) if spoilt else message, slot)
 
     patch.setattr(End, "encode", and_spoil)
 
@@ -255,11 +265,7 @@ def fail_at(patch: Any, phase: str, once: str, stage: int = 0, step: int = 0, si
     from protomodels_cli.worker.stage_work import StageWork
 
     def here(*place: Any) -> None:
-        if place == (phase, stage, step):
-            try:
-                Path(once).touch(exist_ok=False)
-            except FileExistsError:
-                return
+        if place == (phase, stage, step) and first_time(once):
             os.kill(os.getpid(), getattr(signals, signal))
 
     def before(owner: Any, name: str, where: Any) -> None:
@@ -421,10 +427,8 @@ def cannot_build(patch: Any, once: str) -> None:
     begin = StageWork.__init__
 
     def or_not(self: StageWork, spec: Any, part: Any, basis: Any, device: Any, saved: Any, *rest: Any) -> None:
-        if saved is not None:
-            with contextlib.suppress(FileExistsError):
-                Path(once).touch(exist_ok=False)
-                raise MemoryError("not enough memory: you tried to allocate a stage")
+        if saved is not None and first_time(once):
+            raise MemoryError("not enough memory: you tried to allocate a stage")
         begin(self, spec, part, basis, device, saved, *rest)
 
     patch.setattr(StageWork, "__init__", or_not)

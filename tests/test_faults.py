@@ -29,13 +29,13 @@ WIRES = {
 }
 
 
-def a_spec(wire: str = "fp32", **snapshots: Any) -> RunSpec:
+def a_spec(wire: str = "fp32", limits: dict[str, Any] | None = None, **snapshots: Any) -> RunSpec:
     return make_spec(
         stages=3,
         steps=12,
         subspace={"sync_interval": 4, "update": {"interval": 4, "window": 2, "delay": 1}},
         snapshots={"interval": 3} | snapshots,
-        limits={"lease_seconds": 2.0},
+        limits={"lease_seconds": 2.0} | (limits or {}),
         wire=WIRES[wire],
         eval={"interval": 5},
     )
@@ -262,7 +262,7 @@ def test_a_peer_whose_line_is_cut_for_longer_than_its_lease(scene, spares):
 
 
 def test_a_peer_that_is_silent_for_less_than_its_lease_is_not_missed(scene):
-    s = scene(a_spec().model_copy(update={"limits": a_spec().limits.model_copy(update={"lease_seconds": 5.0})}))
+    s = scene(a_spec(limits={"lease_seconds": 5.0}))
     s.start(4, s.fail_at("forward", 1, 8, "SIGSTOP"))
     s.wait_for_mark()
     time.sleep(2.0)
@@ -408,6 +408,15 @@ def test_a_warm_spare_has_every_part_before_it_is_asked(scene):
     s.pool.peers[s.holder(1)].kill()
     s.ends_well()
     assert "cannot be used" not in s.events()
+
+
+def test_bad_numbers_that_do_not_come_back_are_redone(scene, tmp_path):
+    """A gradient that is not finite, once: the run returns to before it, if its spec says so."""
+    s = scene(a_spec(limits={"nonfinite_steps": 1, "nonfinite_action": "return"}))
+    bad = {"step": 8, "microbatch": 1, "boundary": 1, "leg": "backward"}
+    s.start(3, {"kind": "poison", "once": str(tmp_path / "spoilt"), **bad})
+    summary = s.ends_well()
+    assert (summary["lineage"], summary["steps_redone"]) == (2, 2), "back to step 6"
 
 
 def test_a_peer_that_leaves_hands_its_state_over(scene):
