@@ -16,6 +16,7 @@ import pytest
 import torch
 from conftest import make_spec
 
+from protomodels_cli.bench.recovery import beside
 from protomodels_cli.cli.folders import claim_or_find
 from protomodels_cli.coordinator import depot as depots
 from protomodels_cli.coordinator import events
@@ -297,3 +298,10 @@ def test_the_same_command_finds_the_run_it_left_and_not_one_that_is_done(
     again.lock.close()
     journal.append([Ended("sha")], 1.0)
     assert claim_or_find(None, spec) == Path("runs/home-4")
+
+
+def test_what_snapshots_cost_is_found_in_a_run_that_is_disturbed_now_and_then():
+    """0.1 s beside each, of 20 steps of 0.2 s."""
+    steps = [0.2 + 0.1 * (step % 20 == 1) + 3.0 * (step % 37 == 0) for step in range(1, 201)]
+    assert beside(steps) == pytest.approx(0.1 / 4)
+    assert beside([0.2] * 200) == 0
