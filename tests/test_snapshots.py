@@ -10,11 +10,13 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import fsspec
 import pytest
 import torch
 from conftest import make_spec
+from fsspec.implementations.memory import MemoryFileSystem
 
 from protomodels_cli.bench.recovery import beside
 from protomodels_cli.cli.folders import claim_or_find
@@ -177,6 +179,28 @@ def complete(folder: Path, steps: list[int]) -> tuple[Snapshots, list[Mark]]:
             snapshots.arrived(path)
     snapshots.settle(marks, [], [])
     return snapshots, marks
+
+
+class ObjectStore(MemoryFileSystem):
+    """As S3: there are no folders but those with something in them."""
+
+    protocol = "objects"
+    store: ClassVar[dict[str, Any]] = {}
+    pseudo_dirs: ClassVar[list[str]] = [""]
+
+    def makedirs(self, path: str, exist_ok: bool = False) -> None: ...
+
+
+def test_a_store_without_folders_is_as_good(tmp_path: Path):
+    fsspec.register_implementation("objects", ObjectStore, clobber=True)
+    snapshots, marks = complete(tmp_path / "snapshots", [3, 6, 9])
+    copies = Copies("objects://bucket/runs", "home-1234")
+    for some in (marks[:2], marks[1:]):
+        copies.bring_up_to_date(snapshots.folders(some))
+    copies.get("0001-00000009", "stage-1.safetensors", tmp_path / "back")
+    assert (tmp_path / "back").read_bytes() == CONTENTS[1]
+    with pytest.raises(FileNotFoundError):
+        copies.get("0001-00000003", "stage-1.safetensors", tmp_path / "gone")
 
 
 def test_copies_follow_the_snapshots_and_touch_nothing_else(tmp_path: Path):

@@ -137,6 +137,7 @@ def test_all_problems_at_once_with_line_value_rule_and_fix():
         ({"wire": {"link": {"bandwidth": "0mbit"}}}, "wire.link.bandwidth", "above 0"),
         ({"wire": {"link": {"latency": "25"}}}, "wire.link.latency", "25ms"),
         ({"wire": {"link": {"loss": 1.0}}}, "wire.link.loss", "below 1"),
+        ({"snapshots": {"copy_to": "ftp://me:secret@store/runs"}}, "snapshots.copy_to", "goes to every peer"),
         ({"data": {"source": "text"}}, "data.files", "needs files"),
         ({"data": {"files": ["x"]}}, "data.files", "takes no files"),
         ({"data": {"source": "bin", "files": ["x"]}}, "tokenizer.kind", "already"),

@@ -10,7 +10,8 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from fsspec.core import url_to_fs
+from fsspec import AbstractFileSystem, get_filesystem_class
+from fsspec.core import split_protocol, url_to_fs
 
 from protomodels_cli.coordinator.snapshots import HASHES
 from protomodels_cli.errors import UserError
@@ -22,38 +23,50 @@ class Copies:
     def __init__(self, url: str, run: str):
         """`run`: its own name there, which no other run has."""
         try:
-            self._files, root = url_to_fs(url)
+            get_filesystem_class(split_protocol(url)[0])
         except (ImportError, ValueError) as e:
             raise UserError(
                 f"snapshots.copy_to: {url}: {e}", "install what it names (for s3:// that is s3fs), or take another URL"
             ) from None
         self.url = f"{url.rstrip('/')}/{run}"
-        self._root = f"{root.rstrip('/')}/{run}"
 
     def bring_up_to_date(self, snapshots: Collection[Path]) -> None:
         """Copy these where they are not there yet, then delete the others; one whose folder is gone here is only kept.
         Raises whatever the store raises."""
-        self._files.makedirs(self._root, exist_ok=True)
-        there = {str(path).rsplit("/", 1)[-1] for path in self._files.ls(self._root, detail=False)}
+        files, root = self._connect()
+        there = _names(files, root)
         for folder in snapshots:
-            whole = folder.name in there and self._files.exists(self._at(folder.name, HASHES))
+            at = f"{root}/{folder.name}"
+            whole = folder.name in there and files.exists(f"{at}/{HASHES}")
             if not whole and folder.exists():
-                self._copy(folder)
+                _copy(files, folder, at)
         for name in there - {folder.name for folder in snapshots}:
             if SNAPSHOT.fullmatch(name):
-                self._files.rm(self._at(name), recursive=True)
-
-    def _copy(self, folder: Path) -> None:
-        self._files.makedirs(self._at(folder.name), exist_ok=True)
-        for file in sorted(folder.iterdir(), key=lambda path: path.name == HASHES):
-            self._files.put_file(str(file), self._at(folder.name, file.name))
+                files.rm(f"{root}/{name}", recursive=True)
 
     def get(self, snapshot: str, file: str, to: Path) -> None:
         """Raises FileNotFoundError if it is not there, and whatever else the store raises."""
-        self._files.get_file(self._at(snapshot, file), str(to))
+        files, root = self._connect()
+        files.get_file(f"{root}/{snapshot}/{file}", str(to))
 
-    def _at(self, *names: str) -> str:
-        return "/".join((self._root, *names))
+    def _connect(self) -> tuple[AbstractFileSystem, str]:
+        """Anew for every use: by the next snapshot a connection may be gone, and no two threads may share one."""
+        files, root = url_to_fs(self.url, skip_instance_cache=True)
+        return files, root.rstrip("/")
+
+
+def _names(files: AbstractFileSystem, root: str) -> set[str]:
+    """What is there. Where a store has no folders, an empty one is none."""
+    try:
+        return {str(path).rstrip("/").rsplit("/", 1)[-1] for path in files.ls(root, detail=False)}
+    except FileNotFoundError:
+        return set()
+
+
+def _copy(files: AbstractFileSystem, folder: Path, to: str) -> None:
+    files.makedirs(to, exist_ok=True)
+    for file in sorted(folder.iterdir(), key=lambda path: path.name == HASHES):
+        files.put_file(str(file), f"{to}/{file.name}")
 
 
 def in_words(error: Exception) -> str:

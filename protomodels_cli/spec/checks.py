@@ -7,6 +7,7 @@ left out only where one of *them* is itself malformed.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -291,6 +292,16 @@ def tokenizer_matches_source(s: RunSpec) -> Found:
             "tokenizer.file",
             "a tokenizer.json is given exactly when kind is `file`",
             "name the file" if t.kind == "file" else "remove it, or set tokenizer.kind to file",
+        )
+
+
+@check("snapshots.copy_to")
+def store_has_no_password(s: RunSpec) -> Found:
+    if re.search(r"//[^/@]*:[^/@]*@", s.snapshots.copy_to or ""):
+        yield (
+            "snapshots.copy_to",
+            "there is a password in it, and the spec goes to every peer",
+            "take it out, and set it where the coordinator runs: FSSPEC_FTP_USERNAME and FSSPEC_FTP_PASSWORD for ftp",
         )
 
 
