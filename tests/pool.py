@@ -7,9 +7,11 @@ put in here, from outside: the code under test has no switch for them.
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -75,10 +77,18 @@ class Process:
     def _line(self, seconds: float) -> dict[str, Any]:
         assert self._process.stdout is not None
         ready, _, _ = select.select([self._process.stdout], [], [], seconds)
-        assert ready, f"no result after {seconds:g} s: {Path(self._log.name).read_text()[-2000:]}"
+        if not ready:
+            self.tell_what_it_does()
+            raise AssertionError(f"no result after {seconds:g} s: {Path(self._log.name).read_text()[-6000:]}")
         line = self._process.stdout.readline()
         assert line, f"the process died: {Path(self._log.name).read_text()[-2000:]}"
         return json.loads(line)
+
+    def tell_what_it_does(self) -> None:
+        """The stacks of its threads, into its log."""
+        if not self.gone:
+            os.kill(self.pid, signal.SIGUSR1)
+            time.sleep(1.0)
 
     def kill(self) -> None:
         self._process.kill()
@@ -149,6 +159,7 @@ def wait_for_link(run_dir: Path, seconds: float = 60) -> str:
 def main() -> None:
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what the code under test prints goes to the log
+    faulthandler.register(signal.SIGUSR1)
     import protomodels_cli.coordinator.coordinator
     import protomodels_cli.worker.join  # noqa: F401
 

@@ -114,7 +114,12 @@ class Scene:
         )
 
     def ends_well(self) -> dict[str, Any]:
-        led = self.pool.coordinator.result()
+        try:
+            led = self.pool.coordinator.result()
+        except AssertionError:
+            for i in self.peers:
+                self.pool.peers[i].tell_what_it_does()
+            raise
         assert led["exit"] == 0, led
         for i in self.peers:
             if not self.pool.peers[i].gone:
