@@ -125,6 +125,42 @@ def test_a_closed_link_delivers_nothing_more():
     linked(story)
 
 
+def test_what_a_link_is_reading_or_writing_when_it_is_closed_counts_no_more():
+    """Tasks end a few turns of the event loop after they are cancelled, and a generation is over at once: a message
+    that came through meanwhile would be the first in the queue of the next one."""
+
+    class Wire:
+        def __init__(self) -> None:
+            self.coming: asyncio.Queue[pb.Frame] = asyncio.Queue()
+            self.gone: list[pb.Frame] = []
+            self.read = self.coming.get
+
+        async def write(self, frame: pb.Frame) -> None:
+            self.gone.append(frame)
+
+    async def story() -> None:
+        wire, end = Wire(), End("a", to_next=True)
+        serving = asyncio.create_task(end.link.run(wire))
+        await end.link.open.wait()
+        await asyncio.sleep(0)
+        end.link.send(message())
+        await until(lambda: end.sent == 1)
+        end.link.send(message(microbatch=1))
+        (frame,) = frames_of(message("backward"), generation=1)
+        frame.taken = 1
+        wire.coming.put_nowait(frame)
+        end.link.close()  # both have been handed over, and neither task has run
+        await asyncio.gather(serving, return_exceptions=True)
+        assert (end.got, end.credits, end.sent, len(wire.gone)) == ([], 0, 1, 1)
+
+        late = End("a", to_next=True)
+        late.link.close()
+        await late.link.run(wire)  # it was closed while it was being opened
+        assert not late.link.open.is_set()
+
+    asyncio.run(story())
+
+
 def test_credits_come_back_with_frames_or_after_half_a_window():
     async def story(a: End, b: End) -> None:
         for m in range(4):

@@ -287,7 +287,7 @@ class Engine(threading.Thread):
         inputs, gradients = self._arrived[work.leg], self._arrived["backward"]
         view = View(
             gradient=work.leg == "forward" and self._is_next(gradients, work.step, work.finished),
-            input=self._is_next(inputs, work.step, work.entered),
+            input=work.entered < work.microbatches and self._is_next(inputs, work.step, work.entered),
             in_flight=len(work.flights),
             on_the_way=self._on_the_way,
             limit=self._limit,
@@ -298,8 +298,9 @@ class Engine(threading.Thread):
         return gradients.popleft() if chosen == "backward" else inputs.popleft()
 
     def _is_next(self, queue: deque[Message], step: int, microbatch: int) -> bool:
-        """Messages of a step that was not granted yet wait; anything else out of order is a neighbour's fault."""
-        if not queue or queue[0].step > step:
+        """Anything out of order is a neighbour's fault: what comes for a step before it is granted waits behind the
+        messages of the steps before."""
+        if not queue:
             return False
         head = queue[0]
         if (head.step, head.microbatch) != (step, microbatch):

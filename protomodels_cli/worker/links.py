@@ -50,6 +50,7 @@ class Link:
         self.open, self.closed = asyncio.Event(), asyncio.Event()
         self.error: Exception | None = None
         self._serving: asyncio.Future[None] | None = None
+        self._over = False
         self.bytes_sent = {"forward": 0, "backward": 0, "evaluation": 0, "credit": 0}
         self.refused = 0
 
@@ -73,6 +74,8 @@ class Link:
 
     async def run(self, stream: Stream) -> None:
         """Serve the stream until it ends."""
+        if self._over:
+            return
         self.open.set()
         self._serving = asyncio.ensure_future(self._serve_over(stream))
         try:
@@ -85,7 +88,8 @@ class Link:
             self.closed.set()
 
     def close(self) -> None:
-        """Its generation is over: nothing more goes in or out."""
+        """Its generation is over: from this moment on nothing goes in or out, also of what has been read already."""
+        self._over = True
         if self._serving is not None:
             self._serving.cancel()
 
@@ -110,6 +114,8 @@ class Link:
     async def _write(self, stream: Stream) -> None:
         while True:
             frame = await self._outbox.get()
+            if self._over:
+                return
             if frame is None:
                 self._has_sent()
             else:
@@ -117,6 +123,8 @@ class Link:
 
     async def _read(self, stream: Stream) -> None:
         while (frame := await stream.read()) is not grpc.aio.EOF:
+            if self._over:
+                return
             if frame.generation != self.generation:
                 self.refused += 1
                 continue

@@ -1,0 +1,95 @@
+"""The compute thread by itself: what it takes from its inbox, and what it refuses."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from conftest import corpus_of, make_spec
+
+from protomodels_cli.coordinator.feed import Feed
+from protomodels_cli.model.shape import slices
+from protomodels_cli.wire.frames import BadMessage, Message
+from protomodels_cli.worker import engine as eng
+
+
+class Posts(queue.Queue[tuple[int, Any]]):
+    def post(self, generation: int, item: Any) -> None:
+        self.put((generation, item))
+
+    def until(self, kind: type) -> list[Any]:
+        """What was posted, up to the first of this kind."""
+        got: list[Any] = []
+        while not got or not isinstance(got[-1], kind):
+            got.append(self.get(timeout=30)[1])
+        return got
+
+    def is_quiet(self) -> bool:
+        try:
+            self.get(timeout=0.3)
+        except queue.Empty:
+            return True
+        return False
+
+
+SPEC = make_spec(stages=2, subspace={"form": "dense"})
+
+
+@pytest.fixture
+def first_stage() -> Iterator[tuple[eng.Engine, Posts]]:
+    """Stage 0 of two in generation 1, with nothing to do."""
+    posts = Posts()
+    engine = eng.Engine(torch.device("cpu"), 1, posts.post)
+    engine.start()
+    engine.forget(1)
+    engine.order(eng.Build(eng.Seat(1, 1, 1, 0, 4, 0), SPEC, slices(SPEC)[0], None, None))
+    posts.until(eng.Outcome)
+    yield engine, posts
+    engine.order(None)
+    engine.join()
+
+
+def ids_of(step: int) -> list[Message]:
+    feed = Feed(SPEC, corpus_of(SPEC))
+    return [Message("forward", f.step, f.microbatch, 0, f.ids, b"") for f in feed.step(step)]
+
+
+def test_what_comes_before_its_step_is_granted_waits(first_stage):
+    engine, posts = first_stage
+    for message in [*ids_of(1), *ids_of(2)]:
+        engine.deliver(message)
+    assert posts.is_quiet(), "no step is granted"
+    engine.order(eng.Run(2, "forward", 1, 2, 0))
+    sent = [posts.until(Message)[-1] for _ in range(2)]
+    assert [(m.step, m.microbatch) for m in sent] == [(1, 0), (1, 1)]
+    assert posts.is_quiet(), "the ids of step 2 are here, and step 1 waits for its gradients"
+
+
+@pytest.mark.parametrize("stray", [(2, 0), (1, 1)])
+def test_what_comes_out_of_order_is_said_and_not_waited_on_for_ever(first_stage, stray):
+    """Behind it, what the step needs would never be reached."""
+    engine, posts = first_stage
+    engine.deliver(next(m for m in ids_of(stray[0]) if m.microbatch == stray[1]))
+    for message in ids_of(1):
+        engine.deliver(message)
+    engine.order(eng.Run(2, "forward", 1, 2, 0))
+    failure = posts.until(eng.Failure)[-1]
+    assert isinstance(failure.error, BadMessage)
+    assert failure.leg == "forward"
+    assert f"message {stray[1]} of step {stray[0]} came where 0 of 1 belongs" in str(failure.error)
+
+
+def test_what_came_for_an_old_generation_is_void(first_stage):
+    engine, posts = first_stage
+    for message in ids_of(2):
+        engine.deliver(message)
+    engine.forget(2)
+    engine.order(eng.Keep(eng.Seat(2, 2, 1, 0, 4, 0), None))
+    posts.until(eng.Outcome)
+    for message in ids_of(1):
+        engine.deliver(message)
+    engine.order(eng.Run(3, "forward", 1, 2, 0))
+    assert posts.until(Message)[-1].step == 1
