@@ -492,6 +492,42 @@ def slow(patch: Any, seconds: float) -> None:
     patch.setattr(StageWork, "forward", slowly)
 
 
+def stuck_device(patch: Any, stage: int, step: int, once: str, patience: float) -> None:
+    """The first holder of this stage never comes back from this step's forward."""
+    import threading
+
+    from protomodels_cli.worker.stage_work import StageWork
+
+    forward = StageWork.forward
+
+    def or_never(self: StageWork, work: Any, message: Any) -> Any:
+        if (self.part.index, work.step) == (stage, step) and first_time(once):
+            threading.Event().wait()
+        return forward(self, work, message)
+
+    patch.setattr(StageWork, "forward", or_never)
+    patch.setattr("protomodels_cli.worker.session.STUCK_SECONDS", patience)
+
+
+def lose_message(patch: Any, step: int, once: str) -> None:
+    """One message to the next stage is never sent, and nobody notices."""
+    from protomodels_cli.worker.links import Link
+
+    send = Link.send
+
+    def or_not(self: Link, message: Any) -> None:
+        is_last = (message.step, message.microbatch) == (step, 1)  # a gap would be noticed
+        if not (is_last and self.to_next and first_time(once)):
+            send(self, message)
+
+    patch.setattr(Link, "send", or_not)
+
+
+def impatient(patch: Any, seconds: float) -> None:
+    """A coordinator that no longer believes in a task after this time."""
+    patch.setattr("protomodels_cli.coordinator.machine.STALL_SECONDS", seconds)
+
+
 def unreachable(patch: Any) -> None:
     """As behind a home router: the coordinator cannot dial back."""
 
@@ -519,6 +555,9 @@ FAULTS = {
         spoils_its_part,
         slow_disk,
         slow,
+        stuck_device,
+        lose_message,
+        impatient,
         fail_at,
         lose_turn,
         damage_frame,

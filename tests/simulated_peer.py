@@ -402,6 +402,7 @@ class Process:
             for place in list(self.uploads):
                 if self.world.take_part(self, self.uploads[place]):
                     self.uploads.pop(place)
+            self._upload()  # what is left, again
 
         if self.uploads:
             self.soon(upload, 0.1, 3.0)

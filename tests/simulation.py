@@ -53,7 +53,7 @@ from protomodels_cli.coordinator.state import State
 from protomodels_cli.spec import RunSpec
 
 LEASE = 5.0
-QUIET = 900.0  # virtual seconds in which an undisturbed network must finish the run
+QUIET = 5000.0  # virtual seconds in which an undisturbed network must finish the run
 
 
 class Disk:
@@ -208,6 +208,8 @@ class World:
         self.calm, self.sessions, self.processes = calm, 0, 0
         self.death = 0.0 if calm else self.random.choice([0.0, 0.0, 0.01, 0.03])
         self.loss = 0.0 if calm else self.random.choice([0.0, 0.01, 0.05])
+        self.delay = self.random.choice([0.1, 0.1, 0.1, 1.0])  # of words between a peer and the coordinator, at most
+        self.loses_a_frame = False  # the next one
         self.disk = Disk(beginning("u0"))
         self.coordinator: CoordinatorProcess | None = CoordinatorProcess(self)
         self._applied: set[tuple[int, int, int]] = set()
@@ -264,13 +266,13 @@ class World:
 
     def _in_order(self, process: Process) -> tuple[float, float]:
         """A stream keeps its order: later words never arrive earlier."""
-        at = max(getattr(process, "arrives", 0.0) + 1e-6, self.now + self.random.uniform(0.01, 0.1))
+        at = max(getattr(process, "arrives", 0.0) + 1e-6, self.now + self.random.uniform(0.01, self.delay))
         process.arrives = at  # type: ignore[attr-defined]
         return at - self.now, at - self.now
 
     def to_coordinator(self, process: Process, event: ev.Event) -> None:
         session = process.session
-        at = max(getattr(process, "leaves", 0.0) + 1e-6, self.now + self.random.uniform(0.01, 0.1))
+        at = max(getattr(process, "leaves", 0.0) + 1e-6, self.now + self.random.uniform(0.01, self.delay))
         process.leaves = at  # type: ignore[attr-defined]
 
         def arrive() -> None:
@@ -311,6 +313,10 @@ class World:
         if self.random.random() < self.loss / 5:
             self.trace(f"the link between {sender.id} and stage {stage} broke")
             sender.tell(ev.Trouble(sender.id, "the stream broke", stage, frame.generation))
+            return
+        if self.loses_a_frame:
+            self.loses_a_frame = False
+            self.trace(f"a frame from {sender.id} to stage {stage} is lost without a word")
             return
         sender.soon(arrive)
 
@@ -391,7 +397,7 @@ class World:
     def mischief(self) -> None:
         home = self.random.choice(self.machines)
         p, m = home.process, home.process.memory if home.process else None
-        match self.random.randrange(14):
+        match self.random.randrange(15):
             case 0 | 1:
                 self.kill(home)
             case 2 | 3 | 4:
@@ -429,6 +435,8 @@ class World:
                 if self.coordinator is not None:
                     self.trace(f"the owner says {type(event).__name__}")
                     self.coordinator.take(event)
+            case 14:
+                self.loses_a_frame = True
 
     # Rules
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +15,7 @@ from protomodels_cli.coordinator.feed import Feed
 from protomodels_cli.model.shape import slices
 from protomodels_cli.wire.frames import BadMessage, Message
 from protomodels_cli.worker import engine as eng
+from protomodels_cli.worker.stage_work import StageWork
 
 
 class Posts(queue.Queue[tuple[int, Any]]):
@@ -93,3 +95,27 @@ def test_what_came_for_an_old_generation_is_void(first_stage):
         engine.deliver(message)
     engine.order(eng.Run(3, "forward", 1, 2, 0))
     assert posts.until(Message)[-1].step == 1
+
+
+def test_it_can_be_seen_from_outside_whether_it_is_still_at_the_same_work(first_stage, monkeypatch):
+    engine, posts = first_stage
+    at_it, may_go = threading.Event(), threading.Event()
+
+    def slowly(*_: Any) -> list[Message]:
+        at_it.set()
+        may_go.wait()
+        return []
+
+    monkeypatch.setattr(StageWork, "forward", slowly)
+    for message in ids_of(1):
+        engine.deliver(message)
+    engine.order(eng.Run(2, "forward", 1, 2, 0))
+    at_it.wait()
+    first = engine.busy_with
+    assert first > 0
+    assert posts.is_quiet() is False, "the message was taken"
+    assert posts.is_quiet()
+    assert engine.busy_with == first
+    may_go.set()
+    while engine.busy_with:  # the other microbatch is another work, and then it waits
+        pass

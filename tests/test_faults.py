@@ -167,6 +167,29 @@ def test_a_killed_peer_is_replaced_by_a_spare(scene, wire, phase, stage, step):
     assert summary["generations"] >= 2
 
 
+def test_a_peer_whose_device_hangs_goes_and_says_so(scene):
+    """Its process lives, and so do its beats."""
+    s = scene(a_spec())
+    mark = str(s.folder / "hangs")
+    s.start(4, {"kind": "stuck_device", "stage": 1, "step": 8, "once": mark, "patience": 2.0})
+    s.wait_for(lambda: "the device has not come back" in s.events(), "nobody noticed")
+    gone = next(i for i in s.peers if f"peer-{i} " in s.events().split("the device has not come back")[0][-40:])
+    ended = s.pool.peers[gone].result()
+    assert ended["exit"] == 3
+    assert "the device has not come back from one piece of work for 2 s" in ended["error"]
+    s.peers.remove(gone)
+    assert s.ends_well()["generations"] == 2
+
+
+def test_a_step_that_stands_still_is_begun_again(scene):
+    s = scene(a_spec())
+    s.start(3, {"kind": "lose_message", "step": 8, "once": str(s.folder / "lost")}, {"kind": "impatient", "seconds": 3})
+    s.wait_for(lambda: "to finish step 8" in s.events(), "nobody noticed")
+    summary = s.ends_well()
+    assert summary["generations"] == 2
+    assert summary["steps_redone"] == 0, "all that was decided is in memory"
+
+
 def test_two_adjacent_peers_are_killed_at_once(scene):
     s = scene(a_spec())
     s.start(3, {"kind": "slow", "seconds": 0.05})

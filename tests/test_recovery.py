@@ -320,6 +320,48 @@ def test_a_link_that_does_not_come_up_is_relayed_then_given_up():
     assert not b.state.relay_all, "these two have not been tried"
 
 
+def test_a_step_that_does_not_end_is_begun_again_and_a_slow_one_gets_more_time_each_time():
+    b = Bench(make_spec(stages=2, steps=3))
+    b.join(0, 1)
+    to_step(b, 1)
+    for generation, patience in [(2, 600), (3, 1200), (4, 2400)]:
+        b.done(0)  # stage 1 does not answer
+        b.now += patience - 1
+        b.tell(ev.Tick())
+        assert b.state.history.generation == generation - 1
+        b.now += 1
+        says = [c.text for c in b.tell(ev.Tick()) if isinstance(c, ev.Say)]
+        assert "stage 1 (name-1) to finish step 1" in says[0]
+        assert b.state.history.generation == generation
+        to_step(b, 1)
+    b.finish()
+    assert b.state.history.redone == 0
+
+
+def test_where_steps_take_long_a_task_may_take_ten_times_as_long_and_an_evaluation_as_long_as_it_is_large():
+    b = Bench(make_spec(stages=2, steps=8, batch={"size": 4}, eval={"interval": 5, "windows": 8}))
+    b.join(0, 1)
+
+    def gives_up_after(seconds: float) -> bool:
+        before = b.state.history.generation
+        b.now += seconds - 20
+        b.tell(ev.Tick())
+        assert b.state.history.generation == before, "too soon"
+        b.now += 40
+        b.tell(ev.Tick())
+        return b.state.history.generation == before + 1
+
+    for step in range(1, 6):
+        to_step(b, step)
+        b.now += 100
+    while b.state.task.kind != "evaluation":
+        b.answer()
+    assert gives_up_after(2000), "of two steps' worth of text"
+    to_step(b, 6)
+    b.state = replace(b.state, broken=0)
+    assert gives_up_after(1000)
+
+
 def test_a_snapshot_that_fails_is_left_out_and_the_last_one_is_waited_for():
     b = Bench(make_spec(stages=2, steps=4, snapshots={"interval": 2}))
     b.join(0, 1)

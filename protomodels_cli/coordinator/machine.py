@@ -7,7 +7,9 @@ was decided, and reach the journal before the commands that follow from them lea
 
 from __future__ import annotations
 
+import itertools
 import math
+import statistics
 from dataclasses import replace
 from typing import assert_never
 
@@ -50,7 +52,7 @@ from protomodels_cli.coordinator.history import (
     beginning,
 )
 from protomodels_cli.coordinator.moves import Moves
-from protomodels_cli.coordinator.plan import next_kind, stages_in_words
+from protomodels_cli.coordinator.plan import next_kind, stages_in_words, waiting_for
 from protomodels_cli.coordinator.state import Hashes, Report, State, Task
 from protomodels_cli.errors import EXIT_OUTSIDE, EXIT_REFUSED
 from protomodels_cli.model import grassmann
@@ -59,6 +61,7 @@ from protomodels_cli.model.snapshot import weights_sha256
 from protomodels_cli.spec.schema import RunSpec
 
 REDIAL_SECONDS = 2.0  # for a holder whose connection broke to come back before another takes its place
+STALL_SECONDS, STALL_TIMES = 600.0, 10  # for a task, or so many times what is usual if that is more
 
 
 def start(spec: RunSpec, basis_sha256: str, t_fixed: tuple[int, str]) -> State:
@@ -398,9 +401,20 @@ def _watch_the_clock(moves: Moves) -> None:
     seating.give_up_waiting(moves)
     if saving.may_try_again(moves):
         _go_on_if_idle(moves)
-    state, task = moves.state, moves.state.task
-    limit = state.spec.limits.place_seconds
-    if task is None or task.kind not in ("place", "link") or moves.now - task.started < limit:
+    task = moves.state.task
+    if task is None:
+        return
+    if task.kind in ("place", "link"):
+        _watch_seating(moves, task)
+    elif moves.now - task.started > _patience(moves.state, task):
+        moves.say(f"still waiting for {waiting_for(moves.state, moves.now)}: linking all stages anew")
+        moves.set(broken=moves.state.broken + 1)
+        seating.regroup(moves)
+
+
+def _watch_seating(moves: Moves, task: Task) -> None:
+    state, limit = moves.state, moves.state.spec.limits.place_seconds
+    if moves.now - task.started < limit:
         return
     if task.kind == "place" and state.history.step > 0:
         return  # a part of a snapshot may take long to arrive; who holds it says so if it does not
@@ -416,6 +430,15 @@ def _watch_the_clock(moves: Moves) -> None:
         why = f"{peer.name} ({peer.id}) did not {doing} stage {i} within limits.place_seconds ({limit:g} s)"
         moves.do(Dismiss(peer.id, why, "use a faster machine, or raise the limit in the spec", EXIT_OUTSIDE))
     seating.lose(moves, f"not ready within {limit:g} s", *(state.history.holders[i] for i in late))
+
+
+def _patience(state: State, task: Task) -> float:
+    """How long a task may take before we no longer believe in it. Who is merely slow gets more each time."""
+    steps = [later - earlier for earlier, later in itertools.pairwise(state.decided_at)]
+    usual = statistics.median(steps) if steps else 0.0
+    if task.kind == "evaluation":
+        usual *= max(1.0, state.spec.eval.windows / state.spec.batch.size)
+    return max(STALL_SECONDS, STALL_TIMES * usual) * 2 ** min(state.broken, 10)
 
 
 def _dismiss_all(moves: Moves, why: str) -> None:

@@ -197,6 +197,8 @@ class Engine(threading.Thread):
         self._held: Basis | None = None
         self._limit = 1
         self._usage = Usage()
+        self._todos = 0
+        self.busy_with = 0  # the number of what the thread is doing; 0: it waits
 
     # From the event loop
 
@@ -239,9 +241,12 @@ class Engine(threading.Thread):
         while going:
             todo: Order | Message | None = None
             try:
+                self.busy_with = 0
                 if (todo := self._next()) is None:
                     going = False
                 else:
+                    self._todos += 1
+                    self.busy_with = self._todos
                     self._take(todo)
             except Exception as error:  # the session says what becomes of it; a new generation starts afresh
                 self._run = self._pass = None

@@ -46,6 +46,7 @@ from protomodels_cli.worker.links import Link, Listener, dial
 GRACE = 1.0  # seconds for the coordinator to explain why a neighbour hung up
 REDIAL = 0.2, 2.0  # seconds between tries to reach the coordinator: at first, at most
 BEATS = 5  # in a lease
+STUCK_SECONDS, STUCK_LOOKS = 600.0, 20  # for one order or one microbatch; in so many looks
 
 
 class Lost(Exception):
@@ -95,6 +96,7 @@ class Session:
             self.say(f"the run emulates a slow connection for every peer (wire.link): {self.spec.wire.link.in_words}")
         self._engine.start()
         self._listen_for_ctrl_c()
+        self._chore(self._watch_the_device())
         conversing = asyncio.create_task(self._converse_until_dismissed(introduce))
         ends: set[asyncio.Future[Any]] = {conversing, self._over}
         try:
@@ -513,6 +515,19 @@ class Session:
         self._trouble((str(error) or type(error).__name__).splitlines()[0])
         if not self._over.done():
             self._over.set_exception(error)
+
+    async def _watch_the_device(self) -> None:
+        """A driver that hangs raises nothing, and the beats go on. Looks are counted, not seconds: whoever stopped this
+        process stopped its device too."""
+        looks, before = 0, 0
+        while looks < STUCK_LOOKS:
+            await asyncio.sleep(STUCK_SECONDS / STUCK_LOOKS)
+            now = self._engine.busy_with
+            looks, before = (looks + 1 if now and now == before else 0), now
+        raise UserError(
+            f"the device has not come back from one piece of work for {STUCK_SECONDS:.0f} s",
+            "start the machine again, update the device's driver, or use another device (--device)",
+        )
 
     def _chore(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
