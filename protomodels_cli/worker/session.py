@@ -314,7 +314,7 @@ class Session:
 
     async def _drop_generation(self, following: int = 0) -> None:
         """Nothing of this generation goes in or out any more."""
-        self._place = None
+        self._place = self._right = None
         self._engine.forget(following)
         self.listener.forget()
         for link in self._links.values():
