@@ -493,20 +493,23 @@ def slow(patch: Any, seconds: float) -> None:
 
 
 def stuck_device(patch: Any, stage: int, step: int, once: str, patience: float) -> None:
-    """The first holder of this stage never comes back from this step's forward."""
+    """The first holder of this stage never comes back from this step's forward, and soon notices."""
     import threading
 
+    from protomodels_cli.worker import session
     from protomodels_cli.worker.stage_work import StageWork
 
     forward = StageWork.forward
 
     def or_never(self: StageWork, work: Any, message: Any) -> Any:
         if (self.part.index, work.step) == (stage, step) and first_time(once):
+            session.STUCK_TIMES, session.STUCK_LOOKS = patience / self.spec.limits.place_seconds, 20
             threading.Event().wait()
         return forward(self, work, message)
 
     patch.setattr(StageWork, "forward", or_never)
-    patch.setattr("protomodels_cli.worker.session.STUCK_SECONDS", patience)
+    patch.setattr(session, "STUCK_LOOKS", 6000)  # all look often, and only that one soon has seen enough
+    patch.setattr(session, "STUCK_TIMES", session.STUCK_TIMES)
 
 
 def lose_message(patch: Any, step: int, once: str) -> None:
@@ -521,6 +524,18 @@ def lose_message(patch: Any, step: int, once: str) -> None:
             send(self, message)
 
     patch.setattr(Link, "send", or_not)
+
+
+def feed_out_of_order(patch: Any, step: int, once: str) -> None:
+    """The coordinator hands the ids of a step to the first stage the wrong way round."""
+    from protomodels_cli.coordinator.feed import Feed
+
+    feed = Feed.step
+
+    def reversed_once(self: Feed, at: int) -> Any:
+        return reversed(list(feed(self, at))) if at == step and first_time(once) else feed(self, at)
+
+    patch.setattr(Feed, "step", reversed_once)
 
 
 def impatient(patch: Any, seconds: float) -> None:
@@ -557,6 +572,7 @@ FAULTS = {
         slow,
         stuck_device,
         lose_message,
+        feed_out_of_order,
         impatient,
         fail_at,
         lose_turn,

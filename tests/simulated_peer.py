@@ -101,6 +101,7 @@ class Process:
         self.backlog: list[Callable[[], None]] = []  # what came while it was frozen
         self.leaving = False
         self.uploads: dict[tuple[int, int, int], PartFile] = {}
+        self.failed: set[tuple[int, int]] = set()  # snapshots for which it could not write its part
         self.redial()
 
     @property
@@ -189,6 +190,9 @@ class Process:
         for place in [p for p in self.home.disk if p[:2] in word.begun]:
             self.uploads.setdefault(place, self.home.disk[place])
         self._upload()
+        self.failed &= word.begun
+        for lineage, step in sorted(self.failed):
+            self.tell(ev.PartFailed(self.id, lineage, step, "No space left on device"))
         if self.world.spec.snapshots.warm_spares and self.place is None and self.memory is None:
             for part in word.newest:
                 self.soon(lambda part=part: self._fetch_ahead(part), 0.1, 3.0)
@@ -319,8 +323,6 @@ class Process:
         last, numbers = m.stage == len(m.layers) - 1, digest(m.numbers, "flipped") if m.flipped else m.numbers
         if m.forward is None and m.frames["forward"]:
             frame = self._consume("forward", step)
-            if frame is None:
-                return
             m.forward = digest(numbers, frame.content)
             if last:
                 m.frames["backward"].append(Frame(m.generation, m.lineage, step, digest("loss", m.forward)))
@@ -329,8 +331,6 @@ class Process:
             self.soon(self.compute)
         elif m.forward is not None and m.frames["backward"]:
             frame = self._consume("backward", step)
-            if frame is None:
-                return
             gradient = digest(numbers, m.forward, frame.content)
             if m.stage > 0:
                 self.world.send_frame(self, m.stage - 1, "backward", Frame(m.generation, m.lineage, step, gradient))
@@ -339,13 +339,10 @@ class Process:
             report = Report(norms=(("layers.0", float("inf") if bad else 0.25),), loss_sum=64.0, tokens=64)
             self.tell(ev.Done(self.id, m.generation, task, report))
 
-    def _consume(self, leg: str, step: int) -> Frame | None:
+    def _consume(self, leg: str, step: int) -> Frame:
         m = self.memory
         assert m is not None
-        frame = m.frames[leg][0]
-        if frame.step > step:
-            return None
-        m.frames[leg].popleft()
+        frame = m.frames[leg].popleft()
         if frame.lineage != m.lineage:
             raise Violation(f"{self.id} of lineage {m.lineage} took a frame of lineage {frame.lineage}")
         if frame.step != step or m.applied != step - 1:
@@ -388,8 +385,11 @@ class Process:
             self._upload()
             return
 
+        self.failed.discard((part.lineage, part.step))
+
         def write() -> None:
             if self.home.disk_full:
+                self.failed.add((part.lineage, part.step))
                 self.tell(ev.PartFailed(self.id, part.lineage, part.step, "No space left on device"))
                 return
             self.home.disk[part.place] = self.uploads[part.place] = part

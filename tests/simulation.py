@@ -53,7 +53,7 @@ from protomodels_cli.coordinator.state import State
 from protomodels_cli.spec import RunSpec
 
 LEASE = 5.0
-QUIET = 5000.0  # virtual seconds in which an undisturbed network must finish the run
+QUIET = 20000.0  # virtual seconds in which an undisturbed network must finish the run
 
 
 class Disk:
@@ -79,6 +79,8 @@ class CoordinatorProcess:
             self.state = machine.start(world.spec, history.basis_sha256, T_FIXED)
         self.sessions: dict[str, tuple[Process, int]] = {}
         self.numbers: Counter[int] = Counter()  # words said in a session
+        self.announced: Counter[str] = Counter()  # a peer's sessions that the machine has not heard of
+        self.hears_at: dict[str, float] = {}  # … and when it will have heard of all
         self.alive = True
         self._look_at_parts()
         world.after(0.5, self._tick)
@@ -92,10 +94,20 @@ class CoordinatorProcess:
         self.world.sessions += 1
         process.session, process.expected = self.world.sessions, 0
         self.sessions[process.id] = (process, process.session)
-        self._say(process.id, self._keep())
-        self.take(ev.Joined(process.describe()))
-        if process.leaving:
-            process.tell(ev.Leaving(process.id))
+        self.announced[process.id] += 1
+        wait = max(self.world.random.uniform(0.0, 0.5), self.hears_at.get(process.id, 0.0) - self.world.now + 1e-6)
+        self.hears_at[process.id] = self.world.now + wait
+        joined = ev.Joined(process.describe())
+        self.world.after(wait, lambda: self._hear_of(process, joined))
+
+    def _hear_of(self, process: Process, joined: ev.Joined) -> None:
+        """Others' events may have been taken since it described itself."""
+        if self.alive:
+            self.announced[process.id] -= 1
+            self._say(process.id, self._keep())
+            self.take(joined)
+            if process.leaving:
+                process.tell(ev.Leaving(process.id))
 
     def take(self, event: ev.Event) -> None:
         if not self.alive:
@@ -174,7 +186,7 @@ class CoordinatorProcess:
 
     def _say(self, peer: str, word: Any) -> None:
         process, session = self.sessions.get(peer, (None, 0))
-        if process is None:
+        if process is None or self.announced[peer]:
             return
         number = self.numbers[session]
         self.numbers[session] += 1
@@ -292,7 +304,8 @@ class World:
         if c is not None and c.sessions.get(process.id, (None, 0))[1] == process.session and process.session:
             del c.sessions[process.id]
             event = ev.Left(process.id, "its connection ended", may_return)
-            self.after(0.02, lambda: c.take(event) if process.id not in c.sessions else None)
+            wait = max(0.02, c.hears_at.get(process.id, 0.0) - self.now + 1e-6)
+            self.after(wait, lambda: c.take(event) if process.id not in c.sessions else None)
         if process.alive:
             process.redial()
 

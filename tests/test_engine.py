@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -98,24 +99,29 @@ def test_what_came_for_an_old_generation_is_void(first_stage):
 
 
 def test_it_can_be_seen_from_outside_whether_it_is_still_at_the_same_work(first_stage, monkeypatch):
-    engine, posts = first_stage
-    at_it, may_go = threading.Event(), threading.Event()
+    engine, _ = first_stage
+    at_it, may_go = threading.Semaphore(0), threading.Semaphore(0)
 
-    def slowly(*_: Any) -> list[Message]:
-        at_it.set()
-        may_go.wait()
+    def slowly(self: StageWork, work: Any, message: Message) -> list[Message]:
+        at_it.release()
+        may_go.acquire()
+        work.entered += 1
         return []
 
     monkeypatch.setattr(StageWork, "forward", slowly)
     for message in ids_of(1):
         engine.deliver(message)
     engine.order(eng.Run(2, "forward", 1, 2, 0))
-    at_it.wait()
-    first = engine.busy_with
-    assert first > 0
-    assert posts.is_quiet() is False, "the message was taken"
-    assert posts.is_quiet()
-    assert engine.busy_with == first
-    may_go.set()
-    while engine.busy_with:  # the other microbatch is another work, and then it waits
-        pass
+    seen = []
+    for _ in range(2):  # microbatches
+        at_it.acquire(timeout=30)
+        seen.append(engine.busy_with)
+        time.sleep(0.1)
+        seen.append(engine.busy_with)
+        may_go.release()
+    assert seen[0] == seen[1] != seen[2] == seen[3]
+    assert all(seen)
+    until = time.monotonic() + 30
+    while engine.busy_with and time.monotonic() < until:
+        time.sleep(0.01)
+    assert engine.busy_with == 0, "it waits for gradients"

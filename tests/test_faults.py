@@ -6,6 +6,7 @@ import asyncio
 import json
 import math
 import os
+import re
 import shutil
 import signal
 import time
@@ -172,13 +173,13 @@ def test_a_peer_whose_device_hangs_goes_and_says_so(scene):
     s = scene(a_spec())
     mark = str(s.folder / "hangs")
     s.start(4, {"kind": "stuck_device", "stage": 1, "step": 8, "once": mark, "patience": 2.0})
-    s.wait_for(lambda: "the device has not come back" in s.events(), "nobody noticed")
-    gone = next(i for i in s.peers if f"peer-{i} " in s.events().split("the device has not come back")[0][-40:])
+    said = s.wait_for(lambda: re.search(r"peer-(\d) \(\w+\) left: the device has been", s.events()), "nobody noticed")
+    gone = int(said[1])
     ended = s.pool.peers[gone].result()
     assert ended["exit"] == 3
-    assert "the device has not come back from one piece of work for 2 s" in ended["error"]
+    assert "the device has been at one piece of work for 2 s" in ended["error"]
     s.peers.remove(gone)
-    assert s.ends_well()["generations"] == 2
+    assert s.ends_well()["generations"] >= 2
 
 
 def test_a_step_that_stands_still_is_begun_again(scene):
@@ -186,8 +187,15 @@ def test_a_step_that_stands_still_is_begun_again(scene):
     s.start(3, {"kind": "lose_message", "step": 8, "once": str(s.folder / "lost")}, {"kind": "impatient", "seconds": 3})
     s.wait_for(lambda: "to finish step 8" in s.events(), "nobody noticed")
     summary = s.ends_well()
-    assert summary["generations"] == 2
+    assert summary["generations"] >= 2
     assert summary["steps_redone"] == 0, "all that was decided is in memory"
+
+
+def test_ids_that_come_out_of_order_are_asked_for_again(scene):
+    s = scene(a_spec())
+    s.start(3, coordinator_fault={"kind": "feed_out_of_order", "step": 8, "once": str(s.folder / "reversed")})
+    s.wait_for(lambda: "the coordinator sent a message that cannot be" in s.events(), "nobody noticed")
+    assert s.ends_well()["steps_redone"] == 0
 
 
 def test_two_adjacent_peers_are_killed_at_once(scene):

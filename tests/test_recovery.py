@@ -320,46 +320,76 @@ def test_a_link_that_does_not_come_up_is_relayed_then_given_up():
     assert not b.state.relay_all, "these two have not been tried"
 
 
+def stall(b: Bench, seconds: float) -> list[str]:
+    """A task that ends neither shortly before this time nor shortly after it. What is said then."""
+    assert b.state.task is not None
+    begun, before = b.state.task.started, b.state.history.generation
+    b.now = begun + seconds - 2
+    b.tell(ev.Tick())
+    assert b.state.history.generation == before, "too soon"
+    b.now = begun + seconds + 2
+    said = [c.text for c in b.tell(ev.Tick()) if isinstance(c, ev.Say)]
+    assert b.state.history.generation == before + 1, "too late"
+    return said
+
+
 def test_a_step_that_does_not_end_is_begun_again_and_a_slow_one_gets_more_time_each_time():
-    b = Bench(make_spec(stages=2, steps=3))
+    b = Bench(make_spec(stages=2, steps=5))
     b.join(0, 1)
-    to_step(b, 1)
-    for generation, patience in [(2, 600), (3, 1200), (4, 2400)]:
-        b.done(0)  # stage 1 does not answer
-        b.now += patience - 1
-        b.tell(ev.Tick())
-        assert b.state.history.generation == generation - 1
-        b.now += 1
-        says = [c.text for c in b.tell(ev.Tick()) if isinstance(c, ev.Say)]
-        assert "stage 1 (name-1) to finish step 1" in says[0]
-        assert b.state.history.generation == generation
-        to_step(b, 1)
+    for step, first in [(1, 3600), (2, 600)]:  # at first it is not known what is usual
+        for times in (1, 2, 4):
+            to_step(b, step)
+            b.done(0)  # stage 1 does not answer
+            assert f"stage 1 (name-1) to finish step {step}" in stall(b, first * times)[0]
+    to_step(b, 2)
+    b.state = replace(b.state, broken=5)  # links that broke are another matter
     b.finish()
     assert b.state.history.redone == 0
 
 
 def test_where_steps_take_long_a_task_may_take_ten_times_as_long_and_an_evaluation_as_long_as_it_is_large():
-    b = Bench(make_spec(stages=2, steps=8, batch={"size": 4}, eval={"interval": 5, "windows": 8}))
+    b = Bench(make_spec(stages=2, steps=8, batch={"size": 4}, eval={"interval": 3, "windows": 8}))
     b.join(0, 1)
-
-    def gives_up_after(seconds: float) -> bool:
-        before = b.state.history.generation
-        b.now += seconds - 20
-        b.tell(ev.Tick())
-        assert b.state.history.generation == before, "too soon"
-        b.now += 40
-        b.tell(ev.Tick())
-        return b.state.history.generation == before + 1
-
-    for step in range(1, 6):
-        to_step(b, step)
-        b.now += 100
+    to_step(b, 1)
+    b.now += 100
+    b.answer()
+    b.now += 36000  # its owner slept, and so did its peers
+    to_step(b, 2)
+    stall(b, 1001)
+    to_step(b, 3)
+    b.now += 100
     while b.state.task.kind != "evaluation":
         b.answer()
-    assert gives_up_after(2000), "of two steps' worth of text"
-    to_step(b, 6)
-    b.state = replace(b.state, broken=0)
-    assert gives_up_after(1000)
+    b.state = replace(b.state, step_seconds=(100.0, 100.0, 5.0))
+    stall(b, 2000)  # of two steps' worth of text
+
+
+def test_who_has_its_stage_in_memory_may_not_take_for_ever_to_say_so():
+    """Whoever fetches it may."""
+    b = Bench(make_spec(stages=2, steps=8, snapshots={"interval": 2}, limits={"place_seconds": 50.0}))
+    b.join(0, 1)
+    to_step(b, 4)
+    b.tell(ev.Trouble("p0", "the stream broke", 1, 1))
+    b.done(0)
+    b.now += 60
+    commands = b.tell(ev.Tick())
+    assert [c.peer for c in commands if isinstance(c, ev.Dismiss)] == ["p1"]
+    b.join(2)
+    assert b.state.task.kind == "place"
+    assert b.state.history.lineage == 2
+    b.now += 10_000
+    assert b.tell(ev.Tick()) == [], "parts of a snapshot are on their way"
+
+
+def test_a_part_that_failed_is_given_up_also_while_the_run_waits_for_a_peer():
+    b = Bench(make_spec(stages=2, steps=8, snapshots={"interval": 2}))
+    b.join(0, 1)
+    while not b.state.history.pending:
+        b.answer()
+    b.tell(ev.Left("p0", "its connection ended", may_return=True))
+    assert not b.state.placed
+    b.tell(ev.PartFailed("p1", 1, 2, "No space left on device"))
+    assert not b.state.history.pending
 
 
 def test_a_snapshot_that_fails_is_left_out_and_the_last_one_is_waited_for():

@@ -7,7 +7,6 @@ was decided, and reach the journal before the commands that follow from them lea
 
 from __future__ import annotations
 
-import itertools
 import math
 import statistics
 from dataclasses import replace
@@ -61,7 +60,9 @@ from protomodels_cli.model.snapshot import weights_sha256
 from protomodels_cli.spec.schema import RunSpec
 
 REDIAL_SECONDS = 2.0  # for a holder whose connection broke to come back before another takes its place
-STALL_SECONDS, STALL_TIMES = 600.0, 10  # for a task, or so many times what is usual if that is more
+# For a task that others are waiting for: so many times what is usual, but never less than the first, and the second
+# while nothing is known to be usual.
+STALL_TIMES, STALL_SECONDS, STALL_AT_FIRST = 10, 600.0, 3600.0
 
 
 def start(spec: RunSpec, basis_sha256: str, t_fixed: tuple[int, str]) -> State:
@@ -128,7 +129,7 @@ def _take(moves: Moves, event: Event) -> None:
             saving.hear_whole(moves, event)
             _go_on_if_idle(moves)
         case PartFailed():
-            if event.peer is None or state.stage_of(event.peer) is not None:
+            if event.peer is None or event.peer in state.history.holders:
                 saving.give_up(moves, event)
                 _go_on_if_idle(moves)
         case SnapshotLost():
@@ -270,7 +271,14 @@ def _decide(moves: Moves, task: Task, reports: list[Report]) -> None:
     sent = [int(sum(r.usage.get(f"{leg}_bytes", 0) for r in reports)) for leg in ("forward", "backward")]
     moves.record(Decided(step, finite, lr, clip, loss, norm, state.history.generation, *sent))
     history = moves.state.history
-    moves.set(undelivered=True, broken=0, decided_at=(*state.decided_at[-49:], moves.now))
+    seconds = moves.now - task.started
+    moves.set(
+        undelivered=True,
+        broken=0,
+        stalled=0,
+        decided_at=(*state.decided_at[-49:], moves.now),
+        step_seconds=(*state.step_seconds[-49:], seconds),
+    )
     if history.basis_version != before:
         moves.write_row("switch", step, version=history.basis_version, sha256=history.basis_sha256)
     moves.write_row(
@@ -281,7 +289,7 @@ def _decide(moves: Moves, task: Task, reports: list[Report]) -> None:
         grad_norm=norm,
         applied=finite,
         tokens=tokens,
-        seconds=moves.now - task.started,
+        seconds=seconds,
         basis_version=None if spec.subspace.form == "dense" else history.basis_version,
         stages=[dict(r.usage) for r in reports],
     )
@@ -408,7 +416,7 @@ def _watch_the_clock(moves: Moves) -> None:
         _watch_seating(moves, task)
     elif moves.now - task.started > _patience(moves.state, task):
         moves.say(f"still waiting for {waiting_for(moves.state, moves.now)}: linking all stages anew")
-        moves.set(broken=moves.state.broken + 1)
+        moves.set(stalled=moves.state.stalled + 1)
         seating.regroup(moves)
 
 
@@ -416,9 +424,12 @@ def _watch_seating(moves: Moves, task: Task) -> None:
     state, limit = moves.state, moves.state.spec.limits.place_seconds
     if moves.now - task.started < limit:
         return
-    if task.kind == "place" and state.history.step > 0:
-        return  # a part of a snapshot may take long to arrive; who holds it says so if it does not
     late = [i for i in range(state.stages) if i not in state.heard]
+    if task.kind == "place" and state.history.step > 0:
+        # A part of a snapshot may take long to arrive, and who waits for it says so if it does not come.
+        late = [i for i in late if state.history.holders[i] in state.holds]
+    if not late:
+        return
     if task.kind == "link" and not state.relay_all:
         moves.say(f"{stages_in_words(state, late)} cannot reach each other within {limit:g} s: relaying all links")
         moves.set(relay_all=True)
@@ -434,11 +445,12 @@ def _watch_seating(moves: Moves, task: Task) -> None:
 
 def _patience(state: State, task: Task) -> float:
     """How long a task may take before we no longer believe in it. Who is merely slow gets more each time."""
-    steps = [later - earlier for earlier, later in itertools.pairwise(state.decided_at)]
-    usual = statistics.median(steps) if steps else 0.0
+    if not state.step_seconds:
+        return STALL_AT_FIRST * 2.0**state.stalled
+    usual = statistics.median(state.step_seconds)
     if task.kind == "evaluation":
         usual *= max(1.0, state.spec.eval.windows / state.spec.batch.size)
-    return max(STALL_SECONDS, STALL_TIMES * usual) * 2 ** min(state.broken, 10)
+    return max(STALL_SECONDS, STALL_TIMES * usual) * 2.0**state.stalled
 
 
 def _dismiss_all(moves: Moves, why: str) -> None:

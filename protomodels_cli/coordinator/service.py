@@ -63,6 +63,7 @@ class Known:
     reached: tuple[str, int] | None = None  # where we have dialled it
     uploads: int = 0
     talk: Conversation | None = None
+    announced: int = 0  # streams that the coordinator has not heard of yet
 
 
 class Service(rpc.PeeringServicer, rpc.OperatorServicer):
@@ -106,12 +107,18 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
 
     def send(self, peer: str, **body: Any) -> None:
         known = self._known.get(peer)
-        if known is not None and known.talk is not None:
+        if known is not None and known.talk is not None and not known.announced:
             known.talk.say(pb.CoordinatorMessage(**body))
 
     def send_all(self, **body: Any) -> None:
         for peer in list(self._known):
             self.send(peer, **body)
+
+    def has_heard_of(self, peer: str) -> None:
+        """The coordinator takes the peer as it described itself. What it decided before that was meant for the peer as
+        it was, and is not said on a new stream."""
+        if peer in self._known:
+            self._known[peer].announced -= 1
 
     # Leases
 
@@ -240,14 +247,16 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
             )
             return
         known, talk = self._known.setdefault(peer, Known(time.monotonic())), Conversation()
+        reached = known.reached == (address, register.port)
+        try:
+            joined = events.Joined(peer_of(peer, register, address, reached, time.time()))
+        except ValueError as e:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(e))
         if known.talk is not None:  # of a connection that broke without our noticing
             known.talk.outbox.put_nowait(None)
         known.talk = talk
-        reached = known.reached == (address, register.port)
-        try:
-            self._tell(events.Joined(peer_of(peer, register, address, reached, time.time())))
-        except ValueError as e:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(e))
+        known.announced += 1
+        self._tell(joined)
         reading = asyncio.create_task(self._listen(peer, talk, request_iterator))
         try:
             while (message := await self._next_word(talk, reading)) is not None:

@@ -96,11 +96,13 @@ class State:
     unsaved: tuple[int, str, float] | None = None  # the snapshot of this step failed: why, and when
     suspects: frozenset[str] = frozenset()  # peers that were seen to use other bytes of U or T_fixed, once
     broken: int = 0  # generations in a row that ended before a step was decided
+    stalled: int = 0  # … because a task did not end
     relay_all: bool = False  # direct links failed: send everything through the door
     missing: str = "no peer has joined"  # while there is no placement: why
     tasks: int = 0
     usage: Mapping[int, Report] = field(default_factory=dict)  # stage → its newest report on a step
     decided_at: tuple[float, ...] = ()  # when the last decisions were made
+    step_seconds: tuple[float, ...] = ()  # what the steps of these took, from the grant on
 
     @property
     def stages(self) -> int:

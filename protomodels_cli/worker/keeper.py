@@ -48,6 +48,7 @@ class Keeper:
         self._saving: set[tuple[int, int, int]] = set()  # lineage, step and stage of what is being written
         self._to_hand_in: dict[Part, None] = {}  # in order
         self._handing_in: asyncio.Task[None] | None = None
+        self._failed: dict[tuple[int, int], pb.PartFailed] = {}  # by lineage and step
         self._is_spare = False
         self._newest: list[Part] = []  # all parts of the newest complete snapshot
         self._fetching_ahead: asyncio.Task[None] | None = None
@@ -60,6 +61,9 @@ class Keeper:
         for part in self.parts.all():
             if part.snapshot in begun:
                 self._hand_in(part)
+        self._failed = {snapshot: failed for snapshot, failed in self._failed.items() if snapshot in begun}
+        for failed in self._failed.values():  # it is still waited for: nobody heard us
+            self._tell(part_failed=failed)
         self._newest = [part_of(message) for message in keep.newest]
         self._fetch_ahead()
 
@@ -74,6 +78,7 @@ class Keeper:
             self._hand_in(here[0])  # asked again: it may not have arrived
             return
         self._saving.add(name)
+        self._failed.pop((lineage, step), None)
         try:
             part = await asyncio.to_thread(self.parts.write, *name, state)
         except OSError as e:
@@ -111,7 +116,9 @@ class Keeper:
         self._tell_failure(part.lineage, part.step, part.stage, why)
 
     def _tell_failure(self, lineage: int, step: int, stage: int, why: str) -> None:
-        self._tell(part_failed=pb.PartFailed(lineage=lineage, step=step, why=f"stage {stage}: {why}"))
+        failed = pb.PartFailed(lineage=lineage, step=step, why=f"stage {stage}: {why}")
+        self._failed[lineage, step] = failed
+        self._tell(part_failed=failed)
 
     # From the coordinator
 

@@ -46,7 +46,7 @@ from protomodels_cli.worker.links import Link, Listener, dial
 GRACE = 1.0  # seconds for the coordinator to explain why a neighbour hung up
 REDIAL = 0.2, 2.0  # seconds between tries to reach the coordinator: at first, at most
 BEATS = 5  # in a lease
-STUCK_SECONDS, STUCK_LOOKS = 600.0, 20  # for one order or one microbatch; in so many looks
+STUCK_TIMES, STUCK_LOOKS = 2, 20  # what limits.place_seconds allow for building a stage, for any work; in so many looks
 
 
 class Lost(Exception):
@@ -421,6 +421,9 @@ class Session:
             if not self._described.done():
                 self._described.set_result(item)
             return
+        if isinstance(item, eng.Failure) and not isinstance(item.error, BadMessage):
+            self._fail(item.error)  # whichever generation it was in: what is in memory may be half done
+            return
         if self._place is None or generation != self._place.generation or self._over.done():
             return  # of a stage that we do not hold any more
         match item:
@@ -438,7 +441,7 @@ class Session:
             case eng.SubspaceReport():
                 self._streams.add(self._chore(self._report_subspace(item)))  # ends with its generation
             case eng.Failure(error, leg):
-                self._fail(error, leg)
+                self._blame_sender(error, leg)
 
     def _hold_against_the_runs(self, found: Sync | None) -> None:
         """What the coordinator broadcasts at a sync against the bytes in use here."""
@@ -501,12 +504,16 @@ class Session:
         generation = self._place.generation if self._place is not None else 0
         self._say_to_coordinator(trouble=pb.Trouble(what=what, about=about, generation=generation))
 
-    def _fail(self, error: Exception, leg: Leg | None = None) -> None:
+    def _blame_sender(self, error: Exception, leg: Leg | None) -> None:
+        """Of a message that cannot be. Token ids come from the coordinator: then this stage has to begin anew."""
+        assert self._place is not None
+        stage = self._place.stage
+        about = stage + 1 if leg == "backward" else max(0, stage - 1)
+        sender = "the coordinator" if about == stage else f"stage {about}"
+        self._trouble(f"{sender} sent a message that cannot be: {error}", about)
+
+    def _fail(self, error: Exception) -> None:
         """This peer cannot go on: tell the coordinator, then stop with the error."""
-        if isinstance(error, BadMessage) and leg is not None and self._place is not None:
-            about = self._place.stage + 1 if leg == "backward" else self._place.stage - 1
-            self._trouble(f"stage {about} sent a message that cannot be: {error}", about)
-            return
         if is_out_of_memory(error):
             error = UserError(
                 f"the device ran out of memory: {str(error).splitlines()[0]}",
@@ -521,12 +528,14 @@ class Session:
         process stopped its device too."""
         looks, before = 0, 0
         while looks < STUCK_LOOKS:
-            await asyncio.sleep(STUCK_SECONDS / STUCK_LOOKS)
+            await asyncio.sleep(STUCK_TIMES * self.spec.limits.place_seconds / STUCK_LOOKS)
             now = self._engine.busy_with
             looks, before = (looks + 1 if now and now == before else 0), now
+        seconds = STUCK_TIMES * self.spec.limits.place_seconds
         raise UserError(
-            f"the device has not come back from one piece of work for {STUCK_SECONDS:.0f} s",
-            "start the machine again, update the device's driver, or use another device (--device)",
+            f"the device has been at one piece of work for {seconds:.0f} s",
+            "if it hangs, start the machine again or use another device (--device); if it is only slow, ask the run's "
+            "owner for more microbatches or a higher limits.place_seconds",
         )
 
     def _chore(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

@@ -1,0 +1,102 @@
+"""Words that cross: what a peer and the coordinator make of what was said before the other knew better."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import make_spec
+
+from protomodels_cli.coordinator.run_dir import open_run_dir
+from protomodels_cli.coordinator.service import Conversation, Known, Service
+from protomodels_cli.errors import UserError
+from protomodels_cli.wire.frames import BadMessage
+from protomodels_cli.wire.pb import pmtrain_pb2 as pb
+from protomodels_cli.wire.tls import new_authority, peer_name
+from protomodels_cli.worker import engine as eng
+from protomodels_cli.worker import parts
+from protomodels_cli.worker.keeper import Keeper
+from protomodels_cli.worker.links import Listener
+from protomodels_cli.worker.session import Session
+
+
+def a_session(folder: Path) -> Session:
+    """One that has no coordinator."""
+    identity = new_authority().issue_with_key(peer_name("p"))
+    stub: Any = None
+    return Session(
+        make_spec(), torch.device("cpu"), identity, Listener(identity), stub, (), ("", 0), folder, lambda text: None
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "goes"), [(MemoryError("not enough memory"), True), (BadMessage("of a neighbour that is gone"), False)]
+)
+def test_a_stage_that_failed_is_not_offered_again_whichever_generation_it_failed_in(tmp_path, error, goes):
+    """A decision may have been applied by half. What a neighbour of then sent is forgotten with it."""
+
+    async def story() -> None:
+        session = a_session(tmp_path)
+        session._place = pb.Place(generation=2)
+        session._receive(1, eng.Failure(error))
+        assert session._over.done() == goes
+        if goes:
+            with pytest.raises(UserError, match="ran out of memory"):
+                session._over.result()
+        session._receive(2, eng.Outcome(1, eng.Usage()))
+        said = [session._outbox.get_nowait().WhichOneof("body") for _ in range(session._outbox.qsize())]
+        assert said == (["trouble"] if goes else ["done"])
+
+    asyncio.run(story())
+
+
+def test_what_was_decided_about_a_peer_as_it_was_is_not_said_to_the_peer_that_it_is(tmp_path):
+    """It describes what it has when it opens a stream; until that is taken, others' events may come before."""
+
+    async def story() -> None:
+        spec = make_spec()
+        nothing: Any = None
+        service = Service(spec, open_run_dir(tmp_path / "run", spec, Path()), nothing, nothing, nothing)
+        talk = Conversation()
+        service._known["p"] = Known(0.0, talk=talk, announced=2)  # it came, and came again
+        for _ in range(2):
+            service.send("p", spare=pb.Spare(why="a stage that it has now was not known to be there"))
+            assert talk.outbox.empty()
+            service.has_heard_of("p")
+        service.send("p", spare=pb.Spare(why="now it is meant"))
+        assert talk.outbox.get_nowait().number == 1
+
+    asyncio.run(story())
+
+
+def test_a_part_that_could_not_be_written_is_said_until_it_was_heard(tmp_path, monkeypatch):
+    """Otherwise its snapshot would be waited for, and no other begun."""
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    async def story() -> None:
+        told: list[pb.PartFailed] = []
+        nothing: Any = None
+        keeper = Keeper(
+            make_spec().snapshots,
+            tmp_path,
+            nothing,
+            (),
+            asyncio.create_task,
+            lambda part_failed: told.append(part_failed),
+            print,
+        )
+        monkeypatch.setattr(parts, "save_file", full)
+        await keeper.save(1, 6, 2, {})
+        still = pb.Keep(begun=[pb.SnapshotName(lineage=1, step=6)])
+        await keeper.keep(still)
+        assert [(f.lineage, f.step, f.why) for f in told] == [(1, 6, "stage 2: No space left on device")] * 2
+        await keeper.keep(pb.Keep())
+        await keeper.keep(still)  # begun again
+        assert len(told) == 2
+
+    asyncio.run(story())
