@@ -497,6 +497,8 @@ class World:
     def check_coordinator(self, state: State) -> None:
         if not state.history.over and not state.stopped and not waiting_for(state, self.now):
             raise Violation("it waits, and does not say for what")
+        if state.placed and state.task is not None and len(state.heard) == state.stages:
+            raise Violation(f"all have reported on {state.task}, and nothing follows")
 
     def check_processes(self) -> None:
         held: dict[tuple[int, int], str] = {}

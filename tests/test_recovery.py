@@ -291,6 +291,20 @@ def test_bad_numbers_may_be_answered_with_an_older_snapshot_once():
     assert b.state.history.lineage == 2
 
 
+def test_who_wants_to_leave_and_lost_its_stage_meanwhile_goes_and_the_run_goes_on():
+    b = Bench(make_spec(stages=1, steps=6, snapshots={"interval": 0}))
+    b.join(0)
+    to_step(b, 3)
+    b.state = machine.resume(b.state.spec, b.state.t_fixed, b.state.history, b.now)
+    b.join(1)
+    b.tell(ev.Joined(replace(peer(0), holding=holding(b, 0))))
+    b.tell(ev.Leaving("p0"))
+    b.done(0, hashes=replace(b.report().hashes, basis="other"))  # back to the beginning
+    assert b.state.history.holders == ("p1",)
+    b.finish()
+    assert ev.Dismiss("p0", "left the run", "", 0) in b.commands
+
+
 def test_a_spare_leaves_at_once():
     b = Bench(make_spec(stages=2, steps=3))
     b.join(0, 1, 2)

@@ -324,7 +324,9 @@ def _go_on(moves: Moves) -> None:
     if not saving.is_needed(state) and state.history.step < state.spec.steps:
         if state.leaving:
             _let_go(moves, *sorted(state.leaving))
-            return
+            if moves.state.task != state.task or not moves.state.placed:
+                return  # their stages are seated anew
+            state = moves.state  # they had none any more
         if state.stopping:
             _stop(moves)
             return
@@ -428,8 +430,8 @@ def _watch_seating(moves: Moves, task: Task) -> None:
     if task.kind == "place" and state.history.step > 0:
         # A part of a snapshot may take long to arrive, and who waits for it says so if it does not come.
         late = [i for i in late if state.history.holders[i] in state.holds]
-    if not late:
-        return
+        if not late:
+            return
     if task.kind == "link" and not state.relay_all:
         moves.say(f"{stages_in_words(state, late)} cannot reach each other within {limit:g} s: relaying all links")
         moves.set(relay_all=True)
