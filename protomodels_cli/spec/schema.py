@@ -318,7 +318,9 @@ class LimitsSpec(Section):
         description="A peer that falls silent is taken for gone within this time, and not before four fifths of it.",
     )
     place_seconds: Positive = Field(
-        300.0, description="Time for a peer to build its stage and reach its neighbours; then another is asked."
+        300.0,
+        description="Time for a peer to build its stage and reach its neighbours; then another is asked. "
+        "A device that is at one piece of work for twice that is taken to hang.",
     )
 
 
