@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 import torch
 from conftest import make_spec
@@ -15,6 +16,7 @@ from protomodels_cli.coordinator.service import Conversation, Known, Service
 from protomodels_cli.errors import UserError
 from protomodels_cli.wire.frames import BadMessage
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
+from protomodels_cli.wire.pb import pmtrain_pb2_grpc as rpc
 from protomodels_cli.wire.tls import new_authority, peer_name
 from protomodels_cli.worker import engine as eng
 from protomodels_cli.worker import parts
@@ -23,10 +25,9 @@ from protomodels_cli.worker.links import Listener
 from protomodels_cli.worker.session import Session
 
 
-def a_session(folder: Path) -> Session:
-    """One that has no coordinator."""
+def a_session(folder: Path, stub: Any = None) -> Session:
+    """Without a stub: one that has no coordinator."""
     identity = new_authority().issue_with_key(peer_name("p"))
-    stub: Any = None
     return Session(
         make_spec(), torch.device("cpu"), identity, Listener(identity), stub, (), ("", 0), folder, lambda text: None
     )
@@ -51,6 +52,41 @@ def test_a_stage_that_failed_is_not_offered_again_whichever_generation_it_failed
         assert said == (["trouble"] if goes else ["done"])
 
     asyncio.run(story())
+
+
+def test_the_last_words_of_a_peer_are_heard(tmp_path):
+    """Also by a coordinator that has its hands full: why a peer went is not lost with its connection."""
+    heard: list[str] = []
+
+    class Busy(rpc.PeeringServicer):
+        async def Session(self, request_iterator: Any, context: Any) -> Any:
+            async for message in request_iterator:
+                heard.append(message.WhichOneof("body"))
+                if len(heard) == 1:
+                    yield pb.CoordinatorMessage(number=1, spare=pb.Spare(why="all stages have a holder"))
+                await asyncio.sleep(0.3)
+
+    async def story() -> None:
+        server = grpc.aio.server()
+        rpc.add_PeeringServicer_to_server(Busy(), server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            session = a_session(tmp_path, rpc.PeeringStub(channel))
+
+            async def introduce() -> pb.Register:
+                return pb.Register()
+
+            running = asyncio.create_task(session.run(introduce))
+            while not session._heard:
+                await asyncio.sleep(0.01)
+            session._fail(MemoryError("not enough memory"))
+            with pytest.raises(UserError, match="ran out of memory"):
+                await running
+        await server.stop(None)
+
+    asyncio.run(story())
+    assert heard == ["register", "trouble"]
 
 
 def test_what_was_decided_about_a_peer_as_it_was_is_not_said_to_the_peer_that_it_is(tmp_path):

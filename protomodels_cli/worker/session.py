@@ -45,6 +45,7 @@ from protomodels_cli.worker.links import Link, Listener, dial
 
 GRACE = 1.0  # seconds for the coordinator to explain why a neighbour hung up
 REDIAL = 0.2, 2.0  # seconds between tries to reach the coordinator: at first, at most
+LAST_WORDS = 2.0  # seconds for what was said last to arrive
 BEATS = 5  # in a lease
 STUCK_TIMES, STUCK_LOOKS = 2, 20  # what limits.place_seconds allow for building a stage, for any work; in so many looks
 
@@ -69,7 +70,7 @@ class Session:
         self.spec, self.identity, self.listener, self.stub, self.metadata = spec, identity, listener, stub, metadata
         self.door, self.say = door, say
         self._loop = asyncio.get_running_loop()
-        self._outbox: asyncio.Queue[pb.PeerMessage] = asyncio.Queue()
+        self._outbox: asyncio.Queue[pb.PeerMessage | None] = asyncio.Queue()  # None: the end
         self._over: asyncio.Future[int] = self._loop.create_future()
         self._described: asyncio.Future[eng.Described] = self._loop.create_future()
         self._engine = eng.Engine(device, spec.compute.threads, self._post)
@@ -105,6 +106,8 @@ class Session:
                 await conversing  # raises what ended it
             return self._over.result()
         finally:
+            self._outbox.put_nowait(None)  # the coordinator hears all before that, and hangs up
+            await asyncio.wait({conversing}, timeout=LAST_WORDS)
             conversing.cancel()
             await self._drop_generation()
             self._engine.order(None)
@@ -192,14 +195,14 @@ class Session:
         self._heard = message.number
         return True
 
-    async def _beat(self, outbox: asyncio.Queue[pb.PeerMessage]) -> None:
+    async def _beat(self, outbox: asyncio.Queue[pb.PeerMessage | None]) -> None:
         while True:
             await asyncio.sleep(self.spec.limits.lease_seconds / BEATS)
             outbox.put_nowait(pb.PeerMessage(beat=pb.Beat()))
 
-    async def _outgoing(self, outbox: asyncio.Queue[pb.PeerMessage]) -> AsyncIterator[pb.PeerMessage]:
-        while True:
-            yield await outbox.get()
+    async def _outgoing(self, outbox: asyncio.Queue[pb.PeerMessage | None]) -> AsyncIterator[pb.PeerMessage]:
+        while (message := await outbox.get()) is not None:
+            yield message
 
     def _say_to_coordinator(self, **body: Any) -> None:
         self._outbox.put_nowait(pb.PeerMessage(**body))
