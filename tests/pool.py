@@ -220,18 +220,17 @@ def fault(kind: str = "", **options: Any) -> Iterator[None]:
         yield
 
 
-def flip_bit(patch: Any, what: str, after_step: int) -> None:
-    """Turn one bit of U or T_fixed in a stage's memory, once."""
+def flip_bit(patch: Any, what: str, after_step: int, once: str) -> None:
+    """Turn one bit of U or T_fixed in the memory of the stage that comes first to this step."""
     import torch
 
     from protomodels_cli.worker.stage_work import StageWork
 
-    decide, done = StageWork.decide, []
+    decide = StageWork.decide
 
     def and_flip(self: StageWork, step: int, *rest: Any) -> None:
         decide(self, step, *rest)
-        if step == after_step and not done:
-            done.append(step)
+        if step == after_step and first_time(once):
             bits = self.stage.basis.u.view(torch.int32) if what == "u" else self.stage.t_fixed.signs
             bits[1, 1] ^= 1
 

@@ -360,7 +360,7 @@ def test_a_commit_that_does_not_reach_a_live_peer_is_told_again(scene):
 @pytest.mark.parametrize("what", ["u", "t_fixed"])
 def test_a_flipped_bit_is_found_mended_and_what_it_spoilt_is_redone(scene, what):
     s = scene(a_spec())
-    s.start(3, {"kind": "flip_bit", "what": what, "after_step": 6})
+    s.start(3, {"kind": "flip_bit", "what": what, "after_step": 6, "once": str(s.folder / "flipped")})
     summary = s.ends_well()
     assert "used other bytes" in s.events()
     assert summary["lineage"] == 2
