@@ -15,29 +15,23 @@ import heapq
 import os
 import random
 import sys
-from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from typing import Any
 
 from conftest import make_spec
+from simulated_coordinator import CoordinatorProcess, Disk
 from simulated_peer import (
-    T_FIXED,
     Frame,
-    Keep,
     Machine,
-    NewBasis,
     PartFile,
-    Place,
     Process,
     StageMemory,
-    Turn,
     Violation,
 )
 
 from protomodels_cli.coordinator import events as ev
-from protomodels_cli.coordinator import machine
 from protomodels_cli.coordinator.history import (
     Decided,
     Forgot,
@@ -54,158 +48,6 @@ from protomodels_cli.spec import RunSpec
 
 LEASE = 5.0
 QUIET = 20000.0  # virtual seconds in which an undisturbed network must finish the run
-
-
-class Disk:
-    """What outlives the coordinator's process."""
-
-    def __init__(self, first: History):
-        self.first = first
-        self.journal: list[Record] = []
-        self.parts: dict[tuple[int, int, int], PartFile] = {}
-
-
-class CoordinatorProcess:
-    """The coordinator: the machine, the journal before the words, and sessions."""
-
-    def __init__(self, world: World):
-        self.world, self.disk = world, world.disk
-        history = self.disk.first
-        for record in self.disk.journal:
-            history = fold(history, record)
-        if self.disk.journal:
-            self.state = machine.resume(world.spec, T_FIXED, history, world.now)
-        else:
-            self.state = machine.start(world.spec, history.basis_sha256, T_FIXED)
-        self.sessions: dict[str, tuple[Process, int]] = {}
-        self.numbers: Counter[int] = Counter()  # words said in a session
-        self.announced: Counter[str] = Counter()  # a peer's sessions that the machine has not heard of
-        self.hears_at: dict[str, float] = {}  # … and when it will have heard of all
-        self.alive = True
-        self._look_at_parts()
-        world.after(0.5, self._tick)
-
-    def _tick(self) -> None:
-        if self.alive:
-            self.take(ev.Tick())
-            self.world.after(0.5, self._tick)
-
-    def register(self, process: Process) -> None:
-        self.world.sessions += 1
-        process.session, process.expected = self.world.sessions, 0
-        self.sessions[process.id] = (process, process.session)
-        self.announced[process.id] += 1
-        wait = max(self.world.random.uniform(0.0, 0.5), self.hears_at.get(process.id, 0.0) - self.world.now + 1e-6)
-        self.hears_at[process.id] = self.world.now + wait
-        joined = ev.Joined(process.describe())
-        self.world.after(wait, lambda: self._hear_of(process, joined))
-
-    def _hear_of(self, process: Process, joined: ev.Joined) -> None:
-        """Others' events may have been taken since it described itself."""
-        if self.alive:
-            self.announced[process.id] -= 1
-            self._say(process.id, self._keep())
-            self.take(joined)
-            if process.leaving:
-                process.tell(ev.Leaving(process.id))
-
-    def take(self, event: ev.Event) -> None:
-        if not self.alive:
-            return
-        if isinstance(event, ev.SnapshotLost):
-            event = replace(event, whole_here=self._is_whole(event))
-        world, before = self.world, self.state
-        state, records, commands = machine.apply(before, event, world.now)
-        if records and world.dies_at("before the journal"):
-            return
-        for record in records:
-            world.check_record(before.history, record)
-            self.disk.journal.append(record)
-        self.state = state
-        world.check_coordinator(state)
-        if records:
-            kinds = ", ".join(str(r) for r in records)
-            world.trace(f"{type(event).__name__} → {kinds}")
-        if (records or commands) and world.dies_at("before the words"):
-            return
-        for command in commands:
-            self._do(command)
-
-    def _is_whole(self, lost: ev.SnapshotLost) -> bool:
-        """Looks for itself, as the shell does."""
-        history = self.state.history
-        if lost.peer not in history.holders:
-            return True
-        stage = history.holders.index(lost.peer)
-        mark = next((m for m in history.snapshots if (m.lineage, m.step) == (lost.lineage, lost.step)), None)
-        part = self.disk.parts.get((lost.lineage, lost.step, stage))
-        return bool(mark and part and not part.spoilt and part.sha256 == mark.parts[stage])
-
-    def _do(self, command: ev.Command) -> None:
-        state, history = self.state, self.state.history
-        match command:
-            case ev.PlaceStage(peer, stage, task, keep):
-                word = Place(
-                    history.generation,
-                    history.lineage,
-                    stage,
-                    history.layers,
-                    task,
-                    history.step,
-                    keep,
-                    history.decision,
-                    history.newest,
-                    state.owed or 0,
-                )
-                self._say(peer, word)
-            case ev.SendTurn(decision, task, save):
-                next_task = None if task is None else (task.number, task.kind, task.step)
-                version = history.basis_for(task.step)[0] if task else 0
-                for peer in history.holders:
-                    self._say(peer, Turn(history.generation, decision, next_task, save, version))
-            case ev.SendBasis(version):
-                assert history.next_basis is not None
-                for peer in history.holders:
-                    self._say(peer, NewBasis(history.generation, version, history.next_basis.sha256))
-            case ev.KeepSnapshots():
-                keep = self._keep()
-                for place in [p for p in self.disk.parts if p[:2] not in keep.places]:
-                    del self.disk.parts[place]
-                for peer in list(self.sessions):
-                    self._say(peer, keep)
-            case ev.Dismiss(peer) | ev.KeepSpare(peer) | ev.HoldOn(peer):
-                self._say(peer, command)
-            case ev.Quit():
-                self.world.coordinator_dies()
-
-    def _keep(self) -> Keep:
-        history = self.state.history
-        complete = {(m.lineage, m.step) for m in history.snapshots}
-        begun = {(m.lineage, m.step) for m in history.pending}
-        return Keep(frozenset(complete | begun), frozenset(begun), tuple(history.newest.as_parts()))
-
-    def _say(self, peer: str, word: Any) -> None:
-        process, session = self.sessions.get(peer, (None, 0))
-        if process is None or self.announced[peer]:
-            return
-        number = self.numbers[session]
-        self.numbers[session] += 1
-        self.world.to_peer(process, session, number, word)
-
-    def _look_at_parts(self) -> None:
-        """Is a snapshot that was begun whole?"""
-        history = self.state.history
-        for mark in history.pending:
-            here = [self.disk.parts.get((mark.lineage, mark.step, i)) for i in range(len(history.layers))]
-            if all(here) and mark.step not in self.state.whole:
-                hashes = tuple(p.sha256 for p in here if p is not None)
-                self.world.after(0.0, lambda m=mark, h=hashes: self.take(ev.SnapshotWhole(m.lineage, m.step, h)))
-
-    def take_part(self, part: PartFile) -> None:
-        begun = {(m.lineage, m.step) for m in self.state.history.pending}
-        if (part.lineage, part.step) in begun:
-            self.disk.parts[part.place] = part
-            self._look_at_parts()
 
 
 class World:

@@ -60,8 +60,7 @@ from protomodels_cli.model.snapshot import weights_sha256
 from protomodels_cli.spec.schema import RunSpec
 
 REDIAL_SECONDS = 2.0  # for a holder whose connection broke to come back before another takes its place
-# For a task that others are waiting for: so many times what is usual, but never less than the first, and the second
-# while nothing is known to be usual.
+# What a task may take: so many times what is usual, and at least so many seconds; or these, while no step was decided.
 STALL_TIMES, STALL_SECONDS, STALL_AT_FIRST = 10, 600.0, 3600.0
 
 

@@ -47,7 +47,7 @@ GRACE = 1.0  # seconds for the coordinator to explain why a neighbour hung up
 REDIAL = 0.2, 2.0  # seconds between tries to reach the coordinator: at first, at most
 LAST_WORDS = 2.0  # seconds for what was said last to arrive
 BEATS = 5  # in a lease
-STUCK_TIMES, STUCK_LOOKS = 2, 20  # what limits.place_seconds allow for building a stage, for any work; in so many looks
+STUCK_TIMES, STUCK_LOOKS = 2, 20  # a device hangs if it is at one work for so many place_seconds, seen in so many looks
 
 
 class Lost(Exception):
