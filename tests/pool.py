@@ -246,18 +246,18 @@ def first_time(mark: str) -> bool:
     return True
 
 
-def poison(patch: Any, once: str = "", **places: int) -> None:
+def poison(patch: Any, once: str = "", **key: int) -> None:
     """One message of the run is not finite where it is packed: in a peer, or (called by hand) in the reference. Each
     time it is packed, or `once`."""
     import torch
 
-    from protomodels_cli.model.stage import Place
+    from protomodels_cli.protocol.messages import MessageKey
     from protomodels_cli.wire.codecs import End
 
-    encode, bad = End.encode, Place(**places)  # type: ignore[arg-type]
+    encode, bad = End.encode, MessageKey(**key)  # type: ignore[arg-type]
 
     def and_spoil(self: End, message: Any, slot: Any) -> Any:
-        spoilt = slot.place == bad and (not once or first_time(once))
+        spoilt = slot.key == bad and (not once or first_time(once))
         return encode(self, torch.full_like(message, torch.nan) if spoilt else message, slot)
 
     patch.setattr(End, "encode", and_spoil)

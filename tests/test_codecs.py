@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protomodels_cli import counter
-from protomodels_cli.model.stage import Place
+from protomodels_cli.protocol.messages import BadMessage, MessageKey
 from protomodels_cli.spec import RunSpec
 from protomodels_cli.spec.codec import CodecError, parse_codec
 from protomodels_cli.spec.sizes import boundary_bytes
@@ -23,9 +23,8 @@ from protomodels_cli.wire.codecs.lowrank import LowRank
 from protomodels_cli.wire.codecs.packing import from_bytes, to_bytes
 from protomodels_cli.wire.codecs.rounding import BF16, Quantised
 from protomodels_cli.wire.codecs.topk import TopK
-from protomodels_cli.wire.frames import BadMessage
 
-FORWARD, BACKWARD, EVALUATION = (Place(3, 1, 0, leg) for leg in ("forward", "backward", "evaluation"))
+FORWARD, BACKWARD, EVALUATION = (MessageKey(3, 1, 0, leg) for leg in ("forward", "backward", "evaluation"))
 CPU = torch.device("cpu")
 BASES = ("fp32", "bf16", "int8", "int4", "topk:0.1", "topk:0.6", "lowrank:2")
 LOSSY = BASES[1:]
@@ -44,8 +43,8 @@ def wire_spec(forward: str, backward: str, **sections: object) -> RunSpec:
     return make_spec(wire={"forward": forward, "backward": backward}, **sections)
 
 
-def slot_of(x: torch.Tensor, place: Place) -> Slot:
-    return Slot(place, tuple(x.shape), x.dtype)
+def slot_of(x: torch.Tensor, key: MessageKey) -> Slot:
+    return Slot(key, tuple(x.shape), x.dtype)
 
 
 def windows_of(x: torch.Tensor, first: int = 0) -> torch.Tensor:
@@ -65,16 +64,16 @@ def messages(draw: st.DrawFn) -> torch.Tensor:
 
 
 @given(messages(), st.sampled_from(WIRES), st.sampled_from([FORWARD, BACKWARD, EVALUATION]))
-def test_bytes_bring_the_very_numbers_that_the_reference_computes_with(x, wire, place):
+def test_bytes_bring_the_very_numbers_that_the_reference_computes_with(x, wire, key):
     """Three messages in a row, so that what is remembered is used."""
     spec = wire_spec(*wire)
     sender, receiver, carry = End(spec), End(spec), Carrier(spec)
     for microbatch, message in enumerate((x, 0.5 * x, -x)):
-        if "mask" in wire[1] and place.leg == "backward":  # positions come from the activations
-            slot = sender.slot(Place(3, microbatch, 0, "forward"), x.shape, x.dtype, None)
+        if "mask" in wire[1] and key.leg == "backward":  # positions come from the activations
+            slot = sender.slot(MessageKey(3, microbatch, 0, "forward"), x.shape, x.dtype, None)
             sender.unpack(receiver.pack(x.flip(-1), slot), slot, CPU)
-            carry(x.flip(-1), slot.place)
-        at = Place(3, microbatch, 0, place.leg)
+            carry(x.flip(-1), slot.key)
+        at = MessageKey(3, microbatch, 0, key.leg)
         slot = sender.slot(at, x.shape, x.dtype, windows_of(x))
         payload = sender.pack(message, slot)
         arrived = receiver.unpack(payload, slot, CPU)
@@ -96,13 +95,13 @@ def test_bf16_is_within_its_last_bit(x):
 
 
 @given(messages(), st.sampled_from([8, 4]), st.sampled_from([FORWARD, BACKWARD]))
-def test_rounding_is_within_a_step_of_its_scale(x, bits, place):
-    codec, slot = Quantised(bits, 0), slot_of(x, place)
+def test_rounding_is_within_a_step_of_its_scale(x, bits, key):
+    codec, slot = Quantised(bits, 0), slot_of(x, key)
     error = (codec.decode(codec.encode(x, slot), slot) - x.clamp(-LARGEST, LARGEST)).abs()
     largest = x.clamp(-LARGEST, LARGEST).abs().amax(-1, keepdim=True)
     # a bfloat16 scale has 8 bits: up to 1/128 above the tightest; the smallest denormal is coarser
     step = torch.maximum(largest / codec.levels * (1 + 2**-7), torch.tensor(1e-40))
-    assert (error <= step * (0.5 if place.leg == "forward" else 1.0) * 1.0001).all()
+    assert (error <= step * (0.5 if key.leg == "forward" else 1.0) * 1.0001).all()
 
 
 @given(messages(), st.floats(0.01, 1.0))
@@ -185,17 +184,21 @@ def test_gradients_are_rounded_at_random_without_a_lean():
 
 
 @pytest.mark.parametrize("bits", [8, 4])
-def test_random_rounding_is_a_pure_function_of_seed_and_place(bits):
+def test_random_rounding_is_a_pure_function_of_seed_and_key(bits):
     x = torch.randn(3, 50, 8)
 
-    def rounded(seed: int, place: Place) -> torch.Tensor:
-        return Quantised(bits, seed).encode(x, slot_of(x, place))[1]
+    def rounded(seed: int, key: MessageKey) -> torch.Tensor:
+        return Quantised(bits, seed).encode(x, slot_of(x, key))[1]
 
     first = rounded(5, BACKWARD)
     assert torch.equal(first, rounded(5, BACKWARD))
-    others = [(5, Place(4, 1, 0, "backward")), (5, Place(3, 0, 0, "backward")), (5, Place(3, 1, 1, "backward"))]
-    for seed, place in [*others, (6, BACKWARD)]:
-        assert not torch.equal(first, rounded(seed, place))
+    others = [
+        (5, MessageKey(4, 1, 0, "backward")),
+        (5, MessageKey(3, 0, 0, "backward")),
+        (5, MessageKey(3, 1, 1, "backward")),
+    ]
+    for seed, key in [*others, (6, BACKWARD)]:
+        assert not torch.equal(first, rounded(seed, key))
 
 
 @given(st.integers(0, 2**64 - 1))
@@ -216,10 +219,10 @@ def test_what_is_not_finite_becomes_poison_and_changes_no_memory(wire, bad):
     broken[1, 2, 3] = bad
     for leg in ("forward", "backward", "evaluation"):
         sender, receiver, carry = End(spec), End(spec), Carrier(spec)
-        slot = sender.slot(Place(1, 0, 0, leg), x.shape, x.dtype, windows_of(x))
+        slot = sender.slot(MessageKey(1, 0, 0, leg), x.shape, x.dtype, windows_of(x))
         assert sender.pack(broken, slot) is None
         assert receiver.unpack(None, slot, CPU).isnan().all()
-        assert carry(broken, slot.place, windows_of(x)).isnan().all()
+        assert carry(broken, slot.key, windows_of(x)).isnan().all()
         for end in (sender, receiver):
             end.decide(apply=True)
             assert not end.state()
@@ -230,7 +233,7 @@ def test_numbers_from_outside_that_are_not_finite_are_refused(wire):
     """Every number of the second message is infinite, once a memory is there to hide it."""
     spec, x = wire_spec(*wire), torch.randn(2, 4, 6, generator=torch.Generator().manual_seed(0))
     sender, receiver = End(spec), End(spec)
-    slots = [sender.slot(Place(1, m, 0, "forward"), x.shape, x.dtype, windows_of(x)) for m in (0, 1)]
+    slots = [sender.slot(MessageKey(1, m, 0, "forward"), x.shape, x.dtype, windows_of(x)) for m in (0, 1)]
     receiver.unpack(sender.pack(x, slots[0]), slots[0], CPU)
     before = receiver._codecs["forward"]
     layout = before.layout(slots[1])
@@ -255,10 +258,10 @@ def test_positions_that_no_sender_makes_are_refused(share):
 # Memories, against their definitions
 
 
-def stream(count: int) -> Iterator[tuple[torch.Tensor, Place]]:
+def stream(count: int) -> Iterator[tuple[torch.Tensor, MessageKey]]:
     g = torch.Generator().manual_seed(7)
     for i in range(count):
-        yield torch.randn(2, 4, 6, generator=g), Place(i // 2 + 1, i % 2, 0, "forward")
+        yield torch.randn(2, 4, 6, generator=g), MessageKey(i // 2 + 1, i % 2, 0, "forward")
 
 
 def plain(codec: str) -> End:
@@ -269,8 +272,8 @@ def plain(codec: str) -> End:
 def test_ef_sends_what_is_new_and_what_was_lost(codec):
     sender, receiver, bare = plain(f"{codec}+ef"), plain(f"{codec}+ef"), plain(codec)
     e = torch.zeros(2, 4, 6)
-    for x, place in stream(6):
-        slot = slot_of(x, place)
+    for x, key in stream(6):
+        slot = slot_of(x, key)
         c = bare.decode(bare.encode(x + e, slot), slot, CPU)
         e = x + e - c
         assert torch.equal(receiver.decode(sender.encode(x, slot), slot, CPU), c)
@@ -283,8 +286,8 @@ def test_ef_sends_what_is_new_and_what_was_lost(codec):
 def test_ef21_keeps_one_mirror_at_both_ends(codec):
     sender, receiver, bare = plain(f"{codec}+ef21"), plain(f"{codec}+ef21"), plain(codec)
     a = torch.zeros(2, 4, 6)
-    for x, place in stream(6):
-        slot = slot_of(x, place)
+    for x, key in stream(6):
+        slot = slot_of(x, key)
         a = a + bare.decode(bare.encode(x - a, slot), slot, CPU)
         assert torch.equal(receiver.decode(sender.encode(x, slot), slot, CPU), a)
         for end in (sender, receiver):
@@ -298,12 +301,14 @@ def test_aqsgd_sends_a_sample_whole_and_then_its_changes():
     g = torch.Generator().manual_seed(3)
     for i, ids in enumerate([(0, 1), (2, 3), (0, 2), (1, 4), (3, 0)]):  # whole, whole, changes, one of each, changes
         x = torch.randn(2, 4, 6, generator=g)
-        slot = sender.slot(Place(i + 1, 0, 0, "forward"), x.shape, x.dtype, torch.tensor(ids)[:, None].expand(-1, 5))
+        slot = sender.slot(
+            MessageKey(i + 1, 0, 0, "forward"), x.shape, x.dtype, torch.tensor(ids)[:, None].expand(-1, 5)
+        )
         right = x.clone()
         old = [row for row, sample in enumerate(ids) if sample in last]
         if old:
             before = torch.stack([last[ids[row]] for row in old])
-            change = slot_of(x[old], slot.place)
+            change = slot_of(x[old], slot.key)
             right[old] = before + bare.decode(bare.encode(x[old] - before, change), change, CPU)
         payload = sender.pack(x, slot)
         assert len(payload) == (2 - len(old)) * 4 * 6 * 4 + len(old) * 4 * (3 + 2)
@@ -328,10 +333,10 @@ def test_a_message_that_was_dropped_and_repeated_leaves_equal_memories(codec):
 
     def step(ends: tuple[End, End], number: int, lost: bool = False) -> list[torch.Tensor]:
         arrived = []
-        for x, place in itertools.islice(stream(8), 2 * number - 2, 2 * number):
-            slot = ends[0].slot(place, x.shape, x.dtype, windows_of(x, place.microbatch * 2))
+        for x, key in itertools.islice(stream(8), 2 * number - 2, 2 * number):
+            slot = ends[0].slot(key, x.shape, x.dtype, windows_of(x, key.microbatch * 2))
             payload = ends[0].pack(x, slot)
-            if lost and place.microbatch == 1:
+            if lost and key.microbatch == 1:
                 break
             arrived.append(ends[1].unpack(payload, slot, CPU))
         for end in ends:
@@ -357,8 +362,8 @@ def test_a_message_that_was_dropped_and_repeated_leaves_equal_memories(codec):
 def test_a_memory_is_saved_restored_and_reset(codec):
     def run(end: End, part: int) -> list[bytes]:
         sent = []
-        for x, place in itertools.islice(stream(8), 4 * part, 4 * part + 4):
-            sent.append(end.pack(x, end.slot(place, x.shape, x.dtype, windows_of(x))))
+        for x, key in itertools.islice(stream(8), 4 * part, 4 * part + 4):
+            sent.append(end.pack(x, end.slot(key, x.shape, x.dtype, windows_of(x))))
             end.decide(apply=True)
         return sent
 
@@ -369,20 +374,20 @@ def test_a_memory_is_saved_restored_and_reset(codec):
     assert run(first, 1) == run(second, 1)
     first.reset()
     assert not first.state()
-    x, place = next(stream(1))
-    slot = first.slot(place, x.shape, x.dtype, windows_of(x))
+    x, key = next(stream(1))
+    slot = first.slot(key, x.shape, x.dtype, windows_of(x))
     assert first.pack(x, slot) == plain(codec).pack(x, slot)
 
 
 @pytest.mark.parametrize("codec", ["int4+ef", "topk:0.2+ef21", "int4+aqsgd"])
 def test_evaluation_touches_no_memory(codec):
     end = plain(codec)
-    for x, place in stream(2):
-        end.encode(x, end.slot(place, x.shape, x.dtype, windows_of(x)))
+    for x, key in stream(2):
+        end.encode(x, end.slot(key, x.shape, x.dtype, windows_of(x)))
     end.decide(apply=True)
     before = {name: t.clone() for name, t in end.state().items()}
     x = torch.randn(2, 4, 6)
-    slot = end.slot(Place(1, 0, 0, "evaluation"), x.shape, x.dtype, windows_of(x))
+    slot = end.slot(MessageKey(1, 0, 0, "evaluation"), x.shape, x.dtype, windows_of(x))
     end.decode(end.encode(x, slot), slot, CPU)
     end.decide(apply=True)
     assert end.state().keys() == before.keys()
@@ -394,8 +399,8 @@ def test_positions_are_forgotten_once_they_were_used():
     end = End(wire_spec("topk:0.1", "topk:mask"))
     x = torch.randn(2, 4, 6)
     for microbatch in range(10):
-        end.pack(x, end.slot(Place(1, microbatch, 0, "forward"), x.shape, x.dtype, None))
-        slot = end.slot(Place(1, microbatch, 0, "backward"), x.shape, x.dtype, None)
+        end.pack(x, end.slot(MessageKey(1, microbatch, 0, "forward"), x.shape, x.dtype, None))
+        slot = end.slot(MessageKey(1, microbatch, 0, "backward"), x.shape, x.dtype, None)
         end.unpack(to_bytes([torch.zeros(2, 2, dtype=torch.bfloat16)]), slot, CPU)
         assert not end._seen
 

@@ -126,7 +126,7 @@ def test_exit_codes_are_documented():
 
 
 def test_layers_import_downwards_only():
-    order = ["spec", "data", "model", "wire", "observe", "coordinator", "worker", "bench", "lab", "cli"]
+    order = ["protocol", "spec", "data", "model", "wire", "observe", "coordinator", "worker", "bench", "lab", "cli"]
     # model/ and data/ are one layer; the reference reads batches, and nothing in data/ knows the model
     strangers = {"coordinator": {"worker"}, "worker": {"coordinator"}, "lab": {"coordinator"}}
     for file in (ROOT / "protomodels_cli").rglob("*.py"):

@@ -14,7 +14,8 @@ from conftest import corpus_of, make_spec
 
 from protomodels_cli.coordinator.feed import Feed
 from protomodels_cli.model.shape import slices
-from protomodels_cli.wire.frames import BadMessage, Message
+from protomodels_cli.protocol.messages import BadMessage
+from protomodels_cli.wire.frames import Message
 from protomodels_cli.worker import engine as eng
 from protomodels_cli.worker.stage_work import StageWork
 

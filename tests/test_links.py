@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from protomodels_cli.protocol.messages import BadMessage
 from protomodels_cli.wire import frames
 from protomodels_cli.wire.channels import CHANNEL_OPTIONS
-from protomodels_cli.wire.frames import Assembler, BadMessage, Message, frames_of
+from protomodels_cli.wire.frames import Assembler, Message, frames_of
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.pb import pmtrain_pb2_grpc as rpc
 from protomodels_cli.wire.tls import Identity, new_authority, peer_name

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from protomodels_cli.errors import RunStopped
 from protomodels_cli.lab.reconstruct import relative
 from protomodels_cli.model.snapshot import weights, write_snapshot
-from protomodels_cli.model.stage import Place
+from protomodels_cli.protocol.messages import MessageKey
 from protomodels_cli.wire.codecs import Carrier
 
 UPDATES = {"interval": 4, "window": 2, "delay": 1}
@@ -78,10 +78,10 @@ def test_a_bf16_wire_rounds_what_crosses_and_nothing_else(reference):
 
 def test_each_leg_has_a_codec_of_its_own():
     carry, x = Carrier(make_spec(wire={"forward": "bf16", "backward": "fp32"})), torch.randn(5, 10)
-    assert torch.equal(carry(x, Place(1, 0, 0, "backward")), x)
+    assert torch.equal(carry(x, MessageKey(1, 0, 0, "backward")), x)
     for leg in ("forward", "evaluation"):
-        assert torch.equal(carry(x, Place(1, 0, 0, leg)), x.bfloat16().float())
-    assert not torch.equal(carry(x, Place(1, 0, 0, "forward")), x)
+        assert torch.equal(carry(x, MessageKey(1, 0, 0, leg)), x.bfloat16().float())
+    assert not torch.equal(carry(x, MessageKey(1, 0, 0, "forward")), x)
 
 
 def test_microbatches_change_rounding_only(reference):

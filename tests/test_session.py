@@ -14,7 +14,7 @@ from conftest import make_spec
 from protomodels_cli.coordinator.run_dir import open_run_dir
 from protomodels_cli.coordinator.service import Conversation, Known, Service
 from protomodels_cli.errors import UserError
-from protomodels_cli.wire.frames import BadMessage
+from protomodels_cli.protocol.messages import BadMessage
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.pb import pmtrain_pb2_grpc as rpc
 from protomodels_cli.wire.tls import new_authority, peer_name

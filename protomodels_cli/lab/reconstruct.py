@@ -20,8 +20,8 @@ from protomodels_cli.model.export import hugging_face_config, hugging_face_name,
 from protomodels_cli.model.forms import Constrained, Dense
 from protomodels_cli.model.llama import Matrix, RMSNorm, Writer
 from protomodels_cli.model.reference import Reference
-from protomodels_cli.model.stage import Place
 from protomodels_cli.observe.pictures import figure, save_figure
+from protomodels_cli.protocol.messages import MessageKey
 
 CONTEXTS = (64, 256, 1024)
 
@@ -87,7 +87,7 @@ def compare(reference: Reference) -> dict[str, dict[str, float]]:
     received = [gradient]  # backward messages, from the last boundary to the first
     for i in reversed(range(len(stages) - 1)):
         assert gradient is not None
-        arrived = reference.carry(gradient, Place(reference.step + 1, 0, i, "backward"))
+        arrived = reference.carry(gradient, MessageKey(reference.step + 1, 0, i, "backward"))
         gradient = stages[i].run_backward(flights[i], arrived)
         received.append(gradient)
 

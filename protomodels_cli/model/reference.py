@@ -26,8 +26,9 @@ from protomodels_cli.model.precise import home_of_float64
 from protomodels_cli.model.schedule import clip_coefficient, gradient_norm, learning_rate
 from protomodels_cli.model.shape import Shape, slices
 from protomodels_cli.model.snapshot import parameter_hashes, weights_sha256
-from protomodels_cli.model.stage import Carry, InFlight, Place, Stage, Sync, t_fixed_of
+from protomodels_cli.model.stage import Carry, InFlight, Stage, Sync, t_fixed_of
 from protomodels_cli.model.t_fixed import VERSION as T_FIXED_VERSION
+from protomodels_cli.protocol.messages import MessageKey
 from protomodels_cli.spec.schema import RunSpec
 
 Row = dict[str, Any]
@@ -119,7 +120,7 @@ class Reference:
             total += loss
             for i in reversed(range(len(self.stages) - 1)):
                 assert gradient is not None
-                arrived = self.carry(gradient, Place(step, m, i, "backward"))
+                arrived = self.carry(gradient, MessageKey(step, m, i, "backward"))
                 gradient = self.stages[i].run_backward(flights[i], arrived)
         self.gathering.end()
         return float(total) / tokens_in_step
@@ -127,7 +128,7 @@ class Reference:
     def forward(self, tokens_BT: Tensor, step: int, microbatch: int, windows: Tensor | None = None) -> list[InFlight]:
         flights = [self.stages[0].run_forward(tokens_BT, None)]
         for i, stage in enumerate(self.stages[1:]):
-            arrived = self.carry(flights[-1].output, Place(step, microbatch, i, "forward"), windows)
+            arrived = self.carry(flights[-1].output, MessageKey(step, microbatch, i, "forward"), windows)
             flights.append(stage.run_forward(tokens_BT, arrived))
         return flights
 
@@ -200,7 +201,7 @@ class Reference:
             x = self.stages[0].evaluate(batch[:, :-1], None)
             for i, stage in enumerate(self.stages[1:]):
                 if codecs:
-                    x = self.carry(x, Place(self.step, m, i, "evaluation"))
+                    x = self.carry(x, MessageKey(self.step, m, i, "evaluation"))
                 x = stage.evaluate(batch[:, :-1], x)
             total += float(self.stages[-1].evaluate_loss(x, batch[:, 1:]))
             tokens += batch[:, 1:].numel()

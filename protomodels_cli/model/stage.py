@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from protomodels_cli.model.llama import Block, Head, Writer, rotary
 from protomodels_cli.model.loss import loss_and_gradient, loss_sum
 from protomodels_cli.model.shape import Shape, Slice
 from protomodels_cli.model.t_fixed import VERSION, TFixed
+from protomodels_cli.protocol.messages import MessageKey
 from protomodels_cli.spec.schema import RunSpec
 
 
@@ -24,23 +25,10 @@ def t_fixed_of(spec: RunSpec, device: torch.device | str = "cpu") -> TFixed:
     return TFixed(spec.vocab_size, spec.model.width, table.scale, table.seed, device)
 
 
-Leg = Literal["forward", "backward", "evaluation"]
-
-
-@dataclass(frozen=True)
-class Place:
-    """Which message this is: all that a codec's random numbers may depend on, beside the seed."""
-
-    step: int
-    microbatch: int
-    boundary: int  # i lies between stages i and i + 1
-    leg: Leg
-
-
 class Carry(Protocol):
     """How messages cross the boundaries of a run."""
 
-    def __call__(self, message: Tensor, place: Place, windows: Tensor | None = None) -> Tensor:
+    def __call__(self, message: Tensor, key: MessageKey, windows: Tensor | None = None) -> Tensor:
         """What arrives. `windows` are the token ids of a forward message's samples."""
         ...
 

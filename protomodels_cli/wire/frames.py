@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from zlib import crc32
 
-from protomodels_cli.model.stage import Leg
+from protomodels_cli.protocol.messages import BadMessage, Leg
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 
 PIECE = 1 << 20  # bytes of payload in a frame; gRPC's own limit for a message is 4 MiB
@@ -17,12 +17,6 @@ _LEGS: dict[Leg, pb.Frame.Leg] = {
     "evaluation": pb.Frame.EVALUATION,
 }
 _NAMES = {number: name for name, number in _LEGS.items()}
-
-
-class BadMessage(ValueError):
-    """A neighbour sent what cannot be; `leg` says which one, where that is not plain from who found it."""
-
-    leg: Leg | None = None
 
 
 @dataclass(frozen=True)

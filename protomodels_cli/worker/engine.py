@@ -20,9 +20,10 @@ from safetensors.torch import load_file
 from protomodels_cli.model.basis import Basis
 from protomodels_cli.model.shape import Slice
 from protomodels_cli.model.snapshot import parameter_hashes
-from protomodels_cli.model.stage import Leg, Sync
+from protomodels_cli.model.stage import Sync
+from protomodels_cli.protocol.messages import BadMessage, Leg
 from protomodels_cli.spec.schema import RunSpec
-from protomodels_cli.wire.frames import BadMessage, Message
+from protomodels_cli.wire.frames import Message
 from protomodels_cli.worker.schedule import View, next_work
 from protomodels_cli.worker.stage_work import Pass, StageWork
 

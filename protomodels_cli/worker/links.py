@@ -12,9 +12,10 @@ from collections.abc import AsyncIterator, Callable
 import grpc
 
 from protomodels_cli.errors import UserError
+from protomodels_cli.protocol.messages import BadMessage
 from protomodels_cli.wire.channels import CHANNEL_OPTIONS, SERVER_OPTIONS
 from protomodels_cli.wire.emulated import Connection, Stream
-from protomodels_cli.wire.frames import Assembler, BadMessage, Message, frames_of
+from protomodels_cli.wire.frames import Assembler, Message, frames_of
 from protomodels_cli.wire.link import address
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.pb import pmtrain_pb2_grpc as rpc

@@ -26,12 +26,13 @@ from protomodels_cli.errors import EXIT_INTERRUPTED, UserError
 from protomodels_cli.model.basis import Basis, basis_from_bytes, basis_to_bytes
 from protomodels_cli.model.shape import Shape, slices
 from protomodels_cli.model.snapshot import Part
-from protomodels_cli.model.stage import Leg, Sync
+from protomodels_cli.model.stage import Sync
 from protomodels_cli.observe.usage import peak_memory
+from protomodels_cli.protocol.messages import BadMessage, Leg
 from protomodels_cli.spec.schema import RunSpec
 from protomodels_cli.spec.sizes import in_flight_limit
 from protomodels_cli.wire.emulated import Connection
-from protomodels_cli.wire.frames import BadMessage, Message
+from protomodels_cli.wire.frames import Message
 from protomodels_cli.wire.operator import Refused, in_words
 from protomodels_cli.wire.parts import part_message
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb

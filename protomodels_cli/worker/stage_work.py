@@ -21,11 +21,12 @@ from protomodels_cli.model.optim import StageOptimizer, reprojects_after
 from protomodels_cli.model.precise import home_of_float64
 from protomodels_cli.model.shape import Shape, Slice
 from protomodels_cli.model.snapshot import basis_in, load_stage_state, part_of, stage_state
-from protomodels_cli.model.stage import InFlight, Leg, Place, Stage
+from protomodels_cli.model.stage import InFlight, Stage
+from protomodels_cli.protocol.messages import BadMessage, Leg, MessageKey
 from protomodels_cli.spec.schema import RunSpec
 from protomodels_cli.spec.sizes import id_bytes
 from protomodels_cli.wire.codecs import End, unpack_ids
-from protomodels_cli.wire.frames import BadMessage, Message
+from protomodels_cli.wire.frames import Message
 
 
 @dataclass
@@ -167,8 +168,8 @@ class StageWork:
         assert end is not None
         started = time.perf_counter()
         boundary = self.part.index if end is self.next else self.part.index - 1
-        place = Place(message.step, message.microbatch, boundary, message.leg)
-        received = end.unpack(message.payload, end.slot(place, shape, self.dtype, windows), self.device)
+        key = MessageKey(message.step, message.microbatch, boundary, message.leg)
+        received = end.unpack(message.payload, end.slot(key, shape, self.dtype, windows), self.device)
         self.packing_seconds += time.perf_counter() - started
         return received
 
@@ -179,8 +180,8 @@ class StageWork:
         started = time.perf_counter()
         end, boundary = (self.previous, self.part.index - 1) if leg == "backward" else (self.next, self.part.index)
         assert end is not None
-        place = Place(work.step, cause.microbatch, boundary, leg)
-        payload = end.pack(tensor.detach(), end.slot(place, tensor.shape, self.dtype, windows))
+        key = MessageKey(work.step, cause.microbatch, boundary, leg)
+        payload = end.pack(tensor.detach(), end.slot(key, tensor.shape, self.dtype, windows))
         ids = b"" if leg == "backward" else cause.ids
         message = Message(leg, work.step, cause.microbatch, self.basis_version, ids, payload)
         self.packing_seconds += time.perf_counter() - started

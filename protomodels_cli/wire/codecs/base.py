@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from protomodels_cli import counter
-from protomodels_cli.model.stage import Place
+from protomodels_cli.protocol.messages import MessageKey
 
 Layout = list[tuple[tuple[int, ...], torch.dtype]]
 
@@ -21,7 +21,7 @@ LARGEST = 2.0**127  # half of what float32 holds: whatever rounds up from here i
 class Slot:
     """What both ends know of a message before it comes."""
 
-    place: Place
+    key: MessageKey
     shape: tuple[int, ...]  # (windows, tokens, numbers)
     dtype: torch.dtype
     samples: tuple[str, ...] = ()  # a name for the text of each window, the same whenever it comes back
@@ -52,6 +52,6 @@ def uniform(seed: int, shape: Sequence[int], device: torch.device) -> Tensor:
     return (counter.words_on(seed, count, device) >> 39).view(*shape).float() * 2.0**-24
 
 
-def seed_at(seed: int, name: str, place: Place) -> int:
+def seed_at(seed: int, name: str, key: MessageKey) -> int:
     """A stream of random numbers of its own for every message."""
-    return counter.subseed(seed, name, place.step, place.microbatch, place.boundary, place.leg)
+    return counter.subseed(seed, name, key.step, key.microbatch, key.boundary, key.leg)

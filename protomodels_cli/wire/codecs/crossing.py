@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protomodels_cli.model.stage import Leg, Place
+from protomodels_cli.protocol.messages import LEGS, BadMessage, Leg, MessageKey
 from protomodels_cli.spec.codec import CodecChoice, parse_codec
 from protomodels_cli.spec.cut import layers_per_stage
 from protomodels_cli.spec.schema import RunSpec
@@ -24,9 +24,6 @@ from protomodels_cli.wire.codecs.lowrank import LowRank
 from protomodels_cli.wire.codecs.packing import from_bytes, to_bytes
 from protomodels_cli.wire.codecs.rounding import BF16, Plain, Quantised
 from protomodels_cli.wire.codecs.topk import MaskedTopK, Seen, TopK
-from protomodels_cli.wire.frames import BadMessage
-
-LEGS: tuple[Leg, ...] = ("forward", "backward", "evaluation")
 
 
 class End:
@@ -44,37 +41,37 @@ class End:
             "evaluation": Plain() if self._remembers_samples else base_codec(forward, spec.seed, None),
         }
 
-    def slot(self, place: Place, shape: Sequence[int], dtype: torch.dtype, windows: Tensor | None) -> Slot:
+    def slot(self, key: MessageKey, shape: Sequence[int], dtype: torch.dtype, windows: Tensor | None) -> Slot:
         """`windows` are the token ids of a forward message's samples."""
         samples: tuple[str, ...] = ()
-        if self._remembers_samples and place.leg == "forward":
+        if self._remembers_samples and key.leg == "forward":
             assert windows is not None
             samples = tuple(_name(row) for row in windows.cpu().numpy().astype("<u4"))
-        return Slot(place, tuple(shape), dtype, samples)
+        return Slot(key, tuple(shape), dtype, samples)
 
     def encode(self, message: Tensor, slot: Slot) -> list[Tensor] | None:
         """What travels; None is poison."""
         if not _finite(message):
             return None
-        parts = self._codecs[slot.place.leg].encode(message, slot)
+        parts = self._codecs[slot.key.leg].encode(message, slot)
         self._forget_positions(slot)
         return parts
 
     def decode(self, parts: Sequence[Tensor] | None, slot: Slot, device: torch.device) -> Tensor:
         if parts is None:
             return torch.full(slot.shape, torch.nan, dtype=slot.dtype, device=device)
-        message = self._codecs[slot.place.leg].decode(parts, slot)
+        message = self._codecs[slot.key.leg].decode(parts, slot)
         self._forget_positions(slot)
         return message
 
     def pack(self, message: Tensor, slot: Slot) -> bytes | None:
         parts = self.encode(message, slot)
-        return None if parts is None else to_bytes(parts, self.zstd[slot.place.leg])
+        return None if parts is None else to_bytes(parts, self.zstd[slot.key.leg])
 
     def unpack(self, payload: bytes | None, slot: Slot, device: torch.device) -> Tensor:
         if payload is None:
             return self.decode(None, slot, device)
-        leg = slot.place.leg
+        leg = slot.key.leg
         parts = from_bytes(payload, self._codecs[leg].layout(slot), self.zstd[leg])
         if not all(_finite(p) for p in parts if p.is_floating_point()):
             raise BadMessage("a payload whose numbers are not finite")
@@ -84,8 +81,8 @@ class End:
         return message
 
     def _forget_positions(self, slot: Slot) -> None:
-        if slot.place.leg == "backward":
-            self._seen.pop(slot.place.microbatch, None)
+        if slot.key.leg == "backward":
+            self._seen.pop(slot.key.microbatch, None)
 
     # Between steps
 
@@ -168,16 +165,16 @@ class Carrier:
         self._ends = [(End(spec), End(spec)) for _ in range(boundaries)]  # before and behind each
         self.payload_bytes = dict.fromkeys(LEGS, 0)
 
-    def __call__(self, message: Tensor, place: Place, windows: Tensor | None = None) -> Tensor:
-        before, behind = self._ends[place.boundary]
-        sender, receiver = (behind, before) if place.leg == "backward" else (before, behind)
-        slot = sender.slot(place, message.shape, message.dtype, windows)
-        if sender.zstd[place.leg]:
+    def __call__(self, message: Tensor, key: MessageKey, windows: Tensor | None = None) -> Tensor:
+        before, behind = self._ends[key.boundary]
+        sender, receiver = (behind, before) if key.leg == "backward" else (before, behind)
+        slot = sender.slot(key, message.shape, message.dtype, windows)
+        if sender.zstd[key.leg]:
             payload = sender.pack(message.detach(), slot)
-            self.payload_bytes[place.leg] += len(payload or b"")
+            self.payload_bytes[key.leg] += len(payload or b"")
             return receiver.unpack(payload, slot, message.device)
         parts = sender.encode(message.detach(), slot)
-        self.payload_bytes[place.leg] += sum(p.nbytes for p in parts or ())
+        self.payload_bytes[key.leg] += sum(p.nbytes for p in parts or ())
         return receiver.decode(parts, slot, message.device)
 
     def state(self, stage: int) -> dict[str, Tensor]:

@@ -25,7 +25,7 @@ class LowRank:
         largest = matrix.abs().amax()
         matrix = matrix / torch.where(largest == 0, torch.ones_like(largest), largest)  # so that no square overflows
         rank = lowrank_rank(self.rank, *matrix.shape)
-        right = uniform(seed_at(self.seed, "lowrank", slot.place), (matrix.shape[1], rank), matrix.device) - 0.5
+        right = uniform(seed_at(self.seed, "lowrank", slot.key), (matrix.shape[1], rank), matrix.device) - 0.5
         left = right
         for _ in range(ITERATIONS):
             left = torch.linalg.qr(matrix @ right).Q

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from protomodels_cli.protocol.messages import BadMessage
 from protomodels_cli.wire.codecs.base import Layout
-from protomodels_cli.wire.frames import BadMessage
 
 ZSTD_LEVEL = 1  # higher ones gain a percent and cost several times the time
 

@@ -49,9 +49,9 @@ class Quantised:
         x = narrowed(message)
         scale = _bf16_not_below(x.abs().amax(-1, keepdim=True) / self.levels)
         quotient = x / torch.where(scale == 0, torch.ones_like(scale), scale).float()
-        if slot.place.leg == "backward":
+        if slot.key.leg == "backward":
             below = quotient.floor()
-            seed = seed_at(self.seed, f"int{self.bits}", slot.place)
+            seed = seed_at(self.seed, f"int{self.bits}", slot.key)
             quotient = below + (uniform(seed, quotient.shape, quotient.device) < quotient - below)
         else:
             quotient = quotient.round()

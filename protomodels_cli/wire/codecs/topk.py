@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from protomodels_cli.protocol.messages import BadMessage
 from protomodels_cli.spec.sizes import topk_kept, topk_marks
 from protomodels_cli.wire.codecs.base import Layout, Slot, narrowed
-from protomodels_cli.wire.frames import BadMessage
 
 Seen = dict[int, Tensor]  # a microbatch's positions, between its forward and its backward
 
@@ -39,8 +39,8 @@ class TopK:
         return [((rows, kept), torch.bfloat16), ((rows, topk_marks(kept, numbers)), torch.uint8)]
 
     def _remember(self, positions: Tensor, slot: Slot) -> None:
-        if self.seen is not None and slot.place.leg == "forward":
-            self.seen[slot.place.microbatch] = positions
+        if self.seen is not None and slot.key.leg == "forward":
+            self.seen[slot.key.microbatch] = positions
 
 
 class MaskedTopK:
@@ -59,7 +59,7 @@ class MaskedTopK:
         return [(tuple(self._positions(slot).shape), torch.bfloat16)]
 
     def _positions(self, slot: Slot) -> Tensor:
-        positions = self.seen.get(slot.place.microbatch)
+        positions = self.seen.get(slot.key.microbatch)
         if positions is None or positions.shape[0] != slot.shape[0]:
             raise BadMessage("a gradient at positions that were never sent")
         return positions

@@ -1,0 +1,25 @@
+"""Which message crosses which boundary, and what is said of one that cannot be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Leg = Literal["forward", "backward", "evaluation"]
+LEGS: tuple[Leg, ...] = ("forward", "backward", "evaluation")
+
+
+@dataclass(frozen=True)
+class MessageKey:
+    """Which message this is: all that a codec's random numbers may depend on, beside the seed."""
+
+    step: int
+    microbatch: int
+    boundary: int  # i lies between stages i and i + 1
+    leg: Leg
+
+
+class BadMessage(ValueError):
+    """A neighbour sent what cannot be; `leg` says which one, where that is not plain from who found it."""
+
+    leg: Leg | None = None
