@@ -14,8 +14,8 @@ from protomodels_cli.coordinator.history import (
     Mark,
 )
 from protomodels_cli.coordinator.state import Hashes, Holding, Peer, Report
-from protomodels_cli.model import grassmann
-from protomodels_cli.model.snapshot import Part
+from protomodels_cli.protocol import steps
+from protomodels_cli.protocol.parts import Part
 
 if TYPE_CHECKING:
     from simulation import World
@@ -360,7 +360,7 @@ class Process:
         if decided.apply:
             m.numbers = digest(m.numbers, m.prepared[1], decided.step)
         m.applied, m.prepared = decided.step, None
-        if m.stage == len(m.layers) - 1 and grassmann.reports(self.world.spec.subspace, decided.step):
+        if m.stage == len(m.layers) - 1 and steps.reports(self.world.spec.subspace, decided.step):
             m.report = (decided.step, digest(m.numbers, "basis"))
             self._report()
 

@@ -12,6 +12,7 @@ from protomodels_cli.lab.grassmann import judge
 from protomodels_cli.lab.reconstruct import relative
 from protomodels_cli.model import grassmann
 from protomodels_cli.model.basis import Basis, initial_basis, principal_angles
+from protomodels_cli.protocol import steps
 from protomodels_cli.spec.schema import SubspaceSpec, UpdateSpec
 
 
@@ -203,11 +204,11 @@ def test_a_skipped_step_leaves_no_trace_in_the_covariance():
 @pytest.mark.parametrize(("step", "expected"), [(1, False), (7, False), (8, True), (10, True), (11, False), (18, True)])
 def test_window(step, expected):
     moving = SubspaceSpec(update=UpdateSpec(interval=10, window=3))
-    assert grassmann.gathers(moving, step) is expected
-    assert grassmann.reports(moving, step) is (step == 10)
+    assert steps.gathers(moving, step) is expected
+    assert steps.reports(moving, step) is (step == 10)
     still = SubspaceSpec(sync_interval=9)
-    assert grassmann.gathers(still, step) is grassmann.reports(still, step) is (step in (9, 18))
-    assert not grassmann.gathers(SubspaceSpec(form="dense"), step)
+    assert steps.gathers(still, step) is steps.reports(still, step) is (step in (9, 18))
+    assert not steps.gathers(SubspaceSpec(form="dense"), step)
 
 
 def turned(u: torch.Tensor, angle: float) -> torch.Tensor:

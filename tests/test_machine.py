@@ -20,7 +20,7 @@ from protomodels_cli.coordinator.history import (
     fold,
 )
 from protomodels_cli.coordinator.plan import waiting_for
-from protomodels_cli.model.schedule import clip_coefficient, learning_rate
+from protomodels_cli.protocol.steps import clip_coefficient, learning_rate
 
 
 def test_a_run_is_a_chain_of_tasks():

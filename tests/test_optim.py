@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from protomodels_cli.lab.optimizer import constrained, drift, leaver
 from protomodels_cli.model import rules
 from protomodels_cli.model.optim import rule_for
-from protomodels_cli.model.schedule import clip_coefficient, gradient_norm, learning_rate
 from protomodels_cli.model.snapshot import weights
+from protomodels_cli.protocol.steps import Outcome, clip_coefficient, gradient_norm, learning_rate
 from protomodels_cli.spec.schema import OptimizerSpec, ScheduleSpec
 
 TABLE = [
@@ -165,7 +165,8 @@ def test_clipping_scales_the_whole_gradient(reference):
     norms = wide.prepare()
     assert row["grad_norm"] == gradient_norm(norms.values()) > 1e-3
     coefficient = clip_coefficient(row["grad_norm"], 1e-3)
-    wide._decide(1, True, learning_rate(wide.spec.optimizer, 1, wide.spec.steps), coefficient)
+    lr = learning_rate(wide.spec.optimizer, 1, wide.spec.steps)
+    wide._decide(1, Outcome(True, lr, coefficient, loss=0.0, norm=0.0, tokens=0))
     assert wide.weights_sha256() == narrow.weights_sha256()
     assert coefficient * row["grad_norm"] == pytest.approx(1e-3)
 

@@ -11,7 +11,8 @@ from protomodels_cli import counter
 from protomodels_cli.model.basis import initial_basis
 from protomodels_cli.model.shape import slices
 from protomodels_cli.model.stage import Stage
-from protomodels_cli.model.t_fixed import TFixed, packed_signs
+from protomodels_cli.model.t_fixed import TFixed
+from protomodels_cli.protocol.t_fixed import packed_signs
 
 GOLDEN = "0c989d3d4c03937617e2606df2fdd210ba10267eccabd34e7fcc93190ab1bac1"
 

@@ -27,9 +27,9 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleIn
 from protomodels_cli.data.batches import Batches
 from protomodels_cli.data.prepare import prepare
 from protomodels_cli.errors import UserError
-from protomodels_cli.model.schedule import learning_rate
 from protomodels_cli.model.shape import slices
 from protomodels_cli.model.stage import Stage
+from protomodels_cli.protocol.steps import learning_rate
 from protomodels_cli.spec.load import load_spec
 from protomodels_cli.spec.schema import RunSpec
 

@@ -32,9 +32,9 @@ from protomodels_cli.coordinator.uploads import Uploads
 from protomodels_cli.data.prepare import Corpus
 from protomodels_cli.errors import EXIT_INTERRUPTED, UserError
 from protomodels_cli.files import write_whole
-from protomodels_cli.model.t_fixed import VERSION as T_FIXED_VERSION
 from protomodels_cli.observe.metrics import JsonLines, first_step, last_step, strict
 from protomodels_cli.observe.progress import Progress
+from protomodels_cli.protocol.t_fixed import VERSION as T_FIXED_VERSION
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 
 TICK = 0.5
@@ -48,7 +48,7 @@ class Coordinator:
         self.spec, self.run_dir, self.say = run_dir.spec, run_dir, say
         self._events: asyncio.Queue[events.Event] = asyncio.Queue()
         self._feed = Feed(self.spec, corpus)
-        self._subspace = None if self.spec.subspace.form == "dense" else Subspace(self.spec, run_dir.path / "basis")
+        self._subspace = None if not self.spec.subspace.has_basis else Subspace(self.spec, run_dir.path / "basis")
         basis, t_fixed = ("", (0, "")) if self._subspace is None else self._first_hashes(self._subspace)
         self.state = machine.start(self.spec, basis, t_fixed)
         self._snapshots = Snapshots(run_dir.path / "snapshots")

@@ -8,7 +8,7 @@ from typing import Any
 
 from protomodels_cli.coordinator.history import Decided
 from protomodels_cli.coordinator.state import Peer, Report, Task
-from protomodels_cli.model.snapshot import Part
+from protomodels_cli.protocol.parts import Part
 
 # Events
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from protomodels_cli.model.snapshot import Part
+from protomodels_cli.protocol.parts import Part
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ was decided, and reach the journal before the commands that follow from them lea
 
 from __future__ import annotations
 
-import math
 import statistics
 from dataclasses import replace
 from typing import assert_never
@@ -54,9 +53,8 @@ from protomodels_cli.coordinator.moves import Moves
 from protomodels_cli.coordinator.plan import next_kind, stages_in_words, waiting_for
 from protomodels_cli.coordinator.state import Hashes, Report, State, Task
 from protomodels_cli.errors import EXIT_OUTSIDE, EXIT_REFUSED
-from protomodels_cli.model import grassmann
-from protomodels_cli.model.schedule import clip_coefficient, gradient_norm, learning_rate
-from protomodels_cli.model.snapshot import weights_sha256
+from protomodels_cli.protocol import steps
+from protomodels_cli.protocol.hashes import weights_sha256
 from protomodels_cli.spec.schema import RunSpec
 
 REDIAL_SECONDS = 2.0  # for a holder whose connection broke to come back before another takes its place
@@ -197,7 +195,7 @@ def _hear(moves: Moves, task: Task, stage: int, report: Report) -> None:
 
 def right_hashes(state: State) -> Hashes | None:
     """What every stage must use now."""
-    if state.spec.subspace.form == "dense":
+    if not state.spec.subspace.has_basis:
         return None
     history = state.history
     return Hashes(history.basis_version, history.basis_sha256, *state.t_fixed)
@@ -232,7 +230,7 @@ def _conclude(moves: Moves, task: Task, reports: list[Report]) -> None:
     """Every stage has reported: decide what follows."""
     match task.kind:
         case "place":
-            if moves.state.spec.subspace.form != "dense":
+            if moves.state.spec.subspace.has_basis:
                 moves.record(Synced(task.step))
             moves.do(SendTurn(None, moves.begin("link", task.step)))
             return
@@ -261,14 +259,21 @@ def _conclude(moves: Moves, task: Task, reports: list[Report]) -> None:
 def _decide(moves: Moves, task: Task, reports: list[Report]) -> None:
     state, spec, step = moves.state, moves.state.spec, task.step
     squares = [square for r in reports for _, square in r.norms]
-    tokens = spec.batch.size * spec.model.context
-    loss, norm = reports[-1].loss_sum / tokens, gradient_norm(squares)
-    finite = math.isfinite(loss) and all(map(math.isfinite, squares))
-    lr = learning_rate(spec.optimizer, step, spec.steps)
-    clip = clip_coefficient(norm, spec.optimizer.clip) if finite else 0.0
+    outcome = steps.decide(spec, step, reports[-1].loss_sum, squares)
     before = state.history.basis_version
     sent = [int(sum(r.usage.get(f"{leg}_bytes", 0) for r in reports)) for leg in ("forward", "backward")]
-    moves.record(Decided(step, finite, lr, clip, loss, norm, state.history.generation, *sent))
+    moves.record(
+        Decided(
+            step,
+            outcome.apply,
+            outcome.lr,
+            outcome.clip,
+            outcome.loss,
+            outcome.norm,
+            state.history.generation,
+            *sent,
+        )
+    )
     history = moves.state.history
     seconds = moves.now - task.started
     moves.set(
@@ -283,13 +288,13 @@ def _decide(moves: Moves, task: Task, reports: list[Report]) -> None:
     moves.write_row(
         "step",
         step,
-        loss=loss,
-        lr=lr,
-        grad_norm=norm,
-        applied=finite,
-        tokens=tokens,
+        loss=outcome.loss,
+        lr=outcome.lr,
+        grad_norm=outcome.norm,
+        applied=outcome.apply,
+        tokens=outcome.tokens,
         seconds=seconds,
-        basis_version=None if spec.subspace.form == "dense" else history.basis_version,
+        basis_version=None if not spec.subspace.has_basis else history.basis_version,
         stages=[dict(r.usage) for r in reports],
     )
     saving.say_if_left_out(moves)
@@ -359,7 +364,7 @@ def _hear_subspace(moves: Moves, event: SubspaceReported) -> None:
     version, row = history.basis_version, dict(event.row)
     if event.sha256 is not None:
         version += 1
-        first = grassmann.first_step_with(update, event.step)
+        first = steps.first_step_with(update, event.step)
         moves.record(Adopted(version, event.sha256, event.step, first))
         moves.set(took_basis=frozenset())
         moves.do(SendBasis(version))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from protomodels_cli.coordinator.saving import is_due, is_needed
 from protomodels_cli.coordinator.state import Kind, State
-from protomodels_cli.model import grassmann
+from protomodels_cli.protocol import steps
 
 
 def next_kind(state: State) -> tuple[Kind, int] | str:
     """The task that comes next and its step, or a sentence: what must come first."""
     spec, history = state.spec, state.history
-    step, last, dense = history.step, history.step == spec.steps, spec.subspace.form == "dense"
+    step, last, dense = history.step, history.step == spec.steps, not spec.subspace.has_basis
     if step > 0:
         check = is_due(state) or step % spec.subspace.sync_interval == 0  # what is saved is what was checked
         if not dense and check and history.synced < step:
@@ -24,7 +24,7 @@ def next_kind(state: State) -> tuple[Kind, int] | str:
     if history.paused is not None:
         return f"its owner to resume it: {history.paused.why}"
     update, owed = spec.subspace.update, state.owed
-    if owed is not None and (last or (update.interval and grassmann.first_step_with(update, owed) == step + 1)):
+    if owed is not None and (last or (update.interval and steps.first_step_with(update, owed) == step + 1)):
         return f"the last stage to say what becomes of the subspace after step {owed}"
     if last:
         return "finish", step

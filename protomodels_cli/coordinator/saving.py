@@ -8,7 +8,7 @@ from protomodels_cli.coordinator.events import KeepSnapshots, PartFailed, Snapsh
 from protomodels_cli.coordinator.history import Began, Forgot, GaveUp, Saved
 from protomodels_cli.coordinator.moves import Moves
 from protomodels_cli.coordinator.state import State
-from protomodels_cli.model.snapshot import Part
+from protomodels_cli.protocol.parts import Part
 
 SAVE_AGAIN = 5.0  # seconds
 
@@ -39,7 +39,7 @@ def begin_if_due(moves: Moves) -> bool:
     """Whether the next turn asks for the parts. In a new generation it asks again: it may be new because a turn that
     asked did not arrive."""
     state = moves.state
-    dense = state.spec.subspace.form == "dense"
+    dense = not state.spec.subspace.has_basis
     if is_due(state) and (dense or state.history.synced == state.history.step):
         moves.record(Began(state.history.step))
     history = moves.state.history

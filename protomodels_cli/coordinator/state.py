@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from protomodels_cli.coordinator.history import History
-from protomodels_cli.model import grassmann
-from protomodels_cli.model.snapshot import Part
+from protomodels_cli.protocol import steps
+from protomodels_cli.protocol.parts import Part
 from protomodels_cli.spec.schema import RunSpec
 
 Kind = Literal["place", "link", "step", "sync", "evaluation", "finish"]
@@ -111,7 +111,7 @@ class State:
     @property
     def owed(self) -> int | None:
         """The step after which the last stage still owes its word on the subspace."""
-        step = grassmann.last_report(self.spec.subspace, self.history.step)
+        step = steps.last_report(self.spec.subspace, self.history.step)
         return step if step > self.history.reported else None
 
     def stage_of(self, peer: str) -> int | None:

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from pathlib import Path
+
+import numpy as np
 
 from protomodels_cli.errors import UserError
 from protomodels_cli.files import write_whole
-from protomodels_cli.model.basis import Basis, basis_from_bytes, basis_to_bytes, initial_basis
-from protomodels_cli.model.shape import Shape
-from protomodels_cli.model.stage import t_fixed_of
-from protomodels_cli.model.t_fixed import VERSION as T_FIXED_VERSION
+from protomodels_cli.protocol.basis import initial_u, orthonormality_error, u_from_bytes, u_sha256
+from protomodels_cli.protocol.t_fixed import VERSION as T_FIXED_VERSION
+from protomodels_cli.protocol.t_fixed import packed_signs, t_fixed_sha256
 from protomodels_cli.spec.schema import RunSpec
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 
 MOST_SKEWED = 1e-4  # ‖UᵀU − I‖_F that a basis from outside may have; ours have 6e-8
+
+
+@dataclass(frozen=True)
+class _Kept:
+    content: bytes
+    sha256: str
 
 
 class Subspace:
@@ -22,27 +30,30 @@ class Subspace:
 
     def __init__(self, spec: RunSpec, folder: Path):
         self._spec, self._folder = spec, folder
-        self._shape = Shape.of(spec)
-        self.t_fixed_sha256 = t_fixed_of(spec).sha256()
-        self._bases: dict[int, Basis] = {}
+        self._width, self._k, self._dtype = spec.model.width, spec.subspace.k, spec.compute.dtype
+        table = spec.subspace.t_fixed
+        signs = packed_signs(spec.vocab_size, self._width, table.seed)
+        self.t_fixed_sha256 = t_fixed_sha256(signs, self._width, table.scale)
         folder.mkdir(exist_ok=True)
-        self._bases[0] = initial_basis(self._shape.width, spec.subspace.k, spec.seed, self._shape.dtype)
+        first = initial_u(self._width, self._k, spec.seed, self._dtype)
+        self._bases = {0: _Kept(first.tobytes(), u_sha256(first))}
 
     @property
     def basis_bytes(self) -> int:
-        return self._shape.width * self._spec.subspace.k * self._shape.dtype.itemsize
+        return self._width * self._k * np.dtype(self._dtype).itemsize
 
     def sha256(self, version: int) -> str:
         return self._bases[version].sha256
 
-    async def accept(self, version: int, content: bytes) -> Basis:
-        """A basis that the last stage computed. Raises ValueError if it cannot be one."""
-        basis = basis_from_bytes(version, content, (self._shape.width, self._spec.subspace.k), self._shape.dtype)
-        if not basis.orthonormality_error <= MOST_SKEWED:
-            raise ValueError(f"‖UᵀU − I‖ is {basis.orthonormality_error:.2g}: not orthonormal")
-        await asyncio.to_thread(write_whole, self._file(version), basis_to_bytes(basis))
-        self._bases[version] = basis
-        return basis
+    async def accept(self, version: int, content: bytes) -> str:
+        """A basis that the last stage computed: its hash. Raises ValueError if it cannot be one."""
+        u = u_from_bytes(content, (self._width, self._k), self._dtype)
+        error = orthonormality_error(u)
+        if not error <= MOST_SKEWED:
+            raise ValueError(f"‖UᵀU − I‖ is {error:.2g}: not orthonormal")
+        await asyncio.to_thread(write_whole, self._file(version), content)
+        self._bases[version] = _Kept(content, u_sha256(u))
+        return self._bases[version].sha256
 
     def load(self, version: int, sha256: str) -> None:
         """One that was accepted before."""
@@ -50,14 +61,14 @@ class Subspace:
             return
         try:
             content = self._file(version).read_bytes()
-            basis = basis_from_bytes(version, content, (self._shape.width, self._spec.subspace.k), self._shape.dtype)
+            found = u_sha256(u_from_bytes(content, (self._width, self._k), self._dtype))
         except (OSError, ValueError) as e:
             raise UserError(f"{self._file(version)} cannot be read: {e}", "put it back from a copy") from None
-        if basis.sha256 != sha256:
+        if found != sha256:
             raise UserError(
                 f"{self._file(version)} is damaged: not the basis of the journal", "put it back from a copy"
             )
-        self._bases[version] = basis
+        self._bases[version] = _Kept(content, sha256)
 
     def forget(self, current: int, needed: set[int]) -> None:
         """Older ones, but for these and the first, which is made from the seed. A newer one may be adopted just now."""
@@ -70,7 +81,7 @@ class Subspace:
 
     def basis_message(self, version: int) -> pb.Basis:
         basis = self._bases[version]
-        return pb.Basis(version=version, u=basis_to_bytes(basis), sha256=basis.sha256)
+        return pb.Basis(version=version, u=basis.content, sha256=basis.sha256)
 
     def table_message(self) -> pb.Table:
         table = self._spec.subspace.t_fixed

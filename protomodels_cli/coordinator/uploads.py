@@ -16,7 +16,7 @@ from protomodels_cli.coordinator.snapshots import Snapshots
 from protomodels_cli.coordinator.state import State
 from protomodels_cli.coordinator.subspace import Subspace
 from protomodels_cli.files import hash_file
-from protomodels_cli.model import grassmann
+from protomodels_cli.protocol import steps
 from protomodels_cli.spec.sizes import StageMemory
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 
@@ -148,7 +148,7 @@ class Uploads:
         if header.moved:
             try:
                 version = self._state().history.basis_version + 1
-                sha256 = (await self._subspace.accept(version, content)).sha256
+                sha256 = await self._subspace.accept(version, content)
             except OSError as e:
                 self._fail(e)
                 return
@@ -174,7 +174,7 @@ def _numbers(row_json: str) -> dict[str, float]:
     """What the metrics say of a basis: these names, and numbers, whatever a peer sends."""
     try:
         said = json.loads(row_json[:10_000] or "{}")
-        return {name: float(said[name]) for name in grassmann.REPORTED if name in said}
+        return {name: float(said[name]) for name in steps.REPORTED if name in said}
     except (TypeError, OverflowError, RecursionError):
         raise ValueError("the metrics of a basis must be numbers by name") from None
 

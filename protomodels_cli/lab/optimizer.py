@@ -17,8 +17,8 @@ from protomodels_cli.lab.results import Result, say
 from protomodels_cli.lab.small import small_reference
 from protomodels_cli.model.optim import Slot
 from protomodels_cli.model.reference import Reference
-from protomodels_cli.model.schedule import clip_coefficient, gradient_norm, learning_rate
 from protomodels_cli.observe.pictures import figure, save_figure
+from protomodels_cli.protocol.steps import clip_coefficient, gradient_norm, learning_rate
 
 KEEPERS = ("row_adamw", "muon")
 LEAVERS = ("adamw", "sign")

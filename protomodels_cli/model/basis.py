@@ -1,8 +1,7 @@
-"""U, the basis of the subspace S: one for the whole run, versioned, hashed from its bytes."""
+"""U, the basis of the subspace S, as a stage computes with it: one for the whole run, versioned, hashed."""
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -10,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protomodels_cli import counter
+from protomodels_cli.protocol.basis import initial_u, orthonormality_error, u_from_bytes, u_sha256
 
 
 @dataclass(frozen=True)
@@ -36,37 +35,32 @@ class Basis:
 
     @property
     def orthonormality_error(self) -> float:
-        """‖UᵀU − I‖_F, in float64."""
-        u = self.u.double()
-        return float(torch.linalg.matrix_norm(u.T @ u - torch.eye(u.shape[1], dtype=u.dtype, device=u.device)))
+        return orthonormality_error(_numpy(self.u))
+
+
+def _numpy(u: Tensor) -> np.ndarray:
+    return u.detach().cpu().contiguous().numpy()
 
 
 def hash_of(u: Tensor) -> str:
-    u = u.detach().cpu().contiguous()
-    digest = hashlib.sha256(f"basis {u.dtype} {tuple(u.shape)}\n".encode())
-    digest.update(u.numpy().tobytes())
-    return digest.hexdigest()
+    return u_sha256(_numpy(u))
 
 
 def basis_to_bytes(basis: Basis) -> bytes:
     """U by rows, little-endian, in its own type."""
-    return basis.u.detach().cpu().contiguous().numpy().tobytes()
+    return _numpy(basis.u).tobytes()
 
 
 def basis_from_bytes(version: int, content: bytes, shape: tuple[int, int], dtype: torch.dtype) -> Basis:
-    u = torch.empty(shape, dtype=dtype)
-    if len(content) != u.nbytes:
-        raise ValueError(f"a basis of {len(content)} bytes where {u.nbytes} belong")
-    u.numpy().reshape(-1).view(np.uint8)[:] = np.frombuffer(content, np.uint8)
-    return Basis(version, u)
+    return Basis(version, torch.from_numpy(u_from_bytes(content, shape, _name(dtype))))
 
 
 def initial_basis(width: int, k: int, seed: int, dtype: torch.dtype = torch.float32) -> Basis:
-    """A uniformly random subspace. Made once per run and sent as bytes: QR's last bits differ by platform."""
-    generator = torch.Generator().manual_seed(counter.subseed(seed, "basis") >> 1)
-    gaussian = torch.randn(width, k, generator=generator, dtype=torch.float64)
-    q, _ = torch.linalg.qr(gaussian)
-    return Basis(0, q.to(dtype).contiguous())
+    return Basis(0, torch.from_numpy(initial_u(width, k, seed, _name(dtype))))
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def principal_angles(a: Tensor, b: Tensor) -> Tensor:

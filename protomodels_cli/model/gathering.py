@@ -10,6 +10,7 @@ from torch import Tensor
 from protomodels_cli.model import grassmann
 from protomodels_cli.model.basis import Basis
 from protomodels_cli.model.stage import Stage
+from protomodels_cli.protocol import steps
 from protomodels_cli.spec.schema import RunSpec
 
 
@@ -20,7 +21,7 @@ class Gathering:
 
     def begin(self, step: int) -> None:
         """Before the first microbatch of a step."""
-        if grassmann.gathers(self.subspace, step):
+        if steps.gathers(self.subspace, step):
             if self.covariance is None:
                 self.covariance = grassmann.GradientCovariance(self.stage.shape.width, self.stage.device)
             self.stage.on_release = self.covariance.add
@@ -57,5 +58,5 @@ class Gathering:
         if not update.interval:
             return {"version": basis.version, **grassmann.report(basis, basis, a)}, None
         new = grassmann.moved(basis, a, update.step_size, update.inner_steps)
-        first_step = grassmann.first_step_with(update, step)
+        first_step = steps.first_step_with(update, step)
         return {"first_step": first_step, "version": new.version, **grassmann.report(basis, new, a)}, new

@@ -11,34 +11,6 @@ from torch import Tensor
 
 from protomodels_cli.model.basis import Basis, principal_angles
 from protomodels_cli.model.precise import home_of_float64, to_float64
-from protomodels_cli.spec.schema import SubspaceSpec, UpdateSpec
-
-
-def gathers(subspace: SubspaceSpec, step: int) -> bool:
-    """Are the gradients of this step (from 1) gathered: for the next update, or, where U stays, for the metrics?"""
-    update = subspace.update
-    if subspace.form == "dense":
-        return False
-    if update.interval == 0:
-        return step % subspace.sync_interval == 0
-    return (step - 1) % update.interval >= update.interval - update.window
-
-
-def reports(subspace: SubspaceSpec, step: int) -> bool:
-    """Does this step end a gathering, with a new basis or, where U stays, with its quantities only?"""
-    return subspace.form != "dense" and step % (subspace.update.interval or subspace.sync_interval) == 0
-
-
-def last_report(subspace: SubspaceSpec, step: int) -> int:
-    """The last step up to this one that ends a gathering; 0: none has."""
-    if subspace.form == "dense":
-        return 0
-    return step - step % (subspace.update.interval or subspace.sync_interval)
-
-
-def first_step_with(update: UpdateSpec, computed_after: int) -> int:
-    """The step before which all stages switch to a basis computed after `computed_after`."""
-    return computed_after + 1 + update.delay
 
 
 class GradientCovariance:
@@ -102,17 +74,6 @@ def align(u: Tensor, old: Tensor) -> Tensor:
     """
     p, _, qt = torch.linalg.svd(u.T @ old)
     return u @ (p @ qt)
-
-
-REPORTED = (
-    "orthonormality_error",
-    "eigenvalue_min",
-    "eigenvalue_max",
-    "angle_max",
-    "angle_mean",
-    "captured_before",
-    "captured_after",
-)
 
 
 def report(old: Basis, new: Basis, a: Tensor) -> dict[str, float]:

@@ -7,7 +7,6 @@ is that of the reparametrised form.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -20,7 +19,7 @@ from protomodels_cli.model.forms import Constrained, Dense, Reparam
 from protomodels_cli.model.llama import Matrix, RMSNorm, Writer
 from protomodels_cli.model.precise import home_of_float64
 from protomodels_cli.model.stage import Stage
-from protomodels_cli.spec.schema import OptimizerSpec, SubspaceSpec
+from protomodels_cli.spec.schema import OptimizerSpec
 
 Rule = Literal["adamw", "row_adamw", "muon"]
 Role = Literal["gain", "matrix", "writer", "embedding", "head"]
@@ -145,14 +144,6 @@ class StageOptimizer:
 def _squared_norm(gradient: Tensor) -> float:
     gradient = gradient.to(home_of_float64(gradient.device))
     return float(torch.linalg.vector_norm(gradient, dtype=torch.float64)) ** 2
-
-
-def reprojects_after(step: int, subspace: SubspaceSpec) -> bool:
-    return subspace.reproject_interval > 0 and step % subspace.reproject_interval == 0
-
-
-def all_finite(squared_norms: dict[str, float]) -> bool:
-    return all(math.isfinite(s) for s in squared_norms.values())
 
 
 def _slots(stage: Stage, optimizer: str) -> list[Slot]:

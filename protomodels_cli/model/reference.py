@@ -6,7 +6,6 @@ accumulated in microbatch order. What it computes is the definition of right for
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,17 +17,17 @@ from torch import Tensor
 from protomodels_cli.data.batches import Batches, held_out_windows
 from protomodels_cli.data.prepare import Corpus
 from protomodels_cli.errors import RunStopped
-from protomodels_cli.model import grassmann
 from protomodels_cli.model.basis import Basis, initial_basis
 from protomodels_cli.model.gathering import Gathering
-from protomodels_cli.model.optim import StageOptimizer, all_finite, reprojects_after
+from protomodels_cli.model.optim import StageOptimizer
 from protomodels_cli.model.precise import home_of_float64
-from protomodels_cli.model.schedule import clip_coefficient, gradient_norm, learning_rate
 from protomodels_cli.model.shape import Shape, slices
-from protomodels_cli.model.snapshot import parameter_hashes, weights_sha256
+from protomodels_cli.model.snapshot import parameter_hashes
 from protomodels_cli.model.stage import Carry, InFlight, Stage, Sync, t_fixed_of
-from protomodels_cli.model.t_fixed import VERSION as T_FIXED_VERSION
+from protomodels_cli.protocol import steps
+from protomodels_cli.protocol.hashes import weights_sha256
 from protomodels_cli.protocol.messages import MessageKey
+from protomodels_cli.protocol.t_fixed import VERSION as T_FIXED_VERSION
 from protomodels_cli.spec.schema import RunSpec
 
 Row = dict[str, Any]
@@ -81,34 +80,30 @@ class Reference:
         step = self.step + 1
         if self.switch is not None and self.switch.first_step == step:
             rows.append(self._switch_basis(self.switch))
-        loss = self.accumulate(step)
-        norms = self.prepare()
-        norm = gradient_norm(norms.values())
-        applied = math.isfinite(loss) and all_finite(norms)
-        lr = learning_rate(self.spec.optimizer, step, self.spec.steps)
-        self._decide(step, applied, lr, clip_coefficient(norm, self.spec.optimizer.clip))
+        loss_sum = self.accumulate(step)
+        outcome = steps.decide(self.spec, step, loss_sum, list(self.prepare().values()))
+        self._decide(step, outcome)
         self.step = step
         seconds = time.perf_counter() - started
-        tokens = self.spec.batch.size * self.spec.model.context
         rows.append(
             {
                 "event": "step",
                 "step": step,
-                "loss": loss,
-                "lr": lr,
-                "grad_norm": norm,
-                "applied": applied,
-                "tokens": tokens,
+                "loss": outcome.loss,
+                "lr": outcome.lr,
+                "grad_norm": outcome.norm,
+                "applied": outcome.apply,
+                "tokens": outcome.tokens,
                 "seconds": seconds,
                 "basis_version": None if self.basis is None else self.basis.version,
             }
         )
-        if grassmann.reports(self.spec.subspace, step):
+        if steps.reports(self.spec.subspace, step):
             rows += self._report_subspace(step)
         return rows
 
     def accumulate(self, step: int) -> float:
-        """Forward and backward of all microbatches. Leaves gradients on the parameters; returns the mean loss."""
+        """Forward and backward of all microbatches. Leaves gradients on the parameters; returns the summed loss."""
         last = self.stages[-1]
         self.gathering.begin(step)
         tokens_in_step = self.spec.batch.size * self.spec.model.context
@@ -123,7 +118,7 @@ class Reference:
                 arrived = self.carry(gradient, MessageKey(step, m, i, "backward"))
                 gradient = self.stages[i].run_backward(flights[i], arrived)
         self.gathering.end()
-        return float(total) / tokens_in_step
+        return float(total)
 
     def forward(self, tokens_BT: Tensor, step: int, microbatch: int, windows: Tensor | None = None) -> list[InFlight]:
         flights = [self.stages[0].run_forward(tokens_BT, None)]
@@ -136,17 +131,17 @@ class Reference:
         """Squared norms of all units in layer order, after projection."""
         return {unit: squared for optimizer in self.optimizers for unit, squared in optimizer.prepare().items()}
 
-    def _decide(self, step: int, applied: bool, lr: float, coefficient: float) -> None:
+    def _decide(self, step: int, outcome: steps.Outcome) -> None:
         for optimizer in self.optimizers:
-            if applied:
-                optimizer.apply(lr, coefficient)
+            if outcome.apply:
+                optimizer.apply(outcome.lr, outcome.clip)
             else:
                 optimizer.discard()
-            if applied and reprojects_after(step, self.spec.subspace):
+            if outcome.apply and steps.reprojects_after(self.spec.subspace, step):
                 optimizer.reproject()
-        self.gathering.decide(applied)
-        self.carry.decide(applied)
-        self._skipped_in_a_row = 0 if applied else self._skipped_in_a_row + 1
+        self.gathering.decide(outcome.apply)
+        self.carry.decide(outcome.apply)
+        self._skipped_in_a_row = 0 if outcome.apply else self._skipped_in_a_row + 1
 
     def _report_subspace(self, step: int) -> list[Row]:
         """The subspace's quantities, from the gradients gathered; where U moves, the basis that comes next."""

@@ -6,12 +6,10 @@ gradients gathered for the next basis. One that waits for its step is the run's,
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -25,20 +23,7 @@ from protomodels_cli.model.basis import Basis
 from protomodels_cli.model.gathering import Gathering
 from protomodels_cli.model.optim import StageOptimizer
 from protomodels_cli.model.stage import Carry, Stage
-
-
-@dataclass(frozen=True)
-class Part:
-    """A stage's part of a snapshot, by name."""
-
-    lineage: int
-    step: int
-    stage: int
-    sha256: str
-
-    @property
-    def snapshot(self) -> tuple[int, int]:
-        return self.lineage, self.step
+from protomodels_cli.protocol.hashes import parameter_sha256
 
 
 def weights(stages: list[Stage]) -> dict[str, Tensor]:
@@ -50,18 +35,9 @@ def parameter_hashes(stage: Stage) -> list[tuple[str, str]]:
     """Name and hash of each of a stage's parameters, in layer order."""
     found = []
     for name, p in stage.named_parameters():
-        digest = hashlib.sha256(f"{p.dtype} {tuple(p.shape)}\n".encode())
-        digest.update(p.detach().cpu().contiguous().numpy().tobytes())
-        found.append((name, digest.hexdigest()))
+        content = p.detach().cpu().contiguous().numpy()
+        found.append((name, parameter_sha256(content.dtype.name, content.shape, content.tobytes())))
     return found
-
-
-def weights_sha256(parameters: Iterable[tuple[str, str]]) -> str:
-    """One hash over all parameters' hashes in layer order: equal models, equal hash, wherever they are cut.
-
-    A hash of hashes, so that stages on different machines can each contribute theirs."""
-    lines = "".join(f"{name} {sha256}\n" for name, sha256 in parameters)
-    return hashlib.sha256(lines.encode()).hexdigest()
 
 
 def stage_state(

@@ -15,8 +15,9 @@ from protomodels_cli.model.init import initialise
 from protomodels_cli.model.llama import Block, Head, Writer, rotary
 from protomodels_cli.model.loss import loss_and_gradient, loss_sum
 from protomodels_cli.model.shape import Shape, Slice
-from protomodels_cli.model.t_fixed import VERSION, TFixed
+from protomodels_cli.model.t_fixed import TFixed
 from protomodels_cli.protocol.messages import MessageKey
+from protomodels_cli.protocol.t_fixed import VERSION
 from protomodels_cli.spec.schema import RunSpec
 
 

@@ -96,6 +96,10 @@ class SubspaceSpec(Section):
         description="Steps between re-projections of constrained weights onto S, against rounding; 0: never.",
     )
 
+    @property
+    def has_basis(self) -> bool:
+        return self.form != "dense"
+
 
 class ScheduleSpec(Section):
     """The learning rate over the run."""

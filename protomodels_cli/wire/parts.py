@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from protomodels_cli.model.snapshot import Part
+from protomodels_cli.protocol.parts import Part
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 
 

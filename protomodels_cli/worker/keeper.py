@@ -16,7 +16,7 @@ import grpc
 from torch import Tensor
 
 from protomodels_cli.errors import UserError
-from protomodels_cli.model.snapshot import Part
+from protomodels_cli.protocol.parts import Part
 from protomodels_cli.spec.schema import SnapshotSpec
 from protomodels_cli.wire.parts import part_message, part_of
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from protomodels_cli.files import hash_file, sync_folder
-from protomodels_cli.model.snapshot import Part
+from protomodels_cli.protocol.parts import Part
 
 # The hash is in the name: a file with that name was whole once.
 NAME = re.compile(r"(\d{4,})-(\d{8,})-stage-(\d+)\.([0-9a-f]{64})\.safetensors")

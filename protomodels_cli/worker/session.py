@@ -25,10 +25,10 @@ import torch
 from protomodels_cli.errors import EXIT_INTERRUPTED, UserError
 from protomodels_cli.model.basis import Basis, basis_from_bytes, basis_to_bytes
 from protomodels_cli.model.shape import Shape, slices
-from protomodels_cli.model.snapshot import Part
 from protomodels_cli.model.stage import Sync
 from protomodels_cli.observe.usage import peak_memory
 from protomodels_cli.protocol.messages import BadMessage, Leg
+from protomodels_cli.protocol.parts import Part
 from protomodels_cli.spec.schema import RunSpec
 from protomodels_cli.spec.sizes import in_flight_limit
 from protomodels_cli.wire.emulated import Connection

@@ -14,14 +14,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protomodels_cli.model import grassmann
 from protomodels_cli.model.basis import Basis
 from protomodels_cli.model.gathering import Gathering
-from protomodels_cli.model.optim import StageOptimizer, reprojects_after
+from protomodels_cli.model.optim import StageOptimizer
 from protomodels_cli.model.precise import home_of_float64
 from protomodels_cli.model.shape import Shape, Slice
 from protomodels_cli.model.snapshot import basis_in, load_stage_state, part_of, stage_state
 from protomodels_cli.model.stage import InFlight, Stage
+from protomodels_cli.protocol import steps
 from protomodels_cli.protocol.messages import BadMessage, Leg, MessageKey
 from protomodels_cli.spec.schema import RunSpec
 from protomodels_cli.spec.sizes import id_bytes
@@ -210,7 +210,7 @@ class StageWork:
         self.step, self.prepared = step, 0
         if apply:
             self.optimizer.apply(lr, clip)
-            if reprojects_after(step, self.spec.subspace):
+            if steps.reprojects_after(self.spec.subspace, step):
                 self.optimizer.reproject()
         else:
             self.optimizer.discard()
@@ -221,7 +221,7 @@ class StageWork:
 
     def report_subspace(self) -> bool:
         """On the last stage: does the last step end a gathering? Then `last_report` is what is waited for."""
-        if self.gathering is None or not grassmann.reports(self.spec.subspace, self.step):
+        if self.gathering is None or not steps.reports(self.spec.subspace, self.step):
             return False
         self.last_report = self.step, *(self.gathering.report(self.step) or ({}, None))
         return True

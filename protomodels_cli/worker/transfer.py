@@ -11,7 +11,7 @@ from typing import BinaryIO
 import grpc
 
 from protomodels_cli.files import hash_file
-from protomodels_cli.model.snapshot import Part
+from protomodels_cli.protocol.parts import Part
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.pb import pmtrain_pb2_grpc as rpc
 from protomodels_cli.worker.parts import Parts

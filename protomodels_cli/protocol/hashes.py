@@ -1,0 +1,19 @@
+"""The hash of a model's weights, from hashes that its stages can make on different machines."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+
+
+def parameter_sha256(dtype: str, shape: tuple[int, ...], content: bytes) -> str:
+    """Of one parameter, by rows; `dtype` is float32 or float64."""
+    digest = hashlib.sha256(f"torch.{dtype} {shape}\n".encode())
+    digest.update(content)
+    return digest.hexdigest()
+
+
+def weights_sha256(parameters: Iterable[tuple[str, str]]) -> str:
+    """One hash over all parameters' in layer order: equal models, equal hash, wherever they are cut."""
+    lines = "".join(f"{name} {sha256}\n" for name, sha256 in parameters)
+    return hashlib.sha256(lines.encode()).hexdigest()
