@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
@@ -15,7 +15,11 @@ from pool import Pool
 from protomodels_cli.data.prepare import Corpus, prepare
 from protomodels_cli.model.reference import Reference
 from protomodels_cli.spec import RunSpec, spec_from
+from protomodels_cli.wire import tls
 from protomodels_cli.wire.codecs import Carrier
+
+if TYPE_CHECKING:
+    from scene import Scene
 
 torch.set_num_threads(1)
 # The same examples every time, and no deadline on a busy machine: a failure here is a fault, not the weather.
@@ -72,10 +76,22 @@ def make_reference(**sections: Any) -> Reference:
 
 
 @pytest.fixture(scope="session")
+def authority() -> tls.Authority:
+    return tls.new_authority()
+
+
+@pytest.fixture(scope="session")
 def pool(tmp_path_factory: pytest.TempPathFactory, token_cache: None) -> Iterator[Pool]:
     pool = Pool(tmp_path_factory.mktemp("pool"))
     yield pool
     pool.close()
+
+
+@pytest.fixture
+def scene(pool: Pool, tmp_path: Path) -> Callable[[RunSpec], Scene]:
+    from scene import Scene  # which needs make_spec from here
+
+    return lambda spec: Scene(pool, tmp_path, spec)
 
 
 @pytest.fixture

@@ -6,14 +6,15 @@ from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from simulated_peer import T_FIXED, Keep, NewBasis, PartFile, Place, Process, Turn
+from simulated_peer import Process
+from simulated_words import T_FIXED, Keep, NewBasis, PartFile, Place, Turn
 
 from protomodels_cli.coordinator import events as ev
 from protomodels_cli.coordinator import machine
 from protomodels_cli.coordinator.history import History, Record, fold
 
 if TYPE_CHECKING:
-    from simulation import World
+    from simulated_world import World
 
 
 class Disk:
@@ -79,10 +80,10 @@ class CoordinatorProcess:
         if records and world.dies_at("before the journal"):
             return
         for record in records:
-            world.check_record(before.history, record)
+            world.rules.check_record(before.history, record)
             self.disk.journal.append(record)
         self.state = state
-        world.check_coordinator(state)
+        world.rules.check_coordinator(state)
         if records:
             kinds = ", ".join(str(r) for r in records)
             world.trace(f"{type(event).__name__} → {kinds}")

@@ -2,81 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from simulated_words import T_FIXED, Frame, Keep, NewBasis, PartFile, Place, StageMemory, Turn, Violation, digest
+
 from protomodels_cli.coordinator import events as ev
-from protomodels_cli.coordinator.history import (
-    Decided,
-    Mark,
-)
+from protomodels_cli.coordinator.history import Decided
 from protomodels_cli.coordinator.state import Hashes, Holding, Peer, Report
 from protomodels_cli.protocol import steps
 from protomodels_cli.protocol.parts import Part
 
 if TYPE_CHECKING:
-    from simulation import World
-
-
-class Violation(AssertionError):
-    """A rule was broken."""
-
-
-def digest(*parts: Any) -> str:
-    return hashlib.blake2b(repr(parts).encode(), digest_size=8).hexdigest()
-
-
-T_FIXED = (1, "t")
-
-
-@dataclass
-class StageMemory:
-    """What a process has of its stage."""
-
-    lineage: int
-    stage: int
-    layers: tuple[int, ...]
-    applied: int
-    numbers: str
-    basis: tuple[int, str]
-    generation: int = 0
-    prepared: tuple[int, str] | None = None  # generation and gradient
-    held: tuple[int, str] | None = None  # the next basis
-    report: tuple[int, str] | None = None  # step, and what the subspace becomes after it
-    flipped: bool = False
-    # The step under way
-    run: tuple[int, int] | None = None  # task, step
-    forward: str | None = None
-    frames: dict[str, deque[Frame]] = field(default_factory=lambda: {"forward": deque(), "backward": deque()})
-
-
-@dataclass(frozen=True)
-class Frame:
-    generation: int
-    lineage: int
-    step: int
-    content: str
-
-
-@dataclass(frozen=True)
-class PartFile:
-    lineage: int
-    step: int
-    stage: int
-    numbers: str
-    basis: tuple[int, str]
-    spoilt: bool = False
-
-    @property
-    def sha256(self) -> str:
-        return digest(self.step, self.stage, self.numbers, self.basis)
-
-    @property
-    def place(self) -> tuple[int, int, int]:
-        return self.lineage, self.step, self.stage
+    from simulated_world import World
 
 
 class Machine:
@@ -356,7 +295,7 @@ class Process:
             return  # told again
         if decided.step != m.applied + 1 or m.prepared is None:
             raise Violation(f"{self.id} at step {m.applied} was told the outcome of step {decided.step}")
-        self.world.applied(self, m, decided)
+        self.world.rules.check_applying(self, m, decided)
         if decided.apply:
             m.numbers = digest(m.numbers, m.prepared[1], decided.step)
         m.applied, m.prepared = decided.step, None
@@ -406,43 +345,3 @@ class Process:
 
         if self.uploads:
             self.soon(upload, 0.1, 3.0)
-
-
-# Words of the coordinator's, as its shell makes them of commands
-
-
-@dataclass(frozen=True)
-class Place:
-    generation: int
-    lineage: int
-    stage: int
-    layers: tuple[int, ...]
-    task: int
-    step: int
-    keep: bool
-    decision: Decided | None
-    mark: Mark
-    owed: int
-
-
-@dataclass(frozen=True)
-class Turn:
-    generation: int
-    decision: Decided | None
-    task: tuple[int, str, int] | None
-    save: bool
-    basis_version: int
-
-
-@dataclass(frozen=True)
-class NewBasis:
-    generation: int
-    version: int
-    sha256: str
-
-
-@dataclass(frozen=True)
-class Keep:
-    places: frozenset[tuple[int, int]]
-    begun: frozenset[tuple[int, int]]
-    newest: tuple[Part, ...]

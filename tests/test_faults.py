@@ -2,149 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
 import os
 import re
-import shutil
 import signal
 import time
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
-from conftest import make_spec
-from pool import Pool
-from test_pipeline import reference_of
+from scene import a_spec, expected
 
-from protomodels_cli.bench.cable import Cable, cable
-from protomodels_cli.spec import RunSpec
-from protomodels_cli.wire.link import JoinLink
-from protomodels_cli.wire.operator import operator
-
-WIRES = {
-    "fp32": {},
-    "int8": {"forward": "int8+ef21", "backward": "int8+ef21"},
-}
-
-
-def a_spec(wire: str = "fp32", limits: dict[str, Any] | None = None, **snapshots: Any) -> RunSpec:
-    return make_spec(
-        stages=3,
-        steps=12,
-        subspace={"sync_interval": 4, "update": {"interval": 4, "window": 2, "delay": 1}},
-        snapshots={"interval": 3} | snapshots,
-        limits={"lease_seconds": 2.0} | (limits or {}),
-        wire=WIRES[wire],
-        eval={"interval": 5},
-    )
-
-
-class Scene:
-    """A run in the pool's processes, and what is done to it."""
-
-    def __init__(self, pool: Pool, folder: Path, spec: RunSpec):
-        self.pool, self.folder, self.spec = pool, folder, spec
-        self.marks = 0
-
-    def fail_at(self, phase: str, stage: int = 0, step: int = 0, signal: str = "SIGKILL") -> dict[str, Any]:
-        """A fault for every process that could come to that point; the first that does gets the signal."""
-        self.mark = self.folder / f"failed-{self.marks}"
-        self.marks += 1
-        return {
-            "kind": "fail_at",
-            "phase": phase,
-            "stage": stage,
-            "step": step,
-            "signal": signal,
-            "once": str(self.mark),
-        }
-
-    def start(
-        self, peers: int, fault: dict[str, Any] | None = None, coordinator_fault: dict[str, Any] | None = None
-    ) -> None:
-        """`fault` is every peer's."""
-        self.run_dir = self.pool.start(self.spec, [{"fault": fault or {}}] * peers, fault=coordinator_fault or {})
-        self.peers = list(range(peers))
-
-    def join(self, i: int, through: Cable | None = None) -> None:
-        """A peer that has just been killed, or a new one: its files are where they were."""
-        link = JoinLink.parse((self.run_dir / "link").read_text())
-        link = through.through(link) if through else link
-        self.pool.peers[i].start(kind="join", link=str(link), name=f"peer-{i}", dir=str(self.run_dir / f"p{i}"))
-        if i not in self.peers:
-            self.peers.append(i)
-
-    def dead(self) -> list[int]:
-        """Peers whose process is gone, once one is."""
-        return [i for i in self.peers if self.pool.peers[i].gone]
-
-    def wait_for(self, what: Callable[[], Any], why: str, seconds: float = 60) -> Any:
-        until = time.monotonic() + seconds
-        while not (found := what()):
-            assert time.monotonic() < until, f"{why}; {self.events()[-600:]}"
-            time.sleep(0.02)
-        return found
-
-    def wait_for_mark(self) -> None:
-        self.wait_for(self.mark.exists, "the fault did not come")
-
-    def events(self) -> str:
-        file = self.run_dir / "events.jsonl"
-        return file.read_text() if file.exists() else ""
-
-    def status(self) -> Any:
-        async def ask() -> Any:
-            async with operator(JoinLink.parse((self.run_dir / "link").read_text())) as coordinator:
-                return await coordinator.status()
-
-        return asyncio.run(ask())
-
-    def wait_for_step(self, step: int) -> None:
-        self.wait_for(lambda: self.status().step >= step, f"step {step} did not come")
-
-    def holder(self, stage: int) -> int:
-        """Which of the peers holds it."""
-        return int(self.status().stages[stage].name.removeprefix("peer-"))
-
-    def restart_coordinator(self) -> None:
-        self.pool.coordinator.start(
-            kind="coordinator", spec=self.spec.model_dump(mode="json"), run_dir=str(self.run_dir)
-        )
-
-    def ends_well(self) -> dict[str, Any]:
-        try:
-            led = self.pool.coordinator.result()
-        except AssertionError:
-            for i in self.peers:
-                self.pool.peers[i].tell_what_it_does()
-            raise
-        assert led["exit"] == 0, led
-        for i in self.peers:
-            if not self.pool.peers[i].gone:
-                ended = self.pool.peers[i].result()
-                assert ended["exit"] == 0, ended
-        summary = json.loads((self.run_dir / "summary.json").read_text())
-        assert summary["weights_sha256"] == expected(self.spec)
-        return summary
-
-
-_expected: dict[str, str] = {}
-
-
-def expected(spec: RunSpec) -> str:
-    key = spec.sha256()
-    if key not in _expected:
-        _expected[key] = reference_of(spec)[0].weights_sha256()
-    return _expected[key]
-
-
-@pytest.fixture
-def scene(pool: Pool, tmp_path: Path) -> Callable[..., Scene]:
-    return lambda spec: Scene(pool, tmp_path, spec)
-
+from protomodels_cli.bench.cable import cable
 
 KILLS = [
     pytest.param("fp32", "forward", 0, 5, id="first"),
@@ -324,31 +192,6 @@ def test_a_spare_that_cannot_build_the_stage_says_so_and_the_next_is_asked(scene
     assert json.loads((s.run_dir / "summary.json").read_text())["weights_sha256"] == expected(s.spec)
 
 
-FAULTS = {
-    "a cut link": {"kind": "cut_link", "step": 7},
-    "a cut link in the first step with a new U": {"kind": "cut_link", "step": 6},
-    "a damaged frame": {"kind": "damage_frame", "step": 7},
-    "a full disk": {"kind": "full_disk_once"},
-    "a part that is spoilt before it is handed in": {"kind": "spoils_its_part", "step": 6},
-}
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-def test_what_needs_nobody_to_go(scene, fault):
-    s = scene(a_spec())
-    s.start(3, FAULTS[fault])
-    assert s.ends_well()["steps_redone"] == 0
-
-
-def test_nothing_waits_for_a_slow_disk_but_what_is_written_to_it(scene):
-    s = scene(a_spec())
-    slow = {"kind": "slow_disk", "seconds": 1.0}  # five times for each snapshot, against three steps
-    s.start(3, slow, coordinator_fault=slow)
-    summary = s.ends_well()
-    assert summary["steps_redone"] == 0
-    assert "still on its way" in s.events(), "steps went on while a snapshot was being written"
-
-
 def test_a_commit_that_does_not_reach_a_live_peer_is_told_again(scene):
     s = scene(a_spec())
     s.start(3, coordinator_fault={"kind": "lose_turn", "stage": 1, "step": 7})
@@ -364,86 +207,6 @@ def test_a_flipped_bit_is_found_mended_and_what_it_spoilt_is_redone(scene, what)
     summary = s.ends_well()
     assert "used other bytes" in s.events()
     assert summary["lineage"] == 2
-
-
-@pytest.mark.parametrize(
-    ("where", "how"),
-    [
-        ("peer", "truncated"),
-        ("peer", "flipped"),
-        ("coordinator", "truncated"),
-        ("coordinator", "flipped"),
-        ("coordinator", "unreadable"),
-    ],
-)
-def test_a_damaged_snapshot_is_not_used(scene, where, how):
-    """On a peer's disk: fetched again. At the coordinator, for a peer that has no other: an older one is used."""
-    s = scene(a_spec())
-    s.start(4, {"kind": "slow", "seconds": 0.05})
-    s.wait_for(lambda: (s.run_dir / "snapshots" / "0001-00000006").exists(), "no snapshot of step 6")
-    s.wait_for_step(7)
-    victim = s.holder(1)
-    if where == "peer":
-        survivor = s.holder(2)
-        [path] = s.run_dir.glob(f"p{survivor}/*/parts/0001-00000006-stage-2.*.safetensors")
-    else:
-        path = s.run_dir / "snapshots" / "0001-00000006" / "stage-1.safetensors"
-    content = path.read_bytes()
-    flipped = content[:-9] + bytes([content[-9] ^ 1]) + content[-8:]
-    if how == "unreadable":
-        path.unlink()
-        path.mkdir()
-    else:
-        path.write_bytes(content[: len(content) // 2] if how == "truncated" else flipped)
-    s.pool.peers[victim].kill()
-    summary = s.ends_well()
-    assert ("cannot be used" in s.events()) == (where == "coordinator")
-    assert summary["lineage"] >= 2
-
-
-def test_a_damaged_snapshot_is_brought_back_from_its_copy(scene, tmp_path):
-    """A spare that fetched it ahead would not even notice; this one has not."""
-    s = scene(a_spec(copy_to=(tmp_path / "store").as_uri()))
-    s.start(4, {"kind": "slow", "seconds": 0.05})
-    s.wait_for(lambda: list(tmp_path.glob("store/*/0001-00000006/hashes.json")), "no copy of step 6")
-    s.wait_for_step(7)
-    (s.run_dir / "snapshots" / "0001-00000006" / "stage-1.safetensors").write_bytes(b"damaged")
-    s.pool.peers[s.holder(1)].kill()
-    summary = s.ends_well()
-    assert "brought back" in s.events()
-    assert summary["steps_redone"] < 6, "the snapshot of step 6 was used"
-    assert {p.name for p in tmp_path.glob("store/*/*")} == {p.name for p in (s.run_dir / "snapshots").iterdir()}
-
-
-def test_what_was_not_copied_before_a_kill_is_copied_after_it(scene, tmp_path):
-    s = scene(a_spec(copy_to=(tmp_path / "store").as_uri()))
-    s.start(3, coordinator_fault=s.fail_at("ended", 0, -1))
-    s.wait_for_mark()
-    shutil.rmtree(tmp_path / "store", ignore_errors=True)
-    s.restart_coordinator()
-    s.ends_well()
-    assert {p.name for p in tmp_path.glob("store/*/*")} == {p.name for p in (s.run_dir / "snapshots").iterdir()}
-
-
-def test_a_warm_spare_has_every_part_before_it_is_asked(scene):
-    s = scene(a_spec(warm_spares=True, interval=6))
-    s.start(4, {"kind": "slow", "seconds": 0.15})
-
-    def spares() -> list[int]:
-        return [int(p.name.removeprefix("peer-")) for p in s.status().peers if p.state == "spare"]
-
-    def fetched() -> bool:
-        names = [path.name[:13] for path in s.run_dir.glob(f"p{spare}/*/parts/*.safetensors")]
-        return any(names.count(name) == 3 for name in names)
-
-    s.wait_for_step(1)
-    [spare] = s.wait_for(spares, "nobody is left over")
-    s.wait_for(fetched, "not fetched")
-    for part in (s.run_dir / "snapshots").glob("*/stage-1.safetensors"):
-        part.unlink()  # whoever had to fetch it would have to go back to the beginning
-    s.pool.peers[s.holder(1)].kill()
-    s.ends_well()
-    assert "cannot be used" not in s.events()
 
 
 def test_bad_numbers_that_do_not_come_back_are_redone(scene, tmp_path):

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import torch
 from conftest import corpus_of, make_spec
-from pool import Pool, poison
+from faults_in_transit import poison
+from pool import Pool
 from safetensors.torch import load_file
 
 from protomodels_cli.data.batches import Batches

@@ -1,4 +1,4 @@
-"""What the machine does when peers, links, snapshots and itself fail; when its owner speaks; what it keeps."""
+"""What the machine does when peers, links and itself fail, and when its owner speaks."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from conftest import make_spec
 from machine_bench import Bench, holding, peer, to_step
 
 from protomodels_cli.coordinator import events as ev
-from protomodels_cli.coordinator import machine, seating
+from protomodels_cli.coordinator import machine
 from protomodels_cli.coordinator.history import (
     Decided,
-    Forgot,
     RolledBack,
 )
 from protomodels_cli.coordinator.plan import waiting_for
@@ -197,60 +196,6 @@ def test_other_bytes_of_u_are_found_and_what_they_spoilt_is_redone_once():
     b.finish()
 
 
-def test_a_damaged_snapshot_is_forgotten_and_an_older_one_used():
-    b = Bench(make_spec(stages=2, steps=9, snapshots={"interval": 2}))
-    b.join(0, 1, 2)
-    to_step(b, 6)
-    assert [m.step for m in b.state.history.snapshots] == [0, 2, 4]
-    b.tell(ev.Left(b.state.history.holders[0], "killed"))
-    history = b.state.history
-    b.tell(ev.SnapshotLost(history.holders[0], history.generation, 1, 4, "damaged"))
-    assert [r for r in b.records if isinstance(r, Forgot)] == [Forgot(1, 4)]
-    assert b.state.history.step == 2
-    b.finish()
-    assert b.state.history.lineage == 3
-
-
-def test_a_peer_that_alone_cannot_read_a_snapshot_tries_again_and_goes_at_last():
-    b = Bench(make_spec(stages=2, steps=6, snapshots={"interval": 2}))
-    b.join(0, 1, 2)
-    to_step(b, 6)
-    b.tell(ev.Left(b.state.history.holders[0], "killed"))
-    bad = "p2"
-    for _ in range(seating.PART_AFTER):
-        history = b.state.history
-        assert bad in history.holders
-        b.tell(ev.SnapshotLost(bad, history.generation, 1, 4, "not to be read", whole_here=True))
-    assert bad not in b.state.peers
-    assert not b.state.relay_all, "nothing is wrong with links"
-    assert b.state.history.newest.step == 4, "a peer's word costs nobody a snapshot"
-    b.join(3)
-    b.finish()
-
-
-def test_a_stage_is_asked_for_its_part_once_a_generation():
-    b = Bench(make_spec(stages=2, steps=6, snapshots={"interval": 2}, eval={"interval": 2}))
-
-    def asked() -> int:
-        return len([c for c in b.commands if isinstance(c, ev.SendTurn) and c.save])
-
-    def to_a_step() -> None:
-        """Without handing anything in."""
-        while b.state.task.kind != "step":
-            for stage in range(2):
-                b.done(stage)
-
-    b.join(0, 1)
-    to_step(b, 2)
-    b.done(0), b.done(1)
-    to_a_step()
-    assert ("evaluation", 2) in b.tasks()
-    assert asked() == 1
-    b.tell(ev.Trouble(b.state.history.holders[0], "the stream broke", 1, 1))
-    to_a_step()
-    assert asked() == 2, "the turn may have been lost"
-
-
 def test_the_owner_pauses_resumes_and_stops():
     b = Bench(make_spec(stages=2, steps=9))
     b.join(0, 1)
@@ -392,97 +337,3 @@ def test_who_has_its_stage_in_memory_may_not_take_for_ever_to_say_so():
     assert b.state.history.lineage == 2
     b.now += 10_000
     assert b.tell(ev.Tick()) == [], "parts of a snapshot are on their way"
-
-
-def test_a_part_that_failed_is_given_up_also_while_the_run_waits_for_a_peer():
-    b = Bench(make_spec(stages=2, steps=8, snapshots={"interval": 2}))
-    b.join(0, 1)
-    while not b.state.history.pending:
-        b.answer()
-    b.tell(ev.Left("p0", "its connection ended", may_return=True))
-    assert not b.state.placed
-    b.tell(ev.PartFailed("p1", 1, 2, "No space left on device"))
-    assert not b.state.history.pending
-
-
-def test_a_snapshot_that_fails_is_left_out_and_the_last_one_is_waited_for():
-    b = Bench(make_spec(stages=2, steps=4, snapshots={"interval": 2}))
-    b.join(0, 1)
-    to_step(b, 3)
-    assert [m.step for m in b.state.history.pending] == [2]
-    b.tell(ev.PartFailed(None, 1, 2, "No space left on device"))
-    assert (b.state.task.kind, b.state.task.step) == ("step", 3), "the run goes on"
-    while not b.state.history.pending:
-        b.answer()
-    while b.state.task is not None:
-        b.done(0), b.done(1)
-    b.tell(ev.PartFailed(None, 1, 4, "No space left on device"))
-    assert "room for the snapshot of step 4 (No space left on device)" in waiting_for(b.state, b.now)
-    b.tell(ev.Tick())
-    assert not b.state.history.pending
-    b.now += 6
-    b.tell(ev.Tick())
-    assert b.state.history.pending, "it tries again"
-    b.finish()
-    assert [m.step for m in b.state.history.snapshots] == [0, 4]
-
-
-def test_a_snapshot_counts_once_the_subspace_of_its_step_is_settled():
-    spec = make_spec(
-        stages=2, steps=9, snapshots={"interval": 4}, subspace={"update": {"interval": 4, "window": 1, "delay": 2}}
-    )
-    b = Bench(spec)
-    b.join(0, 1)
-    while not b.state.history.pending:
-        if b.state.task:
-            b.done(0), b.done(1)
-    b.tell(ev.SnapshotWhole(1, 4, ("a", "b")))
-    assert b.state.history.newest.step == 0, "going back there, who would know what becomes of U?"
-    b.tell(ev.SubspaceReported(b.state.history.holders[-1], 1, 4, {}, "new"))
-    assert b.state.history.newest.step == 4
-    assert b.state.history.newest.next_basis.first_step == 7
-    to_step(b, 8)
-    assert b.state.history.basis_version == 1
-    b.join(2)
-    b.tell(ev.Left(b.state.history.holders[0], "killed"))
-    assert (b.state.history.step, b.state.history.basis_version) == (4, 0)
-    assert b.state.history.next_basis.first_step == 7, "it waits for its step again"
-    b.finish()
-
-
-def test_as_many_snapshots_as_asked_for_are_kept_and_the_newest_never_goes():
-    b = Bench(make_spec(stages=2, steps=9, snapshots={"interval": 1, "keep": 2}))
-    b.join(0, 1)
-    b.finish()
-    assert [m.step for m in b.state.history.snapshots] == [0, 8, 9]
-
-
-def test_a_spare_that_has_the_part_is_asked_before_one_that_has_not():
-    b = Bench(make_spec(stages=2, steps=9, snapshots={"interval": 3, "warm_spares": True}))
-    b.join(0, 1, 2, 3)
-    to_step(b, 6)
-    gone, stays = b.state.history.holders
-    part, other = b.state.history.newest.as_parts()
-    assert (b.state.peers[gone].parts, b.state.peers[stays].parts) == ({part}, {other}), "who hands it in has it too"
-    b.tell(ev.Fetched("p3", part))
-    b.tell(ev.Fetched("p3", replace(part, sha256="made up")))
-    assert b.state.peers["p3"].parts == {part}, "only what a snapshot has"
-    b.tell(ev.Left(gone, "killed"))
-    assert b.state.history.holders == ("p3", stays), "p2 was there first"
-    b.finish()
-
-
-def test_after_going_back_everyone_holds_the_stage_whose_part_is_on_its_disk():
-    b = Bench(make_spec(stages=3, steps=9, snapshots={"interval": 3}))
-    b.join(0, 1, 2)
-    to_step(b, 6)
-    b.tell(ev.Left(b.state.history.holders[0], "killed"))
-    b.tell(ev.Joined(peer(3)))
-    to_step(b, 8)
-    before = b.state.history.holders
-    assert before != tuple(sorted(before)), "not in the order in which they joined"
-    mark = b.state.history.newest
-    b.tell(ev.SnapshotLost(before[1], b.state.history.generation, mark.lineage, mark.step, "damaged"))
-    assert b.state.history.newest.step == 3
-    assert b.state.history.holders == before
-    b.finish()

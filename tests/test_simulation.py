@@ -8,8 +8,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import simulation
-from simulation import Violation, World, simulate
+import simulated_rules
+from simulated_coordinator import CoordinatorProcess
+from simulated_words import Violation
+from simulated_world import World
+from simulation import simulate
 
 from protomodels_cli.coordinator import machine, saving, seating
 from protomodels_cli.coordinator.history import RECORDS, Placed, RolledBack
@@ -140,12 +143,12 @@ def does_not_check(patch: Any) -> None:
 
 def says_nothing(patch: Any) -> None:
     """It waits without a word."""
-    patch.setattr(simulation, "waiting_for", lambda state, now: "" if not state.placed else "something")
+    patch.setattr(simulated_rules, "waiting_for", lambda state, now: "" if not state.placed else "something")
 
 
 def speaks_before_it_writes(patch: Any) -> None:
     """Commands leave before the journal has what they follow from."""
-    take = simulation.CoordinatorProcess.take
+    take = CoordinatorProcess.take
 
     def hasty(self: Any, event: Any) -> None:
         kept = list(self.disk.journal)
@@ -157,15 +160,15 @@ def speaks_before_it_writes(patch: Any) -> None:
         return False if moment == "before the journal" else dies(self, moment)
 
     dies = World.dies_at
-    do = simulation.CoordinatorProcess._do
+    do = CoordinatorProcess._do
 
     def and_die(self: Any, command: Any) -> None:
         do(self, command)
         if self.alive and self.world.random.random() < self.world.death:
             self.world.coordinator_dies()
 
-    patch.setattr(simulation.CoordinatorProcess, "take", hasty)
-    patch.setattr(simulation.CoordinatorProcess, "_do", and_die)
+    patch.setattr(CoordinatorProcess, "take", hasty)
+    patch.setattr(CoordinatorProcess, "_do", and_die)
     patch.setattr(World, "dies_at", before_the_words)
 
 

@@ -1,0 +1,107 @@
+"""Faults of what travels: between stages, from the coordinator to a peer, and of the way itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from marks import first_time
+
+
+def poison(patch: Any, once: str = "", **key: int) -> None:
+    """One message of the run is not finite where it is packed: in a peer, or (called by hand) in the reference. Each
+    time it is packed, or `once`."""
+    import torch
+
+    from protomodels_cli.protocol.messages import MessageKey
+    from protomodels_cli.wire.codecs import End
+
+    encode, bad = End.encode, MessageKey(**key)  # type: ignore[arg-type]
+
+    def and_spoil(self: End, message: Any, slot: Any) -> Any:
+        spoilt = slot.key == bad and (not once or first_time(once))
+        return encode(self, torch.full_like(message, torch.nan) if spoilt else message, slot)
+
+    patch.setattr(End, "encode", and_spoil)
+
+
+def lose_turn(patch: Any, stage: int, step: int) -> None:
+    """The coordinator's word on this step does not reach a peer, whose connection stays."""
+    from protomodels_cli.coordinator.service import Conversation
+
+    say, lost = Conversation.say, []
+
+    def or_not(self: Conversation, message: Any) -> None:
+        say(self, message)
+        if message.HasField("turn") and message.turn.decision.step == step:
+            lost.append(message)
+            if len(lost) == stage + 1:
+                self.outbox._queue.pop()  # type: ignore[attr-defined]
+
+    patch.setattr(Conversation, "say", or_not)
+
+
+def damage_frame(patch: Any, step: int) -> None:
+    """One bit of one message changes between packing and sending, once."""
+    from protomodels_cli.worker import links
+
+    cut, done = links.frames_of, []
+
+    def damaged(message: Any, generation: int) -> Any:
+        for frame in cut(message, generation):
+            if message.step == step and frame.payload and not done:
+                done.append(step)
+                frame.payload = bytes([frame.payload[0] ^ 1]) + frame.payload[1:]
+            yield frame
+
+    patch.setattr(links, "frames_of", damaged)
+
+
+def cut_link(patch: Any, step: int) -> None:
+    """The stream to the next stage breaks in the middle of a step, once."""
+    from protomodels_cli.worker.links import Link
+
+    send, done = Link.send, []
+
+    def or_break(self: Link, message: Any) -> None:
+        if message.step == step and self.to_next and not done:
+            done.append(step)
+            self.close()
+            return
+        send(self, message)
+
+    patch.setattr(Link, "send", or_break)
+
+
+def lose_message(patch: Any, step: int, once: str) -> None:
+    """One message to the next stage is never sent, and nobody notices."""
+    from protomodels_cli.worker.links import Link
+
+    send = Link.send
+
+    def or_not(self: Link, message: Any) -> None:
+        is_last = (message.step, message.microbatch) == (step, 1)  # a gap would be noticed
+        if not (is_last and self.to_next and first_time(once)):
+            send(self, message)
+
+    patch.setattr(Link, "send", or_not)
+
+
+def feed_out_of_order(patch: Any, step: int, once: str) -> None:
+    """The coordinator hands the ids of a step to the first stage the wrong way round."""
+    from protomodels_cli.coordinator.feed import Feed
+
+    feed = Feed.step
+
+    def reversed_once(self: Feed, at: int) -> Any:
+        return reversed(list(feed(self, at))) if at == step and first_time(once) else feed(self, at)
+
+    patch.setattr(Feed, "step", reversed_once)
+
+
+def unreachable(patch: Any) -> None:
+    """As behind a home router: the coordinator cannot dial back."""
+
+    async def nobody(*_: Any) -> str:
+        return "no answer"
+
+    patch.setattr("protomodels_cli.coordinator.service.Service._dial_back", nobody)

@@ -1,0 +1,77 @@
+"""Faults, put in from outside: the code under test has no switch for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from fault_points import fail_at
+from faults_in_place import (
+    cannot_build,
+    flip_bit,
+    full_disk_once,
+    impatient,
+    little_memory,
+    never_ready,
+    other_basis,
+    other_defaults,
+    other_protocol,
+    other_table,
+    slow,
+    slow_disk,
+    spoils_its_part,
+    stuck_device,
+    wrong_clock,
+)
+from faults_in_transit import (
+    cut_link,
+    damage_frame,
+    feed_out_of_order,
+    lose_message,
+    lose_turn,
+    poison,
+    unreachable,
+)
+
+FAULTS = {
+    f.__name__: f
+    for f in (
+        flip_bit,
+        poison,
+        other_protocol,
+        other_table,
+        other_basis,
+        other_defaults,
+        never_ready,
+        wrong_clock,
+        little_memory,
+        unreachable,
+        full_disk_once,
+        cannot_build,
+        spoils_its_part,
+        slow_disk,
+        slow,
+        stuck_device,
+        lose_message,
+        feed_out_of_order,
+        impatient,
+        fail_at,
+        lose_turn,
+        damage_frame,
+        cut_link,
+    )
+}
+
+
+@contextmanager
+def fault(kind: str = "", **options: Any) -> Iterator[None]:
+    """Something wrong with this process, for one job."""
+    if not kind:
+        yield
+        return
+    import pytest
+
+    with pytest.MonkeyPatch.context() as patch:
+        FAULTS[kind](patch, **options)
+        yield

@@ -1,0 +1,112 @@
+"""Snapshots, disks and links that fail: real processes, real files; the weights are the reference's."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+from scene import a_spec
+
+FAULTS = {
+    "a cut link": {"kind": "cut_link", "step": 7},
+    "a cut link in the first step with a new U": {"kind": "cut_link", "step": 6},
+    "a damaged frame": {"kind": "damage_frame", "step": 7},
+    "a full disk": {"kind": "full_disk_once"},
+    "a part that is spoilt before it is handed in": {"kind": "spoils_its_part", "step": 6},
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_what_needs_nobody_to_go(scene, fault):
+    s = scene(a_spec())
+    s.start(3, FAULTS[fault])
+    assert s.ends_well()["steps_redone"] == 0
+
+
+def test_nothing_waits_for_a_slow_disk_but_what_is_written_to_it(scene):
+    s = scene(a_spec())
+    slow = {"kind": "slow_disk", "seconds": 1.0}  # five times for each snapshot, against three steps
+    s.start(3, slow, coordinator_fault=slow)
+    summary = s.ends_well()
+    assert summary["steps_redone"] == 0
+    assert "still on its way" in s.events(), "steps went on while a snapshot was being written"
+
+
+@pytest.mark.parametrize(
+    ("where", "how"),
+    [
+        ("peer", "truncated"),
+        ("peer", "flipped"),
+        ("coordinator", "truncated"),
+        ("coordinator", "flipped"),
+        ("coordinator", "unreadable"),
+    ],
+)
+def test_a_damaged_snapshot_is_not_used(scene, where, how):
+    """On a peer's disk: fetched again. At the coordinator, for a peer that has no other: an older one is used."""
+    s = scene(a_spec())
+    s.start(4, {"kind": "slow", "seconds": 0.05})
+    s.wait_for(lambda: (s.run_dir / "snapshots" / "0001-00000006").exists(), "no snapshot of step 6")
+    s.wait_for_step(7)
+    victim = s.holder(1)
+    if where == "peer":
+        survivor = s.holder(2)
+        [path] = s.run_dir.glob(f"p{survivor}/*/parts/0001-00000006-stage-2.*.safetensors")
+    else:
+        path = s.run_dir / "snapshots" / "0001-00000006" / "stage-1.safetensors"
+    content = path.read_bytes()
+    flipped = content[:-9] + bytes([content[-9] ^ 1]) + content[-8:]
+    if how == "unreadable":
+        path.unlink()
+        path.mkdir()
+    else:
+        path.write_bytes(content[: len(content) // 2] if how == "truncated" else flipped)
+    s.pool.peers[victim].kill()
+    summary = s.ends_well()
+    assert ("cannot be used" in s.events()) == (where == "coordinator")
+    assert summary["lineage"] >= 2
+
+
+def test_a_damaged_snapshot_is_brought_back_from_its_copy(scene, tmp_path):
+    """A spare that fetched it ahead would not even notice; this one has not."""
+    s = scene(a_spec(copy_to=(tmp_path / "store").as_uri()))
+    s.start(4, {"kind": "slow", "seconds": 0.05})
+    s.wait_for(lambda: list(tmp_path.glob("store/*/0001-00000006/hashes.json")), "no copy of step 6")
+    s.wait_for_step(7)
+    (s.run_dir / "snapshots" / "0001-00000006" / "stage-1.safetensors").write_bytes(b"damaged")
+    s.pool.peers[s.holder(1)].kill()
+    summary = s.ends_well()
+    assert "brought back" in s.events()
+    assert summary["steps_redone"] < 6, "the snapshot of step 6 was used"
+    assert {p.name for p in tmp_path.glob("store/*/*")} == {p.name for p in (s.run_dir / "snapshots").iterdir()}
+
+
+def test_what_was_not_copied_before_a_kill_is_copied_after_it(scene, tmp_path):
+    s = scene(a_spec(copy_to=(tmp_path / "store").as_uri()))
+    s.start(3, coordinator_fault=s.fail_at("ended", 0, -1))
+    s.wait_for_mark()
+    shutil.rmtree(tmp_path / "store", ignore_errors=True)
+    s.restart_coordinator()
+    s.ends_well()
+    assert {p.name for p in tmp_path.glob("store/*/*")} == {p.name for p in (s.run_dir / "snapshots").iterdir()}
+
+
+def test_a_warm_spare_has_every_part_before_it_is_asked(scene):
+    s = scene(a_spec(warm_spares=True, interval=6))
+    s.start(4, {"kind": "slow", "seconds": 0.15})
+
+    def spares() -> list[int]:
+        return [int(p.name.removeprefix("peer-")) for p in s.status().peers if p.state == "spare"]
+
+    def fetched() -> bool:
+        names = [path.name[:13] for path in s.run_dir.glob(f"p{spare}/*/parts/*.safetensors")]
+        return any(names.count(name) == 3 for name in names)
+
+    s.wait_for_step(1)
+    [spare] = s.wait_for(spares, "nobody is left over")
+    s.wait_for(fetched, "not fetched")
+    for part in (s.run_dir / "snapshots").glob("*/stage-1.safetensors"):
+        part.unlink()  # whoever had to fetch it would have to go back to the beginning
+    s.pool.peers[s.holder(1)].kill()
+    s.ends_well()
+    assert "cannot be used" not in s.events()

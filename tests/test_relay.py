@@ -1,0 +1,199 @@
+"""The relay at the public port: tickets, meetings, and mutual TLS through it."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import socket
+import ssl
+import struct
+import time
+
+import pytest
+from door_tools import (
+    DIALLED,
+    HERE,
+    MIB,
+    QUICK,
+    TICKET,
+    a_door,
+    a_server,
+    answer_to,
+    both_ways,
+    dial,
+    echo,
+    in_loop,
+    tls_context,
+    to_the_end,
+    until,
+)
+
+from protomodels_cli.coordinator.door import Door, DoorLimits
+from protomodels_cli.errors import EXIT_REFUSED
+from protomodels_cli.wire import relay as relays
+from protomodels_cli.wire import tls
+from protomodels_cli.wire.relay import RelayedAcceptor, RelayedDialler, RelayError, dial_relay
+from protomodels_cli.wire.splice import splice
+
+
+@in_loop
+async def test_mutual_tls_through_the_relay_and_again_after_it_broke(authority):
+    server = tls_context(authority.issue_with_key(tls.peer_name("serves")), server=True)
+    client = tls_context(authority.issue_with_key(tls.peer_name("dials")), server=False)
+    limits = DoorLimits(relay_seconds=1)
+    served = []
+
+    async def serving(reader, writer):
+        served.append(writer.get_extra_info("peercert")["subjectAltName"])
+        await echo(reader, writer)
+
+    async with a_server(serving, server) as target_port, a_door(authority, limits=limits) as (door, port):
+        door.allow(TICKET)
+        acceptor = RelayedAcceptor((HERE, port), TICKET, (HERE, target_port))
+        dialler = RelayedDialler((HERE, port), TICKET)
+        acceptor.start()
+        local_port = await dialler.open()
+
+        async def transfer(size):
+            reader, writer = await dial(local_port, ssl=client, server_hostname=tls.peer_name("serves"))
+            data = secrets.token_bytes(size)
+            assert await both_ways(reader, writer, data) == data
+            return reader, writer
+
+        first = await transfer(5 * MIB)
+        second = await transfer(1000)  # while the first still lives: a reconnect does not wait for its death
+        first[1].close()
+        second[1].transport.abort()
+        third = await transfer(1000)
+        assert served == [(("DNS", "dials.peer.pmtrain"),)] * 3
+        assert acceptor.problem is None
+        assert dialler.problem is None
+        door.forbid(TICKET)
+        assert await to_the_end(third[0]) == b""
+        await until(lambda: acceptor.problem is not None)
+        assert "ticket is not valid" in acceptor.problem
+        with pytest.raises((ConnectionError, ssl.SSLError)):
+            await transfer(1)
+        assert "ticket is not valid" in dialler.problem
+        door.allow(TICKET)
+        await transfer(1000)
+        await acceptor.close()
+        await dialler.close()
+        await until(lambda: door.connections == 0)
+
+
+@in_loop
+async def test_an_acceptor_waits_for_its_relay_to_come_back(authority, monkeypatch):
+    monkeypatch.setattr(relays, "FIRST_PAUSE", 0.01)
+    async with a_server(echo) as target_port:
+        async with a_door(authority) as (_, port):
+            pass
+        acceptor = RelayedAcceptor((HERE, port), TICKET, (HERE, target_port))
+        acceptor.start()
+        await until(lambda: acceptor.problem is not None)
+        assert f"relay 127.0.0.1 port {port}" in acceptor.problem
+        door = Door(authority.certificate_pem, (HERE, 1), QUICK)
+        await door.open(HERE, port)
+        door.allow(TICKET)
+        await until(lambda: acceptor.problem is None)
+        await asyncio.sleep(1.5 * QUICK.relay_seconds)  # sent away as nobody came, it is back by itself
+        reader, writer = await dial_relay(HERE, port, TICKET, "dial")
+        DIALLED.append(writer)
+        assert await both_ways(reader, writer, b"hello") == b"hello"
+        await acceptor.close()
+        await door.close()
+
+
+@in_loop
+async def test_a_ticket_is_needed_and_can_be_withdrawn(authority):
+    async with a_door(authority) as (door, port):
+        with pytest.raises(RelayError, match="ticket is not valid") as error:
+            await dial_relay(HERE, port, TICKET, "dial")
+        assert error.value.exit_code == EXIT_REFUSED
+        assert door.refused == {"unknown ticket": 1}
+        assert await answer_to(port, b"PMTRAIN 1 RELAY a-ticket_1 accept\n") == b"UNKNOWN\n"
+        door.allow(TICKET)
+        waits = asyncio.create_task(answer_to(port, b"PMTRAIN 1 RELAY a-ticket_1 accept\n"))
+        await until(lambda: door._meetings._waiting)
+        door.forbid(TICKET)
+        assert await waits == b"UNKNOWN\n"
+        for bad in ("", "a b", "a\n", "t" * 65):
+            with pytest.raises(ValueError, match="a ticket has"):
+                door.allow(bad)
+            with pytest.raises(ValueError, match="a ticket has"):
+                await dial_relay(HERE, port, bad, "dial")
+            with pytest.raises(ValueError, match="a ticket has"):
+                RelayedAcceptor((HERE, port), bad, (HERE, port))
+
+
+@in_loop
+async def test_who_waits_alone_is_told_so(authority):
+    async with a_door(authority) as (door, port):
+        door.allow(TICKET)
+        began = time.monotonic()
+        with pytest.raises(RelayError, match="the other peer did not come"):
+            await dial_relay(HERE, port, TICKET, "dial")
+        assert QUICK.relay_seconds * 0.9 < time.monotonic() - began < 5
+        assert not door.refused  # waiting in vain is no offence
+
+
+@pytest.mark.parametrize("role", ["accept", "dial"])
+@in_loop
+async def test_the_newest_of_two_that_wait_is_the_one_that_meets(authority, role):
+    other = {"accept": "dial", "dial": "accept"}[role]
+    async with a_door(authority, limits=DoorLimits(relay_seconds=5)) as (door, port):
+        door.allow(TICKET)
+        line = f"PMTRAIN 1 RELAY {TICKET} {role}\n".encode()
+        stale, _ = await dial(port, line)
+        await until(lambda: door._meetings._waiting)
+        fresh, fresh_writer = await dial(port, line + b"early words")
+        assert await to_the_end(stale) == b""
+        reader, writer = await dial_relay(HERE, port, TICKET, other)
+        DIALLED.append(writer)
+        writer.write(b"late words")
+        assert await reader.readexactly(11) == b"early words"
+        assert await fresh.readexactly(13) == b"OK\nlate words"
+        fresh_writer.write_eof()  # half-closes pass through a relay as well
+        assert await reader.read() == b""
+        writer.write(b"last words")
+        writer.write_eof()
+        assert await fresh.read() == b"last words"
+        await until(lambda: door.connections == 0)
+
+
+@pytest.mark.parametrize("rudely", [False, True])
+@in_loop
+async def test_nobody_is_connected_to_someone_who_has_left(authority, rudely):
+    async with a_door(authority, limits=DoorLimits(relay_seconds=0.5)) as (door, port):
+        door.allow(TICKET)
+        _, writer = await dial(port, b"PMTRAIN 1 RELAY a-ticket_1 accept\n")
+        await until(lambda: door._meetings._waiting)
+        if rudely:  # a reset instead of a goodbye
+            linger = struct.pack("ii", 1, 0)
+            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        writer.transport.abort()
+        await asyncio.sleep(0.05)
+        with pytest.raises(RelayError, match="did not come"):
+            await dial_relay(HERE, port, TICKET, "dial")
+
+
+@in_loop
+async def test_splice_counts_and_does_not_wait_for_the_dead():
+    """One side has finished and the other says nothing and does not leave: that ends after a while."""
+    ends = asyncio.Queue()
+
+    async def hand_over(reader, writer):
+        ends.put_nowait((reader, writer))
+        await asyncio.sleep(60)
+
+    async with a_server(hand_over) as port:
+        a = await dial(port, b"12345")
+        a_far = await ends.get()
+        b = await dial(port, b"123")
+        b_far = await ends.get()
+        splicing = asyncio.create_task(splice(a_far, b_far, linger=0.2))
+        assert await b[0].readexactly(5) == b"12345"
+        a[1].write_eof()
+        assert await b[0].read() == b""
+        assert await asyncio.wait_for(splicing, 5) == (5, 3)
+        assert await to_the_end(b[0]) == b""
