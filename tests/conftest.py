@@ -12,11 +12,11 @@ import pytest
 import torch
 from pool import Pool
 
+from protomodels_cli.codecs import Carrier
 from protomodels_cli.data.prepare import Corpus, prepare
 from protomodels_cli.model.reference import Reference
 from protomodels_cli.spec import RunSpec, spec_from
 from protomodels_cli.wire import tls
-from protomodels_cli.wire.codecs import Carrier
 
 if TYPE_CHECKING:
     from scene import Scene

@@ -12,8 +12,8 @@ def poison(patch: Any, once: str = "", **key: int) -> None:
     time it is packed, or `once`."""
     import torch
 
+    from protomodels_cli.codecs import End
     from protomodels_cli.protocol.messages import MessageKey
-    from protomodels_cli.wire.codecs import End
 
     encode, bad = End.encode, MessageKey(**key)  # type: ignore[arg-type]
 

@@ -2,54 +2,26 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 import torch
-from conftest import make_spec
+from boundary import CPU, WIRES, plain, slot_of, windows_of, wire_spec
 from hypothesis import given
 from hypothesis import strategies as st
 
 from protomodels_cli import counter
+from protomodels_cli.codecs import Carrier, End, pack_ids, parse_codec, unpack_ids
+from protomodels_cli.codecs.base import LARGEST, CodecError
+from protomodels_cli.codecs.bf16 import BF16
+from protomodels_cli.codecs.lowrank import LowRank
+from protomodels_cli.codecs.packing import from_bytes, to_bytes
+from protomodels_cli.codecs.quantised import Int4, Int8
+from protomodels_cli.codecs.topk import TopK
+from protomodels_cli.codecs.zstd import Zstd
+from protomodels_cli.cost.traffic import boundary_bytes
 from protomodels_cli.protocol.messages import BadMessage, MessageKey
-from protomodels_cli.spec import RunSpec
-from protomodels_cli.spec.codec import CodecError, parse_codec
-from protomodels_cli.spec.sizes import boundary_bytes
-from protomodels_cli.wire.codecs import Carrier, End, pack_ids, unpack_ids
-from protomodels_cli.wire.codecs.base import LARGEST, Slot
-from protomodels_cli.wire.codecs.lowrank import LowRank
-from protomodels_cli.wire.codecs.packing import from_bytes, to_bytes
-from protomodels_cli.wire.codecs.rounding import BF16, Quantised
-from protomodels_cli.wire.codecs.topk import TopK
 
 FORWARD, BACKWARD, EVALUATION = (MessageKey(3, 1, 0, leg) for leg in ("forward", "backward", "evaluation"))
-CPU = torch.device("cpu")
-BASES = ("fp32", "bf16", "int8", "int4", "topk:0.1", "topk:0.6", "lowrank:2")
-LOSSY = BASES[1:]
-WIRES = [
-    *((b, b) for b in BASES),
-    *((f"{b}+zstd", f"{b}+zstd") for b in BASES),
-    *((f"{b}+{f}", f"{b}+{f}") for b in LOSSY for f in ("ef", "ef21")),
-    *((f"{b}+aqsgd", "int8") for b in LOSSY),
-    ("topk:0.1", "topk:mask"),
-    ("topk:0.3+ef21", "topk:mask+ef+zstd"),
-    ("int4+aqsgd+zstd", "topk:0.2"),
-]
-
-
-def wire_spec(forward: str, backward: str, **sections: object) -> RunSpec:
-    return make_spec(wire={"forward": forward, "backward": backward}, **sections)
-
-
-def slot_of(x: torch.Tensor, key: MessageKey) -> Slot:
-    return Slot(key, tuple(x.shape), x.dtype)
-
-
-def windows_of(x: torch.Tensor, first: int = 0) -> torch.Tensor:
-    """Token ids that tell the samples apart."""
-    return torch.arange(first, first + len(x))[:, None].expand(-1, 5)
 
 
 @st.composite
@@ -69,7 +41,7 @@ def test_bytes_bring_the_very_numbers_that_the_reference_computes_with(x, wire, 
     spec = wire_spec(*wire)
     sender, receiver, carry = End(spec), End(spec), Carrier(spec)
     for microbatch, message in enumerate((x, 0.5 * x, -x)):
-        if "mask" in wire[1] and key.leg == "backward":  # positions come from the activations
+        if parse_codec(wire[1]).codec.uses_positions and key.leg == "backward":  # positions come from the activations
             slot = sender.slot(MessageKey(3, microbatch, 0, "forward"), x.shape, x.dtype, None)
             sender.unpack(receiver.pack(x.flip(-1), slot), slot, CPU)
             carry(x.flip(-1), slot.key)
@@ -94,9 +66,9 @@ def test_bf16_is_within_its_last_bit(x):
     assert ((arrived - x.clamp(-LARGEST, LARGEST)).abs() <= x.abs() * 2.0**-8 + 1e-40).all()
 
 
-@given(messages(), st.sampled_from([8, 4]), st.sampled_from([FORWARD, BACKWARD]))
-def test_rounding_is_within_a_step_of_its_scale(x, bits, key):
-    codec, slot = Quantised(bits, 0), slot_of(x, key)
+@given(messages(), st.sampled_from([Int8(), Int4()]), st.sampled_from([FORWARD, BACKWARD]))
+def test_rounding_is_within_a_step_of_its_scale(x, codec, key):
+    slot = slot_of(x, key)
     error = (codec.decode(codec.encode(x, slot), slot) - x.clamp(-LARGEST, LARGEST)).abs()
     largest = x.clamp(-LARGEST, LARGEST).abs().amax(-1, keepdim=True)
     # a bfloat16 scale has 8 bits: up to 1/128 above the tightest; the smallest denormal is coarser
@@ -121,7 +93,7 @@ def test_topk_keeps_the_largest_and_nothing_else(x, share):
 
 @given(messages(), st.integers(1, 4))
 def test_low_rank_never_adds_energy_and_finds_what_is_of_its_rank(x, rank):
-    codec, slot = LowRank(rank, 0), slot_of(x, FORWARD)
+    codec, slot = LowRank(rank), slot_of(x, FORWARD)
     whole = x.clamp(-LARGEST, LARGEST).flatten(0, -2).double()
     arrived = codec.decode(codec.encode(x, slot), slot).flatten(0, -2).double()
     tiny = 1e-38 * whole.numel()  # what float32 holds no relative precision for
@@ -134,7 +106,7 @@ def test_low_rank_is_near_the_best_there_is():
     g = torch.Generator().manual_seed(0)
     spectrum = torch.diag(torch.tensor([2.0**-i for i in range(16)]))
     x = (torch.randn(1, 64, 16, generator=g) @ spectrum) @ torch.linalg.qr(torch.randn(16, 16, generator=g)).Q
-    codec, slot = LowRank(4, 0), slot_of(x, FORWARD)
+    codec, slot = LowRank(4), slot_of(x, FORWARD)
     error = (codec.decode(codec.encode(x, slot), slot) - x).norm()
     best = torch.linalg.svdvals(x[0])[4:].norm()
     assert best * 0.999 <= error <= 1.1 * best
@@ -142,7 +114,8 @@ def test_low_rank_is_near_the_best_there_is():
 
 def test_payload_is_what_the_sizes_say():
     for forward, backward in WIRES:
-        if "zstd" in forward + backward or "aqsgd" in forward:
+        written = parse_codec(forward), parse_codec(backward)
+        if any(w.packing or w.codec.remembers_samples for w in written):
             continue  # the sizes say what they are before packing, and once samples are known
         spec = wire_spec(forward, backward)
         x = torch.randn(2, 16, spec.boundary_width)
@@ -156,8 +129,8 @@ def test_payload_is_what_the_sizes_say():
 
 def test_byte_planes_and_zstd_shrink_bfloat16_as_promised():
     x = torch.randn(4, 256, 64, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
-    assert x.nbytes / len(to_bytes([x], zstd=True)) > 1.3
-    assert torch.equal(from_bytes(to_bytes([x], zstd=True), [(tuple(x.shape), x.dtype)], zstd=True)[0], x)
+    assert x.nbytes / len(Zstd().pack([x])) > 1.3
+    assert torch.equal(Zstd().unpack(Zstd().pack([x]), [(tuple(x.shape), x.dtype)])[0], x)
 
 
 def test_a_packed_payload_cannot_grow_without_bound():
@@ -165,9 +138,9 @@ def test_a_packed_payload_cannot_grow_without_bound():
 
     bomb = zstandard.ZstdCompressor().compress(bytes(1 << 24))
     with pytest.raises(BadMessage, match="not of 64 bytes"):
-        from_bytes(bomb, [((16,), torch.float32)], zstd=True)
+        Zstd().unpack(bomb, [((16,), torch.float32)])
     with pytest.raises(BadMessage, match="does not unpack"):
-        from_bytes(b"nonsense", [((16,), torch.float32)], zstd=True)
+        Zstd().unpack(b"nonsense", [((16,), torch.float32)])
 
 
 # Randomness
@@ -176,19 +149,19 @@ def test_a_packed_payload_cannot_grow_without_bound():
 def test_gradients_are_rounded_at_random_without_a_lean():
     x = torch.full((1, 4000, 8), 0.3)
     x[..., 0] = 127.0  # scale 1: everything else lies between 0 and 1
-    level = Quantised(8, 5).encode(x, slot_of(x, BACKWARD))[1]
+    level = Int8().encode(x, slot_of(x, BACKWARD, seed=5))[1]
     up = level[..., 1:].float().mean()
     assert up == pytest.approx(0.3, abs=4 * (0.3 * 0.7 / 28000) ** 0.5)
-    nearest = Quantised(8, 5).encode(x, slot_of(x, FORWARD))[1]
+    nearest = Int8().encode(x, slot_of(x, FORWARD, seed=5))[1]
     assert (nearest[..., 1:] == 0).all(), "activations go to the nearest"
 
 
-@pytest.mark.parametrize("bits", [8, 4])
-def test_random_rounding_is_a_pure_function_of_seed_and_key(bits):
+@pytest.mark.parametrize("codec", [Int8(), Int4()], ids=str)
+def test_random_rounding_is_a_pure_function_of_seed_and_key(codec):
     x = torch.randn(3, 50, 8)
 
     def rounded(seed: int, key: MessageKey) -> torch.Tensor:
-        return Quantised(bits, seed).encode(x, slot_of(x, key))[1]
+        return codec.encode(x, slot_of(x, key, seed))[1]
 
     first = rounded(5, BACKWARD)
     assert torch.equal(first, rounded(5, BACKWARD))
@@ -228,16 +201,14 @@ def test_what_is_not_finite_becomes_poison_and_changes_no_memory(wire, bad):
             assert not end.state()
 
 
-@pytest.mark.parametrize("wire", [w for w in WIRES if "zstd" not in w[0]])
+@pytest.mark.parametrize("wire", [w for w in WIRES if parse_codec(w[0]).packing is None])
 def test_numbers_from_outside_that_are_not_finite_are_refused(wire):
     """Every number of the second message is infinite, once a memory is there to hide it."""
     spec, x = wire_spec(*wire), torch.randn(2, 4, 6, generator=torch.Generator().manual_seed(0))
     sender, receiver = End(spec), End(spec)
     slots = [sender.slot(MessageKey(1, m, 0, "forward"), x.shape, x.dtype, windows_of(x)) for m in (0, 1)]
     receiver.unpack(sender.pack(x, slots[0]), slots[0], CPU)
-    before = receiver._codecs["forward"]
-    layout = before.layout(slots[1])
-    parts = from_bytes(sender.pack(x, slots[1]), layout)
+    parts = from_bytes(sender.pack(x, slots[1]), receiver.layout(slots[1]))
     for part in parts:
         if part.is_floating_point():
             part.fill_(torch.inf)
@@ -253,156 +224,6 @@ def test_positions_that_no_sender_makes_are_refused(share):
     for wrong in (torch.full_like(marks, 255), torch.zeros_like(marks)):
         with pytest.raises(BadMessage, match="positions that are not"):
             end.unpack(to_bytes([values, wrong]), slot, CPU)
-
-
-# Memories, against their definitions
-
-
-def stream(count: int) -> Iterator[tuple[torch.Tensor, MessageKey]]:
-    g = torch.Generator().manual_seed(7)
-    for i in range(count):
-        yield torch.randn(2, 4, 6, generator=g), MessageKey(i // 2 + 1, i % 2, 0, "forward")
-
-
-def plain(codec: str) -> End:
-    return End(wire_spec(codec, "fp32"))
-
-
-@pytest.mark.parametrize("codec", ["int4", "topk:0.2", "lowrank:1"])
-def test_ef_sends_what_is_new_and_what_was_lost(codec):
-    sender, receiver, bare = plain(f"{codec}+ef"), plain(f"{codec}+ef"), plain(codec)
-    e = torch.zeros(2, 4, 6)
-    for x, key in stream(6):
-        slot = slot_of(x, key)
-        c = bare.decode(bare.encode(x + e, slot), slot, CPU)
-        e = x + e - c
-        assert torch.equal(receiver.decode(sender.encode(x, slot), slot, CPU), c)
-        sender.decide(apply=True)
-    assert torch.equal(sender.state()["forward/error"], e)
-    assert not receiver.state()
-
-
-@pytest.mark.parametrize("codec", ["int4", "topk:0.2", "lowrank:1"])
-def test_ef21_keeps_one_mirror_at_both_ends(codec):
-    sender, receiver, bare = plain(f"{codec}+ef21"), plain(f"{codec}+ef21"), plain(codec)
-    a = torch.zeros(2, 4, 6)
-    for x, key in stream(6):
-        slot = slot_of(x, key)
-        a = a + bare.decode(bare.encode(x - a, slot), slot, CPU)
-        assert torch.equal(receiver.decode(sender.encode(x, slot), slot, CPU), a)
-        for end in (sender, receiver):
-            end.decide(apply=True)
-            assert torch.equal(end.state()["forward/mirror"], a)
-
-
-def test_aqsgd_sends_a_sample_whole_and_then_its_changes():
-    sender, receiver, bare = plain("int4+aqsgd"), plain("int4+aqsgd"), plain("int4")
-    last: dict[int, torch.Tensor] = {}
-    g = torch.Generator().manual_seed(3)
-    for i, ids in enumerate([(0, 1), (2, 3), (0, 2), (1, 4), (3, 0)]):  # whole, whole, changes, one of each, changes
-        x = torch.randn(2, 4, 6, generator=g)
-        slot = sender.slot(
-            MessageKey(i + 1, 0, 0, "forward"), x.shape, x.dtype, torch.tensor(ids)[:, None].expand(-1, 5)
-        )
-        right = x.clone()
-        old = [row for row, sample in enumerate(ids) if sample in last]
-        if old:
-            before = torch.stack([last[ids[row]] for row in old])
-            change = slot_of(x[old], slot.key)
-            right[old] = before + bare.decode(bare.encode(x[old] - before, change), change, CPU)
-        payload = sender.pack(x, slot)
-        assert len(payload) == (2 - len(old)) * 4 * 6 * 4 + len(old) * 4 * (3 + 2)
-        assert torch.equal(receiver.unpack(payload, slot, CPU), right)
-        last |= dict(zip(ids, right, strict=True))
-        for end in (sender, receiver):
-            end.decide(apply=True)
-    assert equal_states(sender, receiver)
-    assert sender.state().keys() == {"forward/samples", "forward/last"}, "a file of few tensors, whatever the samples"
-    assert len(sender.state()["forward/last"]) == len(last) == 5
-
-
-def equal_states(a: End, b: End) -> bool:
-    mine, theirs = a.state(), b.state()
-    return mine.keys() == theirs.keys() and all(torch.equal(mine[k], theirs[k]) for k in mine)
-
-
-@pytest.mark.parametrize("codec", ["int4+ef", "topk:0.2+ef21", "int4+aqsgd"])
-def test_a_message_that_was_dropped_and_repeated_leaves_equal_memories(codec):
-    """Half of step 2 is lost on the way and the step is given up; then it is done again from the start."""
-    undisturbed, disturbed = (plain(codec), plain(codec)), (plain(codec), plain(codec))
-
-    def step(ends: tuple[End, End], number: int, lost: bool = False) -> list[torch.Tensor]:
-        arrived = []
-        for x, key in itertools.islice(stream(8), 2 * number - 2, 2 * number):
-            slot = ends[0].slot(key, x.shape, x.dtype, windows_of(x, key.microbatch * 2))
-            payload = ends[0].pack(x, slot)
-            if lost and key.microbatch == 1:
-                break
-            arrived.append(ends[1].unpack(payload, slot, CPU))
-        for end in ends:
-            end.decide(apply=not lost)
-        return arrived
-
-    for number in (1, 2, 3):
-        if number == 2:
-            before = [dict(end.state()) for end in disturbed]
-            step(disturbed, number, lost=True)
-            for end, state in zip(disturbed, before, strict=True):
-                assert all(torch.equal(end.state()[k], state[k]) for k in state)
-                assert end.state().keys() == state.keys()
-        right, found = step(undisturbed, number), step(disturbed, number)
-        assert all(torch.equal(a, b) for a, b in zip(right, found, strict=True))
-    assert all(equal_states(a, b) for a, b in zip(undisturbed, disturbed, strict=True))
-    if not codec.endswith("+ef"):  # of which the receiver remembers nothing
-        assert equal_states(*disturbed)
-    assert disturbed[0].state()
-
-
-@pytest.mark.parametrize("codec", ["int4+ef", "topk:0.2+ef21", "int4+aqsgd"])
-def test_a_memory_is_saved_restored_and_reset(codec):
-    def run(end: End, part: int) -> list[bytes]:
-        sent = []
-        for x, key in itertools.islice(stream(8), 4 * part, 4 * part + 4):
-            sent.append(end.pack(x, end.slot(key, x.shape, x.dtype, windows_of(x))))
-            end.decide(apply=True)
-        return sent
-
-    first = plain(codec)
-    run(first, 0)
-    second = plain(codec)
-    second.load({name: t.clone() for name, t in first.state().items()})
-    assert run(first, 1) == run(second, 1)
-    first.reset()
-    assert not first.state()
-    x, key = next(stream(1))
-    slot = first.slot(key, x.shape, x.dtype, windows_of(x))
-    assert first.pack(x, slot) == plain(codec).pack(x, slot)
-
-
-@pytest.mark.parametrize("codec", ["int4+ef", "topk:0.2+ef21", "int4+aqsgd"])
-def test_evaluation_touches_no_memory(codec):
-    end = plain(codec)
-    for x, key in stream(2):
-        end.encode(x, end.slot(key, x.shape, x.dtype, windows_of(x)))
-    end.decide(apply=True)
-    before = {name: t.clone() for name, t in end.state().items()}
-    x = torch.randn(2, 4, 6)
-    slot = end.slot(MessageKey(1, 0, 0, "evaluation"), x.shape, x.dtype, windows_of(x))
-    end.decode(end.encode(x, slot), slot, CPU)
-    end.decide(apply=True)
-    assert end.state().keys() == before.keys()
-    assert all(torch.equal(end.state()[name], before[name]) for name in before)
-
-
-def test_positions_are_forgotten_once_they_were_used():
-    """Memory must not grow with the number of microbatches."""
-    end = End(wire_spec("topk:0.1", "topk:mask"))
-    x = torch.randn(2, 4, 6)
-    for microbatch in range(10):
-        end.pack(x, end.slot(MessageKey(1, microbatch, 0, "forward"), x.shape, x.dtype, None))
-        slot = end.slot(MessageKey(1, microbatch, 0, "backward"), x.shape, x.dtype, None)
-        end.unpack(to_bytes([torch.zeros(2, 2, dtype=torch.bfloat16)]), slot, CPU)
-        assert not end._seen
 
 
 # Words

@@ -8,11 +8,11 @@ import pytest
 import torch
 from conftest import make_spec
 
+from protomodels_cli.codecs import Carrier
 from protomodels_cli.data.prepare import prepare
 from protomodels_cli.lab.reconstruct import compare
 from protomodels_cli.model import rules
 from protomodels_cli.model.reference import Reference
-from protomodels_cli.wire.codecs import Carrier
 
 pytestmark = pytest.mark.cuda
 

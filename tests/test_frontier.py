@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
+from protomodels_cli.codecs import Carrier
 from protomodels_cli.lab import frontier
 from protomodels_cli.lab.frontier_report import contenders, grouped, inference, link_seconds, steps_to, time_to_loss
 from protomodels_cli.lab.results import write_json
 from protomodels_cli.lab.runs import SCALES, Bench, Recipe, Run, corpus_of, train
 from protomodels_cli.model.reference import Reference
-from protomodels_cli.wire.codecs import Carrier
 
 MODEL = {
     "layers": 3,

@@ -16,14 +16,14 @@ from faults_in_transit import poison
 from pool import Pool
 from safetensors.torch import load_file
 
+from protomodels_cli.codecs import Carrier, parse_codec
+from protomodels_cli.cost.traffic import kept_by_codecs, kept_on_host
 from protomodels_cli.data.batches import Batches
 from protomodels_cli.errors import RunStopped
 from protomodels_cli.model.reference import Reference
 from protomodels_cli.observe.metrics import strict
 from protomodels_cli.spec import RunSpec, spec_from
 from protomodels_cli.spec.cut import layers_per_stage
-from protomodels_cli.spec.sizes import cached_bytes, codec_state
-from protomodels_cli.wire.codecs import Carrier
 
 
 def reference_of(spec: RunSpec) -> tuple[Reference, list[dict[str, Any]]]:
@@ -104,7 +104,7 @@ def test_every_wire_cut_and_form_ends_with_the_references_weights(pool, wire, st
 def test_every_codec_and_form_ends_with_the_references_weights(pool, wire, form):
     forward, backward = wire
     spec = random_spec(forward, 2 + len(forward) % 3, *form, backward)
-    if "aqsgd" in forward:  # samples must come back
+    if parse_codec(forward).codec.needs_revisits:
         again = {"steps": 20, "batch": {"size": 8, "microbatches": 4}, "data": FEW_WINDOWS}
         spec = spec_from(spec.model_dump(mode="json") | again)
     equals_its_reference(pool, spec)
@@ -151,14 +151,14 @@ def test_a_snapshot_takes_a_cache_that_is_larger_than_its_stage(pool):
     [part] = (led["run_dir"] / "snapshots").glob("*/stage-1.safetensors")
     windows = Batches(corpus_of(spec).train, spec).windows
     remembered = sum(t.nbytes for name, t in load_file(part).items() if name.startswith("codecs/"))
-    assert 1 << 21 < remembered <= cached_bytes(spec, windows)  # windows of the same text count once
+    assert 1 << 21 < remembered <= kept_on_host(spec, windows).previous  # windows of the same text count once
 
 
 @pytest.mark.parametrize("wire", [("int4+ef", "topk:0.2+ef21"), ("topk:0.3+ef21", "int4+ef"), ("bf16", "int8+ef")])
 def test_what_codecs_remember_has_the_size_that_was_said(wire):
     spec = make_spec(stages=3, steps=2, wire=dict(zip(("forward", "backward"), wire, strict=True)))
     reference, _ = reference_of(spec)
-    previous, following = codec_state(spec)
+    previous, following = kept_by_codecs(spec)
     sizes = [sum(t.nbytes for t in reference.carry.state(stage).values()) for stage in range(3)]
     assert sizes == [following, previous + following, previous]
 

@@ -11,18 +11,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from protomodels_cli.bench.simulate import Played, StageCost, Wires, play
-from protomodels_cli.spec.codec import parse_codec
+from protomodels_cli.cost.traffic import id_bytes, kept_on_host, message_bytes
 from protomodels_cli.spec.cut import layers_per_stage
 from protomodels_cli.spec.load import spec_from
 from protomodels_cli.spec.schema import LinkSpec, RunSpec
-from protomodels_cli.spec.sizes import (
-    StageMemory,
-    cached_bytes,
-    id_bytes,
-    in_flight_limit,
-    message_bytes,
-    unit_flops,
-)
+from protomodels_cli.spec.sizes import StageMemory, in_flight_limit, unit_flops
 from protomodels_cli.wire.emulated import reno_rate, wire_bytes
 
 FRAME_BYTES = 24  # of a frame's own fields
@@ -33,7 +26,7 @@ SLACK = 1.1  # a link that adds no more than this to a step is not what holds it
 class Stage:
     layers: int
     memory: int  # bytes, at most
-    cache: int  # of which AQ-SGD's samples, which are in the machine's own memory
+    cache: int  # of which samples that a codec remembers, in the machine's own memory
     compute: float  # seconds a step
     line: float  # seconds a step that its connection is in use, in the busier direction
 
@@ -67,11 +60,10 @@ def forecast(
     played, unshaped = play(costs, microbatches, wires, cores), play(costs, microbatches, free, cores)
     step = played.seconds + turn
     lines = _lines(len(cut), microbatches, wires)
-    memory, first = StageMemory(spec, windows), 0
+    memory, held, first = StageMemory(spec, windows), kept_on_host(spec, windows), 0
     stages = []
     for i, layers in enumerate(cut):
-        ends = (i > 0) + (i < len(cut) - 1)
-        cache = ends * cached_bytes(spec, windows)
+        cache = (i > 0) * held.previous + (i < len(cut) - 1) * held.next
         total = memory.total(first, first + layers, len(cut) - 1 - i)
         stages.append(Stage(layers, total, cache, played.busy[i], lines[i]))
         first += layers
@@ -91,12 +83,11 @@ def forecast(
 
 
 def _wires(spec: RunSpec, link: LinkSpec) -> Wires:
-    forward, backward = parse_codec(spec.wire.forward), parse_codec(spec.wire.backward)
     windows = spec.batch.size // spec.batch.microbatches
     ids = windows * (spec.model.context + 1) * id_bytes(spec)
     return Wires(
-        forward_bytes=wire_bytes(message_bytes(spec, forward) + ids + FRAME_BYTES),
-        backward_bytes=wire_bytes(message_bytes(spec, backward, mask_of=forward) + FRAME_BYTES),
+        forward_bytes=wire_bytes(message_bytes(spec, "forward") + ids + FRAME_BYTES),
+        backward_bytes=wire_bytes(message_bytes(spec, "backward") + FRAME_BYTES),
         bits_per_second=link.bits_per_second,
         stream_bits_per_second=reno_rate(link),
         latency=link.latency_s,

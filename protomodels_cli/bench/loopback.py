@@ -16,9 +16,9 @@ from typing import Any
 
 from protomodels_cli.bench.cable import cable
 from protomodels_cli.bench.local import cores, local_run, start
+from protomodels_cli.cost.traffic import boundary_bytes
 from protomodels_cli.spec.load import spec_from
 from protomodels_cli.spec.schema import RunSpec
-from protomodels_cli.spec.sizes import boundary_bytes
 
 ROUND_TRIP = 0.1
 TURNS = 3

@@ -20,8 +20,8 @@ from protomodels_cli.bench.forecast import forecast
 from protomodels_cli.bench.hosts import DEVICE, Hosts
 from protomodels_cli.bench.local import cores
 from protomodels_cli.bench.loopback import pipeline_rows
+from protomodels_cli.codecs import parse_codec
 from protomodels_cli.errors import OptionError
-from protomodels_cli.spec.codec import parse_codec
 from protomodels_cli.spec.link import parse_link
 from protomodels_cli.spec.load import spec_from
 from protomodels_cli.spec.schema import RunSpec
@@ -51,7 +51,7 @@ class Method:
         try:
             if form not in ("dense", "reparam", "constrained") or text.count("/") > 2 or not (k or "16").isdigit():
                 raise ValueError("must be a form (dense, reparam, constrained), a codec and perhaps k")
-            if any(parse_codec(leg).feedback == "aqsgd" for leg in codec.split("|")):
+            if any(parse_codec(leg).codec.needs_revisits for leg in codec.split("|")):
                 raise ValueError("AQ-SGD sends changes only after an epoch, and a measurement is shorter")
         except ValueError as e:
             raise OptionError(

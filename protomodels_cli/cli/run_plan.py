@@ -13,10 +13,10 @@ from rich.table import Table
 
 from protomodels_cli.bench.forecast import Choice, Forecast, choices, forecast, recommended
 from protomodels_cli.cli.checks import check_outputs, speed_of
+from protomodels_cli.codecs import parse_codec
 from protomodels_cli.errors import OptionError
 from protomodels_cli.observe.metrics import strict
 from protomodels_cli.observe.progress import duration, size
-from protomodels_cli.spec.codec import parse_codec
 from protomodels_cli.spec.cut import even_cut
 from protomodels_cli.spec.link import parse_link
 from protomodels_cli.spec.load import load_spec, spec_from, with_absolute_paths
@@ -100,7 +100,7 @@ def _cut_for(spec: RunSpec, peers: int) -> list[int]:
 
 def _windows(spec: RunSpec) -> int | None:
     """Samples in the data, where a codec remembers each of them."""
-    if parse_codec(spec.wire.forward).feedback != "aqsgd":
+    if not parse_codec(spec.wire.forward).codec.remembers_samples:
         return None
     from protomodels_cli.data.batches import Batches
     from protomodels_cli.data.prepare import prepare

@@ -14,6 +14,7 @@ import yaml
 
 from protomodels_cli.cli.checks import check_device, check_outputs
 from protomodels_cli.cli.folders import claim
+from protomodels_cli.codecs import Carrier
 from protomodels_cli.data.prepare import Corpus, prepare
 from protomodels_cli.errors import EXIT_INTERRUPTED, UserError
 from protomodels_cli.model.reference import Reference
@@ -23,7 +24,6 @@ from protomodels_cli.observe.progress import Progress, count, duration, size
 from protomodels_cli.observe.usage import peak_memory
 from protomodels_cli.spec.load import with_absolute_paths
 from protomodels_cli.spec.schema import RunSpec
-from protomodels_cli.wire.codecs import Carrier
 
 
 def run(spec: RunSpec, base: Path, run_dir: Path | None, steps: int, device: str, json_file: Path | None) -> None:

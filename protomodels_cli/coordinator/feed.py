@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from protomodels_cli.codecs import pack_ids
+from protomodels_cli.cost.traffic import id_bytes
 from protomodels_cli.data.batches import Batches, held_out_windows
 from protomodels_cli.data.prepare import Corpus
 from protomodels_cli.spec.schema import RunSpec
-from protomodels_cli.spec.sizes import id_bytes
-from protomodels_cli.wire.codecs import pack_ids
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from protomodels_cli import counter
+from protomodels_cli.codecs.registry import parse_codec
 from protomodels_cli.data.errors import DataError
 from protomodels_cli.data.shards import TokenStream
 from protomodels_cli.errors import EXIT_SPEC
-from protomodels_cli.spec.codec import parse_codec
 from protomodels_cli.spec.schema import RunSpec
 
 _ROUNDS = 6
@@ -39,10 +39,11 @@ class Batches:
         self.batch, self.microbatch_size = spec.batch.size, spec.batch.size // spec.batch.microbatches
         self.sampling = spec.data.sampling
         self.windows = (len(stream) - 1) // self.context
-        if parse_codec(spec.wire.forward).feedback == "aqsgd" and spec.steps * spec.batch.size <= self.windows:
+        why = parse_codec(spec.wire.forward).codec.needs_revisits
+        if why and spec.steps * spec.batch.size <= self.windows:
             raise NotRevisited(
-                f"wire.forward = {spec.wire.forward}: AQ-SGD sends how a sample has changed since it was last seen, "
-                f"and {spec.steps} steps of {spec.batch.size} samples are not even one epoch ({self.windows} samples)",
+                f"wire.forward = {spec.wire.forward}: {why}, and {spec.steps} steps of "
+                f"{spec.batch.size} samples are not even one epoch ({self.windows} samples)",
                 f"train for more than {self.windows // spec.batch.size} steps, on less data, or with another codec",
             )
 

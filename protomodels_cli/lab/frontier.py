@@ -13,12 +13,12 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from protomodels_cli.cost.traffic import kept_on_host
 from protomodels_cli.errors import OptionError
 from protomodels_cli.lab.frontier_plot import plot
 from protomodels_cli.lab.frontier_report import LINKS, MODEL, link_seconds, report, time_to_loss
 from protomodels_cli.lab.results import Result, say
 from protomodels_cli.lab.runs import Bench, Recipe, Run, Scale, scaled
-from protomodels_cli.spec.sizes import cached_bytes
 
 __all__ = ["plot", "report", "run", "time_to_loss"]
 
@@ -124,8 +124,8 @@ def too_large(scale: Scale, device: str) -> dict[str, str]:
     """Codecs that this scale has no room for, and why."""
     codec = ("int4+aqsgd", "int8")
     spec = Run(scale, replace(families(scale)[0], forward=codec[0], backward=codec[1]), 0, device).spec()
-    each_end = cached_bytes(spec, scale.steps * scale.batch // scale.epochs)
-    total = 2 * (scale.layers - 1) * each_end
+    held = kept_on_host(spec, scale.steps * scale.batch // scale.epochs)
+    total = (scale.layers - 1) * sum(held)
     if total <= CACHE_LIMIT:
         return {}
     return {"|".join(codec): f"it would remember {total / 2**30:.0f} GiB of samples, over {CACHE_LIMIT >> 30} GiB"}

@@ -20,6 +20,8 @@ from typing import Any
 
 import torch
 
+from protomodels_cli.codecs import Carrier, parse_codec
+from protomodels_cli.cost.traffic import boundary_bytes, id_bytes
 from protomodels_cli.data.prepare import Corpus, prepare
 from protomodels_cli.data.shards import TokenStream, split_tail
 from protomodels_cli.errors import RunStopped, UserError
@@ -27,10 +29,7 @@ from protomodels_cli.lab.results import Result, say
 from protomodels_cli.model.reference import Reference
 from protomodels_cli.observe.metrics import strict
 from protomodels_cli.spec import spec_from
-from protomodels_cli.spec.codec import parse_codec
 from protomodels_cli.spec.schema import RunSpec
-from protomodels_cli.spec.sizes import boundary_bytes, id_bytes
-from protomodels_cli.wire.codecs import Carrier
 
 EPOCHS = 3  # at least: AQ-SGD sends changes since a sample was last seen
 EVALS = 9
@@ -231,8 +230,7 @@ def corpus_of(scale: Scale) -> Corpus:
 
 def rounds_hard(spec: RunSpec) -> bool:
     """Whether taking the codec off at evaluations may change their loss much; elsewhere only the last is done twice."""
-    forward = parse_codec(spec.wire.forward)
-    return forward.base not in ("fp32", "bf16", "int8") and forward.feedback != "aqsgd"
+    return parse_codec(spec.wire.forward).codec.for_evaluation().coarse
 
 
 def finite(loss: float) -> float | None:

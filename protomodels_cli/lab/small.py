@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from protomodels_cli.codecs import Carrier
 from protomodels_cli.data.prepare import prepare
 from protomodels_cli.model.reference import Reference
 from protomodels_cli.spec import spec_from
-from protomodels_cli.wire.codecs import Carrier
 
 
 def small_reference(steps: int, seed: int, device: str, **sections: Any) -> Reference:

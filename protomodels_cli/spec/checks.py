@@ -11,7 +11,9 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from protomodels_cli.spec.codec import parse_codec
+from protomodels_cli.codecs.base import Surroundings
+from protomodels_cli.codecs.registry import parse_codec
+from protomodels_cli.protocol.messages import Leg
 from protomodels_cli.spec.cut import even_cut
 from protomodels_cli.spec.errors import Problem
 from protomodels_cli.spec.schema import RunSpec
@@ -195,38 +197,11 @@ def microbatches_divide_batch(s: RunSpec) -> Found:
 
 @check("wire.forward", "wire.backward", "data.sampling")
 def codecs_fit_their_legs(s: RunSpec) -> Found:
-    forward, backward = parse_codec(s.wire.forward), parse_codec(s.wire.backward)
-    if forward.masked:
-        yield (
-            "wire.forward",
-            "topk:mask uses the positions that the activations had, and these are the activations",
-            "give a share, as in topk:0.1",
-        )
-    elif backward.masked and forward.base != "topk":
-        yield (
-            "wire.backward",
-            f"topk:mask uses the positions that the activations had, and {s.wire.forward} sends them all",
-            "use topk on the forward leg as well, or give a share, as in topk:0.1",
-        )
-    elif backward.masked and forward.feedback == "aqsgd":
-        yield (
-            "wire.backward",
-            "topk:mask uses the positions that the activations had, and AQ-SGD sends new samples whole, without any",
-            "give a share, as in topk:0.1, or use another feedback on the forward leg",
-        )
-    if backward.feedback == "aqsgd":
-        yield (
-            "wire.backward",
-            "AQ-SGD is for activations: a sample's gradients do not come back alike",
-            "use it on the forward leg, and for example int8 here",
-        )
-    if forward.feedback == "aqsgd" and s.data.sampling != "epochs":
-        yield (
-            "wire.forward",
-            f"AQ-SGD sends how a sample has changed since it was last seen, and with data.sampling {s.data.sampling} "
-            "samples are not revisited",
-            "set data.sampling to epochs, or use another codec",
-        )
+    codecs = {"forward": parse_codec(s.wire.forward).codec, "backward": parse_codec(s.wire.backward).codec}
+    legs: tuple[tuple[Leg, Leg], ...] = (("forward", "backward"), ("backward", "forward"))
+    for leg, other in legs:
+        for rule, fix in codecs[leg].contradictions(Surroundings(leg, codecs[other], s.data.sampling)):
+            yield f"wire.{leg}", rule, fix
 
 
 @check("steps", "optimizer.schedule.warmup_steps", "optimizer.schedule.decay_steps")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, get_args
 
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
+from protomodels_cli.codecs.base import BaseCodec, Feedback, Packing, Word
+from protomodels_cli.codecs.registry import builtin
 from protomodels_cli.spec.schema import RunSpec, Section
 
 HEAD = """\
@@ -17,12 +20,31 @@ field has a default. `pmtrain validate SPEC` checks a file and prints every mist
 Numbers may be written as `1e-4` or `8_000_000`; only `true` and `false` are booleans. Paths are relative to the spec
 file. Examples with comments are in `configs/`.
 
-This page is made from `protomodels_cli/spec/schema.py` by `scripts/docs.sh`.
+This page is made from `protomodels_cli/spec/schema.py` and `protomodels_cli/codecs/` by `scripts/docs.sh`.
 """
+
+CODECS = """
+## Codecs
+
+What `wire.forward` and `wire.backward` may be: a base, as `int8`; feedback on top, as `int8+ef`; packing at the end, as
+`int8+ef+zstd`. Packages that are installed beside pmtrain may add more.
+
+| written | | what it does |
+|---|---|---|
+"""
+KINDS: tuple[tuple[type[Word], str], ...] = ((BaseCodec, "base"), (Feedback, "feedback"), (Packing, "packing"))
 
 
 def document() -> str:
-    return HEAD + "".join(_section(RunSpec, "", "Top level"))
+    return HEAD + "".join(_section(RunSpec, "", "Top level")) + CODECS + "".join(_codecs())
+
+
+def _codecs() -> Iterator[str]:
+    for kind, called in KINDS:
+        for word in builtin().values():
+            if issubclass(word, kind):
+                written = ", ".join(f"`{usage}`" for usage in word.usage.split(", "))
+                yield f"| {written} | {called} | {word.help} |\n"
 
 
 def _section(section: type[BaseModel], prefix: str, title: str) -> list[str]:

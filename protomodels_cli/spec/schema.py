@@ -14,7 +14,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
-from protomodels_cli.spec.codec import CodecError, parse_codec
+from protomodels_cli.codecs.base import CodecError
+from protomodels_cli.codecs.registry import parse_codec
 from protomodels_cli.spec.units import bits_per_second, seconds
 
 Count = Annotated[int, Field(ge=1)]
@@ -254,18 +255,10 @@ class LinkSpec(Section):
 class WireSpec(Section):
     forward: str = Field(
         "fp32",
-        description=(
-            "Codec of activations: `fp32` (the stage's own numbers, unrounded), `bf16`, `int8`, `int4`, `topk:SHARE`, "
-            "`lowrank:RANK`; with feedback `+ef`, `+ef21` or `+aqsgd`; packed with `+zstd`. See docs/codecs.md."
-        ),
+        description="Codec of activations: a base, feedback on top of it if wanted, then packing. "
+        "See the table at the end and docs/codecs.md.",
     )
-    backward: str = Field(
-        "fp32",
-        description=(
-            "Codec of gradients, likewise. Here `int8` and `int4` round up or down at random, so that no error builds "
-            "up, and `topk:mask` sends the numbers that the activations of the microbatch had."
-        ),
-    )
+    backward: str = Field("fp32", description="Codec of gradients, likewise.")
     link: LinkSpec = Field(default_factory=LinkSpec)
 
     @field_validator("forward", "backward")

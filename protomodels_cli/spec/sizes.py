@@ -5,11 +5,9 @@ from __future__ import annotations
 from itertools import accumulate
 from typing import NamedTuple
 
-from protomodels_cli.spec.codec import CodecChoice, parse_codec
+from protomodels_cli.cost.traffic import in_flight_of_codecs, kept_by_codecs, staged_by_codecs
 from protomodels_cli.spec.cut import layers_per_stage
 from protomodels_cli.spec.schema import RunSpec
-
-NAME_BYTES = 16  # of a sample that AQ-SGD remembers
 
 
 class _Block(NamedTuple):
@@ -115,88 +113,6 @@ def t_fixed_bytes(spec: RunSpec) -> int:
     return 0 if spec.subspace.form == "dense" else spec.vocab_size * -(-spec.model.width // 8)
 
 
-def boundary_bytes(spec: RunSpec) -> dict[str, float]:
-    """Bytes a token over one boundary: numbers each way, and the token id on the way forward.
-
-    Of a codec that remembers samples, once it has seen them; of a packed one, before it is packed: what zstd gains
-    depends on the numbers."""
-    forward, backward = parse_codec(spec.wire.forward), parse_codec(spec.wire.backward)
-    tokens = spec.batch.size // spec.batch.microbatches * spec.model.context
-    return {
-        "forward": message_bytes(spec, forward) / tokens + id_bytes(spec),
-        "backward": message_bytes(spec, backward, mask_of=forward) / tokens,
-        "dense_bf16_each_way": 2.0 * spec.model.width,
-    }
-
-
-def message_bytes(spec: RunSpec, codec: CodecChoice, mask_of: CodecChoice | None = None) -> int:
-    """Bytes of a microbatch's numbers: values, scales and indices."""
-    windows, context, width = spec.batch.size // spec.batch.microbatches, spec.model.context, spec.boundary_width
-    tokens = windows * context
-    match codec.base:
-        case "fp32":
-            return tokens * width * (8 if spec.compute.dtype == "float64" else 4)
-        case "bf16":
-            return tokens * width * 2
-        case "int8":
-            return tokens * (width + 2)
-        case "int4":
-            return tokens * (-(-width // 2) + 2)
-        case "topk":
-            share = mask_of.share if codec.masked and mask_of is not None else codec.share
-            kept = topk_kept(share, context * width)
-            return windows * (2 * kept + (0 if codec.masked else topk_marks(kept, context * width)))
-        case _:
-            return 2 * (tokens + width) * lowrank_rank(codec.rank, tokens, width)
-
-
-def topk_kept(share: float, numbers: int) -> int:
-    """How many of a sample's numbers are sent."""
-    return max(1, round(share * numbers))
-
-
-def topk_marks(kept: int, numbers: int) -> int:
-    """Bytes that say where they were: indices of two to four bytes, or a bit for every number where that is less."""
-    width = next(b for b in (2, 3, 4) if numbers <= 1 << 8 * b)
-    return min(kept * width, -(-numbers // 8))
-
-
-def lowrank_rank(wanted: int, tokens: int, width: int) -> int:
-    return min(wanted, tokens, width)
-
-
-def cached_bytes(spec: RunSpec, windows: int | None = None) -> int:
-    """What AQ-SGD remembers of all samples, at each end of each boundary; 0 for other codecs.
-
-    `windows`: how many samples the data has. Unknown: as many as the run can see, or `data.max_bytes` can hold."""
-    if parse_codec(spec.wire.forward).feedback != "aqsgd":
-        return 0
-    if windows is None and spec.data.max_bytes is not None:
-        windows = spec.data.max_bytes // spec.model.context
-    seen = spec.steps * spec.batch.size
-    each = _message_numbers(spec, spec.model.context) + NAME_BYTES
-    return (seen if windows is None else min(windows, seen)) * each
-
-
-def _message_numbers(spec: RunSpec, tokens: int) -> int:
-    """Bytes of as many tokens' numbers at a boundary, unrounded."""
-    return tokens * spec.boundary_width * (8 if spec.compute.dtype == "float64" else 4)
-
-
-def codec_state(spec: RunSpec, windows: int | None = None) -> tuple[int, int]:
-    """Bytes that codecs remember at a stage's end towards the previous stage, and towards the next."""
-    forward, backward = parse_codec(spec.wire.forward).feedback, parse_codec(spec.wire.backward).feedback
-    message = _message_numbers(spec, spec.batch.size // spec.batch.microbatches * spec.model.context)
-    cache = cached_bytes(spec, windows)
-    both = (forward == "ef21") + (backward == "ef21")  # a mirror at both ends; an error where it was made
-    return cache + message * (both + (backward == "ef")), cache + message * (both + (forward == "ef"))
-
-
-def id_bytes(spec: RunSpec) -> int:
-    """Bytes of a token id on the wire."""
-    return 2 if spec.vocab_size <= 1 << 16 else 3
-
-
 def in_flight_limit(spec: RunSpec, stages_after: int) -> int:
     """Microbatches that a stage with this many stages behind it may hold between their forward and their backward."""
     if stages_after == 0:
@@ -214,7 +130,7 @@ class StageMemory:
     def __init__(self, spec: RunSpec, windows: int | None = None):
         """`windows`: how many samples the data has, where that is known."""
         self.spec, self.layers = spec, spec.model.layers
-        self._towards_previous, self._towards_next = codec_state(spec, windows)
+        self._towards_previous, self._towards_next = kept_by_codecs(spec, windows)
         b, m, form = _Block.of(spec), spec.model, spec.subspace.form
         assert m.head_dim is not None
         number = {"float32": 4, "float64": 8}[spec.compute.dtype]
@@ -229,13 +145,8 @@ class StageMemory:
         self._layer_saved = tokens * _saved(spec) * number
         # Once a stage: message in, its gradient, message out, the stream, rotary angles; token ids and targets.
         self._ends_saved = tokens * ((3 * spec.boundary_width + m.width + m.head_dim) * number + 16)
-        if parse_codec(spec.wire.backward).masked:  # the positions of a microbatch's activations, at both ends
-            share = parse_codec(spec.wire.forward).share
-            windows_of_it = spec.batch.size // spec.batch.microbatches
-            self._ends_saved += 2 * 8 * windows_of_it * topk_kept(share, m.context * spec.boundary_width)
-        remembers = {parse_codec(text).feedback for text in (spec.wire.forward, spec.wire.backward)} - {""}
-        step = spec.batch.microbatches if "aqsgd" in remembers else len(remembers)
-        self._learnt = step * _message_numbers(spec, tokens)
+        self._ends_saved += 2 * in_flight_of_codecs(spec)  # towards both neighbours
+        self._learnt = staged_by_codecs(spec)
 
         # The optimizer takes one parameter at a time and makes up to six tensors of its size; of a constrained one,
         # six of its coordinates and the update they are multiplied out to.
@@ -257,8 +168,8 @@ class StageMemory:
         held = self.in_flight(first_layer, end_layer, stages_after)
         backward = self._layer_saved + largest(*self._gradient) + (self._logits if last else 0)
         # No microbatch is in flight while the optimizer steps: the two never need their memory at one time.
-        # What codecs learn in a step lies beside what they knew until it is applied; of a cache, a step's samples.
-        learnt = self._learnt * ((not first) + (not last))
+        # What codecs learn in a step lies beside what they knew until it is applied.
+        learnt = (not first) * self._learnt.previous + (not last) * self._learnt.next
         working = max(held + backward + learnt, largest(*self._stepping))
         return self.kept(first_layer, end_layer) + working + (self._covariance if last else 0)
 

@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from protomodels_cli.codecs import End, unpack_ids
+from protomodels_cli.cost.traffic import id_bytes
 from protomodels_cli.model.basis import Basis
 from protomodels_cli.model.gathering import Gathering
 from protomodels_cli.model.optim import StageOptimizer
@@ -24,8 +26,6 @@ from protomodels_cli.model.stage import InFlight, Stage
 from protomodels_cli.protocol import steps
 from protomodels_cli.protocol.messages import BadMessage, Leg, MessageKey
 from protomodels_cli.spec.schema import RunSpec
-from protomodels_cli.spec.sizes import id_bytes
-from protomodels_cli.wire.codecs import End, unpack_ids
 from protomodels_cli.wire.frames import Message
 
 
@@ -84,7 +84,7 @@ class StageWork:
     def _load(self, saved: Mapping[str, Tensor]) -> None:
         load_stage_state(self.stage, self.optimizer, saved)
         for side, end in self.ends.items():
-            end.load({name: t.to(self.device) for name, t in part_of(saved, f"codecs/{side}").items()})
+            end.load(part_of(saved, f"codecs/{side}"), self.device)
         if self.gathering is not None:
             self.gathering.load(part_of(saved, "gathered"))
 

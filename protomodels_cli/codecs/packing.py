@@ -4,61 +4,46 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
 
+from protomodels_cli.lazy import lazy_import
 from protomodels_cli.protocol.messages import BadMessage
-from protomodels_cli.wire.codecs.base import Layout
 
-ZSTD_LEVEL = 1  # higher ones gain a percent and cost several times the time
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
-
-def to_bytes(parts: Sequence[Tensor], zstd: bool = False) -> bytes:
-    raw = [_bytes_of(p) for p in parts]
-    if not zstd:
-        return b"".join(r.tobytes() for r in raw)
-    import zstandard
-
-    planes = b"".join(r.reshape(-1, p.itemsize).T.tobytes() for r, p in zip(raw, parts, strict=True))
-    return zstandard.ZstdCompressor(level=ZSTD_LEVEL).compress(planes)
+    from protomodels_cli.codecs.base import Layout
+else:
+    torch = lazy_import("torch")
 
 
-def from_bytes(payload: bytes, layout: Layout, zstd: bool = False) -> list[Tensor]:
+def to_bytes(parts: Sequence[Tensor]) -> bytes:
+    return b"".join(bytes_of(p).tobytes() for p in parts)
+
+
+def from_bytes(payload: bytes, layout: Layout) -> list[Tensor]:
     """The parts, each in memory of its own: torch aligns it, and unaligned numbers may add up differently."""
-    sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in layout]
-    if zstd:
-        payload = _decompressed(payload, sum(sizes))
+    sizes = sizes_of(layout)
     if sum(sizes) != len(payload):
         raise BadMessage(f"a payload of {len(payload)} bytes where {sum(sizes)} belong")
     parts, offset = [], 0
     for (shape, dtype), size in zip(layout, sizes, strict=True):
         raw = torch.empty(size, dtype=torch.uint8)
-        there, here = raw.numpy(), np.frombuffer(payload, np.uint8, size, offset)
-        if zstd:
-            there.reshape(-1, dtype.itemsize)[:] = here.reshape(dtype.itemsize, -1).T
-        else:
-            there[:] = here
+        raw.numpy()[:] = np.frombuffer(payload, np.uint8, size, offset)
         parts.append(raw.view(dtype).view(shape))
         offset += size
     return parts
 
 
-def _bytes_of(part: Tensor) -> np.ndarray:
+def bytes_of(part: Tensor) -> np.ndarray:
     return part.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
 
 
-def _decompressed(payload: bytes, size: int) -> bytes:
-    """Never more than `size`, whatever the payload says of itself."""
-    import zstandard
-
-    try:
-        if zstandard.frame_content_size(payload) != size:
-            raise BadMessage(f"a packed payload that is not of {size} bytes")
-        return zstandard.ZstdDecompressor().decompress(payload, max_output_size=size, allow_extra_data=False)
-    except zstandard.ZstdError as e:
-        raise BadMessage(f"a payload that does not unpack: {e}") from None
+def sizes_of(layout: Layout) -> list[int]:
+    return [math.prod(shape) * dtype.itemsize for shape, dtype in layout]
 
 
 def pack_ids(tokens: np.ndarray, width: int) -> bytes:

@@ -1,0 +1,183 @@
+"""One end of a boundary: what leaves it and what comes in, both legs, with all that their codecs remember.
+
+What is not finite never travels: a message with a NaN or an infinity in it becomes poison, which has no numbers and
+arrives as NaNs alone. The step is then skipped by every stage, and no memory has changed. Knows no codec by name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from protomodels_cli.codecs.base import NAME_BYTES, Codec, Memory, Packing, Slot
+from protomodels_cli.codecs.packing import from_bytes, to_bytes
+from protomodels_cli.codecs.registry import parse_codec
+from protomodels_cli.lazy import lazy_import
+from protomodels_cli.protocol.messages import LEGS, BadMessage, Leg, MessageKey
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+    from torch import Tensor
+
+    from protomodels_cli.codecs.base import Layout
+    from protomodels_cli.spec.schema import RunSpec
+else:
+    torch = lazy_import("torch")
+
+
+class End:
+    def __init__(self, spec: RunSpec):
+        forward, backward = parse_codec(spec.wire.forward), parse_codec(spec.wire.backward)
+        self._seed = spec.seed
+        self.codecs: dict[Leg, Codec] = {
+            "forward": forward.codec,
+            "backward": backward.codec,
+            "evaluation": forward.codec.for_evaluation(),
+        }
+        self.packing: dict[Leg, Packing | None] = {
+            "forward": forward.packing,
+            "backward": backward.packing,
+            "evaluation": forward.packing,
+        }
+        self._memories: dict[Leg, Memory] = {"forward": Memory(), "backward": Memory()}
+        self._positions: dict[int, Tensor] | None = {} if backward.codec.uses_positions else None
+
+    def slot(self, key: MessageKey, shape: Sequence[int], dtype: torch.dtype, windows: Tensor | None) -> Slot:
+        """`windows` are the token ids of a forward message's samples."""
+        samples: tuple[str, ...] = ()
+        if self.codecs[key.leg].remembers_samples:
+            assert windows is not None
+            samples = tuple(_name(row) for row in windows.cpu().numpy().astype("<u4"))
+        return Slot(key, tuple(shape), dtype, self._seed, samples)
+
+    def encode(self, message: Tensor, slot: Slot) -> list[Tensor] | None:
+        """What travels; None is poison."""
+        if not _finite(message):
+            return None
+        parts = self.codecs[slot.key.leg].encode(message, self._here(slot))
+        self._forget_positions(slot)
+        return parts
+
+    def decode(self, parts: Sequence[Tensor] | None, slot: Slot, device: torch.device) -> Tensor:
+        codec = self.codecs[slot.key.leg]
+        if parts is None:
+            return codec.poison(slot, device)
+        message = codec.decode(parts, self._here(slot))
+        self._forget_positions(slot)
+        return message
+
+    def layout(self, slot: Slot) -> Layout:
+        """What a message's parts look like, as far as this end knows by now."""
+        return self.codecs[slot.key.leg].layout(self._here(slot))
+
+    def pack(self, message: Tensor, slot: Slot) -> bytes | None:
+        parts = self.encode(message, slot)
+        if parts is None:
+            return None
+        packing = self.packing[slot.key.leg]
+        return to_bytes(parts) if packing is None else packing.pack(parts)
+
+    def unpack(self, payload: bytes | None, slot: Slot, device: torch.device) -> Tensor:
+        if payload is None:
+            return self.decode(None, slot, device)
+        packing, layout = self.packing[slot.key.leg], self.layout(slot)
+        parts = from_bytes(payload, layout) if packing is None else packing.unpack(payload, layout)
+        if not all(_finite(p) for p in parts if p.is_floating_point()):
+            raise BadMessage("a payload whose numbers are not finite")
+        message = self.decode([p.to(device) for p in parts], slot, device)
+        if not _finite(message):
+            raise BadMessage("a payload whose numbers become too large")
+        return message
+
+    def _here(self, slot: Slot) -> Slot:
+        """With what this end remembers. An evaluation finds nothing and leaves nothing."""
+        if slot.key.leg == "evaluation":
+            return replace(slot, memory=Memory(), positions=None)
+        return replace(slot, memory=self._memories[slot.key.leg], positions=self._positions)
+
+    def _forget_positions(self, slot: Slot) -> None:
+        if self._positions is not None and slot.key.leg == "backward":
+            self._positions.pop(slot.key.microbatch, None)
+
+    # Between steps
+
+    def decide(self, apply: bool) -> None:
+        """A step's outcome. One that was given up counts as not applied."""
+        for memory in self._memories.values():
+            memory.decide(apply)
+        if self._positions is not None:
+            self._positions.clear()
+
+    def reset(self) -> None:
+        """The basis has moved: what is remembered was in other coordinates."""
+        for memory in self._memories.values():
+            memory.reset()
+
+    def state(self) -> dict[str, Tensor]:
+        return {
+            f"{leg}/{name}": tensor
+            for leg, memory in self._memories.items()
+            for name, tensor in self.codecs[leg].saved(memory.kept).items()
+        }
+
+    def load(self, state: Mapping[str, Tensor], device: torch.device) -> None:
+        """`device` is the stage's; a codec may want its memory elsewhere."""
+        self.reset()
+        for leg, memory in self._memories.items():
+            codec = self.codecs[leg]
+            home = torch.device("cpu") if codec.memory_on_host else device
+            saved = {k.removeprefix(f"{leg}/"): t.to(home) for k, t in state.items() if k.startswith(f"{leg}/")}
+            memory.kept |= codec.restored(saved)
+
+
+def _name(window: np.ndarray) -> str:
+    return hashlib.blake2b(window.tobytes(), digest_size=NAME_BYTES).hexdigest()
+
+
+def _finite(message: Tensor) -> bool:
+    return bool(torch.isfinite(message).all())
+
+
+class Carrier:
+    """Every boundary of a run within one process, both ends of each: what the reference crosses them with."""
+
+    def __init__(self, spec: RunSpec):
+        # before and behind each boundary, made when something first crosses it
+        self._ends: defaultdict[int, tuple[End, End]] = defaultdict(lambda: (End(spec), End(spec)))
+        self.payload_bytes = dict.fromkeys(LEGS, 0)
+
+    def __call__(self, message: Tensor, key: MessageKey, windows: Tensor | None = None) -> Tensor:
+        before, behind = self._ends[key.boundary]
+        sender, receiver = (behind, before) if key.leg == "backward" else (before, behind)
+        slot = sender.slot(key, message.shape, message.dtype, windows)
+        if sender.packing[key.leg] is not None:
+            payload = sender.pack(message.detach(), slot)
+            self.payload_bytes[key.leg] += len(payload or b"")
+            return receiver.unpack(payload, slot, message.device)
+        parts = sender.encode(message.detach(), slot)
+        self.payload_bytes[key.leg] += sum(p.nbytes for p in parts or ())
+        return receiver.decode(parts, slot, message.device)
+
+    def state(self, stage: int) -> dict[str, Tensor]:
+        """What a stage's own ends remember, by the side they are on."""
+        ends = {}
+        if stage - 1 in self._ends:
+            ends["previous"] = self._ends[stage - 1][1]
+        if stage in self._ends:
+            ends["next"] = self._ends[stage][0]
+        return {f"{side}/{name}": t for side, end in ends.items() for name, t in end.state().items()}
+
+    def decide(self, apply: bool) -> None:
+        for end in self._all():
+            end.decide(apply)
+
+    def reset(self) -> None:
+        for end in self._all():
+            end.reset()
+
+    def _all(self) -> list[End]:
+        return [end for pair in self._ends.values() for end in pair]
