@@ -13,7 +13,7 @@ from conftest import make_spec
 from pool import Pool
 from test_pipeline import reference_of
 
-from protomodels_cli.bench.cable import Cable
+from protomodels_cli.launch.cable import Cable
 from protomodels_cli.spec import RunSpec
 from protomodels_cli.wire.link import JoinLink
 from protomodels_cli.wire.operator import operator

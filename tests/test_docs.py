@@ -1,11 +1,13 @@
 """The documents say what is true: they are compared with the code, and their commands are run."""
 
+import ast
 import itertools
 import json
 import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -125,19 +127,73 @@ def test_exit_codes_are_documented():
             assert re.search(rf"^\| {code} \|", README, re.MULTILINE), name
 
 
+LAYERS = (  # each may import from those before it, and from its own
+    {"errors", "files", "counter", "lazy"},
+    {"protocol"},
+    {"forms"},
+    {"codecs"},
+    {"spec"},
+    {"cost"},
+    {"data"},
+    {"model"},
+    {"wire"},
+    {"observe"},
+    {"coordinator"},
+    {"worker"},
+    {"launch"},
+    {"bench"},
+    {"lab"},
+    {"cli"},
+)
+STRANGERS = {"forms": {"codecs"}, "codecs": {"forms"}, "worker": {"coordinator"}, "lab": {"coordinator"}}
+
+
+def imported(body: list[ast.stmt]) -> Iterator[str]:
+    """The parts of the package that run with this code: what only the type checker reads is left out."""
+    for node in body:
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            yield from imported(node.orelse)
+        elif isinstance(node, ast.ImportFrom) and node.module == "protomodels_cli":
+            yield from (name.name for name in node.names)
+        elif isinstance(node, ast.ImportFrom | ast.Import):
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else [name.name for name in node.names]
+            yield from (n.split(".")[1] for n in names if n.startswith("protomodels_cli."))
+        else:
+            for inner in ("body", "orelse", "finalbody", "handlers"):
+                yield from imported(getattr(node, inner, []))
+
+
 def test_layers_import_downwards_only():
-    order = ["protocol", "spec", "data", "model", "wire", "observe", "coordinator", "worker", "bench", "lab", "cli"]
-    # model/ and data/ are one layer; the reference reads batches, and nothing in data/ knows the model
-    strangers = {"coordinator": {"worker"}, "worker": {"coordinator"}, "lab": {"coordinator"}}
-    for file in (ROOT / "protomodels_cli").rglob("*.py"):
-        layer = file.relative_to(ROOT / "protomodels_cli").parts[0]
-        if layer in order:
-            text = file.read_text()
-            direct = re.findall(r"(?:from|import) protomodels_cli\.(\w+)", text)
-            listed = re.findall(r"from protomodels_cli import ([\w, ]+)", text)
-            for used in direct + [name.strip() for names in listed for name in names.split(",")]:
-                assert used not in order or order.index(used) <= order.index(layer), f"{file.name} imports {used}"
-                assert used not in strangers.get(layer, set()), f"{file.name} imports {used}"
+    rank = {name: i for i, names in enumerate(LAYERS) for name in names}
+    package = ROOT / "protomodels_cli"
+    seen = set()
+    for file in package.rglob("*.py"):
+        layer = file.relative_to(package).parts[0].removesuffix(".py")
+        if layer in rank:
+            seen.add(layer)
+            for used in imported(ast.parse(file.read_text()).body):
+                assert rank.get(used, -1) <= rank[layer], f"{layer}/{file.name} imports {used}"
+                assert used not in STRANGERS.get(layer, set()), f"{layer}/{file.name} imports {used}"
+    assert {"protocol", "codecs", "spec", "cost"} <= seen
+
+
+@pytest.mark.parametrize("room", ["protocol", "codecs", "spec", "cost"])
+def test_facts_need_no_torch(room):
+    """Every module of the room is imported where torch cannot be."""
+    program = f"""
+import importlib, pkgutil, sys
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == "torch":
+            raise ImportError("there is no torch here")
+sys.meta_path.insert(0, Blocker())
+import protomodels_cli.{room} as room
+for module in pkgutil.iter_modules(room.__path__, room.__name__ + "."):
+    importlib.import_module(module.name)
+assert "torch" not in sys.modules
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_generated_code_is_that_of_the_proto(tmp_path):

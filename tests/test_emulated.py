@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from protomodels_cli.cost.line import Line, reno_rate, segments, wire_bytes
 from protomodels_cli.spec.link import parse_link
-from protomodels_cli.wire.emulated import Connection, Line, reno_rate, segments, wire_bytes
+from protomodels_cli.wire.emulated import Connection
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 
 

@@ -12,7 +12,7 @@ import time
 import pytest
 from scene import a_spec, expected
 
-from protomodels_cli.bench.cable import cable
+from protomodels_cli.launch.cable import cable
 
 KILLS = [
     pytest.param("fp32", "forward", 0, 5, id="first"),

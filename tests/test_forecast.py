@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from protomodels_cli.bench.forecast import choices, forecast, recommended
-from protomodels_cli.bench.simulate import StageCost, Wires, play
 from protomodels_cli.cli.main import app
+from protomodels_cli.cost.forecast import choices, forecast, recommended
+from protomodels_cli.cost.pipeline import StageCost, Wires, play
 from protomodels_cli.data.batches import Batches
 from protomodels_cli.spec.link import parse_link
 from protomodels_cli.spec.schema import LinkSpec

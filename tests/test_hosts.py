@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from protomodels_cli.bench import hosts as hosts_module
 from protomodels_cli.bench import wanlab
-from protomodels_cli.bench.hosts import Hosts, require
 from protomodels_cli.bench.loopback import pipeline, small
-from protomodels_cli.bench.router import VNET_HEADER, Router, wire_bytes
 from protomodels_cli.errors import EXIT_INTERRUPTED, EXIT_OUTSIDE, EXIT_SPEC, UserError
+from protomodels_cli.launch import hosts as hosts_module
+from protomodels_cli.launch.hosts import Hosts, require
+from protomodels_cli.launch.router import VNET_HEADER, Router, wire_bytes
 from protomodels_cli.spec.link import parse_link
 from protomodels_cli.spec.schema import LinkSpec
 

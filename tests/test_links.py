@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protomodels_cli.protocol.messages import BadMessage
+from protomodels_cli.protocol.schedule import View, next_work
 from protomodels_cli.wire import frames
 from protomodels_cli.wire.channels import CHANNEL_OPTIONS
 from protomodels_cli.wire.frames import Assembler, Message, frames_of
@@ -19,7 +20,6 @@ from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.pb import pmtrain_pb2_grpc as rpc
 from protomodels_cli.wire.tls import Identity, new_authority, peer_name
 from protomodels_cli.worker.links import Link, Listener, dial
-from protomodels_cli.worker.schedule import View, next_work
 
 AUTHORITY = new_authority()
 

@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from protomodels_cli.bench.cable import cable
-from protomodels_cli.bench.local import cores, local_run, start
 from protomodels_cli.cost.traffic import boundary_bytes
+from protomodels_cli.launch.cable import cable
+from protomodels_cli.launch.local import cores, local_run, start
 from protomodels_cli.spec.load import spec_from
 from protomodels_cli.spec.schema import RunSpec
 

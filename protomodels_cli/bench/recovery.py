@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from protomodels_cli.bench.cable import Cable, cable
-from protomodels_cli.bench.local import LocalRun, local_run, peers_of
 from protomodels_cli.bench.loopback import pipeline, small
 from protomodels_cli.coordinator.history import Decided
 from protomodels_cli.coordinator.journal import Journal, read
 from protomodels_cli.errors import UserError
+from protomodels_cli.launch.cable import Cable, cable
+from protomodels_cli.launch.local import LocalRun, local_run, peers_of
 
 KINDS = ("kill -9", "SIGSTOP", "cut line")
 LONG = 1_000_000  # steps

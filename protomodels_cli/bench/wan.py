@@ -16,17 +16,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from protomodels_cli.bench.forecast import forecast
-from protomodels_cli.bench.hosts import DEVICE, Hosts
-from protomodels_cli.bench.local import cores
 from protomodels_cli.bench.loopback import pipeline_rows
 from protomodels_cli.codecs import parse_codec
+from protomodels_cli.cost.forecast import forecast
+from protomodels_cli.cost.line import wire_bytes
 from protomodels_cli.errors import OptionError
+from protomodels_cli.launch.hosts import DEVICE, Hosts
+from protomodels_cli.launch.local import cores
 from protomodels_cli.spec.link import parse_link
 from protomodels_cli.spec.load import spec_from
 from protomodels_cli.spec.schema import RunSpec
 from protomodels_cli.spec.sizes import unit_flops
-from protomodels_cli.wire.emulated import wire_bytes
 
 WARM_UP = 2  # steps that do not count: caches and TCP are cold
 ROW_SECONDS = 60.0  # a slow row takes fewer steps

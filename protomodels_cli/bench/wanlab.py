@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from protomodels_cli.bench.hosts import Hosts, require
-from protomodels_cli.bench.local import local_run, peers_of
 from protomodels_cli.errors import EXIT_INTERRUPTED, OptionError, UserError
+from protomodels_cli.launch.hosts import Hosts, require
+from protomodels_cli.launch.local import local_run, peers_of
 from protomodels_cli.spec import RunSpec, load_spec
 from protomodels_cli.spec.link import LOOKS_LIKE, parse_link
 from protomodels_cli.spec.load import with_absolute_paths

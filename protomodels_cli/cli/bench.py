@@ -96,9 +96,9 @@ def wan(
     import sys
 
     from protomodels_cli.bench import wan_report
-    from protomodels_cli.bench.hosts import require
     from protomodels_cli.bench.wan import Method, measure
     from protomodels_cli.cli.checks import check_outputs, check_plot
+    from protomodels_cli.launch.hosts import require
     from protomodels_cli.spec.link import parse_link
 
     check_outputs(json_file)

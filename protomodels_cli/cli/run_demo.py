@@ -15,13 +15,13 @@ import typer
 from rich.console import Console
 from rich.live import Live
 
-from protomodels_cli.bench.cable import cable
-from protomodels_cli.bench.chaos import Chaos
-from protomodels_cli.bench.local import LocalRun, local_run, peers_of
 from protomodels_cli.cli.checks import check_outputs
 from protomodels_cli.cli.folders import claim
 from protomodels_cli.cli.summary import in_words, read_summary
 from protomodels_cli.errors import EXIT_INTERRUPTED, RunStopped, UserError
+from protomodels_cli.launch.cable import cable
+from protomodels_cli.launch.chaos import Chaos
+from protomodels_cli.launch.local import LocalRun, local_run, peers_of
 from protomodels_cli.observe.view import headline, picture
 from protomodels_cli.spec.load import parse_spec, spec_from
 from protomodels_cli.spec.schema import RunSpec

@@ -11,9 +11,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from protomodels_cli.bench.forecast import Choice, Forecast, choices, forecast, recommended
 from protomodels_cli.cli.checks import check_outputs, speed_of
 from protomodels_cli.codecs import parse_codec
+from protomodels_cli.cost.forecast import Choice, Forecast, choices, forecast, recommended
 from protomodels_cli.errors import OptionError
 from protomodels_cli.observe.metrics import strict
 from protomodels_cli.observe.progress import duration, size

@@ -1,7 +1,7 @@
 """How much compression does a link need, and when does more of it stop paying?
 
 Loss curves come from training (the reference, which the pipeline equals); the time of a step from playing the pipeline
-through for every link (`bench/forecast.py`, held against real runs by `bench wan`). Together they say how long it takes
+through for every link (`cost/forecast.py`, held against real runs by `bench wan`). Together they say how long it takes
 to reach a loss, which is what anyone cares about.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from protomodels_cli.bench.forecast import SLACK, forecast
+from protomodels_cli.cost.forecast import SLACK, forecast
 from protomodels_cli.lab.frontier_report import steps_to
 from protomodels_cli.lab.results import Result
 from protomodels_cli.lab.runs import SCALES, Bench, Recipe, Run, Scale

@@ -1,1 +1,1 @@
-"""What crosses between stages: codecs. Knows tensors and the spec; nothing of training."""
+"""What crosses between processes: frames, links, TLS, relays. Knows bytes and the spec; nothing of training."""

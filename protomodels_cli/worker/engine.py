@@ -22,9 +22,9 @@ from protomodels_cli.model.shape import Slice
 from protomodels_cli.model.snapshot import parameter_hashes
 from protomodels_cli.model.stage import Sync
 from protomodels_cli.protocol.messages import BadMessage, Leg
+from protomodels_cli.protocol.schedule import View, next_work
 from protomodels_cli.spec.schema import RunSpec
 from protomodels_cli.wire.frames import Message
-from protomodels_cli.worker.schedule import View, next_work
 from protomodels_cli.worker.stage_work import Pass, StageWork
 
 # Orders, in the order in which the coordinator gave them

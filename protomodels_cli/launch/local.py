@@ -15,8 +15,8 @@ from pathlib import Path
 
 import yaml
 
-from protomodels_cli.bench.hosts import Hosts
 from protomodels_cli.errors import EXIT_STOPPED, UserError
+from protomodels_cli.launch.hosts import Hosts
 from protomodels_cli.spec.cut import layers_per_stage
 from protomodels_cli.spec.schema import RunSpec
 from protomodels_cli.wire.link import JoinLink

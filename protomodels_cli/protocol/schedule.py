@@ -1,4 +1,4 @@
-"""Which work a stage does next. Pure."""
+"""Which work a stage does next: the worker follows it, and the cost model plays it through. Pure."""
 
 from __future__ import annotations
 

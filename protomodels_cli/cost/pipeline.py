@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Literal
 
-from protomodels_cli.wire.emulated import Line
-from protomodels_cli.worker.schedule import View, next_work
-
-Leg = Literal["forward", "backward"]
+from protomodels_cli.cost.line import Line
+from protomodels_cli.protocol.messages import Leg
+from protomodels_cli.protocol.schedule import View, next_work
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """What a run will need and how fast it will go, before anyone has joined: from the spec, a link and the peers' speed.
 
-Pure. Memory and bytes are those of the code; time comes from playing a step through (`simulate.py`). Left out are the
+Pure. Memory and bytes are those of the code; time comes from playing a step through (`pipeline.py`). Left out are the
 optimizer's own time and jitter, and what TCP does beyond its mean rate under loss.
 """
 
@@ -10,13 +10,13 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
-from protomodels_cli.bench.simulate import Played, StageCost, Wires, play
+from protomodels_cli.cost.line import reno_rate, wire_bytes
+from protomodels_cli.cost.pipeline import Played, StageCost, Wires, play
 from protomodels_cli.cost.traffic import id_bytes, kept_on_host, message_bytes
 from protomodels_cli.spec.cut import layers_per_stage
 from protomodels_cli.spec.load import spec_from
 from protomodels_cli.spec.schema import LinkSpec, RunSpec
 from protomodels_cli.spec.sizes import StageMemory, in_flight_limit, unit_flops
-from protomodels_cli.wire.emulated import reno_rate, wire_bytes
 
 FRAME_BYTES = 24  # of a frame's own fields
 SLACK = 1.1  # a link that adds no more than this to a step is not what holds it up

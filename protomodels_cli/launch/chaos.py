@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from protomodels_cli.bench.cable import Cable
-from protomodels_cli.bench.local import LocalRun
+from protomodels_cli.launch.cable import Cable
+from protomodels_cli.launch.local import LocalRun
 from protomodels_cli.wire.pb.pmtrain_pb2 import RunStatus
 
 LOOK_SECONDS = 0.05

@@ -25,8 +25,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from protomodels_cli.bench.router import remove
 from protomodels_cli.errors import OptionError, UserError
+from protomodels_cli.launch.router import remove
 from protomodels_cli.spec.schema import LinkSpec
 
 NETWORK = "198.18.0"  # set aside for benchmarks (RFC 2544): no host of the internet has such an address
@@ -150,7 +150,7 @@ class Hosts:
             "loss": self.link.loss,
         }
         return subprocess.Popen(
-            [sys.executable, "-m", "protomodels_cli.bench.router", json.dumps(order)],
+            [sys.executable, "-m", "protomodels_cli.launch.router", json.dumps(order)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
