@@ -31,7 +31,7 @@ from protomodels_cli.spec.sizes import unit_flops
 WARM_UP = 2  # steps that do not count: caches and TCP are cold
 ROW_SECONDS = 60.0  # a slow row takes fewer steps
 LEAST_STEPS = WARM_UP + 1
-TORCH_WIRES = ("fp32", "bf16")
+TORCH_WIRES = {"fp32": 4, "bf16": 2}  # bytes a number
 TORCH_SCHEDULES = ("1f1b", "interleaved")  # the second posts its receives early; both are 1F1B
 
 Say = Callable[[str], None]
@@ -225,10 +225,9 @@ def _torch_rows(links: Sequence[str], steps: int, turns: int, say: Say, sections
 
     spec = spec_of(Method("dense", 16, "fp32"), steps, **sections)
     rows = []
-    for wire in TORCH_WIRES:
+    for wire, number in TORCH_WIRES.items():
         free = 0.0
         for link in links:
-            number = 4 if wire == "fp32" else 2
             line = 2 * number * spec.model.width  # bytes a token: a middle rank sends both legs
             bound = parse_link(link).bits_per_second / 8 / line
             step = spec.batch.size * spec.model.context / bound

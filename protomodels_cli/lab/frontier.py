@@ -13,6 +13,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from protomodels_cli.codecs import parse_codec
 from protomodels_cli.cost.traffic import kept_on_host
 from protomodels_cli.errors import OptionError
 from protomodels_cli.lab.frontier_plot import plot
@@ -122,13 +123,14 @@ def run(
 
 def too_large(scale: Scale, device: str) -> dict[str, str]:
     """Codecs that this scale has no room for, and why."""
-    codec = ("int4+aqsgd", "int8")
-    spec = Run(scale, replace(families(scale)[0], forward=codec[0], backward=codec[1]), 0, device).spec()
-    held = kept_on_host(spec, scale.steps * scale.batch // scale.epochs)
-    total = (scale.layers - 1) * sum(held)
-    if total <= CACHE_LIMIT:
-        return {}
-    return {"|".join(codec): f"it would remember {total / 2**30:.0f} GiB of samples, over {CACHE_LIMIT >> 30} GiB"}
+    found = {}
+    for forward, backward in dense_codecs(scale):
+        recipe = replace(families(scale)[0], forward=forward, backward=backward)
+        held = kept_on_host(Run(scale, recipe, 0, device).spec(), scale.steps * scale.batch // scale.epochs)
+        total = (scale.layers - 1) * sum(held)
+        if total > CACHE_LIMIT:
+            found[recipe.codec] = f"it would remember {total / 2**30:.0f} GiB of samples, over {CACHE_LIMIT >> 30} GiB"
+    return found
 
 
 def measure(
@@ -230,7 +232,7 @@ def measured_rows(bench: Bench, scale: Scale, recipes: Sequence[Recipe], dense: 
     own = {
         (r.recipe.form, r.recipe.optimizer, r.seed): x["loss"]
         for r, x in zip(runs, results, strict=True)
-        if r.recipe.form == "dense" and r.recipe.codec == "fp32"
+        if r.recipe.form == "dense" and rounds_nothing(r.recipe.codec)
     }
     rows = []
     for each, result in zip(runs, results, strict=True):
@@ -262,9 +264,12 @@ def gap(loss: float | None, dense: float | None) -> float | None:
 
 def dense_loss(rows: Sequence[Result]) -> float:
     """Of the baseline, the mean over seeds: the rows whose gap is 0 by definition."""
-    return mean(
-        row["loss"] for row in rows if row["form"] == "dense" and row["codec"] == "fp32" and row["gap_to_dense"] == 0
-    )
+    dense = [row for row in rows if row["form"] == "dense" and rounds_nothing(row["codec"])]
+    return mean(row["loss"] for row in dense if row["gap_to_dense"] == 0)
+
+
+def rounds_nothing(codec: str) -> bool:
+    return all(parse_codec(leg).codec.exact for leg in codec.split("|"))
 
 
 def times(rows: Sequence[Result], scale: Scale) -> Result:

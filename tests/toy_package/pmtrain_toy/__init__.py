@@ -1,0 +1,1 @@
+"""What a package elsewhere adds to pmtrain: here, for its tests alone."""
