@@ -148,3 +148,15 @@ def test_positions_are_forgotten_once_they_were_used():
         slot = end.slot(MessageKey(1, microbatch, 0, "backward"), x.shape, x.dtype, None)
         end.unpack(to_bytes([torch.zeros(2, 2, dtype=torch.bfloat16)]), slot, CPU)
         assert not end._positions
+
+
+@pytest.mark.parametrize(("codec", "home"), [("int4+ef", "meta"), ("int4+ef21", "meta"), ("int4+aqsgd", "cpu")])
+def test_a_restored_memory_is_where_its_codec_wants_it(codec, home):
+    """Beside the stage, on whichever device that is; AQ-SGD's, which has an entry a sample, in the host's memory."""
+    first, second = plain(codec), plain(codec)
+    for x, key in stream(2):
+        first.pack(x, first.slot(key, x.shape, x.dtype, windows_of(x)))
+    first.decide(apply=True)
+    second.load(first.state(), torch.device("meta"))
+    assert second.state().keys() == first.state().keys() != set()
+    assert {t.device.type for t in second.state().values()} == {home}

@@ -105,11 +105,11 @@ def test_a_pipeline_that_is_killed_resumes_from_its_snapshot_and_equals_the_refe
 
 
 WRONG = {
-    "int8 = pmtrain_toy.toy_codec:Delta": "pmtrain itself",
+    "int8 = pmtrain_toy.toy_codec:Delta": "pmtrain's own",
     "toydelta = pmtrain_toy.nowhere:Delta": "cannot be loaded: ModuleNotFoundError",
-    "toydelta = pmtrain_toy.toy_codec:MOST": "is no BaseCodec",
-    "toydelta = protomodels_cli.codecs.base:BaseCodec": "lacks name",
-    "toydelta = protomodels_cli.codecs.fp32:FP32": "another name, fp32",
+    "toydelta = pmtrain_toy.toy_codec:MOST": "is 32767",
+    "toydelta = protomodels_cli.codecs.base:BaseCodec": "none of that name",
+    "toydelta = protomodels_cli.codecs.fp32:FP32": "none of that name",
 }
 
 

@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from protomodels_cli.codecs.base import BaseCodec, Feedback, Packing, Word
-from protomodels_cli.codecs.registry import builtin
+from protomodels_cli.codecs.registry import registry
 from protomodels_cli.spec.schema import RunSpec, Section
 
 HEAD = """\
@@ -41,7 +41,7 @@ def document() -> str:
 
 def _codecs() -> Iterator[str]:
     for kind, called in KINDS:
-        for word in builtin().values():
+        for word in registry().builtin.values():
             if issubclass(word, kind):
                 written = ", ".join(f"`{usage}`" for usage in word.usage.split(", "))
                 yield f"| {written} | {called} | {word.help} |\n"
