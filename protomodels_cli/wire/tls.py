@@ -6,7 +6,6 @@ Knows keys, certificates and two files. It must not know sockets, gRPC, tokens o
 from __future__ import annotations
 
 import base64
-import os
 import re
 import ssl
 import tempfile
@@ -23,6 +22,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from protomodels_cli.errors import UserError
+from protomodels_cli.files import write_whole
 
 COORDINATOR_NAME = "coordinator.pmtrain"
 MAX_PEM = 16 * 1024  # of anything we parse; our own certificates have under 1 KiB
@@ -93,8 +93,8 @@ class Authority:
                 f"{folder} has a CA already", "load it; a new one would lock every peer out of the run"
             )
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _write(folder / "ca.key", _private_pem(self.key), mode=0o600)
-        _write(folder / "ca.pem", self.certificate_pem, mode=0o644)
+        write_whole(folder / "ca.key", _private_pem(self.key), mode=0o600)
+        write_whole(folder / "ca.pem", self.certificate_pem)
 
     @classmethod
     def load(cls, folder: Path) -> Authority:
@@ -206,26 +206,6 @@ def _parse(what: str, pem: bytes, parse: Callable[[bytes], Parsed]) -> Parsed:
 def _read(path: Path) -> bytes:
     with path.open("rb") as file:
         return file.read(MAX_PEM + 1)
-
-
-def _write(path: Path, content: bytes, mode: int) -> None:
-    """Whole or not at all. mkstemp makes the file with mode 600, so a key is never readable by others."""
-    handle, work = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            os.fchmod(file.fileno(), mode)
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(work, path)
-    except BaseException:
-        os.unlink(work)
-        raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 def client_context(identity: Identity) -> ssl.SSLContext:
