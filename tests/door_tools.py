@@ -13,7 +13,7 @@ import pytest
 
 from protomodels_cli.coordinator.door import Door, DoorLimits
 from protomodels_cli.wire import tls
-from protomodels_cli.wire.link import (
+from protomodels_cli.wire.join_link import (
     JoinLink,
     new_token,
 )

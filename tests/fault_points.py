@@ -15,8 +15,8 @@ def fail_at(patch: Any, phase: str, once: str, stage: int = 0, step: int = 0, si
     from protomodels_cli.coordinator.coordinator import Coordinator
     from protomodels_cli.coordinator.history import Adopted, Decided, Ended
     from protomodels_cli.coordinator.journal import Journal
-    from protomodels_cli.worker.parts import Parts
     from protomodels_cli.worker.session import Session
+    from protomodels_cli.worker.snapshots.part_store import PartStore
     from protomodels_cli.worker.stage_work import StageWork
 
     def here(*place: Any) -> None:
@@ -51,8 +51,8 @@ def fail_at(patch: Any, phase: str, once: str, stage: int = 0, step: int = 0, si
     before(StageWork, "decide", lambda w, s, *_: ("before decide", w.part.index, s))
     after(StageWork, "decide", lambda w, s, *_: ("decided", w.part.index, s))
     before(StageWork, "switch_basis", lambda w, *_: ("switch", w.part.index, w.step + 1))
-    after(Session, "_take_basis", lambda s, basis: ("basis", s._place.stage if s._place else -1, basis.version))
-    before(Parts, "write", lambda p, lineage, s, i, state: ("saving", i, s))
+    after(Session, "_take_basis", lambda s, b: ("basis", s._generation.stage if s._generation else -1, b.version))
+    before(PartStore, "write", lambda p, lineage, s, i, state: ("saving", i, s))
     # The coordinator; it has no stage
     before(
         Coordinator,

@@ -59,7 +59,8 @@ def other_defaults(patch: Any) -> None:
 
 
 def never_ready(patch: Any) -> None:
-    from protomodels_cli.worker.engine import Build, Engine
+    from protomodels_cli.worker.engine import Engine
+    from protomodels_cli.worker.orders import Build
 
     order = Engine.order
     patch.setattr(Engine, "order", lambda self, o: None if isinstance(o, Build) else order(self, o))
@@ -76,9 +77,9 @@ def little_memory(patch: Any) -> None:
 
 def full_disk_once(patch: Any) -> None:
     """The first snapshot part cannot be written."""
-    from protomodels_cli.worker import parts
+    from protomodels_cli.worker.snapshots import part_store
 
-    save, tries = parts.save_file, []
+    save, tries = part_store.save_file, []
 
     def fails_once(*arguments: Any) -> None:
         tries.append(1)
@@ -86,7 +87,7 @@ def full_disk_once(patch: Any) -> None:
             raise OSError(28, "No space left on device")
         save(*arguments)
 
-    patch.setattr(parts, "save_file", fails_once)
+    patch.setattr(part_store, "save_file", fails_once)
 
 
 def cannot_build(patch: Any, once: str) -> None:
@@ -105,18 +106,18 @@ def cannot_build(patch: Any, once: str) -> None:
 
 def spoils_its_part(patch: Any, step: int) -> None:
     """What is written of this step is damaged before it is handed in, once."""
-    from protomodels_cli.worker.parts import Parts
+    from protomodels_cli.worker.snapshots.part_store import PartStore
 
-    write, done = Parts.write, []
+    write, done = PartStore.write, []
 
-    def and_spoil(self: Parts, lineage: int, at: int, *rest: Any) -> Any:
+    def and_spoil(self: PartStore, lineage: int, at: int, *rest: Any) -> Any:
         part = write(self, lineage, at, *rest)
         if at == step and not done:
             done.append(at)
             self.path(part).write_bytes(b"x" + self.path(part).read_bytes()[1:])
         return part
 
-    patch.setattr(Parts, "write", and_spoil)
+    patch.setattr(PartStore, "write", and_spoil)
 
 
 def slow_disk(patch: Any, seconds: float) -> None:
@@ -150,24 +151,20 @@ def slow(patch: Any, seconds: float) -> None:
     patch.setattr(StageWork, "forward", slowly)
 
 
-def stuck_device(patch: Any, stage: int, step: int, once: str, patience: float) -> None:
-    """The first holder of this stage never comes back from this step's forward, and soon notices."""
+def stuck_device(patch: Any, stage: int, step: int, once: str) -> None:
+    """The first holder of this stage never comes back from this step's forward."""
     import threading
 
-    from protomodels_cli.worker import session
     from protomodels_cli.worker.stage_work import StageWork
 
     forward = StageWork.forward
 
     def or_never(self: StageWork, work: Any, message: Any) -> Any:
         if (self.part.index, work.step) == (stage, step) and first_time(once):
-            session.STUCK_TIMES, session.STUCK_LOOKS = patience / self.spec.limits.place_seconds, 20
             threading.Event().wait()
         return forward(self, work, message)
 
     patch.setattr(StageWork, "forward", or_never)
-    patch.setattr(session, "STUCK_LOOKS", 6000)  # all look often, and only that one soon has seen enough
-    patch.setattr(session, "STUCK_TIMES", session.STUCK_TIMES)
 
 
 def impatient(patch: Any, seconds: float) -> None:

@@ -15,8 +15,8 @@ from test_pipeline import reference_of
 
 from protomodels_cli.launch.cable import Cable
 from protomodels_cli.spec import RunSpec
-from protomodels_cli.wire.link import JoinLink
-from protomodels_cli.wire.operator import operator
+from protomodels_cli.wire.client import operator
+from protomodels_cli.wire.join_link import JoinLink
 
 WIRES = {
     "fp32": {},

@@ -35,7 +35,7 @@ from protomodels_cli.coordinator import door as doors
 from protomodels_cli.coordinator.door import Door, DoorLimits
 from protomodels_cli.errors import EXIT_OUTSIDE, UserError
 from protomodels_cli.wire import tls
-from protomodels_cli.wire.link import (
+from protomodels_cli.wire.join_link import (
     fetch_authority,
 )
 

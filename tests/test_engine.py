@@ -16,7 +16,8 @@ from protomodels_cli.coordinator.feed import Feed
 from protomodels_cli.model.shape import slices
 from protomodels_cli.protocol.messages import BadMessage
 from protomodels_cli.wire.frames import Message
-from protomodels_cli.worker import engine as eng
+from protomodels_cli.worker import orders
+from protomodels_cli.worker.engine import Engine
 from protomodels_cli.worker.stage_work import StageWork
 
 
@@ -43,14 +44,14 @@ SPEC = make_spec(stages=2, subspace={"form": "dense"})
 
 
 @pytest.fixture
-def first_stage() -> Iterator[tuple[eng.Engine, Posts]]:
+def first_stage() -> Iterator[tuple[Engine, Posts]]:
     """Stage 0 of two in generation 1, with nothing to do."""
     posts = Posts()
-    engine = eng.Engine(torch.device("cpu"), 1, posts.post)
+    engine = Engine(torch.device("cpu"), 1, posts.post)
     engine.start()
     engine.forget(1)
-    engine.order(eng.Build(eng.Seat(1, 1, 1, 0, 4, 0), SPEC, slices(SPEC)[0], None, None))
-    posts.until(eng.Outcome)
+    engine.order(orders.Build(orders.Assignment(1, 1, 1, 0, 4, 0), SPEC, slices(SPEC)[0], None, None))
+    posts.until(orders.Outcome)
     yield engine, posts
     engine.order(None)
     engine.join()
@@ -66,7 +67,7 @@ def test_what_comes_before_its_step_is_granted_waits(first_stage):
     for message in [*ids_of(1), *ids_of(2)]:
         engine.deliver(message)
     assert posts.is_quiet(), "no step is granted"
-    engine.order(eng.Run(2, "forward", 1, 2, 0))
+    engine.order(orders.Run(2, "forward", 1, 2, 0))
     sent = [posts.until(Message)[-1] for _ in range(2)]
     assert [(m.step, m.microbatch) for m in sent] == [(1, 0), (1, 1)]
     assert posts.is_quiet(), "the ids of step 2 are here, and step 1 waits for its gradients"
@@ -79,8 +80,8 @@ def test_what_comes_out_of_order_is_said_and_not_waited_on_for_ever(first_stage,
     engine.deliver(next(m for m in ids_of(stray[0]) if m.microbatch == stray[1]))
     for message in ids_of(1):
         engine.deliver(message)
-    engine.order(eng.Run(2, "forward", 1, 2, 0))
-    failure = posts.until(eng.Failure)[-1]
+    engine.order(orders.Run(2, "forward", 1, 2, 0))
+    failure = posts.until(orders.Failure)[-1]
     assert isinstance(failure.error, BadMessage)
     assert failure.leg == "forward"
     assert f"message {stray[1]} of step {stray[0]} came where 0 of 1 belongs" in str(failure.error)
@@ -91,11 +92,11 @@ def test_what_came_for_an_old_generation_is_void(first_stage):
     for message in ids_of(2):
         engine.deliver(message)
     engine.forget(2)
-    engine.order(eng.Keep(eng.Seat(2, 2, 1, 0, 4, 0), None))
-    posts.until(eng.Outcome)
+    engine.order(orders.Reuse(orders.Assignment(2, 2, 1, 0, 4, 0), None))
+    posts.until(orders.Outcome)
     for message in ids_of(1):
         engine.deliver(message)
-    engine.order(eng.Run(3, "forward", 1, 2, 0))
+    engine.order(orders.Run(3, "forward", 1, 2, 0))
     assert posts.until(Message)[-1].step == 1
 
 
@@ -112,7 +113,7 @@ def test_it_can_be_seen_from_outside_whether_it_is_still_at_the_same_work(first_
     monkeypatch.setattr(StageWork, "forward", slowly)
     for message in ids_of(1):
         engine.deliver(message)
-    engine.order(eng.Run(2, "forward", 1, 2, 0))
+    engine.order(orders.Run(2, "forward", 1, 2, 0))
     seen = []
     for _ in range(2):  # microbatches
         at_it.acquire(timeout=30)

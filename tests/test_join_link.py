@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from protomodels_cli.errors import EXIT_OUTSIDE, EXIT_REFUSED, EXIT_SPEC
 from protomodels_cli.wire import tls
-from protomodels_cli.wire.link import (
+from protomodels_cli.wire.join_link import (
     FingerprintError,
     JoinLink,
     LinkError,

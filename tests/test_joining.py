@@ -17,8 +17,8 @@ from test_pipeline import reference_of
 
 from protomodels_cli import PROTOCOL
 from protomodels_cli.observe.view import peer_table, picture
-from protomodels_cli.wire.link import JoinLink, fetch_authority
-from protomodels_cli.wire.operator import coordinator_channel
+from protomodels_cli.wire.client import coordinator_channel
+from protomodels_cli.wire.join_link import JoinLink, fetch_authority
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.pb import pmtrain_pb2_grpc as rpc
 from protomodels_cli.wire.tls import new_key, public_key_of
@@ -44,13 +44,13 @@ REFUSED = [
 DISMISSED = [
     ("other_table", 5, "makes other bytes of T_fixed than the run's"),
     ("other_basis", 5, "makes other bytes of U than the run's"),
-    ("never_ready", 3, "did not build stage 0 within limits.place_seconds (3 s)"),
+    ("never_ready", 3, "did not build stage 0 within limits.build_seconds (3 s)"),
 ]
 
 
 def test_bad_peers_get_one_sentence_and_the_run_goes_on(pool: Pool, tmp_path: Path):
     """One coordinator; every kind of bad peer in turn; then a good one, which finishes the run."""
-    spec = make_spec(stages=1, steps=3, limits={"place_seconds": 3.0})
+    spec = make_spec(stages=1, steps=3, limits={"build_seconds": 3.0})
     run_dir = pool.start(spec, [])
     link = (run_dir / "link").read_text().strip()
     (tmp_path / "file").write_text("")
@@ -177,7 +177,7 @@ def test_extra_peers_wait_as_spares_and_say_so(pool: Pool):
 
 
 def test_a_holder_that_never_becomes_ready_is_replaced(pool: Pool):
-    spec = make_spec(stages=2, steps=3, limits={"place_seconds": 4.0})
+    spec = make_spec(stages=2, steps=3, limits={"build_seconds": 4.0})
     run_dir = pool.start(spec, [{"fault": {"kind": "never_ready"}}, {}])
     wait_for_event(run_dir, "generation 1")  # both hold a stage
     link = (run_dir / "link").read_text().strip()
@@ -191,7 +191,7 @@ def test_a_holder_that_never_becomes_ready_is_replaced(pool: Pool):
 def test_a_holder_lost_in_the_first_step_is_replaced_and_nothing_old_leaks_in(pool: Pool, tmp_path: Path):
     """Killed in the middle of step 1: the others work on for a generation that is void. The weights are right."""
     batch = {"size": 64, "microbatches": 64, "in_flight": 4}
-    spec = make_spec(stages=3, steps=3, model={"context": 64}, batch=batch, limits={"place_seconds": 60.0})
+    spec = make_spec(stages=3, steps=3, model={"context": 64}, batch=batch, limits={"build_seconds": 60.0})
     victim = Process(tmp_path / "victim.log")
     run_dir = pool.start(spec, [{}, {}])
     link = (run_dir / "link").read_text().strip()

@@ -261,7 +261,7 @@ def test_a_spare_leaves_at_once():
 
 
 def test_a_link_that_does_not_come_up_is_relayed_then_given_up():
-    b = Bench(make_spec(stages=2, steps=3, limits={"place_seconds": 5.0}))
+    b = Bench(make_spec(stages=2, steps=3, limits={"link_seconds": 5.0}))
     b.join(0, 1)
     b.answer()
     assert b.state.task.kind == "link"
@@ -324,7 +324,7 @@ def test_where_steps_take_long_a_task_may_take_ten_times_as_long_and_an_evaluati
 
 def test_who_has_its_stage_in_memory_may_not_take_for_ever_to_say_so():
     """Whoever fetches it may."""
-    b = Bench(make_spec(stages=2, steps=8, snapshots={"interval": 2}, limits={"place_seconds": 50.0}))
+    b = Bench(make_spec(stages=2, steps=8, snapshots={"interval": 2}, limits={"reuse_seconds": 50.0}))
     b.join(0, 1)
     to_step(b, 4)
     b.tell(ev.Trouble("p0", "the stream broke", 1, 1))

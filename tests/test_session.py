@@ -18,19 +18,19 @@ from protomodels_cli.protocol.messages import BadMessage
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.pb import pmtrain_pb2_grpc as rpc
 from protomodels_cli.wire.tls import new_authority, peer_name
-from protomodels_cli.worker import engine as eng
-from protomodels_cli.worker import parts
-from protomodels_cli.worker.keeper import Keeper
+from protomodels_cli.worker import orders
+from protomodels_cli.worker.generation import Generation
 from protomodels_cli.worker.links import Listener
 from protomodels_cli.worker.session import Session
+from protomodels_cli.worker.snapshots import part_store
+from protomodels_cli.worker.snapshots.exchange import SnapshotExchange
 
 
 def a_session(folder: Path, stub: Any = None) -> Session:
     """Without a stub: one that has no coordinator."""
     identity = new_authority().issue_with_key(peer_name("p"))
-    return Session(
-        make_spec(), torch.device("cpu"), identity, Listener(identity), stub, (), ("", 0), folder, lambda text: None
-    )
+    device, listener = torch.device("cpu"), Listener(identity)
+    return Session(make_spec(), device, identity, listener, stub, (), ("", 0), folder, lambda text: None, 3600.0)
 
 
 @pytest.mark.parametrize(
@@ -41,14 +41,17 @@ def test_a_stage_that_failed_is_not_offered_again_whichever_generation_it_failed
 
     async def story() -> None:
         session = a_session(tmp_path)
-        session._place = pb.Place(generation=2)
-        session._receive(1, eng.Failure(error))
+        session._generation = Generation(
+            pb.Place(generation=2), session.spec, session._network, session._engine, session._link_trouble, print
+        )
+        session._receive(1, orders.Failure(error))
         assert session._over.done() == goes
         if goes:
             with pytest.raises(UserError, match="ran out of memory"):
                 session._over.result()
-        session._receive(2, eng.Outcome(1, eng.Usage()))
-        said = [session._outbox.get_nowait().WhichOneof("body") for _ in range(session._outbox.qsize())]
+        session._receive(2, orders.Outcome(1, orders.Usage()))
+        outbox = session._control._outbox
+        said = [outbox.get_nowait().WhichOneof("body") for _ in range(outbox.qsize())]
         assert said == (["trouble"] if goes else ["done"])
 
     asyncio.run(story())
@@ -78,7 +81,7 @@ def test_the_last_words_of_a_peer_are_heard(tmp_path):
                 return pb.Register()
 
             running = asyncio.create_task(session.run(introduce))
-            while not session._heard:
+            while not session._control._heard:
                 await asyncio.sleep(0.01)
             session._fail(MemoryError("not enough memory"))
             with pytest.raises(UserError, match="ran out of memory"):
@@ -117,7 +120,7 @@ def test_a_part_that_could_not_be_written_is_said_until_it_was_heard(tmp_path, m
     async def story() -> None:
         told: list[pb.PartFailed] = []
         nothing: Any = None
-        keeper = Keeper(
+        exchange = SnapshotExchange(
             make_spec().snapshots,
             tmp_path,
             nothing,
@@ -126,13 +129,13 @@ def test_a_part_that_could_not_be_written_is_said_until_it_was_heard(tmp_path, m
             lambda part_failed: told.append(part_failed),
             print,
         )
-        monkeypatch.setattr(parts, "save_file", full)
-        await keeper.save(1, 6, 2, {})
+        monkeypatch.setattr(part_store, "save_file", full)
+        await exchange.save(1, 6, 2, {})
         still = pb.Keep(begun=[pb.SnapshotName(lineage=1, step=6)])
-        await keeper.keep(still)
+        await exchange.keep(still)
         assert [(f.lineage, f.step, f.why) for f in told] == [(1, 6, "stage 2: No space left on device")] * 2
-        await keeper.keep(pb.Keep())
-        await keeper.keep(still)  # begun again
+        await exchange.keep(pb.Keep())
+        await exchange.keep(still)  # begun again
         assert len(told) == 2
 
     asyncio.run(story())

@@ -32,8 +32,8 @@ from protomodels_cli.coordinator.state import State
 from protomodels_cli.coordinator.uploads import Damaged, Later, Uploads
 from protomodels_cli.errors import UserError
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
-from protomodels_cli.worker.parts import Parts
-from protomodels_cli.worker.transfer import Throttle
+from protomodels_cli.worker.snapshots.part_store import PartStore
+from protomodels_cli.worker.snapshots.transfer import Throttle
 
 CONTENTS = [b"a" * 5000, b"b" * 7000]
 HASHES = tuple(hashlib.sha256(content).hexdigest() for content in CONTENTS)
@@ -117,12 +117,11 @@ def test_an_upload_whose_snapshot_was_given_up_meanwhile_does_no_harm(tmp_path: 
         ("spare", {}),
         ("p0", {"stage": 9}),
         ("p0", {"sha256": "../" * 21 + "x"}),
-        ("p0", {"size": 1 << 40}),
     ],
 )
 def test_what_nobody_asked_for_is_refused(tmp_path: Path, peer: str, changes: dict[str, object]):
     desk = Desk(tmp_path)
-    with pytest.raises(ValueError, match=r"not|larger"):
+    with pytest.raises(ValueError, match="not"):
         desk.uploads.offered(peer, desk.header(0, **changes))
     assert desk.uploads.offered("p0", desk.header(0, step=4)) is None, "of no snapshot that was begun"
 
@@ -151,7 +150,7 @@ def test_a_complete_snapshot_can_be_read_before_and_after_it_has_its_name(tmp_pa
 
 
 def test_a_peers_parts_are_whole_and_stay_until_they_may_go(tmp_path: Path):
-    parts = Parts(tmp_path)
+    parts = PartStore(tmp_path)
     first, second = (parts.write(1, step, 0, {"w": torch.full((50,), step)}) for step in (3, 6))
     assert parts.all() == [first, second]
     assert parts.is_whole(first)
@@ -165,7 +164,7 @@ def test_a_peers_parts_are_whole_and_stay_until_they_may_go(tmp_path: Path):
 def test_what_a_dead_process_left_half_written_goes_and_a_living_ones_stays(tmp_path: Path):
     (tmp_path / "1-3-0.999999999.partial").touch()
     (tmp_path / f"1-3-0.{os.getppid()}.partial").touch()
-    Parts(tmp_path)
+    PartStore(tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == [f"1-3-0.{os.getppid()}.partial"]
 
 

@@ -33,8 +33,8 @@ def stop(run_dir: RunDirArgument) -> None:
 
 def _control(run_dir: Path, action: str) -> None:
     from protomodels_cli.coordinator.run_dir import owner_secret
-    from protomodels_cli.wire.link import JoinLink
-    from protomodels_cli.wire.operator import operator
+    from protomodels_cli.wire.client import operator
+    from protomodels_cli.wire.join_link import JoinLink
 
     owner = owner_secret(run_dir)
     link = JoinLink.parse((run_dir / "link").read_text(encoding="utf-8"))

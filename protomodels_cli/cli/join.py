@@ -25,12 +25,17 @@ def join(
     listen: Annotated[
         bool, typer.Option("--listen/--no-listen", help="Whether neighbours may dial this machine, if they can.")
     ] = True,
+    give_up_after: Annotated[
+        float,
+        typer.Option(min=0, metavar="HOURS", help="How long to try to reach a coordinator that is gone."),
+    ] = 24.0,
     folder: Annotated[
         Path | None, typer.Option("--dir", help="Where this peer keeps its files. Default: ~/.cache/pmtrain/peers.")
     ] = None,
 ) -> None:
-    """Hold a stage of somebody's run, on one device, until it is done. Ctrl-C leaves after the step."""
-    from protomodels_cli.wire.link import JoinLink
+    """Hold a stage of somebody's run, on one device, until it is done. Ctrl-C leaves after the step,
+    or at once where the coordinator is gone."""
+    from protomodels_cli.wire.join_link import JoinLink
 
     parsed = JoinLink.parse(link)
     leave_on_ctrl_c()
@@ -41,6 +46,15 @@ def join(
 
     limit = None if memory is None else int(memory * 2**30)
     cache = Path(os.environ.get("PMTRAIN_CACHE") or Path.home() / ".cache" / "pmtrain")
-    options = Options(parsed, device, name or socket.gethostname(), folder or cache / "peers", port, listen, limit)
+    options = Options(
+        parsed,
+        device,
+        name or socket.gethostname(),
+        folder or cache / "peers",
+        port,
+        listen,
+        limit,
+        give_up_after=give_up_after * 3600,
+    )
 
     raise typer.Exit(asyncio.run(take_part(options, say)))

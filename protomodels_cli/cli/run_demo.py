@@ -25,7 +25,7 @@ from protomodels_cli.launch.local import LocalRun, local_run, peers_of
 from protomodels_cli.observe.view import headline, picture
 from protomodels_cli.spec.load import parse_spec, spec_from
 from protomodels_cli.spec.schema import RunSpec
-from protomodels_cli.wire.operator import Operator, operator
+from protomodels_cli.wire.client import Operator, operator
 from protomodels_cli.wire.pb.pmtrain_pb2 import RunStatus
 
 LOOK_SECONDS = 0.25

@@ -86,8 +86,8 @@ def _show(run: str, output: Format, watch: bool, draw: Callable[[RunStatus], Ren
 async def _statuses(run: str, watch: bool) -> AsyncIterator[RunStatus]:
     """From the coordinator; where it does not run, once from the journal of the run's directory."""
     from protomodels_cli.errors import UserError
-    from protomodels_cli.wire.link import FingerprintError, JoinLink, UnreachableError
-    from protomodels_cli.wire.operator import operator
+    from protomodels_cli.wire.client import operator
+    from protomodels_cli.wire.join_link import FingerprintError, JoinLink, UnreachableError
 
     folder = None if "://" in run else Path(run)
     if folder is not None and not (folder / "journal.sqlite").exists():

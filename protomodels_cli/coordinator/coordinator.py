@@ -329,9 +329,6 @@ class Coordinator:
 
     def _send_turn(self, decision: Decided | None, task: Task | None, save: bool) -> None:
         turn = turn_message(self.state, decision, task, save, self._feed.evaluation_microbatches)
-        if task is not None and task.kind == "sync" and self._subspace is not None:
-            turn.sync.basis.CopyFrom(self._subspace.basis_message(self.state.history.basis_version))
-            turn.sync.t_fixed.CopyFrom(self._subspace.table_message())
         if task is not None and task.kind == "step" and self._cpu_s is None:
             self._cpu_s = time.process_time(), time.process_time()
             self._began = self._began or time.time()

@@ -11,6 +11,7 @@ from typing import Any, TypeVar, cast
 from protomodels_cli.coordinator.copies import Copies, in_words
 from protomodels_cli.coordinator.history import History, Mark
 from protomodels_cli.coordinator.snapshots import Snapshots
+from protomodels_cli.retry import Backoff, retry
 
 T = TypeVar("T")
 TRIES, AGAIN = 10, 6.0  # to reach the store, and seconds between two
@@ -118,17 +119,22 @@ class Depot:
             return True
         if self._copies is None:
             return False
-        for tries in range(TRIES):
-            try:
-                whole = await _beside(self._snapshots.replace_part, mark, stage, self._copies.get)
-            except FileNotFoundError:
-                whole = False
-            except Exception as e:  # a store may raise anything
-                if tries == 0:
-                    self._say(f"{part} is damaged, and {self._copies.url} cannot be read: {in_words(e)}; trying again")
-                await asyncio.sleep(AGAIN)
-                continue
-            words = "was damaged here, and is brought back from" if whole else "is damaged here, and not whole at"
-            self._say(f"{part} {words} {self._copies.url}")
-            return whole
-        return False
+        copies, backoff = self._copies, Backoff(AGAIN, jitter=0, most_tries=TRIES)
+
+        def heard(error: Exception) -> None:
+            if backoff.failures == 1:
+                self._say(f"{part} is damaged, and {copies.url} cannot be read: {in_words(error)}; trying again")
+
+        try:  # a store may raise anything
+            whole = await retry(lambda: self._bring_back(mark, stage, copies), backoff, Exception, heard)
+        except Exception:
+            return False
+        words = "was damaged here, and is brought back from" if whole else "is damaged here, and not whole at"
+        self._say(f"{part} {words} {copies.url}")
+        return whole
+
+    async def _bring_back(self, mark: Mark, stage: int, copies: Copies) -> bool:
+        try:
+            return await _beside(self._snapshots.replace_part, mark, stage, copies.get)
+        except FileNotFoundError:
+            return False

@@ -15,8 +15,8 @@ from collections import Counter
 from dataclasses import dataclass
 
 from protomodels_cli.errors import UserError
-from protomodels_cli.wire.link import ASK_AUTHORITY, address
-from protomodels_cli.wire.relay import RELAY, WAIT_SECONDS, Meetings, Place, Role
+from protomodels_cli.wire.join_link import ASK_AUTHORITY, address
+from protomodels_cli.wire.relay import RELAY, WAIT_SECONDS, Address, Meetings, Role
 from protomodels_cli.wire.splice import BACK, Stream, Watch, say, splice, tune
 
 TLS_RECORD = b"\x16\x03"  # a handshake record of any TLS version
@@ -44,7 +44,7 @@ class _Refused(Exception):
 class Door:
     """Counters: `refused` by reason, and `connections` that are open now."""
 
-    def __init__(self, authority_pem: bytes, backend: Place, limits: DoorLimits = DoorLimits()):
+    def __init__(self, authority_pem: bytes, backend: Address, limits: DoorLimits = DoorLimits()):
         self.limits = limits
         self.refused: Counter[str] = Counter()
         self._authority_pem, self._backend = authority_pem, backend

@@ -427,11 +427,17 @@ def _watch_the_clock(moves: Moves) -> None:
 
 
 def _watch_seating(moves: Moves, task: Task) -> None:
-    state, limit = moves.state, moves.state.spec.limits.place_seconds
+    state, limits = moves.state, moves.state.spec.limits
+    if task.kind == "link":
+        doing, limit = "link", limits.link_seconds
+    elif state.history.step == 0:
+        doing, limit = "build", limits.build_seconds
+    else:
+        doing, limit = "reuse", limits.reuse_seconds
     if moves.now - task.started < limit:
         return
     late = [i for i in range(state.stages) if i not in state.heard]
-    if task.kind == "place" and state.history.step > 0:
+    if doing == "reuse":
         # A part of a snapshot may take long to arrive, and who waits for it says so if it does not come.
         late = [i for i in late if state.history.holders[i] in state.holds]
         if not late:
@@ -443,8 +449,7 @@ def _watch_seating(moves: Moves, task: Task) -> None:
         return
     for i in late:
         peer = state.peers[state.history.holders[i]]
-        doing = "build" if task.kind == "place" else "link"
-        why = f"{peer.name} ({peer.id}) did not {doing} stage {i} within limits.place_seconds ({limit:g} s)"
+        why = f"{peer.name} ({peer.id}) did not {doing} stage {i} within limits.{doing}_seconds ({limit:g} s)"
         moves.do(Dismiss(peer.id, why, "use a faster machine, or raise the limit in the spec", EXIT_OUTSIDE))
     seating.lose(moves, f"not ready within {limit:g} s", *(state.history.holders[i] for i in late))
 

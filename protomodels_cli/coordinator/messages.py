@@ -158,7 +158,15 @@ def turn_message(
                 pb.Evaluation(step=task.step, microbatches=evaluation_microbatches, basis_version=version)
             )
         case "sync":
-            turn.sync.step = task.step
+            history = state.history
+            turn.sync.CopyFrom(
+                pb.Sync(
+                    step=task.step,
+                    basis_version=history.basis_version,
+                    basis_sha256=history.basis_sha256,
+                    t_fixed_sha256=state.t_fixed[1],
+                )
+            )
         case "finish":
             turn.finish.step = task.step
         case "place":

@@ -17,7 +17,7 @@ from protomodels_cli.errors import UserError
 from protomodels_cli.files import write_whole
 from protomodels_cli.spec.load import spec_from, with_absolute_paths
 from protomodels_cli.spec.schema import RunSpec
-from protomodels_cli.wire.link import JoinLink, LinkError, new_token
+from protomodels_cli.wire.join_link import JoinLink, LinkError, new_token
 from protomodels_cli.wire.tls import Authority, new_authority
 
 PRIVATE = "private.json"

@@ -24,9 +24,10 @@ from protomodels_cli.coordinator import events
 from protomodels_cli.coordinator.door import Door
 from protomodels_cli.coordinator.messages import clean, event_of, peer_of
 from protomodels_cli.coordinator.run_dir import RunDir
-from protomodels_cli.coordinator.uploads import Damaged, Later, Uploads
+from protomodels_cli.coordinator.uploads import Damaged, Later, TooLarge, Uploads
 from protomodels_cli.spec.schema import RunSpec
 from protomodels_cli.wire.channels import SERVER_OPTIONS
+from protomodels_cli.wire.parts import TOO_LARGE
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.pb import pmtrain_pb2_grpc as rpc
 from protomodels_cli.wire.tls import COORDINATOR_NAME, Identity, client_context, peer_name
@@ -303,6 +304,8 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
             offset = self._uploads.offered(peer, request)
         except ValueError as e:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(e))
+        except TooLarge as e:
+            await context.abort(TOO_LARGE, str(e))
         except OSError as e:
             why = f"the coordinator: {e.strerror or e}"
             self._tell(events.PartFailed(None, request.lineage, request.step, why))
@@ -325,6 +328,8 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
             await self._uploads.receive(peer, first.header, request_iterator)
         except ValueError as e:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(e))
+        except TooLarge as e:
+            await context.abort(TOO_LARGE, str(e))
         except Later as e:
             await context.abort(grpc.StatusCode.UNAVAILABLE, str(e))
         except Damaged as e:

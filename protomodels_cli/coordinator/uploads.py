@@ -16,6 +16,7 @@ from protomodels_cli.coordinator.snapshots import Snapshots
 from protomodels_cli.coordinator.state import State
 from protomodels_cli.coordinator.subspace import Subspace
 from protomodels_cli.files import hash_file
+from protomodels_cli.observe.progress import size
 from protomodels_cli.protocol import steps
 from protomodels_cli.spec.sizes import StageMemory
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
@@ -27,6 +28,10 @@ Chunks = AsyncIterator[pb.UploadChunk]
 
 class Later(Exception):
     """Not now, but it is wanted."""
+
+
+class TooLarge(Exception):
+    """A part of more bytes than its stage can have: there is no use in trying again."""
 
 
 class Damaged(Exception):
@@ -50,7 +55,8 @@ class Uploads:
     # Parts of snapshots
 
     def offered(self, peer: str, header: pb.UploadHeader) -> int | None:
-        """From which byte on this part is wanted; None: not at all. Raises ValueError on what nobody asked for."""
+        """From which byte on this part is wanted; None: not at all. Raises ValueError on what nobody asked for, and
+        TooLarge, with which its snapshot is given up."""
         history = self._state().history
         if not self._is_pending(header):
             return None
@@ -62,15 +68,17 @@ class Uploads:
         end = sum(history.layers[: header.stage + 1])
         most = StageMemory(self._state().spec).saved(end - history.layers[header.stage], end) + ROOM_FOR_NAMES
         if header.size > most:
-            raise ValueError("a part larger than its stage")
+            why = f"stage {header.stage}: its part has {size(header.size)}, and {size(most)} is the most it can have"
+            self._tell(events.PartFailed(peer, header.lineage, header.step, why))
+            raise TooLarge(why)
         if self._snapshots.has(header.lineage, header.step, header.stage):
             return None
         path = self._snapshots.coming(header.lineage, header.step, header.stage, header.sha256)
         return path.stat().st_size if path.exists() else 0
 
     async def receive(self, peer: str, header: pb.UploadHeader, chunks: Chunks) -> None:
-        """Raises ValueError on what nobody asked for, Later and Damaged. A failure of our own disk is not the peer's
-        fault."""
+        """Raises ValueError on what nobody asked for, Later, TooLarge and Damaged. A failure of our own disk is not
+        the peer's fault."""
         if header.kind == pb.UploadHeader.BASIS:
             await self._receive_basis(peer, header, chunks)
             return
@@ -92,8 +100,8 @@ class Uploads:
             raise Later(f"{have} bytes of it are here, or on their way")
         self._coming.add(path)
         try:
-            size = await self._append(chunks, header, path)
-            if size < header.size:
+            arrived = await self._append(chunks, header, path)
+            if arrived < header.size:
                 return  # it broke off; the rest will come
             if await asyncio.to_thread(hash_file, path) != header.sha256:
                 path.unlink()
@@ -108,17 +116,17 @@ class Uploads:
 
     async def _append(self, chunks: Chunks, header: pb.UploadHeader, path: Path) -> int:
         """Returns the file's size then. What came of an upload that broke off stays."""
-        size = header.offset
+        arrived = header.offset
         with path.open("ab") as file:
             async for chunk in chunks:
-                size += len(chunk.data)
-                if size > header.size:
+                arrived += len(chunk.data)
+                if arrived > header.size:
                     raise ValueError("more bytes than announced")
                 if not self._is_pending(header):
                     raise ValueError("its snapshot is not wanted any more")
                 await asyncio.to_thread(file.write, chunk.data)
             await asyncio.to_thread(_to_disk, file)
-        return size
+        return arrived
 
     def look(self, lineage: int, step: int) -> None:
         """Are all parts of this snapshot here?"""

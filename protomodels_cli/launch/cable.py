@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from protomodels_cli.wire.link import JoinLink
+from protomodels_cli.wire.join_link import JoinLink
 
 
 class Cable(threading.Thread):

@@ -19,7 +19,7 @@ from protomodels_cli.errors import EXIT_STOPPED, UserError
 from protomodels_cli.launch.hosts import Hosts
 from protomodels_cli.spec.cut import layers_per_stage
 from protomodels_cli.spec.schema import RunSpec
-from protomodels_cli.wire.link import JoinLink
+from protomodels_cli.wire.join_link import JoinLink
 
 START_SECONDS = 300.0  # the first time, the text is tokenised
 LEAVE_SECONDS = 8.0

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 from protomodels_cli.spec import yaml_tree
 from protomodels_cli.spec.checks import contradictions
 from protomodels_cli.spec.errors import Problem, SpecError
-from protomodels_cli.spec.refused import REFUSED
+from protomodels_cli.spec.refused import REFUSED, REPLACED
 from protomodels_cli.spec.schema import RunSpec, Section
 
 Loc = tuple[str | int, ...]
@@ -136,6 +136,9 @@ def _field_problem(e: Any, loc: Loc) -> Problem:
 def _unknown_field(field: str, loc: Loc, value: Any) -> Problem:
     if field in REFUSED:
         return Problem(field, REFUSED[field], "remove it", value)
+    if field in REPLACED:
+        why, fix = REPLACED[field]
+        return Problem(field, why, fix, value)
     section = _section_at(loc[:-1])
     siblings = list(section.model_fields) if section else []
     if close := difflib.get_close_matches(str(loc[-1]), siblings, 1, cutoff=0.6):

@@ -1,10 +1,19 @@
-"""Fields that people know from other trainers and that cannot exist here, with the reason.
+"""Fields that are refused with a reason: some that people know from other trainers and that cannot exist here, and
+some of earlier versions, with what took their place.
 
 Whatever is written to the residual stream must lie in the subspace S, or a boundary cannot be crossed with k
 numbers. A gain, bias or dropout on what a branch *writes* leaves S; on what it *reads* (pre-norm) it does not.
 """
 
 _WRITES = "would write outside the subspace S on the residual stream, so k numbers would no longer say it all"
+
+REPLACED: dict[str, tuple[str, str]] = {  # field → why, and the fix
+    "limits.place_seconds": (
+        "meant four limits at once",
+        "set those you mean: limits.build_seconds, limits.reuse_seconds, limits.link_seconds, or limits.device_seconds "
+        "(which was twice its value)",
+    ),
+}
 
 REFUSED: dict[str, str] = {
     "model.dropout": f"dropout on a branch or on the stream {_WRITES}",

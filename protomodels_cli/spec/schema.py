@@ -314,10 +314,25 @@ class LimitsSpec(Section):
         5.0,
         description="A peer that falls silent is taken for gone within this time, and not before four fifths of it.",
     )
-    place_seconds: Positive = Field(
+    build_seconds: Positive = Field(
         300.0,
-        description="Time for a peer to build its stage and reach its neighbours; then another is asked. "
-        "A device that is at one piece of work for twice that is taken to hang.",
+        description="Time for a peer to build its stage from the seed; then it is dismissed and another is asked. "
+        "One that restores its stage from a snapshot has no such limit.",
+    )
+    reuse_seconds: Positive = Field(
+        300.0,
+        description="Time for a peer to go on with the stage that it has in memory, when others come or go; then it is "
+        "dismissed. It finishes the piece of work that it is at first.",
+    )
+    link_seconds: Positive = Field(
+        300.0,
+        description="Time for neighbours to open their links; then all links go through the coordinator, and whoever "
+        "has not opened them after the same time again is dismissed.",
+    )
+    device_seconds: Positive = Field(
+        600.0,
+        description="A device that is at one piece of work (a microbatch, the building of its stage) for longer is "
+        "taken to hang: its peer says so and leaves.",
     )
 
 

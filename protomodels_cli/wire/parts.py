@@ -1,9 +1,13 @@
-"""A part of a snapshot, by name, as it is said over the wire."""
+"""A part of a snapshot, by name, as it is said over the wire, and the answer to one that cannot be."""
 
 from __future__ import annotations
 
+import grpc
+
 from protomodels_cli.protocol.parts import Part
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
+
+TOO_LARGE = grpc.StatusCode.OUT_OF_RANGE  # a part larger than its stage can be: trying again does not help
 
 
 def part_message(part: Part) -> pb.Part:

@@ -7,18 +7,19 @@ know keys or look at the bytes, and a relay is not trusted.
 from __future__ import annotations
 
 import asyncio
-import random
 import re
+import time
 from collections import Counter
-from collections.abc import Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from protomodels_cli.errors import EXIT_REFUSED, UserError
+from protomodels_cli.retry import Backoff
 from protomodels_cli.wire.splice import FORTH, Stream, say, splice, tune
 
 Role = Literal["accept", "dial"]
-Place = tuple[str, int]
+Address = tuple[str, int]  # host and port
 TICKET = re.compile(r"[A-Za-z0-9_-]{1,64}")
 RELAY = re.compile(rb"PMTRAIN 1 RELAY ([A-Za-z0-9_-]{1,64}) (accept|dial)\n")
 OPPOSITE = {"accept": "dial", "dial": "accept"}
@@ -34,13 +35,13 @@ class RelayError(UserError):
 
     exit_code = EXIT_REFUSED
 
-    def __init__(self, answer: bytes, place: Place):
+    def __init__(self, answer: bytes, address: Address):
         self.answer = answer
         what, fix = {
             NOBODY: ("the other peer did not come", "wait for it; pmtrain tries again by itself"),
             UNKNOWN: ("the ticket is not valid, or not any more", "join the run again"),
         }.get(answer, ("it hung up or speaks another language", "check that the address is a pmtrain coordinator's"))
-        super().__init__(f"relay {place[0]} port {place[1]}: {what}", fix)
+        super().__init__(f"relay {address[0]} port {address[1]}: {what}", fix)
 
 
 @dataclass(eq=False)
@@ -165,16 +166,34 @@ async def dial_relay(host: str, port: int, ticket: str, role: Role, timeout: flo
     return reader, writer
 
 
-class RelayedAcceptor:
-    """For the peer that serves: waits at the relay and pipes each connection to `target`, its own port.
+class _Relayed:
+    """What both ends of a relayed link have: `problem` is what keeps it from working, in words, or None. Whoever made
+    it hears of every change, once."""
 
-    `problem` is what keeps it from waiting there, in words, or None.
-    """
-
-    def __init__(self, relay: Place, ticket: str, target: Place):
-        self.relay, self.ticket, self.target = relay, checked(ticket), target
+    def __init__(self, relay: Address, ticket: str, on_problem: Callable[[str | None], None]):
+        self.relay, self.ticket = relay, checked(ticket)
         self.problem: str | None = None
+        self._on_problem = on_problem
         self._live: set[asyncio.Task[None]] = set()
+
+    def _note(self, problem: str | None) -> None:
+        if problem != self.problem:
+            self.problem = problem
+            self._on_problem(problem)
+
+
+class RelayedAcceptor(_Relayed):
+    """For the peer that serves: waits at the relay and pipes each connection to `target`, its own port."""
+
+    def __init__(
+        self,
+        relay: Address,
+        ticket: str,
+        target: Address,
+        on_problem: Callable[[str | None], None] = lambda words: None,
+    ):
+        super().__init__(relay, ticket, on_problem)
+        self.target = target
         self._waiter: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -184,18 +203,21 @@ class RelayedAcceptor:
         await _cancel([*self._live, *([self._waiter] if self._waiter else [])])
 
     async def _keep_waiting(self) -> None:
-        pause = FIRST_PAUSE
+        backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
         while True:
             try:
                 stream = await dial_relay(*self.relay, self.ticket, "accept")
             except (OSError, RelayError) as error:
                 # Nobody came: that is how an idle link looks, so no fault, and the pause stays short.
-                idle = isinstance(error, RelayError) and error.answer == NOBODY
-                self.problem = None if idle else _in_words(error, self.relay)
-                pause = FIRST_PAUSE if idle else min(2 * pause, LONGEST_PAUSE)
-                await asyncio.sleep(pause * random.uniform(0.5, 1))  # so that peers do not come back all at once
+                if idle := isinstance(error, RelayError) and error.answer == NOBODY:
+                    backoff.reset()
+                self._note(None if idle else _in_words(error, self.relay))
+                wait = backoff.after_failure(time.monotonic())
+                assert wait is not None, "its generation ends it"
+                await asyncio.sleep(wait)
                 continue
-            self.problem, pause = None, FIRST_PAUSE
+            self._note(None)
+            backoff.reset()
             # The next wait starts at once, beside this connection: a dialler that lost its own comes back before
             # anyone here knows that the old one is dead.
             _spawn(self._live, _pipe_to(self.target, stream))
@@ -203,13 +225,11 @@ class RelayedAcceptor:
                 await asyncio.wait(self._live, return_when=asyncio.FIRST_COMPLETED)
 
 
-class RelayedDialler:
+class RelayedDialler(_Relayed):
     """For the peer that dials: a port on loopback whose every connection goes through the relay."""
 
-    def __init__(self, relay: Place, ticket: str):
-        self.relay, self.ticket = relay, checked(ticket)
-        self.problem: str | None = None
-        self._live: set[asyncio.Task[None]] = set()
+    def __init__(self, relay: Address, ticket: str, on_problem: Callable[[str | None], None] = lambda words: None):
+        super().__init__(relay, ticket, on_problem)
         self._server: asyncio.Server | None = None
 
     async def open(self) -> int:
@@ -232,15 +252,15 @@ class RelayedDialler:
         try:
             tune(local[1])
             remote = await dial_relay(*self.relay, self.ticket, "dial")
-            self.problem = None
+            self._note(None)
             await splice(local, remote)
         except (OSError, RelayError) as error:
-            self.problem = _in_words(error, self.relay)  # gRPC sees a failed connection and tries again by itself
+            self._note(_in_words(error, self.relay))  # gRPC sees a failed connection and tries again by itself
         finally:
             local[1].transport.abort()
 
 
-async def _pipe_to(target: Place, stream: Stream) -> None:
+async def _pipe_to(target: Address, stream: Stream) -> None:
     try:
         local = await asyncio.open_connection(*target)
         tune(local[1])
@@ -251,7 +271,7 @@ async def _pipe_to(target: Place, stream: Stream) -> None:
         stream[1].transport.abort()
 
 
-def _in_words(error: OSError | RelayError, relay: Place) -> str:
+def _in_words(error: OSError | RelayError, relay: Address) -> str:
     if isinstance(error, RelayError):
         return str(error).splitlines()[0]
     reason = "no answer in time" if isinstance(error, TimeoutError) else error.strerror or str(error)

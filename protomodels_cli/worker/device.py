@@ -1,8 +1,13 @@
-"""What this machine brings: the device, its free memory, its measured speed."""
+"""What this machine brings: the device, its free memory, its measured speed; and whether it has failed.
+
+It must not know the run's state, nor who asks.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections.abc import Callable
 
 import torch
 
@@ -12,6 +17,8 @@ from protomodels_cli.model.llama import Block, rotary
 from protomodels_cli.model.shape import Shape
 from protomodels_cli.spec.schema import RunSpec
 from protomodels_cli.spec.sizes import unit_flops
+
+LOOKS = 20  # at a device within the time that one piece of work may take
 
 
 class DeviceError(UserError):
@@ -77,3 +84,25 @@ def _wait_for(device: torch.device) -> None:
         torch.cuda.synchronize(device)
     elif device.type == "mps":
         torch.mps.synchronize()
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """CUDA has a type for it, the CPU's allocator a plain RuntimeError."""
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "not enough memory" in str(error)
+
+
+async def watch(busy_with: Callable[[], int], limit: float) -> None:
+    """Raises once the device has been at one piece of work for `limit` seconds; `busy_with` numbers them, 0: none.
+
+    A driver that hangs raises nothing, and the heartbeats go on. Looks are counted, not seconds: whoever stopped this
+    process stopped its device too."""
+    looks, before = 0, 0
+    while looks < LOOKS:
+        await asyncio.sleep(limit / LOOKS)
+        now = busy_with()
+        looks, before = (looks + 1 if now and now == before else 0), now
+    raise UserError(
+        f"the device has been at one piece of work for {limit:g} s (limits.device_seconds)",
+        "if it hangs, start the machine again or use another device (--device); if it is only slow, ask the run's "
+        "owner for more microbatches or a higher limits.device_seconds",
+    )

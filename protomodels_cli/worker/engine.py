@@ -1,7 +1,7 @@
 """The compute thread: takes what the event loop hands it, computes, hands back what came of it.
 
 One thread owns the stage. The loop never touches a weight, and this thread never touches a socket: they meet at an
-inbox here and at `post`, which runs in the loop.
+inbox here and at `post`, which runs in the loop. It must not know protobuf, peers or the coordinator.
 """
 
 from __future__ import annotations
@@ -10,173 +10,38 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, assert_never
 
 import torch
 from safetensors.torch import load_file
 
 from protomodels_cli.model.basis import Basis
-from protomodels_cli.model.shape import Slice
 from protomodels_cli.model.snapshot import parameter_hashes
-from protomodels_cli.model.stage import Sync
 from protomodels_cli.protocol.messages import BadMessage, Leg
 from protomodels_cli.protocol.schedule import View, next_work
-from protomodels_cli.spec.schema import RunSpec
 from protomodels_cli.wire.frames import Message
+from protomodels_cli.worker.orders import (
+    Assignment,
+    Build,
+    Copied,
+    CopyState,
+    Decide,
+    Describe,
+    Described,
+    Drop,
+    Failure,
+    HashWeights,
+    HoldBasis,
+    Order,
+    Outcome,
+    ReportSync,
+    Reuse,
+    Run,
+    SubspaceReport,
+    Taken,
+    Usage,
+)
 from protomodels_cli.worker.stage_work import Pass, StageWork
-
-# Orders, in the order in which the coordinator gave them
-
-
-@dataclass(frozen=True)
-class Seat:
-    """A place in a generation."""
-
-    task: int
-    generation: int
-    lineage: int
-    step: int  # the last one decided
-    limit: int  # microbatches in flight
-    owed: int  # the step after which the subspace's fate is to be said again; 0: none
-
-
-@dataclass(frozen=True)
-class Build:
-    """Make the stage anew: from the seed, or from this file."""
-
-    seat: Seat
-    spec: RunSpec
-    part: Slice
-    basis: Basis | None
-    saved: Path | None
-
-
-@dataclass(frozen=True)
-class Keep:
-    """Go on with the stage that is here, and take the last decision if it is not known yet."""
-
-    seat: Seat
-    decision: Decide | None
-
-
-@dataclass(frozen=True)
-class Describe:
-    """Say what is here."""
-
-
-@dataclass(frozen=True)
-class Decide:
-    """The outcome of the step that this stage is prepared for."""
-
-    step: int
-    apply: bool
-    lr: float
-    clip: float
-
-
-@dataclass(frozen=True)
-class Run:
-    """A step (leg forward) or an evaluation."""
-
-    task: int
-    leg: Leg
-    step: int
-    microbatches: int
-    basis_version: int
-
-
-@dataclass(frozen=True)
-class ReportSync:
-    """Hash the bytes in use, and say so."""
-
-    task: int
-
-
-@dataclass(frozen=True)
-class CopyState:
-    """Copy all that the stage is to the host's memory."""
-
-
-@dataclass(frozen=True)
-class HashWeights:
-    task: int
-
-
-@dataclass(frozen=True)
-class HoldBasis:
-    """Keep it until a step is run with it."""
-
-    basis: Basis
-
-
-@dataclass(frozen=True)
-class Drop:
-    """Let go of the stage."""
-
-
-Order = Drop | Build | Keep | Describe | Decide | Run | ReportSync | CopyState | HashWeights | HoldBasis
-
-
-# What comes back
-
-
-@dataclass
-class Usage:
-    """Where the time since the last report went, in seconds."""
-
-    compute: float = 0.0
-    wait: float = 0.0
-    wire: float = 0.0
-    most_in_flight: int = 0
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """A task is done."""
-
-    task: int
-    usage: Usage
-    sync: Sync | None = None
-    norms: dict[str, float] = field(default_factory=dict)
-    loss_sum: float = 0.0
-    tokens: int = 0
-    parameters: list[tuple[str, str]] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class Described:
-    """The stage that is here, if any: its lineage, its last decided step, and the generation it is prepared in."""
-
-    found: tuple[int, int, int] | None
-
-
-@dataclass(frozen=True)
-class Copied:
-    lineage: int
-    step: int
-    state: dict[str, torch.Tensor]
-
-
-@dataclass(frozen=True)
-class SubspaceReport:
-    step: int
-    row: dict[str, Any]
-    basis: Basis | None
-
-
-@dataclass(frozen=True)
-class Taken:
-    """A message was taken from its queue: its credit can go back."""
-
-    leg: Leg
-
-
-@dataclass(frozen=True)
-class Failure:
-    error: Exception
-    leg: Leg | None = None  # of the message that it came of
 
 
 class Engine(threading.Thread):
@@ -346,25 +211,27 @@ class Engine(threading.Thread):
                 work = self._work
                 self._post(Described(None if work is None else (self._lineage, work.step, work.prepared)))
                 return
-            case Build(seat, spec, part, basis, path):
-                self._generation = seat.generation  # also of the failure to build it
+            case Build(assignment, spec, layers, basis, path):
+                self._generation = assignment.generation  # also of the failure to build it
                 self._run = self._pass = self._work = self._held = None  # two would not fit
                 saved = None if path is None else load_file(path)
-                self._work = StageWork(spec, part, basis, self._device, saved, seat.step)
-                self._sit_down(seat, self._work)
+                self._work = StageWork(spec, layers, basis, self._device, saved, assignment.step)
+                self._begin(assignment, self._work)
                 return
         work = self._work
         assert work is not None
         match order:
-            case Keep(seat, decision):
-                self._generation = seat.generation
+            case Reuse(assignment, decision):
+                self._generation = assignment.generation
                 self._run = self._pass = None
                 if decision is not None and work.prepared and decision.step == work.step + 1:
-                    self._decide(decision, work)  # what it says of the subspace then is asked for with the seat
-                if (self._lineage, work.step) != (seat.lineage, seat.step):
-                    raise RuntimeError(f"asked to keep step {seat.step} of lineage {seat.lineage}, which is not here")
+                    self._decide(decision, work)  # what it says of the subspace then is asked for with the assignment
+                if (self._lineage, work.step) != (assignment.lineage, assignment.step):
+                    raise RuntimeError(
+                        f"asked to reuse step {assignment.step} of lineage {assignment.lineage}, which is not in memory"
+                    )
                 work.abandon()
-                self._sit_down(seat, work)
+                self._begin(assignment, work)
             case Decide():
                 if self._decide(order, work):
                     self._report_subspace(work)
@@ -386,11 +253,11 @@ class Engine(threading.Thread):
             case _:
                 assert_never(order)
 
-    def _sit_down(self, seat: Seat, work: StageWork) -> None:
-        self._lineage, self._limit = seat.lineage, seat.limit
-        if seat.owed and work.last_report is not None and work.last_report[0] == seat.owed:
+    def _begin(self, assignment: Assignment, work: StageWork) -> None:
+        self._lineage, self._limit = assignment.lineage, assignment.limit
+        if assignment.owed and work.last_report is not None and work.last_report[0] == assignment.owed:
             self._report_subspace(work)
-        self._report(seat.task, sync=work.stage.sync())
+        self._report(assignment.task, sync=work.stage.sync())
 
     def _decide(self, decision: Decide, work: StageWork) -> bool:
         """Whether the stage has something new to say of the subspace then."""

@@ -1,16 +1,20 @@
-"""Joining a run: every check that can be made before a stage is asked for, each with its fix."""
+"""Joining a run: every check that can be made before a stage is asked for, each with its fix.
+
+Knows the join link and this machine. It must not know stages: from the registration on, the session leads.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
 import json
+import math
 import os
-import random
 import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -19,53 +23,65 @@ import torch
 from protomodels_cli import PROTOCOL, __version__
 from protomodels_cli.errors import UserError
 from protomodels_cli.observe.progress import count, size
+from protomodels_cli.retry import Backoff, retry
 from protomodels_cli.spec.cut import layers_per_stage
 from protomodels_cli.spec.load import spec_from
 from protomodels_cli.spec.schema import RunSpec
 from protomodels_cli.spec.sizes import StageMemory
 from protomodels_cli.wire.channels import MOST_FROM_COORDINATOR, is_loopback
-from protomodels_cli.wire.link import JoinLink, UnreachableError, address, fetch_authority
-from protomodels_cli.wire.operator import Refused, coordinator_channel, in_words
+from protomodels_cli.wire.client import Refused, coordinator_channel, in_words
+from protomodels_cli.wire.join_link import JoinLink, UnreachableError, address, fetch_authority
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.pb import pmtrain_pb2_grpc as rpc
 from protomodels_cli.wire.tls import Identity, new_key, public_key_of
 from protomodels_cli.worker import device as devices
+from protomodels_cli.worker.control import GaveUp
 from protomodels_cli.worker.links import Listener
 from protomodels_cli.worker.session import Session
 
 MOST_SKEW = 300.0  # seconds between the clocks; certificates have a day's grace, people who read logs have none
 
 
+RETRY_SECONDS = 0.5, 5.0  # between tries to reach a coordinator that was there before: at first, at most
+GIVE_UP_AFTER = 24 * 3600.0  # seconds: a coordinator that is back the next day finds its peers
+
+
 @dataclass(frozen=True)
 class Options:
-    link: JoinLink
+    """What `pmtrain join` was asked for. It must not know the run."""
+
+    join_link: JoinLink
     device: str
     name: str
     folder: Path  # where this peer keeps its files
     port: int  # for neighbours; 0: any
     listen: bool = True  # whether neighbours may dial it
     memory: int | None = None  # bytes it may use; None: all that is free
+    give_up_after: float = GIVE_UP_AFTER  # seconds without the coordinator
 
 
 async def join(options: Options, say: Callable[[str], None]) -> int:
     """Join, take part until the run is over or we leave, and return the exit code.
 
     A coordinator that does not answer is a mistake in the link, unless this machine has been in its run before."""
-    tries = 0
-    while True:
-        try:
-            return await _take_part(options, say)
-        except UnreachableError as e:
-            if not any(options.folder.glob(f"*-{options.link.fingerprint[:8]}")):
-                raise
-            if tries == 0:
-                say(f"{str(e).splitlines()[0]}; this machine was in its run before: trying until it is back …")
-            await asyncio.sleep(min(0.5 * 2**tries, 5.0) * random.uniform(0.5, 1.0))
-            tries = min(tries + 1, 10)
+    backoff = Backoff(*RETRY_SECONDS, give_up_after=options.give_up_after)
+
+    def heard(error: Exception) -> None:
+        if not any(options.folder.glob(f"*-{options.join_link.fingerprint[:8]}")):
+            raise error
+        if backoff.failures == 1:
+            say(f"{str(error).splitlines()[0]}; this machine was in its run before: trying until it is back …")
+
+    try:
+        return await retry(partial(_take_part, options, say), backoff, UnreachableError, heard)
+    except UnreachableError as e:
+        if backoff.failures > 1:
+            raise GaveUp(options.give_up_after) from e
+        raise
 
 
 async def _take_part(options: Options, say: Callable[[str], None]) -> int:
-    link = options.link
+    link = options.join_link
     device = devices.choose(options.device)
     authority = await fetch_authority(link)
     key = new_key()
@@ -115,7 +131,16 @@ async def _take_part(options: Options, say: Callable[[str], None]) -> int:
                 )
 
             session = Session(
-                spec, device, identity, listener, stub, credentials_of_peer, (link.host, link.port), folder, say
+                spec,
+                device,
+                identity,
+                listener,
+                stub,
+                credentials_of_peer,
+                (link.host, link.port),
+                folder,
+                say,
+                options.give_up_after,
             )
             return await session.run(introduce)
         finally:
@@ -134,7 +159,7 @@ def _reach_in_words(reach: pb.ReachabilityReply, port: int) -> str:
 
 async def _enrol(stub: rpc.PeeringStub, options: Options, key: bytes) -> pb.EnrolReply:
     request = pb.EnrolRequest(
-        token=options.link.token,
+        token=options.join_link.token,
         version=__version__,
         protocol=PROTOCOL,
         public_key_pem=public_key_of(key),
@@ -198,11 +223,16 @@ def _least(spec: RunSpec, size_of: Callable[[StageMemory, int, int, int], int]) 
 
 
 def _check_memory(spec: RunSpec, device: torch.device, most: int | None) -> int:
-    have, need = devices.free_memory(device), _least(spec, StageMemory.total)
-    have = have if most is None else min(have, most)
-    if have < need:
+    free, need = devices.free_memory(device), _least(spec, StageMemory.total)
+    if free < need:
         raise UserError(
-            f"the smallest stage needs {size(need)}, and {device} has {size(have)} free",
+            f"the smallest stage needs {size(need)}, and {device} has {size(free)} free",
             "close other programs, use another device, or ask the run's owner for more stages",
         )
-    return have
+    if most is not None and most < need:
+        enough = math.ceil(need / 2**30 * 1000) / 1000
+        raise UserError(
+            f"the smallest stage needs {size(need)}, and --memory allows {size(most)} of {size(free)} free on {device}",
+            f"allow --memory {enough:g} or more, or ask the run's owner for more stages",
+        )
+    return free if most is None else min(free, most)

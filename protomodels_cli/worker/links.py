@@ -16,7 +16,7 @@ from protomodels_cli.protocol.messages import BadMessage
 from protomodels_cli.wire.channels import CHANNEL_OPTIONS, SERVER_OPTIONS
 from protomodels_cli.wire.emulated import Connection, Stream
 from protomodels_cli.wire.frames import Assembler, Message, frames_of
-from protomodels_cli.wire.link import address
+from protomodels_cli.wire.join_link import address
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.pb import pmtrain_pb2_grpc as rpc
 from protomodels_cli.wire.tls import Identity, peer_name

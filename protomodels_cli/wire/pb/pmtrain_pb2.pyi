@@ -436,14 +436,16 @@ class Evaluation(_message.Message):
     def __init__(self, step: _Optional[int] = ..., microbatches: _Optional[int] = ..., basis_version: _Optional[int] = ...) -> None: ...
 
 class Sync(_message.Message):
-    __slots__ = ("step", "basis", "t_fixed")
+    __slots__ = ("step", "basis_version", "basis_sha256", "t_fixed_sha256")
     STEP_FIELD_NUMBER: _ClassVar[int]
-    BASIS_FIELD_NUMBER: _ClassVar[int]
-    T_FIXED_FIELD_NUMBER: _ClassVar[int]
+    BASIS_VERSION_FIELD_NUMBER: _ClassVar[int]
+    BASIS_SHA256_FIELD_NUMBER: _ClassVar[int]
+    T_FIXED_SHA256_FIELD_NUMBER: _ClassVar[int]
     step: int
-    basis: Basis
-    t_fixed: Table
-    def __init__(self, step: _Optional[int] = ..., basis: _Optional[_Union[Basis, _Mapping]] = ..., t_fixed: _Optional[_Union[Table, _Mapping]] = ...) -> None: ...
+    basis_version: int
+    basis_sha256: str
+    t_fixed_sha256: str
+    def __init__(self, step: _Optional[int] = ..., basis_version: _Optional[int] = ..., basis_sha256: _Optional[str] = ..., t_fixed_sha256: _Optional[str] = ...) -> None: ...
 
 class Finish(_message.Message):
     __slots__ = ("step",)

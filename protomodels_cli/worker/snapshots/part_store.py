@@ -1,4 +1,7 @@
-"""A peer's parts of snapshots on its disk: written whole or not at all, checked before use, kept until told to go."""
+"""A peer's parts of snapshots on its disk: written whole or not at all, checked before use, kept until told to go.
+
+Knows files and hashes. It must not know the coordinator, nor which snapshots are needed: it is told.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,16 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from protomodels_cli.files import hash_file, sync_folder
+from protomodels_cli.files import hash_file, put_in_place
 from protomodels_cli.protocol.parts import Part
 
 # The hash is in the name: a file with that name was whole once.
 NAME = re.compile(r"(\d{4,})-(\d{8,})-stage-(\d+)\.([0-9a-f]{64})\.safetensors")
 
 
-class Parts:
+class PartStore:
+    """One folder of one run's parts. It must not know where they come from or go to."""
+
     def __init__(self, folder: Path):
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
@@ -51,11 +56,8 @@ class Parts:
         return part
 
     def put(self, work: Path, part: Part) -> None:
-        """Give a file its name, for good."""
-        with work.open("rb") as file:
-            os.fsync(file.fileno())
-        os.replace(work, self.path(part))
-        sync_folder(self.folder)
+        """Give a file that was put together its name, for good."""
+        put_in_place(work, self.path(part))
 
     def is_whole(self, part: Part) -> bool:
         """As far as it can be read."""

@@ -1,4 +1,7 @@
-"""Parts of snapshots on their way to the coordinator and back: in pieces, from where it broke off, not too fast."""
+"""Parts of snapshots on their way to the coordinator and back: in pieces, from where it broke off, not too fast.
+
+One try each; whether to try again is the caller's to say. It must not know sessions or stages.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +17,14 @@ from protomodels_cli.files import hash_file
 from protomodels_cli.protocol.parts import Part
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.pb import pmtrain_pb2_grpc as rpc
-from protomodels_cli.worker.parts import Parts
+from protomodels_cli.worker.snapshots.part_store import PartStore
 
 PIECE = 1 << 20
 Metadata = tuple[tuple[str, str], ...]
 
 
 class Throttle:
-    """So many bits a second, at most."""
+    """So many bits a second, at most. It must not know what they are of."""
 
     def __init__(self, bits_per_second: float | None):
         self._rate, self._free_at = bits_per_second, 0.0
@@ -34,7 +37,9 @@ class Throttle:
         await asyncio.sleep(self._free_at - now)
 
 
-async def hand_in(stub: rpc.PeeringStub, metadata: Metadata, parts: Parts, part: Part, throttle: Throttle) -> None:
+async def upload_part(
+    stub: rpc.PeeringStub, metadata: Metadata, parts: PartStore, part: Part, throttle: Throttle
+) -> None:
     """Until the coordinator has it, or does not want it. Raises AioRpcError where the connection breaks, OSError where
     the part cannot be read."""
     path = parts.path(part)
@@ -71,7 +76,7 @@ async def _pieces(
         failures.append(e)
 
 
-async def hand_in_bytes(stub: rpc.PeeringStub, metadata: Metadata, header: pb.UploadHeader, content: bytes) -> None:
+async def upload_bytes(stub: rpc.PeeringStub, metadata: Metadata, header: pb.UploadHeader, content: bytes) -> None:
     header.size, header.sha256 = len(content), hashlib.sha256(content).hexdigest()
 
     async def pieces() -> AsyncIterator[pb.UploadChunk]:
@@ -82,8 +87,8 @@ async def hand_in_bytes(stub: rpc.PeeringStub, metadata: Metadata, header: pb.Up
     await stub.Upload(pieces(), metadata=metadata)
 
 
-async def fetch(
-    stub: rpc.PeeringStub, metadata: Metadata, parts: Parts, part: Part, throttle: Throttle | None = None
+async def fetch_part(
+    stub: rpc.PeeringStub, metadata: Metadata, parts: PartStore, part: Part, throttle: Throttle | None = None
 ) -> Path:
     """The part on this disk, from here if it is whole here, else from the coordinator.
 
@@ -96,7 +101,9 @@ async def fetch(
     raise ValueError(f"stage {part.stage}'s part is damaged")
 
 
-async def _fetch_rest(stub: rpc.PeeringStub, metadata: Metadata, parts: Parts, part: Part, throttle: Throttle) -> bool:
+async def _fetch_rest(
+    stub: rpc.PeeringStub, metadata: Metadata, parts: PartStore, part: Part, throttle: Throttle
+) -> bool:
     """Whether it is whole then; if not, nothing is left of it."""
     work = parts.fetching(part)
     have = work.stat().st_size if work.exists() else 0

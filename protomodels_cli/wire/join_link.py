@@ -76,8 +76,8 @@ class JoinLink:
             raise LinkError("there is a space or a line break in it", "paste it in one piece, on one line")
         if not text.startswith("pm://"):
             raise LinkError(f"it begins with {text[:5]!r}, not with pm://")
-        place, hash_mark, fingerprint = text.removeprefix("pm://").partition("#")
-        where, _, token = place.partition("/")
+        before, hash_mark, fingerprint = text.removeprefix("pm://").partition("#")
+        where, _, token = before.partition("/")
         host, port = _host_and_port(where)
         if not token:
             raise LinkError("the token is missing, and with it all that follows the port")

@@ -1,4 +1,7 @@
-"""Asking a coordinator how its run is doing."""
+"""The client of a coordinator: a channel that trusts one run alone, its status, its control, and its errors in words.
+
+Knows how to ask. It must not know what a peer does, nor show anything.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import grpc
 
 from protomodels_cli.errors import EXIT_REFUSED, UserError
 from protomodels_cli.wire.channels import CHANNEL_OPTIONS
-from protomodels_cli.wire.link import JoinLink, UnreachableError, address, fetch_authority
+from protomodels_cli.wire.join_link import JoinLink, UnreachableError, address, fetch_authority
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.pb import pmtrain_pb2_grpc as rpc
 from protomodels_cli.wire.tls import COORDINATOR_NAME

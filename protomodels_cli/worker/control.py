@@ -1,0 +1,162 @@
+"""The control stream: connects to the coordinator, registers, sends heartbeats, and reconnects when it breaks.
+
+Knows that messages have numbers, not what they mean. It must not know stages, links, the engine or snapshots.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import grpc
+
+from protomodels_cli.errors import UserError
+from protomodels_cli.observe.progress import duration
+from protomodels_cli.retry import Backoff
+from protomodels_cli.wire.client import Refused, in_words
+from protomodels_cli.wire.pb import pmtrain_pb2 as pb
+from protomodels_cli.wire.pb import pmtrain_pb2_grpc as rpc
+
+RECONNECT = 0.2, 2.0  # seconds between tries to reach the coordinator: at first, at most
+BEATS = 5  # in a lease
+SILENT_LEASES = 2  # without a word from the coordinator: it is gone
+
+Metadata = tuple[tuple[str, str], ...]
+
+
+class Lost(Exception):
+    """The connection to the coordinator is gone; why, in words."""
+
+
+class GaveUp(UserError):
+    """The coordinator was away for longer than this peer waits."""
+
+    def __init__(self, seconds: float):
+        super().__init__(
+            f"the coordinator could not be reached for {duration(seconds)}: this peer gives up",
+            "check your connection and that the coordinator runs, then join again; "
+            "to wait longer: --give-up-after HOURS",
+        )
+
+
+class ControlStream:
+    """One peer's side of the stream over which the coordinator leads it, through any number of connections.
+
+    `over` is done when the session is. Before the first answer a failure is raised; after it, it is waited out."""
+
+    def __init__(
+        self,
+        stub: rpc.PeeringStub,
+        metadata: Metadata,
+        lease_seconds: float,
+        give_up_after: float,
+        over: asyncio.Future[int],
+        lost: Callable[[str], None],
+    ):
+        self._stub, self._metadata, self._lease, self._over = stub, metadata, lease_seconds, over
+        self._lost = lost  # is told why, once for every time the coordinator is lost
+        self._backoff = Backoff(*RECONNECT, give_up_after=give_up_after)
+        self._outbox: asyncio.Queue[pb.PeerMessage | None] = asyncio.Queue()  # None: the end
+        self._heard = 0  # the number of the coordinator's last message
+        self._leaving = False
+        self.connected = False  # the coordinator has answered on this connection
+
+    def send(self, **body: Any) -> None:
+        self._outbox.put_nowait(pb.PeerMessage(**body))
+
+    def end(self) -> None:
+        """The coordinator hears all that was sent before, and hangs up."""
+        self._outbox.put_nowait(None)
+
+    def ask_to_leave(self) -> bool:
+        """Whether there is a coordinator to ask. It is asked again on every later connection, but one that is gone is
+        not waited for: this peer holds whoever ended it up."""
+        self._leaving = True
+        self._backoff.give_up_after = min(self._backoff.give_up_after, SILENT_LEASES * self._lease)
+        if self.connected:
+            self.send(leaving=pb.Leaving())
+        return self.connected
+
+    async def run(
+        self,
+        introduce: Callable[[], Awaitable[pb.Register]],
+        obey: Callable[[pb.CoordinatorMessage], Awaitable[None]],
+    ) -> None:
+        """Until the session is over, or the coordinator is gone and this peer asked to leave."""
+        been_in, why = False, ""
+        while not self._over.done():
+            self._heard = 0
+            try:
+                await self._converse(await introduce(), obey)
+            except Refused:
+                raise
+            except (Lost, grpc.aio.AioRpcError, UserError) as e:
+                if not been_in and not self._heard:
+                    raise in_words(e) if isinstance(e, grpc.aio.AioRpcError) else e from None
+                why = e.details() or "" if isinstance(e, grpc.aio.AioRpcError) else str(e).splitlines()[0]
+            if self._over.done():
+                return
+            if self._heard:
+                been_in = True
+                self._backoff.reset()
+            wait = self._backoff.after_failure(time.monotonic())
+            if wait is None:
+                if self._leaving:
+                    return
+                raise GaveUp(self._backoff.give_up_after)
+            if self._backoff.failures == 1:
+                self._lost(why[:120])
+            await asyncio.sleep(wait)
+
+    async def _converse(self, register: pb.Register, obey: Callable[[pb.CoordinatorMessage], Awaitable[None]]) -> None:
+        """One connection, from the registration to its end."""
+        self._outbox = asyncio.Queue()  # what was said to nobody has no meaning now
+        self.send(register=register)
+        if self._leaving:
+            self.send(leaving=pb.Leaving())
+        call = self._stub.Session(self._outgoing(self._outbox), metadata=self._metadata)
+        beating = asyncio.create_task(self._beat(self._outbox))
+        try:
+            while not self._over.done():
+                message = await self._read(call)
+                self.connected = True
+                if self._is_next(message):
+                    await obey(message)
+        except grpc.aio.AioRpcError as e:
+            error = in_words(e)
+            raise error if isinstance(error, Refused) else Lost(e.details() or "it hung up") from None
+        finally:
+            self.connected = False
+            beating.cancel()
+            call.cancel()
+
+    async def _read(self, call: Any) -> pb.CoordinatorMessage:
+        try:
+            async with asyncio.timeout(SILENT_LEASES * self._lease):
+                message = await call.read()
+        except TimeoutError:
+            raise Lost("not a word from it") from None
+        if message is grpc.aio.EOF:
+            raise Lost("it hung up")
+        return message
+
+    def _is_next(self, message: pb.CoordinatorMessage) -> bool:
+        """Not one that came before. One that did not come is missed, if only at the next beat."""
+        is_beat = message.WhichOneof("body") == "beat"
+        if message.number > self._heard + (not is_beat):
+            raise Lost("a message of its was lost")
+        if is_beat or message.number <= self._heard:
+            return False
+        self._heard = message.number
+        return True
+
+    async def _beat(self, outbox: asyncio.Queue[pb.PeerMessage | None]) -> None:
+        while True:
+            await asyncio.sleep(self._lease / BEATS)
+            outbox.put_nowait(pb.PeerMessage(beat=pb.Beat()))
+
+    async def _outgoing(self, outbox: asyncio.Queue[pb.PeerMessage | None]) -> AsyncIterator[pb.PeerMessage]:
+        while (message := await outbox.get()) is not None:
+            yield message

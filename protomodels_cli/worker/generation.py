@@ -1,0 +1,199 @@
+"""A stage among its neighbours for one generation: links over both boundaries, the ways to them, and what ends with it.
+
+Hands messages to the engine's inbox. It must not know orders, the control stream or snapshots.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+from protomodels_cli.protocol.messages import BadMessage
+from protomodels_cli.spec.schema import RunSpec
+from protomodels_cli.spec.sizes import in_flight_limit
+from protomodels_cli.wire.emulated import Connection
+from protomodels_cli.wire.frames import Message
+from protomodels_cli.wire.pb import pmtrain_pb2 as pb
+from protomodels_cli.wire.relay import Address, RelayedAcceptor, RelayedDialler
+from protomodels_cli.wire.tls import Identity
+from protomodels_cli.worker.engine import Engine
+from protomodels_cli.worker.links import Link, Listener, dial
+
+GRACE = 1.0  # seconds for the coordinator to explain why a neighbour hung up, or a ticket is void
+COMPLAIN_AT = 0.9  # of limits.link_seconds: before the coordinator gives the links up without knowing why
+
+
+@dataclass(frozen=True)
+class Network:
+    """What all generations of one peer share. It must not know any of them."""
+
+    identity: Identity
+    listener: Listener
+    door: Address  # the coordinator's, where relayed links meet
+    connection: Connection | None  # where a slow one is emulated
+
+
+class Generation:
+    """From its assignment until the next one, or until this peer holds no stage. It must not know what came before.
+
+    `trouble` is told what is wrong and with which stage, while this generation lasts."""
+
+    def __init__(
+        self,
+        assigned: pb.Place,
+        spec: RunSpec,
+        network: Network,
+        engine: Engine,
+        trouble: Callable[[str, int], None],
+        say: Callable[[str], None],
+    ):
+        self.number, self.stage, self.stages = assigned.generation, assigned.stage, len(assigned.layers_per_stage)
+        self._spec, self._network, self._engine, self._trouble, self._say = spec, network, engine, trouble, say
+        self._routes: dict[str, pb.Route] = {}  # previous, next
+        self._links: dict[str, Link] = {}
+        self._relays: dict[str, RelayedAcceptor | RelayedDialler] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._counted: dict[str, int] = {}
+        self._said_of_relay: dict[str, str | None] = {}
+        self._ended = False
+        for side, boundary in (("previous", self.stage - 1), ("next", self.stage)):
+            if assigned.HasField(side):
+                self._routes[side] = getattr(assigned, side)
+                self._prepare_link(side, boundary)
+
+    def own(self, task: asyncio.Task[Any]) -> None:
+        """It ends with this generation."""
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def end(self) -> None:
+        """Nothing of this generation goes in or out any more."""
+        self._ended = True
+        self._network.listener.forget()
+        for link in self._links.values():
+            link.close()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for relay in self._relays.values():
+            await relay.close()
+
+    # Messages
+
+    def send(self, message: Message) -> None:
+        self._links["previous" if message.leg == "backward" else "next"].send(message)
+
+    def take(self, leg: str) -> None:
+        """A message of this leg is being computed with."""
+        side = "next" if leg == "backward" else "previous"
+        if side in self._links:  # token ids come without a link
+            self._links[side].take()
+
+    def sent_since(self, side: str, leg: str) -> int:
+        """Bytes sent since the last report."""
+        total = self._links[side].bytes_sent[leg] if side in self._links else 0
+        before, self._counted[leg] = self._counted.get(leg, 0), total
+        return total - before
+
+    @property
+    def refused_frames(self) -> int:
+        return sum(link.refused for link in self._links.values())
+
+    # Links
+
+    def _prepare_link(self, side: str, boundary: int) -> None:
+        spec, route = self._spec, self._routes[side]
+        tokens = (spec.batch.size // spec.batch.microbatches) * (spec.model.context + 1)
+        link = Link(
+            generation=self.number,
+            boundary=boundary,
+            neighbour=route.peer,
+            to_next=side == "next",
+            window=in_flight_limit(spec, self.stages - 1 - boundary),
+            most_bytes=1024 + tokens * (8 * spec.boundary_width + 8),
+            deliver=self._engine.deliver,
+            has_sent=self._engine.has_sent,
+            credited=self._engine.next_has_taken if side == "next" else lambda messages: None,
+            connection=self._network.connection,
+        )
+        self._links[side] = link
+        self._network.listener.expect(link)
+        if route.way == pb.Route.RELAY_LISTEN:
+            here = "127.0.0.1", self._network.listener.port
+            acceptor = RelayedAcceptor(self._network.door, route.ticket, here, self._hears_of(side))
+            acceptor.start()
+            self._relays[side] = acceptor
+
+    async def connect(self) -> None:
+        """Open the links to both neighbours; returns when they are open."""
+        for side, link in self._links.items():
+            dials = self._routes[side].way in (pb.Route.DIAL, pb.Route.RELAY_DIAL)
+            self._serve(side, self._dial(side) if dials else self._wait_for_end(link))
+        self.own(asyncio.create_task(self._complain_of_relays()))
+        for link in self._links.values():
+            await link.open.wait()
+
+    async def _dial(self, side: str) -> None:
+        route, link = self._routes[side], self._links[side]
+        host, port = route.host, route.port
+        if route.way == pb.Route.RELAY_DIAL:
+            dialler = RelayedDialler(self._network.door, route.ticket, self._hears_of(side))
+            self._relays[side] = dialler
+            host, port = "127.0.0.1", await dialler.open()
+        await dial(link, host, port, self._network.identity)
+
+    async def _wait_for_end(self, link: Link) -> None:
+        await link.closed.wait()
+        if link.error is not None:
+            raise link.error
+
+    def _serve(self, side: str, serving: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(serving)
+        self.own(task)
+        task.add_done_callback(lambda t: self._link_ended(side, t))
+
+    def _link_ended(self, side: str, task: asyncio.Task[None]) -> None:
+        if task.cancelled() or self._ended:
+            return
+        stage = self._links[side].neighbour_stage
+        if isinstance(error := task.exception(), BadMessage):
+            self._trouble(f"stage {stage} sent a message that cannot be: {error}", stage)
+        else:
+            self.own(asyncio.create_task(self._complain_unless_explained(side)))
+
+    async def _complain_unless_explained(self, side: str) -> None:
+        """A neighbour hung up. It may be gone, or have been sent away: the coordinator will say."""
+        await asyncio.sleep(GRACE)
+        stage, relay = self._links[side].neighbour_stage, self._relays.get(side)
+        why = f" ({relay.problem})" if relay is not None and relay.problem else ""
+        self._trouble(f"the stream to stage {stage} broke{why}", stage)
+
+    # Relays
+
+    def _hears_of(self, side: str) -> Callable[[str | None], None]:
+        def hear(problem: str | None) -> None:
+            if not self._ended:
+                self.own(asyncio.create_task(self._say_of_relay(side, problem)))
+
+        return hear
+
+    async def _say_of_relay(self, side: str, problem: str | None) -> None:
+        """Not at once: when a generation ends, its tickets are void before its peers hear of it."""
+        await asyncio.sleep(GRACE)
+        if self._relays[side].problem == problem != self._said_of_relay.get(side):
+            self._said_of_relay[side] = problem
+            stage = self._links[side].neighbour_stage
+            self._say(f"the relayed link to stage {stage}: {problem or 'works again'}")
+
+    async def _complain_of_relays(self) -> None:
+        """A link that does not open is given up by the coordinator, which cannot know what this end knows."""
+        await asyncio.sleep(COMPLAIN_AT * self._spec.limits.link_seconds)
+        for side, relay in self._relays.items():
+            link = self._links[side]
+            if relay.problem and not link.open.is_set():
+                stage = link.neighbour_stage
+                self._trouble(f"the link to stage {stage} did not open: {relay.problem}", stage)
+                return

@@ -1,0 +1,44 @@
+"""Between protobuf's words and the engine's. Pure. It must not know who sends what when."""
+
+from __future__ import annotations
+
+from protomodels_cli.wire.pb import pmtrain_pb2 as pb
+from protomodels_cli.worker.generation import Generation
+from protomodels_cli.worker.orders import Assignment, Decide, Outcome
+
+
+def assignment_of(assigned: pb.Place, limit: int) -> Assignment:
+    return Assignment(
+        assigned.task, assigned.generation, assigned.lineage, assigned.step, limit=limit, owed=assigned.owed
+    )
+
+
+def decision_of(message: pb.Decision) -> Decide:
+    return Decide(message.step, message.apply, message.lr, message.clip)
+
+
+def done_message(outcome: Outcome, generation: Generation, peak_memory: int, cpu_seconds: float) -> pb.Done:
+    sync, used = outcome.sync, outcome.usage
+    return pb.Done(
+        task=outcome.task,
+        generation=generation.number,
+        t_fixed_sha256=sync.t_fixed_sha256 if sync else "",
+        t_fixed_version=sync.t_fixed_version if sync else 0,
+        basis_sha256=sync.basis_sha256 if sync else "",
+        basis_version=sync.basis_version if sync else 0,
+        norms=[pb.UnitNorm(unit=unit, squared=squared) for unit, squared in outcome.norms.items()],
+        loss_sum=outcome.loss_sum,
+        tokens=outcome.tokens,
+        parameters=[pb.ParameterHash(name=name, sha256=sha256) for name, sha256 in outcome.parameters],
+        usage=pb.Usage(
+            compute_s=used.compute,
+            wait_s=used.wait,
+            wire_s=used.wire,
+            forward_bytes=generation.sent_since("next", "forward"),
+            backward_bytes=generation.sent_since("previous", "backward"),
+            most_in_flight=used.most_in_flight,
+            peak_memory=peak_memory,
+            cpu_s=cpu_seconds,
+            refused_frames=generation.refused_frames,
+        ),
+    )

@@ -1,0 +1,177 @@
+"""What the event loop orders of the compute thread, and what the thread posts in return. Values only.
+
+Knows neither threads nor sockets nor protobuf: the session makes orders of messages, the engine results of work.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from protomodels_cli.model.basis import Basis
+from protomodels_cli.model.shape import Slice
+from protomodels_cli.model.stage import Sync
+from protomodels_cli.protocol.messages import Leg
+from protomodels_cli.spec.schema import RunSpec
+
+# Orders, in the order in which the coordinator gave them
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """A stage in a generation, as far as computing needs to know."""
+
+    task: int
+    generation: int
+    lineage: int
+    step: int  # the last one decided
+    limit: int  # microbatches in flight
+    owed: int  # the step after which the subspace's fate is to be said again; 0: none
+
+
+@dataclass(frozen=True)
+class Build:
+    """Make the stage anew: from the seed, or from this file."""
+
+    assignment: Assignment
+    spec: RunSpec
+    layers: Slice
+    basis: Basis | None
+    saved: Path | None
+
+
+@dataclass(frozen=True)
+class Reuse:
+    """Go on with the stage that is in memory, and take the last decision if it is not known yet."""
+
+    assignment: Assignment
+    decision: Decide | None
+
+
+@dataclass(frozen=True)
+class Describe:
+    """Say what is in memory."""
+
+
+@dataclass(frozen=True)
+class Decide:
+    """The outcome of the step that this stage is prepared for."""
+
+    step: int
+    apply: bool
+    lr: float
+    clip: float
+
+
+@dataclass(frozen=True)
+class Run:
+    """A step (leg forward) or an evaluation."""
+
+    task: int
+    leg: Leg
+    step: int
+    microbatches: int
+    basis_version: int
+
+
+@dataclass(frozen=True)
+class ReportSync:
+    """Hash the bytes in use, and say so."""
+
+    task: int
+
+
+@dataclass(frozen=True)
+class CopyState:
+    """Copy all that the stage is to the host's memory."""
+
+
+@dataclass(frozen=True)
+class HashWeights:
+    """Hash every parameter of the stage, and say so."""
+
+    task: int
+
+
+@dataclass(frozen=True)
+class HoldBasis:
+    """Hold it until a step is run with it."""
+
+    basis: Basis
+
+
+@dataclass(frozen=True)
+class Drop:
+    """Let go of the stage."""
+
+
+Order = Drop | Build | Reuse | Describe | Decide | Run | ReportSync | CopyState | HashWeights | HoldBasis
+
+
+# What comes back
+
+
+@dataclass
+class Usage:
+    """Where the time since the last report went, in seconds."""
+
+    compute: float = 0.0
+    wait: float = 0.0
+    wire: float = 0.0
+    most_in_flight: int = 0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A task is done."""
+
+    task: int
+    usage: Usage
+    sync: Sync | None = None
+    norms: dict[str, float] = field(default_factory=dict)
+    loss_sum: float = 0.0
+    tokens: int = 0
+    parameters: list[tuple[str, str]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Described:
+    """The stage in memory, if any: its lineage, its last decided step, and the generation it is prepared in."""
+
+    found: tuple[int, int, int] | None
+
+
+@dataclass(frozen=True)
+class Copied:
+    """All that the stage was after this step."""
+
+    lineage: int
+    step: int
+    state: dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class SubspaceReport:
+    """What a gathering of gradients came to: a row of metrics, and the new basis if U moves."""
+
+    step: int
+    row: dict[str, Any]
+    basis: Basis | None
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A message was taken from its queue: its credit can go back."""
+
+    leg: Leg
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The thread could not do what it was given."""
+
+    error: Exception
+    leg: Leg | None = None  # of the message that it came of

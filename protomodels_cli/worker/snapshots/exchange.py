@@ -1,0 +1,187 @@
+"""What a peer does about snapshots: saves its stage, uploads the part, fetches one back, prefetches as a spare.
+
+All of it beside the steps. It must not know the engine or the links; which snapshots count is the coordinator's to say.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections.abc import Callable, Coroutine
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import grpc
+from torch import Tensor
+
+from protomodels_cli.errors import UserError
+from protomodels_cli.protocol.parts import Part
+from protomodels_cli.retry import Backoff, retry
+from protomodels_cli.spec.schema import SnapshotSpec
+from protomodels_cli.wire.parts import TOO_LARGE, part_message, part_of
+from protomodels_cli.wire.pb import pmtrain_pb2 as pb
+from protomodels_cli.wire.pb import pmtrain_pb2_grpc as rpc
+from protomodels_cli.worker.snapshots import transfer
+from protomodels_cli.worker.snapshots.part_store import PartStore
+
+RETRY_SECONDS = 3.0  # for what nobody waits for
+URGENT_SECONDS = 0.2  # where the run waits for it
+
+Chore = Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]
+
+
+class SnapshotExchange:
+    """Knows this peer's parts and the coordinator's wishes. It must not know what is in a part, nor decide which
+    snapshots are kept."""
+
+    def __init__(
+        self,
+        spec: SnapshotSpec,
+        folder: Path,
+        stub: rpc.PeeringStub,
+        metadata: transfer.Metadata,
+        chore: Chore,
+        tell: Callable[..., None],
+        say: Callable[[str], None],
+    ):
+        self._spec, self._stub, self._metadata = spec, stub, metadata
+        self._chore, self._tell, self._say = chore, tell, say
+        self.parts = PartStore(folder)
+        self._throttle = transfer.Throttle(spec.bits_per_second)
+        self._saving: set[tuple[int, int, int]] = set()  # lineage, step and stage of what is being written
+        self._to_upload: dict[Part, None] = {}  # in order
+        self._uploading: asyncio.Task[None] | None = None
+        self._failed: dict[tuple[int, int], pb.PartFailed] = {}  # by lineage and step
+        self._is_spare = False
+        self._newest: list[Part] = []  # all parts of the newest complete snapshot
+        self._prefetching: asyncio.Task[None] | None = None
+
+    async def keep(self, keep: pb.Keep) -> None:
+        """Only these are needed; parts of those begun are to be uploaded."""
+        await self._stop_prefetching()
+        begun = {(name.lineage, name.step) for name in keep.begun}
+        self.parts.keep(begun | {(name.lineage, name.step) for name in keep.complete})
+        for part in self.parts.all():
+            if part.snapshot in begun:
+                self._upload(part)
+        self._failed = {snapshot: failed for snapshot, failed in self._failed.items() if snapshot in begun}
+        for failed in self._failed.values():  # it is still waited for: nobody heard us
+            self._tell(part_failed=failed)
+        self._newest = [part_of(message) for message in keep.newest]
+        self._prefetch()
+
+    # To the coordinator
+
+    async def save(self, lineage: int, step: int, stage: int, state: dict[str, Tensor]) -> None:
+        """To this peer's disk, and from there to the coordinator, while the next step is computed."""
+        name = lineage, step, stage
+        if name in self._saving:
+            return  # asked twice
+        if here := [p for p in self.parts.all() if (*p.snapshot, p.stage) == name]:
+            self._upload(here[0])  # asked again: it may not have arrived
+            return
+        self._saving.add(name)
+        self._failed.pop((lineage, step), None)
+        try:
+            part = await asyncio.to_thread(self.parts.write, *name, state)
+        except OSError as e:
+            self._tell_failure(*name, e.strerror or str(e))
+            return
+        finally:
+            self._saving.discard(name)
+        self._upload(part)
+
+    def _upload(self, part: Part) -> None:
+        self._to_upload[part] = None
+        if self._uploading is None or self._uploading.done():
+            self._uploading = self._chore(self._upload_all())
+
+    async def _upload_all(self) -> None:
+        while self._to_upload:
+            part = next(iter(self._to_upload))
+            await retry(partial(self._upload_one, part), Backoff(RETRY_SECONDS), grpc.aio.AioRpcError)
+            self._to_upload.pop(part, None)
+
+    async def _upload_one(self, part: Part) -> None:
+        """Raises AioRpcError where it is worth another try."""
+        try:
+            await transfer.upload_part(self._stub, self._metadata, self.parts, part, self._throttle)
+        except FileNotFoundError:
+            pass  # we were told that it is not needed
+        except OSError as e:
+            self._give_up(part, e.strerror or str(e))
+        except grpc.aio.AioRpcError as e:
+            if e.code() == grpc.StatusCode.INVALID_ARGUMENT:
+                return  # it is not wanted any more
+            if e.code() == TOO_LARGE:
+                self.parts.remove(part)
+                self._say(
+                    f"the coordinator refused this peer's part of the snapshot at step {part.step}: {e.details()}"
+                )
+            elif e.code() == grpc.StatusCode.DATA_LOSS and not await asyncio.to_thread(self.parts.is_whole, part):
+                self._give_up(part, "it is damaged on its peer's disk")
+            else:
+                raise
+
+    def _give_up(self, part: Part, why: str) -> None:
+        self.parts.remove(part)
+        self._tell_failure(part.lineage, part.step, part.stage, why)
+
+    def _tell_failure(self, lineage: int, step: int, stage: int, why: str) -> None:
+        failed = pb.PartFailed(lineage=lineage, step=step, why=f"stage {stage}: {why}")
+        self._failed[lineage, step] = failed
+        self._tell(part_failed=failed)
+
+    # From the coordinator
+
+    async def find(self, part: Part) -> Path:
+        """On this disk, from wherever it can be had. Raises ValueError where it is damaged at the coordinator too."""
+        try:
+            # Without end: this generation will be over soon, if the coordinator is gone.
+            return await retry(partial(self._fetch, part), Backoff(URGENT_SECONDS), grpc.aio.AioRpcError)
+        except OSError as e:
+            self.parts.remove(part)
+            raise UserError(
+                f"the stage's snapshot cannot be written to {self.parts.folder}: {e.strerror or e}",
+                "free some space there, or name another folder with --dir, and join again",
+            ) from None
+
+    async def _fetch(self, part: Part, throttle: transfer.Throttle | None = None) -> Path:
+        return await transfer.fetch_part(self._stub, self._metadata, self.parts, part, throttle)
+
+    async def be_spare(self, is_spare: bool) -> None:
+        """A spare has the time to prefetch what it may be asked to hold; whoever holds a stage has not."""
+        self._is_spare = is_spare
+        if not is_spare:
+            await self._stop_prefetching()
+        elif self._prefetching is None or self._prefetching.done():
+            self._prefetch()
+
+    async def _stop_prefetching(self) -> None:
+        if self._prefetching is not None:
+            self._prefetching.cancel()
+            await asyncio.wait([self._prefetching])
+
+    def _prefetch(self) -> None:
+        """Each spare begins with another stage: together they soon have them all."""
+        if self._spec.warm_spares and self._is_spare and self._newest:
+            first = zlib.crc32(repr(self._metadata).encode()) % len(self._newest)
+            wanted = self._newest[first:] + self._newest[:first]
+            self._prefetching = self._chore(self._prefetch_all(wanted))
+
+    async def _prefetch_all(self, wanted: list[Part]) -> None:
+        here, fetched = set(self.parts.all()), 0
+        for part in [p for p in wanted if p not in here]:
+            try:
+                await retry(partial(self._fetch, part, self._throttle), Backoff(RETRY_SECONDS), grpc.aio.AioRpcError)
+            except ValueError:
+                return  # the coordinator does not have it any more: another snapshot took its place
+            except OSError as e:
+                self.parts.remove(part)
+                self._say(f"cannot prefetch the run's snapshot: {e.strerror or e}")
+                return
+            fetched += 1
+            self._tell(fetched=part_message(part))
+        if fetched:
+            self._say(f"has the snapshot of step {wanted[0].step} on disk, should a stage need a holder")
