@@ -46,7 +46,7 @@ class Backoff:
         if self.failures == 0:
             self._since = now
         self.failures += 1
-        left = self._since + self.give_up_after - now
+        left = self.give_up_after - (now - self._since)
         if left <= 0 or self.failures >= self._most_tries:
             return None
         wait = min(self._first * 2.0 ** min(self.failures - 1, 64), self._longest)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,13 @@ import pytest
 import torch
 from conftest import make_spec
 
+from protomodels_cli.coordinator import machine
+from protomodels_cli.coordinator.messages import turn_message
 from protomodels_cli.coordinator.run_dir import open_run_dir
 from protomodels_cli.coordinator.service import Conversation, Known, Service
+from protomodels_cli.coordinator.state import Task
 from protomodels_cli.errors import UserError
+from protomodels_cli.model.stage import Sync
 from protomodels_cli.protocol.messages import BadMessage
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.pb import pmtrain_pb2_grpc as rpc
@@ -33,6 +38,11 @@ def a_session(folder: Path, stub: Any = None) -> Session:
     return Session(make_spec(), device, identity, listener, stub, (), ("", 0), folder, lambda text: None, 3600.0)
 
 
+def a_generation(session: Session, number: int) -> Generation:
+    assigned = pb.Place(generation=number)
+    return Generation(assigned, session.spec, session._network, session._engine, session._link_trouble, print)
+
+
 @pytest.mark.parametrize(
     ("error", "goes"), [(MemoryError("not enough memory"), True), (BadMessage("of a neighbour that is gone"), False)]
 )
@@ -41,9 +51,7 @@ def test_a_stage_that_failed_is_not_offered_again_whichever_generation_it_failed
 
     async def story() -> None:
         session = a_session(tmp_path)
-        session._generation = Generation(
-            pb.Place(generation=2), session.spec, session._network, session._engine, session._link_trouble, print
-        )
+        session._generation = a_generation(session, 2)
         session._receive(1, orders.Failure(error))
         assert session._over.done() == goes
         if goes:
@@ -55,6 +63,27 @@ def test_a_stage_that_failed_is_not_offered_again_whichever_generation_it_failed
         assert said == (["trouble"] if goes else ["done"])
 
     asyncio.run(story())
+
+
+def test_a_sync_compares_hashes_and_carries_no_bytes(tmp_path):
+    """A stage that differs says so. The bytes of U would be its size in every sync, for every peer."""
+    state = replace(machine.start(make_spec(stages=1), "u" * 64, (1, "t" * 64)), task=None)
+    turn = turn_message(state, None, Task(5, "sync", 3, 0.0), save=False, evaluation_microbatches=0)
+    assert (turn.sync.basis_sha256, turn.sync.t_fixed_sha256) == ("u" * 64, "t" * 64)
+    assert turn.ByteSize() < 200
+    said: list[str] = []
+
+    async def story() -> None:
+        session = a_session(tmp_path)
+        session.say = said.append
+        session._generation = a_generation(session, 0)
+        for basis in ("u", "x"):
+            session._take_turn(turn)
+            session._receive(0, orders.Outcome(5, orders.Usage(), Sync(0, basis * 64, 1, "t" * 64)))
+            assert len(said) == (basis == "x")
+
+    asyncio.run(story())
+    assert "not the run's" in said[0]
 
 
 def test_the_last_words_of_a_peer_are_heard(tmp_path):

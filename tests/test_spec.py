@@ -290,3 +290,13 @@ def test_vocabulary_is_read_from_a_tokenizer_file(tmp_path: Path):
         "steps: 1\nmodel: {layers: 2, width: 32, heads: 2}\ntokenizer: {kind: file, file: tokenizer.json}"
     )
     assert 257 < load_spec(tmp_path / "run.yaml").vocab_size <= 270
+
+
+def test_a_field_of_before_is_refused_with_those_that_took_its_place():
+    with pytest.raises(SpecError) as caught:
+        spec_from({**SMALLEST, "limits": {"place_seconds": 60.0}})
+    [problem] = caught.value.problems
+    assert problem.field == "limits.place_seconds"
+    named = {word.strip(",") for word in problem.fix.split() if word.startswith("limits.")}
+    assert named == {f"limits.{what}_seconds" for what in ("build", "reuse", "link", "device")}
+    assert named <= set(all_fields())

@@ -1,0 +1,326 @@
+"""A peer and a coordinator that goes away: how it ends, what it says of its links and its snapshots, what limits it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import torch
+from conftest import make_spec
+from machine_bench import Bench
+from test_snapshots import Desk
+
+from protomodels_cli.coordinator import events as ev
+from protomodels_cli.coordinator.run_dir import open_run_dir
+from protomodels_cli.coordinator.service import Service
+from protomodels_cli.coordinator.uploads import TooLarge
+from protomodels_cli.errors import EXIT_INTERRUPTED, EXIT_OUTSIDE, UserError
+from protomodels_cli.wire.join_link import JoinLink, UnreachableError
+from protomodels_cli.wire.pb import pmtrain_pb2 as pb
+from protomodels_cli.wire.pb import pmtrain_pb2_grpc as rpc
+from protomodels_cli.wire.relay import NOBODY
+from protomodels_cli.wire.tls import new_authority, peer_name
+from protomodels_cli.worker import device as devices
+from protomodels_cli.worker import generation as generations
+from protomodels_cli.worker import join as joining
+from protomodels_cli.worker.control import GaveUp
+from protomodels_cli.worker.engine import Engine
+from protomodels_cli.worker.generation import Generation, Network
+from protomodels_cli.worker.links import Listener
+from protomodels_cli.worker.session import Session
+from protomodels_cli.worker.snapshots.exchange import SnapshotExchange
+
+IDENTITY = new_authority().issue_with_key(peer_name("p"))
+
+
+class Silent(rpc.PeeringServicer):
+    """A coordinator that has no stage to give, and lets nobody go."""
+
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+
+    async def Session(self, request_iterator: Any, context: Any) -> Any:
+        yield pb.CoordinatorMessage(number=1, spare=pb.Spare(why="all stages have a holder"))
+        async for message in request_iterator:
+            self.heard.append(message.WhichOneof("body"))
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+def with_a_session(
+    folder: Path,
+    story: Callable[[Session, asyncio.Task[int], Silent, Callable[[], Awaitable[None]]], Awaitable[None]],
+    give_up_after: float = 3600.0,
+) -> list[str]:
+    """Tell the story of a session and its coordinator, which goes when the story says so. Returns what was said."""
+    said: list[str] = []
+
+    async def run() -> None:
+        server, coordinator = grpc.aio.server(), Silent()
+        rpc.add_PeeringServicer_to_server(coordinator, server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        spec = make_spec(limits={"lease_seconds": 1.0})
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            session = Session(
+                spec,
+                torch.device("cpu"),
+                IDENTITY,
+                Listener(IDENTITY),
+                rpc.PeeringStub(channel),
+                (),
+                ("127.0.0.1", port),
+                folder,
+                said.append,
+                give_up_after,
+            )
+
+            async def introduce() -> pb.Register:
+                return pb.Register()
+
+            running = asyncio.create_task(session.run(introduce))
+            await until(lambda: session._control.connected or running.done())
+            try:
+                async with asyncio.timeout(20):
+                    await story(session, running, coordinator, lambda: server.stop(None))
+            finally:
+                running.cancel()
+                with suppress(asyncio.CancelledError, UserError):
+                    await running
+                await server.stop(None)
+
+    asyncio.run(run())
+    return said
+
+
+# Ends
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_one_signal_ends_a_peer_whose_coordinator_is_gone(tmp_path: Path, number: int):
+    before = signal.signal(number, lambda *_: None)
+    after: list[Any] = []
+
+    async def story(session: Session, running: asyncio.Task[int], coordinator: Silent, go: Any) -> None:
+        await go()
+        await until(lambda: not session._control.connected)
+        os.kill(os.getpid(), number)
+        started = time.monotonic()
+        assert await running == EXIT_INTERRUPTED
+        assert time.monotonic() - started < 1.5
+        after.append(signal.getsignal(number))
+
+    try:
+        ours = signal.getsignal(number)
+        said = with_a_session(tmp_path, story)
+    finally:
+        signal.signal(number, before)
+    assert after == [ours], "whoever comes after the session hears the next one"
+    assert any("leaving at once" in words for words in said)
+
+
+def test_a_peer_that_asked_to_leave_does_not_wait_for_a_coordinator_that_then_goes(tmp_path: Path):
+    async def story(session: Session, running: asyncio.Task[int], coordinator: Silent, go: Any) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        await until(lambda: "leaving" in coordinator.heard)
+        assert not running.done(), "the coordinator has the last word"
+        await go()
+        assert await running == EXIT_INTERRUPTED
+
+    said = with_a_session(tmp_path, story)
+    assert any("leaving as soon as the step is done" in words for words in said)
+
+
+def test_a_peer_gives_up_after_the_time_it_was_given(tmp_path: Path):
+    async def story(session: Session, running: asyncio.Task[int], coordinator: Silent, go: Any) -> None:
+        await go()
+        started = time.monotonic()
+        with pytest.raises(GaveUp, match="could not be reached for 1s") as caught:
+            await running
+        assert caught.value.exit_code == EXIT_OUTSIDE
+        assert "--give-up-after" in str(caught.value)
+        assert 0.9 < time.monotonic() - started < 8
+
+    with_a_session(tmp_path, story, give_up_after=1.0)
+
+
+def test_who_was_in_a_run_before_looks_for_its_coordinator_as_long_as_it_was_told_to(tmp_path: Path, unused_port: int):
+    """And whoever was not hears at once that nobody is there."""
+    link = JoinLink("127.0.0.1", unused_port, "t" * 22, "f" * 43)
+    options = joining.Options(link, "cpu", "me", tmp_path, 0, give_up_after=1.0)
+    said: list[str] = []
+    with pytest.raises(UnreachableError, match="nothing listens"):
+        asyncio.run(joining.join(options, said.append))
+    assert said == []
+    (tmp_path / f"run-{link.fingerprint[:8]}").mkdir()
+    started = time.monotonic()
+    with pytest.raises(GaveUp, match="for 1s"):
+        asyncio.run(joining.join(options, said.append))
+    assert 0.9 < time.monotonic() - started < 5
+    assert len(said) == 1
+    assert "was in its run before" in said[0]
+
+
+@pytest.fixture
+def unused_port() -> int:
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+# Limits
+
+
+def test_a_device_that_is_at_one_work_for_too_long_is_noticed_and_a_busy_one_is_not():
+    numbers = iter(range(1, 10**6))
+
+    async def busy() -> None:
+        async with asyncio.timeout(0.5):
+            await devices.watch(lambda: next(numbers), 0.1)
+
+    with pytest.raises(TimeoutError):
+        asyncio.run(busy())
+    with pytest.raises(UserError, match=r"one piece of work for 0.1 s \(limits.device_seconds\)"):
+        asyncio.run(devices.watch(lambda: 7, 0.1))
+
+    async def idle() -> None:
+        async with asyncio.timeout(0.5):
+            await devices.watch(lambda: 0, 0.1)
+
+    with pytest.raises(TimeoutError):
+        asyncio.run(idle())
+
+
+def test_a_refusal_for_want_of_memory_names_what_limits_it(monkeypatch):
+    spec, cpu = make_spec(), torch.device("cpu")
+    with pytest.raises(UserError, match=r"--memory allows 1000 B of .*\n.*--memory 0\.\d+ or more"):
+        joining._check_memory(spec, cpu, 1000)
+    assert joining._check_memory(spec, cpu, 1 << 29) == 1 << 29
+    monkeypatch.setattr(devices, "free_memory", lambda device: 2000)
+    for most in (None, 1000):  # a higher one would not help
+        with pytest.raises(UserError, match=r"has 1\.95 KiB free") as caught:
+            joining._check_memory(spec, cpu, most)
+        assert "--memory" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("doing", "seconds"), [("build", 10), ("reuse", 20), ("link", 30)])
+def test_every_wait_for_a_stage_to_be_ready_has_a_limit_of_its_own(doing: str, seconds: int):
+    limits = {"build_seconds": 10.0, "reuse_seconds": 20.0, "link_seconds": 30.0}
+    b = Bench(make_spec(stages=2, steps=8, limits=limits))
+    b.join(0, 1)
+    if doing == "reuse":
+        while b.state.history.step < 2:
+            b.answer()
+        b.tell(ev.Trouble("p0", "the stream broke", 1, 1))
+    elif doing == "link":
+        b.answer()
+        b.now += 31  # first all links are relayed
+        b.tell(ev.Tick())
+        b.answer()
+    started = b.state.task.started
+    assert b.state.task.kind == ("link" if doing == "link" else "place")
+    b.done(0)
+    b.now = started + seconds - 1
+    assert not any(isinstance(c, ev.Dismiss) for c in b.tell(ev.Tick()))
+    b.now = started + seconds
+    [dismissed] = [c for c in b.tell(ev.Tick()) if isinstance(c, ev.Dismiss)]
+    assert dismissed.peer == "p1"
+    assert f"did not {doing} stage 1 within limits.{doing}_seconds ({seconds} s)" in dismissed.why
+
+
+# Links
+
+
+def test_what_keeps_a_relayed_link_from_opening_is_said_once_and_told_to_the_coordinator(monkeypatch, unused_port: int):
+    monkeypatch.setattr(generations, "GRACE", 0.05)
+    spec = make_spec(stages=2, limits={"link_seconds": 2.0})
+    assigned = pb.Place(generation=3, stage=1, layers_per_stage=[2, 2])
+    assigned.previous.CopyFrom(pb.Route(way=pb.Route.RELAY_LISTEN, peer="q", ticket="ticket"))
+    said: list[str] = []
+    troubles: list[tuple[str, int]] = []
+
+    async def nobody(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readline()
+        writer.write(NOBODY)
+        await writer.drain()
+        writer.close()
+
+    async def story() -> None:
+        network = Network(IDENTITY, Listener(IDENTITY), ("127.0.0.1", unused_port), None)
+        engine = Engine(torch.device("cpu"), 1, lambda *_: None)
+        generation = Generation(assigned, spec, network, engine, lambda *t: troubles.append(t), said.append)
+        connecting = asyncio.create_task(generation.connect())
+        await until(lambda: troubles)
+        assert len(said) == 1
+        relay = await asyncio.start_server(nobody, "127.0.0.1", unused_port)
+        await until(lambda: len(said) == 2)
+        connecting.cancel()
+        await generation.end()
+        relay.close()
+
+    asyncio.run(story())
+    why = f"relay 127.0.0.1 port {unused_port}: "
+    assert said[0].startswith(f"the relayed link to stage 0: {why}")
+    assert said[1] == "the relayed link to stage 0: works again"
+    [(what, about)] = troubles
+    assert what.startswith(f"the link to stage 0 did not open: {why}")
+    assert about == 0
+
+
+# Snapshots
+
+
+def test_a_part_that_is_too_large_is_said_by_both_sides_and_its_snapshot_given_up(tmp_path: Path):
+    desk = Desk(tmp_path)
+    with pytest.raises(TooLarge):
+        desk.uploads.offered("p0", desk.header(0, size=1 << 40))
+    desk.told.clear()
+    said: list[str] = []
+
+    async def story() -> None:
+        spec, nothing = desk.state.spec, None
+        run_dir = open_run_dir(tmp_path / "run", spec, Path())
+        server = grpc.aio.server()
+        service = Service(spec, run_dir, desk.told.append, desk.uploads, nothing)  # type: ignore[arg-type]
+        rpc.add_PeeringServicer_to_server(service, server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            metadata = (("peer", "p0"), ("secret", run_dir.secret_of("p0")))
+            exchange = SnapshotExchange(
+                spec.snapshots,
+                tmp_path / "parts",
+                rpc.PeeringStub(channel),
+                metadata,
+                asyncio.create_task,
+                lambda **body: None,
+                said.append,
+            )
+            await exchange.save(1, 3, 0, {"weights": torch.zeros(1 << 20)})
+            async with asyncio.timeout(10):
+                await exchange._uploading
+            assert exchange.parts.all() == []
+        await server.stop(None)
+
+    asyncio.run(story())
+    [told] = desk.told
+    assert isinstance(told, ev.PartFailed)
+    assert (told.lineage, told.step) == (1, 3)
+    assert "stage 0: its part has 4 MiB" in told.why
+    [words] = said
+    assert words.startswith("the coordinator refused this peer's part of the snapshot at step 3: ")
+    assert told.why in words
