@@ -20,16 +20,16 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from protomodels_cli.bench.recovery import beside
 from protomodels_cli.cli.folders import claim_or_find
-from protomodels_cli.coordinator import depot as depots
 from protomodels_cli.coordinator import events
-from protomodels_cli.coordinator.copies import Copies
-from protomodels_cli.coordinator.depot import Depot
 from protomodels_cli.coordinator.history import Ended, Mark, beginning
 from protomodels_cli.coordinator.journal import Journal
 from protomodels_cli.coordinator.run_dir import open_run_dir
-from protomodels_cli.coordinator.snapshots import Snapshots
+from protomodels_cli.coordinator.snapshots import upkeep as upkeeps
+from protomodels_cli.coordinator.snapshots.copies import Copies
+from protomodels_cli.coordinator.snapshots.store import Snapshots
+from protomodels_cli.coordinator.snapshots.upkeep import Upkeep
+from protomodels_cli.coordinator.snapshots.uploads import Damaged, Later, Uploads
 from protomodels_cli.coordinator.state import State
-from protomodels_cli.coordinator.uploads import Damaged, Later, Uploads
 from protomodels_cli.errors import UserError
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.worker.snapshots.part_store import PartStore
@@ -231,7 +231,7 @@ def test_a_damaged_part_is_brought_back_where_there_is_a_copy(tmp_path: Path, da
     copies = None if copied == "no store" else Copies((tmp_path / "store").as_uri(), "home")
     history = replace(beginning("u"), snapshots=(mark,))
     said: list[str] = []
-    depot = Depot(snapshots, copies, lambda: history, said.append, lambda e: None)
+    upkeep = Upkeep(snapshots, copies, lambda: history, said.append, lambda e: None)
     if copies and copied != "not":
         copies.bring_up_to_date(snapshots.folders([mark]))
         if copied == "damaged":
@@ -239,10 +239,10 @@ def test_a_damaged_part_is_brought_back_where_there_is_a_copy(tmp_path: Path, da
     folder = tmp_path / "snapshots/0001-00000003"
 
     async def settle() -> None:
-        depot.settle()
-        await depot.end()
+        upkeep.settle()
+        await upkeep.end()
 
-    assert asyncio.run(depot.is_whole(mark, 1))
+    assert asyncio.run(upkeep.is_whole(mark, 1))
     match damage:
         case "truncated":
             (folder / "stage-1.safetensors").write_bytes(CONTENTS[1][:10])
@@ -252,8 +252,8 @@ def test_a_damaged_part_is_brought_back_where_there_is_a_copy(tmp_path: Path, da
             shutil.rmtree(folder)
     if copied != "not":
         asyncio.run(settle())  # which must not take the copy for one too many
-    assert asyncio.run(depot.is_whole(mark, 1)) == (copied == "whole")
-    assert asyncio.run(depot.is_whole(mark, 0)) == (damage != "folder gone" or copied in ("whole", "damaged"))
+    assert asyncio.run(upkeep.is_whole(mark, 1)) == (copied == "whole")
+    assert asyncio.run(upkeep.is_whole(mark, 0)) == (damage != "folder gone" or copied in ("whole", "damaged"))
     if copied == "whole":
         assert "brought back" in " ".join(said)
         assert (folder / "stage-1.safetensors").read_bytes() == CONTENTS[1]
@@ -264,7 +264,7 @@ def test_a_damaged_part_is_brought_back_where_there_is_a_copy(tmp_path: Path, da
 def test_a_store_that_cannot_be_reached_is_asked_again_before_a_snapshot_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(depots, "AGAIN", 0.01)
+    monkeypatch.setattr(upkeeps, "AGAIN", 0.01)
     snapshots, [mark] = complete(tmp_path / "snapshots", [3])
     copies = Copies((tmp_path / "store").as_uri(), "home")
     copies.bring_up_to_date(snapshots.folders([mark]))
@@ -278,12 +278,12 @@ def test_a_store_that_cannot_be_reached_is_asked_again_before_a_snapshot_is_give
 
     monkeypatch.setattr(copies, "get", sometimes)
     said: list[str] = []
-    depot = Depot(snapshots, copies, lambda: beginning("u"), said.append, lambda e: None)
+    upkeep = Upkeep(snapshots, copies, lambda: beginning("u"), said.append, lambda e: None)
     part = tmp_path / "snapshots/0001-00000003/stage-1.safetensors"
     part.unlink()
 
     async def two_ask() -> list[bool]:
-        return await asyncio.gather(depot.is_whole(mark, 1), depot.is_whole(mark, 1))
+        return await asyncio.gather(upkeep.is_whole(mark, 1), upkeep.is_whole(mark, 1))
 
     assert asyncio.run(two_ask()) == [True, True]
     assert len(tries) == 3, "one look for both"

@@ -16,19 +16,19 @@ from dataclasses import replace
 from typing import Any, assert_never
 
 from protomodels_cli.coordinator import events, machine
-from protomodels_cli.coordinator.copies import Copies
-from protomodels_cli.coordinator.depot import Depot
 from protomodels_cli.coordinator.feed import Feed
 from protomodels_cli.coordinator.history import Decided, History, Record
 from protomodels_cli.coordinator.journal import Journal
 from protomodels_cli.coordinator.messages import keep_message, place_message, route_pair, turn_message
 from protomodels_cli.coordinator.run_dir import RunDir
 from protomodels_cli.coordinator.service import Service
-from protomodels_cli.coordinator.snapshots import Snapshots
+from protomodels_cli.coordinator.snapshots.copies import Copies
+from protomodels_cli.coordinator.snapshots.store import Snapshots
+from protomodels_cli.coordinator.snapshots.upkeep import Upkeep
+from protomodels_cli.coordinator.snapshots.uploads import Uploads
 from protomodels_cli.coordinator.state import Task
 from protomodels_cli.coordinator.status import Totals, bytes_summary, describe
 from protomodels_cli.coordinator.subspace import Subspace
-from protomodels_cli.coordinator.uploads import Uploads
 from protomodels_cli.data.prepare import Corpus
 from protomodels_cli.errors import EXIT_INTERRUPTED, UserError
 from protomodels_cli.files import write_whole
@@ -56,7 +56,7 @@ class Coordinator:
         self._service = Service(self.spec, run_dir, self.tell, self._uploads, self._status)
         copy_to, name = self.spec.snapshots.copy_to, f"{self.spec.name}-{run_dir.authority.fingerprint[:8]}"
         copies = None if copy_to is None else Copies(copy_to, name)
-        self._depot = Depot(self._snapshots, copies, lambda: self._journal.history, self._say, self._fail)
+        self._upkeep = Upkeep(self._snapshots, copies, lambda: self._journal.history, self._say, self._fail)
         self._progress, self._totals = Progress(self.spec.steps), Totals()
         # Wall time that a step of the system's clock does not disturb: timeouts are measured with it.
         self._clock = time.time() - time.monotonic()
@@ -122,7 +122,7 @@ class Coordinator:
     async def _finish_copies(self) -> None:
         """Of the last snapshot, unless the owner does not want to wait for that."""
         self._interrupted.clear()
-        ends = [asyncio.create_task(self._depot.end()), asyncio.create_task(self._interrupted.wait())]
+        ends = [asyncio.create_task(self._upkeep.end()), asyncio.create_task(self._interrupted.wait())]
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         ends[1].cancel()
         if ends[0].done():
@@ -140,7 +140,7 @@ class Coordinator:
             for version, sha256 in _bases(history).items():
                 self._subspace.load(version, sha256)
         self._snapshots.settle(history.snapshots, history.pending, self._snapshots.found())
-        self._depot.settle()
+        self._upkeep.settle()
         for mark in history.pending:
             self._uploads.look(mark.lineage, mark.step)
         if history.over:  # killed between the end and its last words: whoever still waits is told
@@ -212,7 +212,7 @@ class Coordinator:
         mark = next((m for m in history.snapshots if (m.lineage, m.step) == (lost.lineage, lost.step)), None)
         if stage is None or lost.generation != history.generation or mark is None or not mark.parts:
             return
-        whole = await self._depot.is_whole(mark, stage)
+        whole = await self._upkeep.is_whole(mark, stage)
         self._events.put_nowait(replace(lost, whole_here=whole))
 
     async def _tick(self) -> None:
@@ -281,7 +281,7 @@ class Coordinator:
                 self._to_holders(basis=pb.NewBasis(basis=self._subspace.basis_message(version)))
             case events.KeepSnapshots():
                 self._service.send_all(keep=keep_message(self.state.history))
-                self._depot.settle()
+                self._upkeep.settle()
                 if self._subspace is not None:
                     self._subspace.forget(self.state.history.basis_version, set(_bases(self.state.history)))
             case events.Dismiss(peer, why, fix, exit_code):

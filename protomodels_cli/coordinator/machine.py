@@ -11,7 +11,7 @@ import statistics
 from dataclasses import replace
 from typing import assert_never
 
-from protomodels_cli.coordinator import saving, seating
+from protomodels_cli.coordinator import seating
 from protomodels_cli.coordinator.events import (
     BasisTaken,
     Command,
@@ -51,6 +51,7 @@ from protomodels_cli.coordinator.history import (
 )
 from protomodels_cli.coordinator.moves import Moves
 from protomodels_cli.coordinator.plan import next_kind, stages_in_words, waiting_for
+from protomodels_cli.coordinator.snapshots import policy
 from protomodels_cli.coordinator.state import Hashes, Report, State, Task
 from protomodels_cli.errors import EXIT_OUTSIDE, EXIT_REFUSED
 from protomodels_cli.protocol import steps
@@ -123,16 +124,16 @@ def _take(moves: Moves, event: Event) -> None:
         case SubspaceReported():
             _hear_subspace(moves, event)
         case SnapshotWhole():
-            saving.hear_whole(moves, event)
+            policy.hear_whole(moves, event)
             _go_on_if_idle(moves)
         case PartFailed():
             if event.peer is None or event.peer in state.history.holders:
-                saving.give_up(moves, event)
+                policy.give_up(moves, event)
                 _go_on_if_idle(moves)
         case SnapshotLost():
             _lose_snapshot(moves, event)
         case Fetched(peer_id, part):
-            saving.note_part(moves, peer_id, part)
+            policy.note_part(moves, peer_id, part)
         case PauseRun():
             if state.history.paused is None:
                 moves.record(Paused("its owner paused it", "pmtrain resume"))
@@ -186,7 +187,7 @@ def _hear(moves: Moves, task: Task, stage: int, report: Report) -> None:
         peer, newest = state.history.holders[stage], state.history.newest
         moves.set(holds={**moves.state.holds, peer: stage})
         if newest.parts and newest.step == state.history.step:
-            saving.note_part(moves, peer, newest.as_parts()[stage])
+            policy.note_part(moves, peer, newest.as_parts()[stage])
     if task.kind == "step":
         moves.set(usage={**state.usage, stage: report})
     if len(moves.state.heard) == state.stages:
@@ -297,7 +298,7 @@ def _decide(moves: Moves, task: Task, reports: list[Report]) -> None:
         basis_version=None if not spec.subspace.has_basis else history.basis_version,
         stages=[dict(r.usage) for r in reports],
     )
-    saving.say_if_left_out(moves)
+    policy.say_if_left_out(moves)
     if history.skipped_in_a_row >= spec.limits.nonfinite_steps:
         _answer_bad_numbers(moves)
 
@@ -325,7 +326,7 @@ def _go_on_if_idle(moves: Moves) -> None:
 def _go_on(moves: Moves) -> None:
     """Send the next task, with the last decision where it has not been sent."""
     state = moves.state
-    if not saving.is_needed(state) and state.history.step < state.spec.steps:
+    if not policy.is_needed(state) and state.history.step < state.spec.steps:
         if state.leaving:
             _let_go(moves, *sorted(state.leaving))
             if moves.state.task != state.task or not moves.state.placed:
@@ -334,7 +335,7 @@ def _go_on(moves: Moves) -> None:
         if state.stopping:
             _stop(moves)
             return
-    save = saving.begin_if_due(moves)
+    save = policy.begin_if_due(moves)
     decision = state.history.decision if state.undelivered else None
     coming = next_kind(moves.state)
     task = None if isinstance(coming, str) else moves.begin(*coming)
@@ -372,7 +373,7 @@ def _hear_subspace(moves: Moves, event: SubspaceReported) -> None:
     moves.record(Reported(event.step))
     if event.row:
         moves.write_row("subspace", event.step, version=version, **row)
-    saving.complete(moves)
+    policy.complete(moves)
     _go_on_if_idle(moves)
 
 
@@ -413,7 +414,7 @@ def _lose_snapshot(moves: Moves, event: SnapshotLost) -> None:
 
 def _watch_the_clock(moves: Moves) -> None:
     seating.give_up_waiting(moves)
-    if saving.may_try_again(moves):
+    if policy.may_try_again(moves):
         _go_on_if_idle(moves)
     task = moves.state.task
     if task is None:

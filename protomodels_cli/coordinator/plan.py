@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from protomodels_cli.coordinator.saving import is_due, is_needed
+from protomodels_cli.coordinator.snapshots.policy import is_due, is_needed
 from protomodels_cli.coordinator.state import Kind, State
 from protomodels_cli.protocol import steps
 

@@ -24,7 +24,7 @@ from protomodels_cli.coordinator import events
 from protomodels_cli.coordinator.door import Door
 from protomodels_cli.coordinator.messages import clean, event_of, peer_of
 from protomodels_cli.coordinator.run_dir import RunDir
-from protomodels_cli.coordinator.uploads import Damaged, Later, TooLarge, Uploads
+from protomodels_cli.coordinator.snapshots.uploads import Damaged, Later, TooLarge, Uploads
 from protomodels_cli.spec.schema import RunSpec
 from protomodels_cli.wire.channels import SERVER_OPTIONS
 from protomodels_cli.wire.parts import TOO_LARGE

@@ -13,7 +13,7 @@ from typing import Any
 from fsspec import AbstractFileSystem, get_filesystem_class
 from fsspec.core import split_protocol, url_to_fs
 
-from protomodels_cli.coordinator.snapshots import HASHES
+from protomodels_cli.coordinator.snapshots.store import HASHES
 from protomodels_cli.errors import UserError
 
 SNAPSHOT = re.compile(r"\d{4,}-\d{8,}")

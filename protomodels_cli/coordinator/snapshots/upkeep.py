@@ -8,9 +8,9 @@ import threading
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar, cast
 
-from protomodels_cli.coordinator.copies import Copies, in_words
 from protomodels_cli.coordinator.history import History, Mark
-from protomodels_cli.coordinator.snapshots import Snapshots
+from protomodels_cli.coordinator.snapshots.copies import Copies, in_words
+from protomodels_cli.coordinator.snapshots.store import Snapshots
 from protomodels_cli.retry import Backoff, retry
 
 T = TypeVar("T")
@@ -63,7 +63,7 @@ async def _beside(work: Callable[..., T], *arguments: Any) -> T:
     return cast(T, await result)
 
 
-class Depot:
+class Upkeep:
     def __init__(
         self,
         snapshots: Snapshots,

@@ -12,7 +12,7 @@ from io import BufferedReader, BufferedWriter
 from pathlib import Path
 
 from protomodels_cli.coordinator import events
-from protomodels_cli.coordinator.snapshots import Snapshots
+from protomodels_cli.coordinator.snapshots.store import Snapshots
 from protomodels_cli.coordinator.state import State
 from protomodels_cli.coordinator.subspace import Subspace
 from protomodels_cli.files import hash_file
