@@ -101,7 +101,7 @@ class Scene:
 
     def holder(self, stage: int) -> int:
         """Which of the peers holds it."""
-        return int(self.status().stages[stage].name.removeprefix("peer-"))
+        return int(self.status().stages[stage].holders[0].name.removeprefix("peer-"))
 
     def restart_coordinator(self) -> None:
         self.pool.coordinator.start(

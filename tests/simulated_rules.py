@@ -39,7 +39,8 @@ class Rules:
                 if step <= self._decided.get(lineage, -1):
                     raise Violation(f"step {step} was decided twice in lineage {lineage}")
                 self._decided[lineage] = step
-            case Placed(generation, layers, holders):
+            case Placed(generation, layers, of_stages):
+                holders = tuple(peer for peers in of_stages for peer in peers)
                 if generation in self._placed or any(g > generation for g in self._placed):
                     raise Violation(f"generation {generation} was opened twice")
                 if len(set(holders)) < len(holders) or len(holders) != len(layers):

@@ -71,7 +71,7 @@ def test_a_damaged_snapshot_is_brought_back_from_its_copy(scene, tmp_path):
     """A spare that fetched it ahead would not even notice; this one has not."""
     s = scene(a_spec(copy_to=(tmp_path / "store").as_uri()))
     s.start(4, {"kind": "slow", "seconds": 0.05})
-    s.wait_for(lambda: list(tmp_path.glob("store/*/0001-00000006/hashes.json")), "no copy of step 6")
+    s.wait_for(lambda: list(tmp_path.glob("store/*/0001-00000006/snapshot.json")), "no copy of step 6")
     s.wait_for_step(7)
     (s.run_dir / "snapshots" / "0001-00000006" / "stage-1.safetensors").write_bytes(b"damaged")
     s.pool.peers[s.holder(1)].kill()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import sqlite3
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from protomodels_cli.coordinator.history import (
     Decided,
     Ended,
     Forgot,
+    History,
     Placed,
     RolledBack,
     Saved,
@@ -26,7 +28,15 @@ from protomodels_cli.coordinator.history import (
     beginning,
     fold,
 )
-from protomodels_cli.coordinator.journal import Journal, read
+from protomodels_cli.coordinator.identity import Identity
+from protomodels_cli.coordinator.journal import Journal, create, read
+
+RUN = Identity("run", "spec")
+
+
+def new(path: Path, first: History) -> Journal:
+    create(path, RUN, first)
+    return Journal(path, RUN)
 
 
 def a_history(**sections: Any) -> Bench:
@@ -46,28 +56,28 @@ def test_the_journal_brings_the_history_back(tmp_path: Path, monkeypatch: pytest
     kinds = {type(r) for r in b.records}
     assert {Placed, Decided, Synced, Began, Saved, Forgot, RolledBack, Ended} <= kinds
     history = b.first
-    journal = Journal(tmp_path / "journal.sqlite", b.first)
+    journal = new(tmp_path / "journal.sqlite", b.first)
     for i, record in enumerate(b.records):
         journal.append([record], float(i))
         history = fold(history, record)
         if i % 5 == 0:
             journal.close()
-            journal = Journal(tmp_path / "journal.sqlite", b.first)
+            journal = Journal(tmp_path / "journal.sqlite", RUN)
         assert journal.history == history
-    assert read(tmp_path / "journal.sqlite") == (b.state.history, float(len(b.records) - 1))
+    assert read(tmp_path / "journal.sqlite", RUN) == (b.state.history, float(len(b.records) - 1))
     journal.close()
 
 
 def test_a_long_journal_is_folded_and_stays_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(journals, "FOLD_EVERY", 500)
-    journal = Journal(tmp_path / "j.sqlite", beginning("u"))
+    journal = new(tmp_path / "j.sqlite", beginning("u"))
     for start in range(1, 20_001, 100):
         steps = range(start, start + 100)
         journal.append([Decided(step, True, 1e-3, 1.0, 3.0, 1.0, 1, 10, 20) for step in steps], float(start))
     journal.close()
     db = sqlite3.connect(tmp_path / "j.sqlite")
     assert db.execute("SELECT count(*) FROM records").fetchone()[0] < 500
-    history, _ = read(tmp_path / "j.sqlite")
+    history, _ = read(tmp_path / "j.sqlite", RUN)
     assert (history.step, history.backward_bytes) == (20_000, 400_000)
 
 
@@ -75,7 +85,7 @@ def test_the_log_does_not_grow_for_ever(tmp_path: Path, monkeypatch: pytest.Monk
     """Copied beside the writes, and where they come too fast for that, by one of them."""
     monkeypatch.setattr(journals, "COPY_EVERY", 10)
     monkeypatch.setattr(journals, "LONGEST_LOG", 1 << 20)
-    journal, log = Journal(tmp_path / "j.sqlite", beginning("u")), tmp_path / "j.sqlite-wal"
+    journal, log = new(tmp_path / "j.sqlite", beginning("u")), tmp_path / "j.sqlite-wal"
     for step in range(1, 3001):
         journal.append([Decided(step, True, 1e-3, 1.0, 3.0, 1.0, 1, 10, 20)], float(step))
     assert log.stat().st_size < 2 << 20
@@ -89,10 +99,10 @@ def test_the_log_does_not_grow_for_ever(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_a_failed_write_leaves_the_journal_as_it_was(tmp_path: Path):
-    journal = Journal(tmp_path / "j.sqlite", beginning(""))
+    journal = new(tmp_path / "j.sqlite", beginning(""))
     journal.append([Synced(1)], 1.0)
     with pytest.raises(OSError, match="journal"):
-        journal.append([Synced(2), Synced(2)], None)  # refused by the table: `at` must not be null
+        journal.append([Synced(2), Synced(2)], math.nan)  # which is null to the table, and refused
     assert journal.history.synced == 1
     journal.append([Synced(3)], 3.0)
-    assert read(tmp_path / "j.sqlite") == (replace(beginning(""), synced=3), 3.0)
+    assert read(tmp_path / "j.sqlite", RUN) == (replace(beginning(""), synced=3), 3.0)

@@ -21,7 +21,7 @@ from test_snapshots import Desk
 from protomodels_cli.coordinator import events as ev
 from protomodels_cli.coordinator.run_dir import open_run_dir
 from protomodels_cli.coordinator.service import Service
-from protomodels_cli.coordinator.uploads import TooLarge
+from protomodels_cli.coordinator.snapshots.uploads import TooLarge
 from protomodels_cli.errors import EXIT_INTERRUPTED, EXIT_OUTSIDE, UserError
 from protomodels_cli.wire.join_link import JoinLink, UnreachableError
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
@@ -249,7 +249,7 @@ def test_what_keeps_a_relayed_link_from_opening_is_said_once_and_told_to_the_coo
     monkeypatch.setattr(generations, "GRACE", 0.05)
     spec = make_spec(stages=2, limits={"link_seconds": 2.0})
     assigned = pb.Place(generation=3, stage=1, layers_per_stage=[2, 2])
-    assigned.previous.CopyFrom(pb.Route(way=pb.Route.RELAY_LISTEN, peer="q", ticket="ticket"))
+    assigned.previous.add(way=pb.Route.RELAY_LISTEN, peer="q", ticket="ticket")
     said: list[str] = []
     troubles: list[tuple[str, int]] = []
 

@@ -14,8 +14,9 @@ from simulated_words import Violation
 from simulated_world import World
 from simulation import simulate
 
-from protomodels_cli.coordinator import machine, saving, seating
+from protomodels_cli.coordinator import machine, seating
 from protomodels_cli.coordinator.history import RECORDS, Placed, RolledBack
+from protomodels_cli.coordinator.snapshots import policy
 
 SEEDS = 300
 
@@ -117,14 +118,14 @@ def keeps_the_lineage(patch: Any) -> None:
 
 def saves_too_soon(patch: Any) -> None:
     """A snapshot counts before the subspace of its step is settled."""
-    patch.setattr(saving, "complete", lambda moves: _complete_at_once(moves))
+    patch.setattr(policy, "complete", lambda moves: _complete_at_once(moves))
 
 
 def _complete_at_once(moves: Any) -> None:
     for step, parts in sorted(moves.state.whole.items()):
-        moves.record(saving.Saved(step, parts))
+        moves.record(policy.Saved(step, parts))
         moves.set(whole={s: p for s, p in moves.state.whole.items() if s > step})
-        moves.do(saving.KeepSnapshots())
+        moves.do(policy.KeepSnapshots())
 
 
 def never_gives_up_waiting(patch: Any) -> None:

@@ -21,8 +21,9 @@ from fsspec.implementations.memory import MemoryFileSystem
 from protomodels_cli.bench.recovery import beside
 from protomodels_cli.cli.folders import claim_or_find
 from protomodels_cli.coordinator import events
-from protomodels_cli.coordinator.history import Ended, Mark, beginning
-from protomodels_cli.coordinator.journal import Journal
+from protomodels_cli.coordinator.history import Dropped, Ended, Mark, beginning
+from protomodels_cli.coordinator.identity import Identity
+from protomodels_cli.coordinator.journal import Journal, create
 from protomodels_cli.coordinator.run_dir import open_run_dir
 from protomodels_cli.coordinator.snapshots import upkeep as upkeeps
 from protomodels_cli.coordinator.snapshots.copies import Copies
@@ -35,6 +36,7 @@ from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.worker.snapshots.part_store import PartStore
 from protomodels_cli.worker.snapshots.transfer import Throttle
 
+RUN = Identity("run", "spec")
 CONTENTS = [b"a" * 5000, b"b" * 7000]
 HASHES = tuple(hashlib.sha256(content).hexdigest() for content in CONTENTS)
 
@@ -44,10 +46,10 @@ class Desk:
 
     def __init__(self, folder: Path):
         begun = Mark(1, 3, 0, "u")
-        history = replace(beginning("u"), layers=(2, 2), holders=("p0", "p1"), step=3, pending=(begun,))
+        history = replace(beginning("u"), layers=(2, 2), stage_holders=(("p0",), ("p1",)), step=3, pending=(begun,))
         self.state = State(make_spec(stages=2), (1, "t"), history)
         self.told: list[events.Event] = []
-        self.snapshots = Snapshots(folder / "snapshots")
+        self.snapshots = Snapshots(folder / "snapshots", RUN, (1, "t"), folder / "basis")
         self.uploads = Uploads(lambda: self.state, None, self.snapshots, self.told.append, self.fail)
 
     def fail(self, error: OSError) -> None:
@@ -136,17 +138,21 @@ def test_a_complete_snapshot_can_be_read_before_and_after_it_has_its_name(tmp_pa
     for _ in range(2):
         with desk.uploads.open_part(request) as file:
             assert file.read() == CONTENTS[1]
-        desk.snapshots.settle([mark], [], desk.snapshots.found())
+        desk.snapshots.settle([mark], [])
     assert sorted(p.name for p in (tmp_path / "snapshots" / "0001-00000003").iterdir()) == [
-        "hashes.json",
+        "snapshot.json",
         "stage-0.safetensors",
         "stage-1.safetensors",
     ]
     assert desk.uploads.open_part(pb.FetchRequest(lineage=1, step=3, stage=2)) is None
-    found = desk.snapshots.found()
-    desk.snapshots.coming(1, 6, 0, HASHES[0]).touch()  # begun after that look
-    desk.snapshots.settle([], [], found)
-    assert [p.name for p in desk.snapshots.found()] == [".0001-00000006"]
+
+
+def test_only_what_the_journal_dropped_is_deleted(tmp_path: Path):
+    snapshots, marks = complete(tmp_path / "snapshots", [3, 6, 9])
+    for step in (6, 12, 15):
+        snapshots.coming(1, step, 0, HASHES[0]).touch()
+    snapshots.settle(marks[2:], [Dropped(1, 3, True), Dropped(1, 6, False), Dropped(1, 12, False)])
+    assert {p.name for p in (tmp_path / "snapshots").iterdir()} == {"0001-00000006", "0001-00000009", ".0001-00000015"}
 
 
 def test_a_peers_parts_are_whole_and_stay_until_they_may_go(tmp_path: Path):
@@ -170,13 +176,14 @@ def test_what_a_dead_process_left_half_written_goes_and_a_living_ones_stays(tmp_
 
 def complete(folder: Path, steps: list[int]) -> tuple[Snapshots, list[Mark]]:
     """Snapshots with their names, of two parts each."""
-    snapshots, marks = Snapshots(folder), [Mark(1, step, 0, "u", parts=HASHES) for step in steps]
+    marks = [Mark(1, step, 0, "u", parts=HASHES, layers=(2, 2)) for step in steps]
+    snapshots = Snapshots(folder, RUN, (1, "t"), folder.parent / "basis")
     for mark in marks:
         for stage, content in enumerate(CONTENTS):
             path = snapshots.coming(1, mark.step, stage, HASHES[stage])
             path.write_bytes(content)
             snapshots.arrived(path)
-    snapshots.settle(marks, [], [])
+    snapshots.settle(marks, [])
     return snapshots, marks
 
 
@@ -194,8 +201,8 @@ def test_a_store_without_folders_is_as_good(tmp_path: Path):
     fsspec.register_implementation("objects", ObjectStore, clobber=True)
     snapshots, marks = complete(tmp_path / "snapshots", [3, 6, 9])
     copies = Copies("objects://bucket/runs", "home-1234")
-    for some in (marks[:2], marks[1:]):
-        copies.bring_up_to_date(snapshots.folders(some))
+    copies.bring_up_to_date(snapshots.folders(marks[:2]), [])
+    copies.bring_up_to_date(snapshots.folders(marks[1:]), ["0001-00000003"])
     copies.get("0001-00000009", "stage-1.safetensors", tmp_path / "back")
     assert (tmp_path / "back").read_bytes() == CONTENTS[1]
     with pytest.raises(FileNotFoundError):
@@ -205,17 +212,19 @@ def test_a_store_without_folders_is_as_good(tmp_path: Path):
 def test_copies_follow_the_snapshots_and_touch_nothing_else(tmp_path: Path):
     snapshots, marks = complete(tmp_path / "snapshots", [3, 6, 9])
     copies = Copies((tmp_path / "store").as_uri(), "home-1234")
-    copies.bring_up_to_date(snapshots.folders(marks[:2]))
+    copies.bring_up_to_date(snapshots.folders(marks[:2]), [])
     there = tmp_path / "store" / "home-1234"
     (there / "mine.txt").touch()
-    (there / "0001-00000006" / "hashes.json").unlink()  # as if it broke off
+    (there / "0001-00000012").mkdir()  # of which the journal does not know
+    (there / "0001-00000006" / "snapshot.json").unlink()  # as if it broke off
     (there / "0001-00000006" / "stage-1.safetensors").write_bytes(b"half")
-    copies.bring_up_to_date(snapshots.folders(marks[1:]))
-    assert sorted(p.name for p in there.iterdir()) == ["0001-00000006", "0001-00000009", "mine.txt"]
+    copies.bring_up_to_date(snapshots.folders(marks[1:]), ["0001-00000003"])
+    left = ["0001-00000006", "0001-00000009", "0001-00000012", "mine.txt"]
+    assert sorted(p.name for p in there.iterdir()) == left
     for mark in marks[1:]:
         folder = there / f"0001-{mark.step:08d}"
         assert [(folder / f"stage-{i}.safetensors").read_bytes() for i in (0, 1)] == CONTENTS
-        assert (folder / "hashes.json").exists()
+        assert (folder / "snapshot.json").exists()
 
 
 def test_a_store_that_is_not_known_is_refused_with_the_fix():
@@ -233,7 +242,7 @@ def test_a_damaged_part_is_brought_back_where_there_is_a_copy(tmp_path: Path, da
     said: list[str] = []
     upkeep = Upkeep(snapshots, copies, lambda: history, said.append, lambda e: None)
     if copies and copied != "not":
-        copies.bring_up_to_date(snapshots.folders([mark]))
+        copies.bring_up_to_date(snapshots.folders([mark]), [])
         if copied == "damaged":
             (tmp_path / "store/home/0001-00000003/stage-1.safetensors").write_bytes(b"other")
     folder = tmp_path / "snapshots/0001-00000003"
@@ -267,7 +276,7 @@ def test_a_store_that_cannot_be_reached_is_asked_again_before_a_snapshot_is_give
     monkeypatch.setattr(upkeeps, "AGAIN", 0.01)
     snapshots, [mark] = complete(tmp_path / "snapshots", [3])
     copies = Copies((tmp_path / "store").as_uri(), "home")
-    copies.bring_up_to_date(snapshots.folders([mark]))
+    copies.bring_up_to_date(snapshots.folders([mark]), [])
     get, tries, works_at = copies.get, [], [3]
 
     def sometimes(*names: Any) -> None:
@@ -310,7 +319,8 @@ def test_the_same_command_finds_the_run_it_left_and_not_one_that_is_done(
     spec = make_spec(stages=2, name="home")
     first = claim_or_find(None, spec)
     folder = open_run_dir(first, spec, tmp_path)
-    journal = Journal(first / "journal.sqlite", beginning("u"))
+    create(first / "journal.sqlite", folder.identity, beginning("u"))
+    journal = Journal(first / "journal.sqlite", folder.identity)
     assert claim_or_find(None, spec) == Path("runs/home-2"), "somebody leads it"
     folder.lock.close()
     assert claim_or_find(None, spec) == first

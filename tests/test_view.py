@@ -32,7 +32,7 @@ def test_a_short_wait_of_a_running_run_is_not_worth_a_word():
 
 
 def test_how_far_it_is_saved_and_what_was_redone_is_said():
-    status = pb.RunStatus(name="home", phase="running", step=30, steps=90, snapshot_step=20, lineage=3, steps_redone=7)
+    status = pb.RunStatus(phase="running", step=30, steps=90, snapshot_step=20, rollbacks=2, steps_redone=7)
     assert lines(status)[-1] == "saved up to step 20 | went back 2 ×, 7 steps redone"
 
 

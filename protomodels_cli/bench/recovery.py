@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from protomodels_cli.bench.loopback import pipeline, small
-from protomodels_cli.coordinator.history import Decided
+from protomodels_cli.coordinator.history import Decided, History
 from protomodels_cli.coordinator.journal import Journal, read
+from protomodels_cli.coordinator.run_dir import JOURNAL, identity_of
 from protomodels_cli.errors import UserError
 from protomodels_cli.launch.cable import Cable, cable
 from protomodels_cli.launch.local import LocalRun, local_run, peers_of
@@ -104,11 +105,10 @@ class _Scene:
 
     def _calm(self) -> None:
         """Somebody spare is there again, and a snapshot of this stretch."""
-        journal = self._running.folder / "journal.sqlite"
-        began = read(journal)[0].step
+        began = self._step()
 
         def calm() -> bool:
-            history, _ = read(journal)
+            history = _history(self._running.folder)
             here: set[str] = set()
             for line in self._events():
                 words = str(line["text"]).split(" ")
@@ -121,10 +121,10 @@ class _Scene:
         self._wait(calm, "no spare came back, or no snapshot")
 
     def _step(self) -> int:
-        return read(self._running.folder / "journal.sqlite")[0].step
+        return _history(self._running.folder).step
 
     def _holder(self, stage: int) -> str:
-        peer = read(self._running.folder / "journal.sqlite")[0].holders[stage]
+        peer = _history(self._running.folder).holders[stage]
         [name] = {str(e["text"]).split(" ")[0] for e in self._events() if f"({peer}) joined" in str(e["text"])}
         return name
 
@@ -190,19 +190,19 @@ def journal(turns: int) -> dict[str, Any]:
     del turns
     spec = small(steps=2 * LONG)
     with tempfile.TemporaryDirectory() as name, local_run(spec, Path(name) / "run") as running:
-        path = running.folder / "journal.sqlite"
-        while read(path)[0].step == 0:  # until nobody is busy starting
+        path = running.folder / JOURNAL
+        while _history(running.folder).step == 0:  # until nobody is busy starting
             time.sleep(0.1)
         _stop(running)
         empty = _restart(running)
         _stop(running)
-        long, step = Journal(path, read(path)[0]), read(path)[0].step
+        long, step = Journal(path, identity_of(running.folder)), _history(running.folder).step
         for first in range(step + 1, LONG + 1, 100):
             steps = range(first, min(first + 100, LONG + 1))
             long.append([Decided(s, True, 1e-3, 1.0, 3.0, 1.0, 1, 10, 20) for s in steps], time.time())
         long.close()
         began = time.monotonic()
-        assert read(path)[0].step == LONG
+        assert _history(running.folder).step == LONG
         reading = time.monotonic() - began
         return {
             "steps": LONG,
@@ -211,6 +211,10 @@ def journal(turns: int) -> dict[str, Any]:
             "restart_s": _restart(running),
             "restart_new_run_s": empty,
         }
+
+
+def _history(folder: Path) -> History:
+    return read(folder / JOURNAL, identity_of(folder))[0]
 
 
 def _stop(running: LocalRun) -> None:

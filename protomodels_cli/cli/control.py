@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from protomodels_cli.cli.say import say
+from protomodels_cli.errors import OptionError
 
 RunDirArgument = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The run's directory.")]
 
@@ -36,6 +37,8 @@ def _control(run_dir: Path, action: str) -> None:
     from protomodels_cli.wire.client import operator
     from protomodels_cli.wire.join_link import JoinLink
 
+    if str(run_dir).startswith("pm:"):  # not repeated: its token lets anyone join
+        raise OptionError("a join link is not enough to control a run", "name the run's directory")
     owner = owner_secret(run_dir)
     link = JoinLink.parse((run_dir / "link").read_text(encoding="utf-8"))
 

@@ -17,7 +17,8 @@ DEFAULT_PORT = 7420
 
 def coordinator(
     spec_file: Annotated[
-        Path | None, typer.Argument(metavar="[SPEC]", help="The run spec; with --resume it may be left out.")
+        Path | None,
+        typer.Argument(metavar="[SPEC]", help="The run spec; may be left out with --resume or --rebuild."),
     ] = None,
     host: Annotated[
         str | None, typer.Option(help="Name or address of this machine for the join line. Default: found out.")
@@ -30,12 +31,23 @@ def coordinator(
         Path | None, typer.Option(help="Where the run lives. Default: runs/NAME, or the next free folder like it.")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a run; never begin one.")] = False,
+    rebuild: Annotated[
+        bool,
+        typer.Option(
+            "--rebuild",
+            help="Make a new journal from the newest whole snapshot in --run-dir, or begin again where there is none; "
+            "then go on. For a journal that was lost or damaged.",
+        ),
+    ] = False,
 ) -> None:
     """Lead a run: hand out stages, grant steps, keep the books. Needs no GPU.
 
     The same command again goes on with a run that was interrupted."""
     from protomodels_cli.spec import load_spec
 
+    if rebuild and run_dir is None:
+        raise OptionError("--rebuild needs to know the run", "name its directory with --run-dir")
+    resume = resume or rebuild
     if spec_file is None and not (resume and run_dir):
         raise OptionError("there is no SPEC", "give one, or --resume with --run-dir")
     spec = None if spec_file is None else load_spec(spec_file)
@@ -50,7 +62,7 @@ def coordinator(
     path = claim_or_find(run_dir, spec)
     if resume and not holds_a_run(path):
         raise UserError(f"{path} holds no run to go on with", "name its directory with --run-dir")
-    folder = open_run_dir(path, spec, Path() if spec_file is None else spec_file.parent)
+    folder = open_run_dir(path, spec, Path() if spec_file is None else spec_file.parent, rebuild)
     spec = folder.spec
     print(f"reading {spec.data.source} text and its tokens …", flush=True)
     corpus = prepare(spec, folder.base)

@@ -38,17 +38,17 @@ def claim_or_find(run_dir: Path | None, spec: RunSpec | None) -> Path:
 def _is_interrupted(folder: Path, spec: RunSpec) -> bool:
     """Does it hold this very run, neither done nor being led?"""
     import fcntl
-    import json
 
-    from protomodels_cli.coordinator.journal import read
-    from protomodels_cli.coordinator.run_dir import PRIVATE, holds_a_run
+    from protomodels_cli.coordinator.rebuild import believe
+    from protomodels_cli.coordinator.run_dir import holds_a_run, identity_of, private_of
+    from protomodels_cli.errors import UserError
 
     if not holds_a_run(folder):
         return False
     try:
         with (folder / "lock").open("a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        same = json.loads((folder / PRIVATE).read_text())["spec"] == spec.model_dump(mode="json")
-    except (OSError, ValueError, KeyError):
+        same = private_of(folder).get("spec") == spec.model_dump(mode="json")
+    except (OSError, UserError):  # of another format, say
         return False
-    return same and not read(folder / "journal.sqlite")[0].over
+    return same and not believe(folder, identity_of(folder))[0].over

@@ -18,9 +18,10 @@ from typing import Any, assert_never
 from protomodels_cli.coordinator import events, machine
 from protomodels_cli.coordinator.feed import Feed
 from protomodels_cli.coordinator.history import Decided, History, Record
-from protomodels_cli.coordinator.journal import Journal
+from protomodels_cli.coordinator.journal import Journal, create
 from protomodels_cli.coordinator.messages import keep_message, place_message, route_pair, turn_message
-from protomodels_cli.coordinator.run_dir import RunDir
+from protomodels_cli.coordinator.rebuild import check_beside, rebuild
+from protomodels_cli.coordinator.run_dir import BASES, JOURNAL, METRICS, SNAPSHOTS, RunDir
 from protomodels_cli.coordinator.service import Service
 from protomodels_cli.coordinator.snapshots.copies import Copies
 from protomodels_cli.coordinator.snapshots.store import Snapshots
@@ -48,10 +49,10 @@ class Coordinator:
         self.spec, self.run_dir, self.say = run_dir.spec, run_dir, say
         self._events: asyncio.Queue[events.Event] = asyncio.Queue()
         self._feed = Feed(self.spec, corpus)
-        self._subspace = None if not self.spec.subspace.has_basis else Subspace(self.spec, run_dir.path / "basis")
+        self._subspace = None if not self.spec.subspace.has_basis else Subspace(self.spec, run_dir.path / BASES)
         basis, t_fixed = ("", (0, "")) if self._subspace is None else self._first_hashes(self._subspace)
         self.state = machine.start(self.spec, basis, t_fixed)
-        self._snapshots = Snapshots(run_dir.path / "snapshots")
+        self._snapshots = Snapshots(run_dir.path / SNAPSHOTS, run_dir.identity, t_fixed, run_dir.path / BASES)
         self._uploads = Uploads(lambda: self.state, self._subspace, self._snapshots, self.tell, self._fail)
         self._service = Service(self.spec, run_dir, self.tell, self._uploads, self._status)
         copy_to, name = self.spec.snapshots.copy_to, f"{self.spec.name}-{run_dir.authority.fingerprint[:8]}"
@@ -63,7 +64,7 @@ class Coordinator:
         self._started = self._now()
         self._over: asyncio.Future[None] = asyncio.get_event_loop().create_future()
         self._chores: set[asyncio.Task[None]] = set()
-        self._writing = ThreadPoolExecutor(1)
+        self._writing, self._books = ThreadPoolExecutor(1), contextlib.ExitStack()
         self._fed = 0  # the last step whose ids stage 0 has
         self._tickets: list[str] = []
         self._began: float | None = None  # when the run's first step was granted
@@ -78,18 +79,42 @@ class Coordinator:
     async def run(self, bind: str, host: str, port: int, announce: Callable[[str], None]) -> int:
         """Open the door and lead the run to its end. Returns the exit code."""
         try:
+            if self.run_dir.resumed:  # a journal that cannot be believed opens no door
+                self._open_books()
             port = await self._service.open(bind, port)
-        except UserError:
+            if self.run_dir.resumed:
+                self._come_back()
+            else:  # only now: a start that fails leaves no run behind
+                create(self.run_dir.path / JOURNAL, self.run_dir.identity, self.state.history)
+                self._open_books()
+            announce(str(self.run_dir.write_link(host, port)))
+            return await self._lead_until_over()
+        except OSError as e:
+            raise UserError(
+                f"{self.run_dir.path} cannot be written any more: {e.strerror or e}",
+                "free space there and start it again with the same command: all that was decided is in the journal",
+            ) from None
+        finally:
             await self._service.close()
-            raise
-        # Only now: a start that fails leaves no run behind.
-        self._journal = Journal(self.run_dir.path / "journal.sqlite", self.state.history)
-        self._metrics = JsonLines(self.run_dir.path / "metrics.jsonl", self.run_dir.resumed)
-        self._log = JsonLines(self.run_dir.path / "events.jsonl", self.run_dir.resumed)
-        if self.run_dir.resumed:
-            self._come_back()
-        link = self.run_dir.write_link(host, port)
-        announce(str(link))
+            self._writing.shutdown()  # a write that was under way is finished
+            self._books.close()
+            if self._over.done() and not self._over.cancelled():
+                self._over.exception()  # looked at, whatever else was raised: asyncio would print it as forgotten
+
+    def _open_books(self) -> None:
+        path, identity, found = self.run_dir.path, self.run_dir.identity, list[str]()
+        if self.run_dir.rebuild:
+            rebuild(path, identity, self.state.history, found.append)
+        self._journal = Journal(path / JOURNAL, identity)
+        self._books.callback(self._journal.close)
+        check_beside(path, identity, self._journal.history)
+        self._metrics, self._log = (JsonLines(path / f, self.run_dir.resumed) for f in (METRICS, "events.jsonl"))
+        for file in (self._metrics, self._log):
+            self._books.callback(_close, file)
+        for text in found:
+            self._say(text)
+
+    async def _lead_until_over(self) -> int:
         loop = asyncio.get_running_loop()
         with contextlib.suppress(NotImplementedError, RuntimeError):
             for number in (signal.SIGINT, signal.SIGTERM):
@@ -104,20 +129,9 @@ class Coordinator:
                     await end  # raises what ended it
             await self._finish_copies()
             return self._exit_code()
-        except OSError as e:
-            raise UserError(
-                f"{self.run_dir.path} cannot be written any more: {e.strerror or e}",
-                "free space there and start it again with the same command: all that was decided is in the journal",
-            ) from None
         finally:
             for task in (ticking, *ends):
                 task.cancel()
-            await self._service.close()
-            self._writing.shutdown()  # a write that was under way is finished
-            self._journal.close()
-            with contextlib.suppress(OSError):  # a full disk was reported already
-                self._metrics.close()
-                self._log.close()
 
     async def _finish_copies(self) -> None:
         """Of the last snapshot, unless the owner does not want to wait for that."""
@@ -139,7 +153,7 @@ class Coordinator:
         if self._subspace is not None:
             for version, sha256 in _bases(history).items():
                 self._subspace.load(version, sha256)
-        self._snapshots.settle(history.snapshots, history.pending, self._snapshots.found())
+        self._snapshots.settle(history.snapshots, history.dropped)
         self._upkeep.settle()
         for mark in history.pending:
             self._uploads.look(mark.lineage, mark.step)
@@ -164,7 +178,7 @@ class Coordinator:
     def _mend_metrics(self, history: History) -> None:
         """The journal may be one decision ahead of the metrics: its row is made up for, without what only the stages
         knew."""
-        path, d = self.run_dir.path / "metrics.jsonl", history.decision
+        path, d = self.run_dir.path / METRICS, history.decision
         last = last_step(path)
         if d is not None and (last is None or (last["lineage"], last["step"]) != (history.lineage, d.step)):
             row = {"event": "step", "lineage": history.lineage, "step": d.step, "loss": d.loss, "lr": d.lr}
@@ -312,10 +326,10 @@ class Coordinator:
                 place.basis.CopyFrom(self._subspace.basis_message(0))
         if stage > 0:
             pair = route_pair(holders[stage - 1], holders[stage], self._tickets[stage - 1], state.relay_all)
-            place.previous.CopyFrom(pair[1])
+            place.previous.append(pair[1])
         if stage < len(holders) - 1:
             pair = route_pair(holders[stage], holders[stage + 1], self._tickets[stage], state.relay_all)
-            place.next.CopyFrom(pair[0])
+            place.next.append(pair[0])
         self._service.send(command.peer, place=place)
 
     def _renew_tickets(self, boundaries: int) -> None:
@@ -409,6 +423,11 @@ class Coordinator:
             "run_dir": str(self.run_dir.path),
         }
         write_whole(self.run_dir.path / "summary.json", json.dumps(strict(summary), indent=1).encode() + b"\n")
+
+
+def _close(lines: JsonLines) -> None:
+    with contextlib.suppress(OSError):  # a full disk was reported already
+        lines.close()
 
 
 def _bases(history: History) -> dict[int, str]:

@@ -8,18 +8,21 @@ is void, and its steps are decided again. A *generation* is one set of holders, 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from protomodels_cli.protocol.parts import Part
 
+MOST_DROPPED = 256  # that are remembered: their files go within seconds, a store's copies once it can be reached
+
 
 @dataclass(frozen=True)
 class Placed:
-    """Who holds which layers, in a new generation; or, without holders, that nobody does any more."""
+    """Who holds which layers, in a new generation."""
 
     generation: int
     layers: tuple[int, ...]
-    holders: tuple[str, ...]
+    holders: tuple[tuple[str, ...], ...]  # the peers of each stage: one today
 
 
 @dataclass(frozen=True)
@@ -156,19 +159,41 @@ class Mark:
     forward_bytes: int = 0
     backward_bytes: int = 0
     parts: tuple[str, ...] = ()  # hashes, where complete; the run's beginning has none and is made from the seed
+    # What only a journal that is made anew from this snapshot needs
+    layers: tuple[int, ...] = ()  # per stage
+    generation: int = 0
+    rollbacks: int = 0
+    redone: int = 0
+    answered: int = 0
+    loss_first: float | None = None
+    eval_loss: float | None = None
+
+    @property
+    def place(self) -> tuple[int, int]:
+        return self.lineage, self.step
 
     def as_parts(self) -> list[Part]:
         return [Part(self.lineage, self.step, stage, sha256) for stage, sha256 in enumerate(self.parts)]
 
 
 @dataclass(frozen=True)
+class Dropped:
+    """A snapshot that this history has had, and needs no longer: its files may go."""
+
+    lineage: int
+    step: int
+    complete: bool
+
+
+@dataclass(frozen=True)
 class History:
     snapshots: tuple[Mark, ...]  # complete ones, oldest first; the first is the beginning
     pending: tuple[Mark, ...] = ()  # begun ones
+    dropped: tuple[Dropped, ...] = ()  # the last of those; whatever is in none of the three is not ours to delete
     generation: int = 0
     lineage: int = 1
     layers: tuple[int, ...] = ()
-    holders: tuple[str, ...] = ()
+    stage_holders: tuple[tuple[str, ...], ...] = ()  # the peers of each stage: one today
     step: int = 0  # the last one decided
     decision: Decided | None = None  # the outcome of that step, in this lineage
     skipped_in_a_row: int = 0
@@ -182,6 +207,7 @@ class History:
     loss_first: float | None = None
     forward_bytes: int = 0  # sent for the steps of this lineage and those it goes back to
     backward_bytes: int = 0
+    rollbacks: int = 0
     redone: int = 0  # decisions that were voided
     answered: int = 0  # the last step whose bad numbers were answered by going back
     paused: Paused | None = None
@@ -192,6 +218,11 @@ class History:
         if self.next_basis is not None and step >= self.next_basis.first_step:
             return self.next_basis.version, self.next_basis.sha256
         return self.basis_version, self.basis_sha256
+
+    @property
+    def holders(self) -> tuple[str, ...]:
+        """The one holder of each stage."""
+        return tuple(holder for [holder] in self.stage_holders)
 
     @property
     def newest(self) -> Mark:
@@ -211,6 +242,13 @@ class History:
             self.skipped_in_a_row,
             self.forward_bytes,
             self.backward_bytes,
+            layers=self.layers,
+            generation=self.generation,
+            rollbacks=self.rollbacks,
+            redone=self.redone,
+            answered=self.answered,
+            loss_first=self.loss_first,
+            eval_loss=self.eval_loss,
         )
 
 
@@ -222,7 +260,7 @@ def beginning(basis_sha256: str) -> History:
 def fold(history: History, record: Record) -> History:
     match record:
         case Placed(generation, layers, holders):
-            return replace(history, generation=generation, layers=layers, holders=holders)
+            return replace(history, generation=generation, layers=layers, stage_holders=holders)
         case Decided():
             return _decide(history, record)
         case Reported(step):
@@ -236,16 +274,19 @@ def fold(history: History, record: Record) -> History:
         case Evaluated(step, loss):
             return replace(history, evaluated=step, eval_loss=loss)
         case Began():
-            return replace(history, pending=(*history.pending, history.mark()))
+            again = tuple(d for d in history.dropped if (d.lineage, d.step) != (history.lineage, history.step))
+            return replace(history, pending=(*history.pending, history.mark()), dropped=again)
         case Saved(step, parts):
             [mark] = [m for m in history.pending if m.step == step]
-            others = tuple(m for m in history.pending if m.step > step)
-            return replace(history, pending=others, snapshots=(*history.snapshots, replace(mark, parts=parts)))
+            earlier, later = _split(history.pending, lambda m: m.step <= step)
+            history = _drop(history, [m for m in earlier if m != mark], complete=False)
+            return replace(history, pending=later, snapshots=(*history.snapshots, replace(mark, parts=parts)))
         case GaveUp(step):
-            return replace(history, pending=tuple(m for m in history.pending if m.step != step))
+            given_up, others = _split(history.pending, lambda m: m.step == step)
+            return replace(_drop(history, given_up, complete=False), pending=others)
         case Forgot(lineage, step):
-            kept = tuple(m for m in history.snapshots if (m.lineage, m.step) != (lineage, step))
-            return replace(history, snapshots=kept)
+            forgotten, kept = _split(history.snapshots, lambda m: m.place == (lineage, step))
+            return replace(_drop(history, forgotten, complete=True), snapshots=kept)
         case RolledBack():
             return _roll_back(history, record)
         case Paused():
@@ -254,6 +295,15 @@ def fold(history: History, record: Record) -> History:
             return replace(history, paused=None, skipped_in_a_row=0)
         case Ended():
             return replace(history, ended=record)
+
+
+def _split(marks: tuple[Mark, ...], chosen: Callable[[Mark], bool]) -> tuple[tuple[Mark, ...], tuple[Mark, ...]]:
+    return tuple(m for m in marks if chosen(m)), tuple(m for m in marks if not chosen(m))
+
+
+def _drop(history: History, marks: Iterable[Mark], complete: bool) -> History:
+    dropped = *history.dropped, *(Dropped(m.lineage, m.step, complete) for m in marks)
+    return replace(history, dropped=dropped[-MOST_DROPPED:])
 
 
 def _decide(history: History, decided: Decided) -> History:
@@ -274,9 +324,10 @@ def _decide(history: History, decided: Decided) -> History:
 
 
 def _roll_back(history: History, record: RolledBack) -> History:
-    places = [(m.lineage, m.step) for m in history.snapshots]
-    index = places.index((record.from_lineage, record.step))
+    index = [m.place for m in history.snapshots].index((record.from_lineage, record.step))
     mark = history.snapshots[index]
+    history = _drop(history, history.snapshots[index + 1 :], complete=True)
+    history = _drop(history, history.pending, complete=False)
     return replace(
         history,
         snapshots=history.snapshots[: index + 1],  # later ones are of what is void now
@@ -294,5 +345,6 @@ def _roll_back(history: History, record: RolledBack) -> History:
         evaluated=min(history.evaluated, mark.step),
         forward_bytes=mark.forward_bytes,
         backward_bytes=mark.backward_bytes,
+        rollbacks=history.rollbacks + 1,
         redone=history.redone + history.step - mark.step,
     )

@@ -2,77 +2,115 @@
 
 Now and then the records so far are folded into one history and dropped, so that a run of a million steps is read back
 as fast as one of a thousand. A write waits for one sync and no more: folding is part of the write that is due then, and
-the log is copied into the database beside it.
+the log is copied into the database beside it. Each row carries a hash of itself and of the rows before it, back to the
+folded history and the run's identity, and the newest hash is kept apart: what is read is what was written, or nothing.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import json
+import hashlib
+import os
 import sqlite3
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from protomodels_cli.coordinator.history import RECORDS, Adopted, Decided, Ended, History, Mark, Paused, Record, fold
+from pydantic import TypeAdapter
+from pydantic_core import to_json
+
+from protomodels_cli.coordinator.history import RECORDS, History, Record, fold
+from protomodels_cli.coordinator.identity import Identity
+from protomodels_cli.errors import UserError
+from protomodels_cli.files import put_in_place
 
 FOLD_EVERY = 5000  # records
 COPY_EVERY = 500  # writes
 LONGEST_LOG = 32 << 20  # bytes
 
+_MAGIC = b"SQLite format 3\0"
 _TABLES = """
-CREATE TABLE IF NOT EXISTS records (
-    id INTEGER PRIMARY KEY, at REAL NOT NULL, kind TEXT NOT NULL, body TEXT NOT NULL
+CREATE TABLE identity (only INTEGER PRIMARY KEY CHECK (only = 1), body TEXT NOT NULL) STRICT;
+CREATE TABLE records (
+    id INTEGER PRIMARY KEY, at REAL NOT NULL, kind TEXT NOT NULL, body TEXT NOT NULL, chain BLOB NOT NULL
 ) STRICT;
-CREATE TABLE IF NOT EXISTS folded (id INTEGER PRIMARY KEY, at REAL NOT NULL, history TEXT NOT NULL) STRICT;
+CREATE TABLE folded (id INTEGER PRIMARY KEY, at REAL NOT NULL, history TEXT NOT NULL, chain BLOB NOT NULL) STRICT;
+CREATE TABLE head (only INTEGER PRIMARY KEY CHECK (only = 1), id INTEGER NOT NULL, chain BLOB NOT NULL) STRICT;
 """
+_IDENTITY, _HISTORY = TypeAdapter(Identity), TypeAdapter(History)
+_KINDS: dict[str, TypeAdapter[Record]] = {kind: TypeAdapter(record) for kind, record in RECORDS.items()}
+
+
+class JournalError(UserError):
+    """A journal that cannot be believed."""
+
+    def __init__(self, path: Path, why: str):
+        super().__init__(
+            f"{path} cannot be used: {why}",
+            f"put the run's own journal back from a copy, or `pmtrain coordinator --rebuild --run-dir {path.parent}`: "
+            "a new journal is made from the newest whole snapshot (without any, the run begins again), and nothing is "
+            "deleted",
+        )
+
+
+def create(path: Path, identity: Identity, first: History, now: float = 0.0) -> None:
+    """A new journal that begins with this history; whole, or not there."""
+    work = path.with_name(f".{path.name}.partial")
+    work.unlink(missing_ok=True)
+    body, text = _text(identity), _text(first)
+    chain = _link(_start(body), 0, now, "folded", text)
+    with _as_os_error(), contextlib.closing(sqlite3.connect(work, isolation_level=None)) as db:
+        db.execute("PRAGMA synchronous = FULL")
+        db.execute("BEGIN")
+        for statement in _TABLES.split(";"):
+            db.execute(statement)
+        db.execute("INSERT INTO identity VALUES (1, ?)", (body,))
+        db.execute("INSERT INTO folded VALUES (0, ?, ?, ?)", (now, text, chain))
+        db.execute("INSERT INTO head VALUES (1, 0, ?)", (chain,))
+        db.execute("COMMIT")
+    put_in_place(work, path)
 
 
 class Journal:
-    def __init__(self, path: Path, first: History):
-        """`first` is the history before any record."""
-        # Written from a thread beside the event loop, one write at a time.
+    """One that exists. Written from a thread beside the event loop, one write at a time."""
+
+    def __init__(self, path: Path, identity: Identity):
+        """Raises JournalError, without having touched the file; OSError where the disk is full."""
+        found = _read(path, identity)
         self._path = path
-        self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-        self._db.execute("PRAGMA journal_mode = WAL")
-        self._db.execute("PRAGMA wal_autocheckpoint = 0")
-        self._db.execute("PRAGMA synchronous = FULL")
-        self._db.executescript(_TABLES)
-        self.history, self.last_written = first, 0.0
-        found = _folded(self._db)
-        if found is None:
-            with self._transaction():
-                self._db.execute("INSERT INTO folded VALUES (0, 0, ?)", (_to_json(first),))
-        else:
-            _, self.last_written, self.history = found
+        self.history, self.last_written = found.history, found.at
+        self._id, self._chain, self._loose = found.id, found.chain, found.loose
+        self._start = _start(_text(identity))
+        with _as_os_error():
+            self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+            self._db.execute("PRAGMA journal_mode = WAL")
+            self._db.execute("PRAGMA wal_autocheckpoint = 0")
+            self._db.execute("PRAGMA synchronous = FULL")
         self._writes, self._copying = 0, threading.Thread()
-        self._loose = 0  # records since they were last folded
-        for at, record in _records(self._db):
-            self.history, self.last_written = fold(self.history, record), at
-            self._loose += 1
 
     def append(self, records: Iterable[Record], now: float) -> None:
         """All of them or none; on disk when this returns."""
-        records, history = list(records), self.history
-        rows = [(now, type(r).__name__, json.dumps(dataclasses.asdict(r))) for r in records]
+        history, last, chain, loose = self.history, self._id, self._chain, self._loose
+        rows = []
         for record in records:
-            history = fold(history, record)
-        loose = self._loose + len(records)
+            history, last, loose = fold(history, record), last + 1, loose + 1
+            kind, body = type(record).__name__, _text(record)
+            chain = _link(chain, last, now, kind, body)
+            rows.append((last, now, kind, body, chain))
         with self._transaction():
-            self._db.executemany("INSERT INTO records (at, kind, body) VALUES (?, ?, ?)", rows)
             if loose >= FOLD_EVERY:
-                self._fold(history, now)
+                text = _text(history)
+                chain = _link(self._start, last, now, "folded", text)
+                self._db.execute("DELETE FROM folded")
+                self._db.execute("INSERT INTO folded VALUES (?, ?, ?, ?)", (last, now, text, chain))
+                self._db.execute("DELETE FROM records")
                 loose = 0
-        self.history, self._loose = history, loose
+            else:
+                self._db.executemany("INSERT INTO records VALUES (?, ?, ?, ?, ?)", rows)
+            self._db.execute("UPDATE head SET id = ?, chain = ?", (last, chain))
+        self.history, self._id, self._chain, self._loose = history, last, chain, loose
         self._copy_the_log()
-
-    def _fold(self, history: History, now: float) -> None:
-        [last] = self._db.execute("SELECT max(id) FROM records").fetchone()
-        self._db.execute("DELETE FROM folded")
-        self._db.execute("INSERT INTO folded VALUES (?, ?, ?)", (last, now, _to_json(history)))
-        self._db.execute("DELETE FROM records WHERE id <= ?", (last,))
 
     def _copy_the_log(self) -> None:
         """Into the database, where it is due: else the log would only grow. Writes go on meanwhile.
@@ -91,18 +129,113 @@ class Journal:
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:
         try:
-            self._db.execute("BEGIN IMMEDIATE")
-            yield
-            self._db.execute("COMMIT")
-        except sqlite3.Error as e:
+            with _as_os_error():
+                self._db.execute("BEGIN IMMEDIATE")
+                yield
+                self._db.execute("COMMIT")
+        except OSError:
             with contextlib.suppress(sqlite3.Error):  # a full disk may have ended it already
                 self._db.execute("ROLLBACK")
-            raise OSError(f"journal: {e}") from None
+            raise
 
     def close(self) -> None:
         if self._copying.ident is not None:
             self._copying.join()
         self._db.close()
+
+
+def read(path: Path, identity: Identity) -> tuple[History, float]:
+    """The history in a journal, without touching it, and when it was last written to. Raises JournalError."""
+    found = _read(path, identity)
+    return found.history, found.at
+
+
+class _Found:
+    """A journal on its way through its rows, each of which must follow from the one before."""
+
+    def __init__(self, db: sqlite3.Connection, right: Identity):
+        [body] = _only(db, "SELECT body FROM identity", "identity")
+        if (wrong := _IDENTITY.validate_json(body, strict=True).differs(right)) is not None:
+            raise ValueError(wrong)
+        self.id, self.at, text, self.chain = _only(db, "SELECT id, at, history, chain FROM folded", "folded history")
+        self.history, self.loose = _HISTORY.validate_json(text, strict=True), 0
+        if self.chain != _link(_start(body), self.id, self.at, "folded", text):
+            raise ValueError("its folded history was changed")
+        for number, at, kind, body, chain in db.execute("SELECT id, at, kind, body, chain FROM records ORDER BY id"):
+            if number != self.id + 1:
+                raise ValueError(f"row {self.id + 1} is missing")
+            if chain != _link(self.chain, number, at, kind, body):
+                raise ValueError(f"row {number} was changed")
+            if kind not in _KINDS:
+                raise ValueError(f"row {number} is of a kind that this pmtrain does not know, {kind[:40]!r}")
+            self.history = fold(self.history, _KINDS[kind].validate_json(body, strict=True))
+            self.id, self.at, self.chain, self.loose = number, at, chain, self.loose + 1
+        last, chain = _only(db, "SELECT id, chain FROM head", "newest row")
+        if (last, chain) != (self.id, self.chain):
+            raise ValueError(f"its last rows are missing: it ends with row {self.id}, and row {last} was written")
+
+
+def _only(db: sqlite3.Connection, query: str, what: str) -> tuple[Any, ...]:
+    rows = db.execute(query).fetchmany(2)
+    if len(rows) != 1:
+        raise ValueError(f"it has {'more than one' if rows else 'no'} {what}")
+    return tuple(rows[0])
+
+
+def _read(path: Path, identity: Identity) -> _Found:
+    try:
+        with path.open("rb") as file:
+            begins = file.read(len(_MAGIC))
+    except FileNotFoundError:
+        raise JournalError(path, "there is no such file") from None
+    except OSError as e:
+        raise JournalError(path, f"it cannot be read ({e.strerror})") from None
+    if begins != _MAGIC:
+        raise JournalError(path, "it is empty" if not begins else "it is not an SQLite database")
+    try:
+        uri = f"{path.resolve().as_uri()}?mode=ro"
+        with contextlib.closing(sqlite3.connect(uri, uri=True, isolation_level=None)) as db:
+            db.execute("BEGIN")  # one look: it may be folded meanwhile
+            [check] = db.execute("PRAGMA quick_check(1)").fetchone()
+            if check != "ok":
+                raise ValueError(f"SQLite finds it damaged ({check.splitlines()[-1]})")
+            return _Found(db, identity)
+    except sqlite3.Error as e:
+        if _is_outside(e):
+            fix = "free space there, check its permissions, and start again: the journal itself is as it was"
+            raise UserError(f"{path} cannot be opened: {e}", fix) from None
+        raise JournalError(path, f"SQLite finds it damaged ({e})") from None
+    except (ValueError, TypeError, LookupError, OverflowError, MemoryError) as e:
+        raise JournalError(path, str(e).splitlines()[0] if str(e) else type(e).__name__) from None
+
+
+def _is_outside(error: sqlite3.Error) -> bool:
+    """A disk that is full or must not be written, say: nothing is wrong with the file's bytes."""
+    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT)
+    if code & 0xFF == sqlite3.SQLITE_IOERR:
+        return code not in (sqlite3.SQLITE_IOERR_READ, sqlite3.SQLITE_IOERR_SHORT_READ, sqlite3.SQLITE_IOERR_CORRUPTFS)
+    return code & 0xFF in (
+        sqlite3.SQLITE_BUSY,
+        sqlite3.SQLITE_CANTOPEN,
+        sqlite3.SQLITE_FULL,
+        sqlite3.SQLITE_LOCKED,
+        sqlite3.SQLITE_NOMEM,
+        sqlite3.SQLITE_PERM,
+        sqlite3.SQLITE_READONLY,
+    )
+
+
+def _start(identity: str) -> bytes:
+    return hashlib.sha256(identity.encode()).digest()
+
+
+def _link(before: bytes, number: int, at: float, kind: str, body: str) -> bytes:
+    """The hash of a row and of all before it."""
+    return hashlib.sha256(before + f"{number} {float(at)!r} {kind}\n{body}".encode()).digest()
+
+
+def _text(value: Identity | History | Record) -> str:
+    return to_json(value, inf_nan_mode="constants").decode()
 
 
 def _checkpoint(path: Path, mode: str) -> None:
@@ -111,59 +244,9 @@ def _checkpoint(path: Path, mode: str) -> None:
         db.execute(f"PRAGMA wal_checkpoint({mode})")
 
 
-def read(path: Path) -> tuple[History, float]:
-    """The history in a journal, without touching it, and when it was last written to."""
-    db = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
+@contextlib.contextmanager
+def _as_os_error() -> Iterator[None]:
     try:
-        db.execute("BEGIN")  # one look: it may be folded meanwhile
-        found = _folded(db)
-        if found is None:
-            raise sqlite3.DatabaseError("it has no history")
-        _, last, history = found
-        for at, record in _records(db):
-            history, last = fold(history, record), at
-        return history, last
-    finally:
-        db.close()
-
-
-def _folded(db: sqlite3.Connection) -> tuple[int, float, History] | None:
-    row = db.execute("SELECT id, at, history FROM folded ORDER BY id DESC LIMIT 1").fetchone()
-    return None if row is None else (row[0], row[1], _from_json(row[2]))
-
-
-def _records(db: sqlite3.Connection) -> Iterator[tuple[float, Record]]:
-    for at, kind, body in db.execute("SELECT at, kind, body FROM records ORDER BY id"):
-        record: Callable[..., Record] = RECORDS[kind]
-        yield at, record(**_tuples(json.loads(body)))
-
-
-def _tuples(fields: dict[str, Any]) -> dict[str, Any]:
-    return {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
-
-
-def _to_json(history: History) -> str:
-    return json.dumps(dataclasses.asdict(history))
-
-
-def _from_json(text: str) -> History:
-    fields = _tuples(json.loads(text))
-    nested: dict[str, Callable[..., Any]] = {
-        "decision": Decided,
-        "next_basis": Adopted,
-        "paused": Paused,
-        "ended": Ended,
-    }
-    for name, kind in nested.items():
-        if fields[name] is not None:
-            fields[name] = kind(**fields[name])
-    for name in ("snapshots", "pending"):
-        fields[name] = tuple(map(_mark, fields[name]))
-    return History(**fields)
-
-
-def _mark(fields: dict[str, Any]) -> Mark:
-    fields = _tuples(fields)
-    if fields["next_basis"] is not None:
-        fields["next_basis"] = Adopted(**fields["next_basis"])
-    return Mark(**fields)
+        yield
+    except sqlite3.Error as e:
+        raise OSError(f"journal: {e}") from None

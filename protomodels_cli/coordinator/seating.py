@@ -21,7 +21,7 @@ PART_AFTER = 6
 
 def fresh(history: History) -> bool:
     """Nothing was ever trained: stages come from the seed, and the cut may still change."""
-    return history.step == 0 and history.lineage == 1
+    return history.step == 0 and (history.lineage == 1 or not history.layers)
 
 
 def join(moves: Moves, peer: Peer) -> None:
@@ -173,7 +173,7 @@ def _seat(moves: Moves, layers: tuple[int, ...], seats: dict[int, str]) -> None:
     holders = tuple(seats[stage] for stage in range(len(layers)))
     generation = state.history.generation + 1
     moves.set(relay_all=state.relay_all and holders == state.history.holders)  # others may reach each other
-    moves.record(Placed(generation, layers, holders))
+    moves.record(Placed(generation, layers, tuple((peer,) for peer in holders)))
     keep = {peer for peer in holders if peer in state.holds}
     # Whoever has it in memory has it now too; the others once they say so.
     moves.set(placed=True, absent={}, undelivered=False, holds={p: s for p, s in state.holds.items() if p in keep})

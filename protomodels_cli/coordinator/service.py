@@ -37,6 +37,7 @@ MOST_KNOWN = 10_000
 MOST_UPLOADS = 2  # of one peer: a basis and a part of a snapshot may fall together
 BEATS = 5  # in a lease
 PIECE = 1 << 20
+MOST_OFFSET = 2**63 - 1  # that a file can be read from
 SESSION_WITHIN = 600.0  # seconds after Enrol
 REGISTER_SECONDS, STRANGER_SECONDS = 30.0, 1.0  # for the first word of a session
 REACH_SECONDS = 4.0
@@ -340,6 +341,8 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
 
     async def Fetch(self, request: pb.FetchRequest, context: grpc.aio.ServicerContext) -> AsyncIterator[pb.Piece]:
         await self._caller(context)
+        if request.offset > MOST_OFFSET:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "an offset beyond any file's end")
         try:
             found = self._uploads.open_part(request)
             if found is None:

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from protomodels_cli.coordinator.history import History
-from protomodels_cli.coordinator.journal import read
 from protomodels_cli.coordinator.plan import waiting_for
+from protomodels_cli.coordinator.rebuild import believe
+from protomodels_cli.coordinator.run_dir import identity_of
 from protomodels_cli.coordinator.state import State
 from protomodels_cli.spec.load import load_spec
 from protomodels_cli.spec.schema import RunSpec
@@ -32,6 +33,7 @@ def describe(state: State, now: float, started: float, refused: int) -> pb.RunSt
         lineage=history.lineage,
         snapshot_step=history.newest.step,
         steps_redone=history.redone,
+        rollbacks=history.rollbacks,
         uptime_s=now - started,
         tokens=history.step * spec.batch.size * spec.model.context,
         refused_connections=refused,
@@ -50,8 +52,9 @@ def describe(state: State, now: float, started: float, refused: int) -> pb.RunSt
 
 
 def from_journal(run_dir: Path) -> pb.RunStatus:
-    """What the journal knows, where no coordinator runs."""
-    spec, (history, last) = load_spec(run_dir / "run.yaml"), read(run_dir / "journal.sqlite")
+    """What the journal knows, where no coordinator runs. Raises UserError where it cannot be believed."""
+    history, last = believe(run_dir, identity_of(run_dir))
+    spec = load_spec(run_dir / "run.yaml")
     status = describe(State(spec, (0, ""), history), last, last, 0)
     if not history.over:
         status.phase, status.waiting_for = "not running", "its coordinator to be started again"
@@ -92,8 +95,7 @@ def _stages(state: State) -> list[pb.StageStatus]:
                 stage=i,
                 first_layer=ends[i] - history.layers[i],
                 end_layer=ends[i],
-                peer=holder,
-                name=peer.name if peer else "gone",
+                holders=[pb.Holder(peer=holder, name=peer.name if peer else "gone")],
                 state=_doing(state, i),
                 compute_share=used.get("compute_s", 0.0) / whole,
                 wait_share=used.get("wait_s", 0.0) / whole,

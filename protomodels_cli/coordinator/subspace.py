@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from protomodels_cli.coordinator.snapshots.manifest import basis_name
 from protomodels_cli.errors import UserError
 from protomodels_cli.files import write_whole
 from protomodels_cli.protocol.basis import initial_u, orthonormality_error, u_from_bytes, u_sha256
@@ -77,7 +78,7 @@ class Subspace:
             self._file(old).unlink(missing_ok=True)
 
     def _file(self, version: int) -> Path:
-        return self._folder / f"{version:06d}.u"
+        return self._folder / basis_name(version)
 
     def basis_message(self, version: int) -> pb.Basis:
         basis = self._bases[version]

@@ -41,7 +41,7 @@ def picture(s: pb.RunStatus) -> RenderableType:
         rows.append(stage_table(s))
     if s.snapshot_step or s.steps_redone:
         saved = f"saved up to step {s.snapshot_step}" if s.snapshot_step else "nothing saved yet"
-        redone = f" | went back {s.lineage - 1} ×, {s.steps_redone} steps redone" if s.lineage > 1 else ""
+        redone = f" | went back {s.rollbacks} ×, {s.steps_redone} steps redone" if s.rollbacks else ""
         rows.append(Text(saved + redone, style="dim"))
     return Group(*rows)
 
@@ -57,7 +57,7 @@ def stage_table(s: pb.RunStatus) -> Table:
         table.add_row(
             str(stage.stage),
             f"{stage.first_layer}–{stage.end_layer - 1}",
-            Text(stage.name),  # peers choose their names: no markup of theirs
+            Text(", ".join(holder.name for holder in stage.holders)),  # peers choose their names: no markup of theirs
             stage.state,
             *(f"{share:.0%}" for share in shares),
             *(f"{b:.1f}" if b else "–" for b in (stage.forward_bytes_per_token, stage.backward_bytes_per_token)),

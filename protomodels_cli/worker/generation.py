@@ -59,8 +59,8 @@ class Generation:
         self._said_of_relay: dict[str, str | None] = {}
         self._ended = False
         for side, boundary in (("previous", self.stage - 1), ("next", self.stage)):
-            if assigned.HasField(side):
-                self._routes[side] = getattr(assigned, side)
+            for route in getattr(assigned, side):  # one today
+                self._routes[side] = route
                 self._prepare_link(side, boundary)
 
     def own(self, task: asyncio.Task[Any]) -> None:

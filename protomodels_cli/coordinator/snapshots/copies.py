@@ -1,11 +1,10 @@
 """A second copy of every complete snapshot, at any URL that fsspec knows. All of it blocks: call it in a thread.
 
-URL/NAME-FINGERPRINT/LINEAGE-STEP/stage-I.safetensors, hashes.json      the last is written last: it is whole then
+URL/NAME-FINGERPRINT/LINEAGE-STEP/stage-I.safetensors, VERSION.u, snapshot.json    the last comes last: it is whole then
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,8 @@ from typing import Any
 from fsspec import AbstractFileSystem, get_filesystem_class
 from fsspec.core import split_protocol, url_to_fs
 
-from protomodels_cli.coordinator.snapshots.store import HASHES
+from protomodels_cli.coordinator.snapshots.manifest import MANIFEST
 from protomodels_cli.errors import UserError
-
-SNAPSHOT = re.compile(r"\d{4,}-\d{8,}")
 
 
 class Copies:
@@ -30,19 +27,18 @@ class Copies:
             ) from None
         self.url = f"{url.rstrip('/')}/{run}"
 
-    def bring_up_to_date(self, snapshots: Collection[Path]) -> None:
-        """Copy these where they are not there yet, then delete the others; one whose folder is gone here is only kept.
-        Raises whatever the store raises."""
+    def bring_up_to_date(self, snapshots: Collection[Path], dropped: Collection[str]) -> None:
+        """Copy these where they are not there yet, then delete those that were dropped: by name, so that what the
+        journal does not know stays. Raises whatever the store raises."""
         files, root = self._connect()
         there = _names(files, root)
         for folder in snapshots:
             at = f"{root}/{folder.name}"
-            whole = folder.name in there and files.exists(f"{at}/{HASHES}")
+            whole = folder.name in there and files.exists(f"{at}/{MANIFEST}")
             if not whole and folder.exists():
                 _copy(files, folder, at)
-        for name in there - {folder.name for folder in snapshots}:
-            if SNAPSHOT.fullmatch(name):
-                files.rm(f"{root}/{name}", recursive=True)
+        for name in there & set(dropped):
+            files.rm(f"{root}/{name}", recursive=True)
 
     def get(self, snapshot: str, file: str, to: Path) -> None:
         """Raises FileNotFoundError if it is not there, and whatever else the store raises."""
@@ -65,7 +61,7 @@ def _names(files: AbstractFileSystem, root: str) -> set[str]:
 
 def _copy(files: AbstractFileSystem, folder: Path, to: str) -> None:
     files.makedirs(to, exist_ok=True)
-    for file in sorted(folder.iterdir(), key=lambda path: path.name == HASHES):
+    for file in sorted(folder.iterdir(), key=lambda path: path.name == MANIFEST):
         files.put_file(str(file), f"{to}/{file.name}")
 
 

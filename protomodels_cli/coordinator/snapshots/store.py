@@ -1,14 +1,13 @@
 """Snapshots at the coordinator: parts come in piece by piece, and count once all of them are whole.
 
-snapshots/LINEAGE-STEP/stage-I.safetensors, hashes.json          a complete one
-snapshots/.LINEAGE-STEP/stage-I.HASH.safetensors[.partial]       one that is being handed in
+snapshots/LINEAGE-STEP/stage-I.safetensors, VERSION.u, snapshot.json     a complete one, which describes itself
+snapshots/.LINEAGE-STEP/stage-I.HASH.safetensors[.partial]               one that is being handed in
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 import re
 import shutil
@@ -16,24 +15,27 @@ from collections.abc import Callable, Collection
 from io import BufferedReader
 from pathlib import Path
 
-from protomodels_cli.coordinator.history import Mark
-from protomodels_cli.files import hash_file, sync_folder, write_whole
+from protomodels_cli.coordinator.history import Dropped, Mark
+from protomodels_cli.coordinator.identity import Identity
+from protomodels_cli.coordinator.snapshots import manifest
+from protomodels_cli.coordinator.snapshots.manifest import folder_name, part_name
+from protomodels_cli.files import hash_file, sync_folder
 
-HASHES = "hashes.json"
+NAMED = re.compile(r"(\d{4,})-(\d{8,})")
 ARRIVED = re.compile(r"stage-(\d+)\.([0-9a-f]{64})\.safetensors")
 
 
 class Snapshots:
-    def __init__(self, folder: Path):
-        self._folder = folder
+    def __init__(self, folder: Path, identity: Identity, t_fixed: tuple[int, str], bases: Path):
+        """`t_fixed`: its version and hash; `bases`: the folder with the bytes of every basis in use."""
+        self._folder, self._identity, self._t_fixed, self._bases = folder, identity, t_fixed, bases
         folder.mkdir(exist_ok=True)
 
-    @staticmethod
-    def _name(lineage: int, step: int) -> str:
-        return f"{lineage:04d}-{step:08d}"
-
     def _begun(self, lineage: int, step: int) -> Path:
-        return self._folder / f".{self._name(lineage, step)}"
+        return self._folder / f".{folder_name(lineage, step)}"
+
+    def _named(self, mark: Mark) -> Path:
+        return self._folder / folder_name(*mark.place)
 
     def coming(self, lineage: int, step: int, stage: int, sha256: str) -> Path:
         """Where a part is put together; what is there of it already is its beginning."""
@@ -66,37 +68,33 @@ class Snapshots:
         here = self._arrived(lineage, step)
         return tuple(here[i] for i in range(stages)) if len(here) == stages else None
 
-    def found(self) -> list[Path]:
-        """All there is, complete or not."""
-        return list(self._folder.iterdir())
-
-    def settle(self, complete: Collection[Mark], begun: Collection[Mark], found: Collection[Path]) -> None:
-        """Give the complete ones their names; of what was found, delete whatever is neither complete nor begun."""
+    def settle(self, complete: Collection[Mark], dropped: Collection[Dropped]) -> None:
+        """Give the complete ones their names, and delete those that the journal says it needs no longer. What it does
+        not know stays: it may be the better one of the two."""
         for mark in complete:
-            if mark.parts and not (self._folder / self._name(mark.lineage, mark.step)).exists():
+            if mark.parts and not self._named(mark).exists():
                 self._complete(mark)
-        keep = {self._name(m.lineage, m.step) for m in complete} | {f".{self._name(m.lineage, m.step)}" for m in begun}
-        for path in found:
-            if path.name not in keep:
-                shutil.rmtree(path, ignore_errors=True)
+        here = {path.name for path in self._folder.iterdir()}
+        for old in dropped:
+            name = folder_name(old.lineage, old.step)
+            for gone in here & ({name, f".{name}"} if old.complete else {f".{name}"}):
+                shutil.rmtree(self._folder / gone, ignore_errors=True)
 
     def _complete(self, mark: Mark) -> None:
-        work = self._begun(mark.lineage, mark.step)
+        work = self._begun(*mark.place)
         if not work.exists():
             return  # somebody removed it; whoever needs it will find out, and say so
-        names = {}
         for stage, sha256 in enumerate(mark.parts):
-            names[f"stage-{stage}.safetensors"] = sha256
             came = work / f"stage-{stage}.{sha256}.safetensors"
             if came.exists():
-                os.replace(came, work / f"stage-{stage}.safetensors")
-        write_whole(work / HASHES, json.dumps({"step": mark.step, "sha256": names}, indent=1).encode())
-        os.rename(work, self._folder / self._name(mark.lineage, mark.step))
+                os.replace(came, work / part_name(stage))
+        manifest.write(work, self._identity, mark, self._t_fixed, self._bases)
+        os.rename(work, self._named(mark))
         sync_folder(self._folder)
 
     def folders(self, complete: Collection[Mark]) -> list[Path]:
         """Where they are, once they have their names."""
-        return [self._folder / self._name(m.lineage, m.step) for m in complete if m.parts]
+        return [self._named(m) for m in complete if m.parts]
 
     def is_whole(self, mark: Mark, stage: int) -> bool:
         """Does this part of a complete one have the right bytes, as far as they can be read?"""
@@ -112,8 +110,8 @@ class Snapshots:
     def replace_part(self, mark: Mark, stage: int, get: Callable[[str, str, Path], None]) -> bool:
         """With what `get` finds under the names of the snapshot and of the file, if that has the right bytes. Raises
         what that raises."""
-        folder = self._folder / self._name(mark.lineage, mark.step)
-        part = folder / f"stage-{stage}.safetensors"
+        folder = self._named(mark)
+        part = folder / part_name(stage)
         work = part.with_suffix(".partial")
         folder.mkdir(exist_ok=True)
         try:
@@ -123,20 +121,38 @@ class Snapshots:
             with work.open("rb") as file:
                 os.fsync(file.fileno())
             os.replace(work, part)
-            sync_folder(folder)
+            manifest.write(folder, self._identity, mark, self._t_fixed, self._bases)
             return True
         finally:
             work.unlink(missing_ok=True)
 
     def open_part(self, mark: Mark, stage: int) -> BufferedReader | None:
         """Of a complete one, which may be given its name just now."""
-        begun, plain = self._begun(mark.lineage, mark.step), f"stage-{stage}.safetensors"
+        begun, plain = self._begun(*mark.place), part_name(stage)
         ways = (
             begun / f"stage-{stage}.{mark.parts[stage]}.safetensors",
             begun / plain,
-            self._folder / self._name(mark.lineage, mark.step) / plain,
+            self._named(mark) / plain,
         )
         for path in ways:
             with contextlib.suppress(FileNotFoundError):
                 return path.open("rb")
         return None
+
+
+def unknown_to(complete: Collection[Mark], dropped: Collection[Dropped], folder: Path, run: Identity) -> Path | None:
+    """A snapshot of this run that is newer than any that a journal with these has ever had: then that is too old."""
+    known = {mark.place for mark in complete} | {(d.lineage, d.step) for d in dropped if d.complete}
+    found = [(int(m[1]), int(m[2])) for path in _listed(folder) if (m := NAMED.fullmatch(path.name))]
+    for place in sorted(found, reverse=True):
+        if place > max(known, default=(0, 0)):
+            path = folder / folder_name(*place)
+            with contextlib.suppress(ValueError):
+                if manifest.read(path).identity.run != run.run:
+                    continue  # another run's, which somebody put here
+            return path
+    return None
+
+
+def _listed(folder: Path) -> list[Path]:
+    return list(folder.iterdir()) if folder.is_dir() else []

@@ -10,6 +10,7 @@ from typing import Any, TypeVar, cast
 
 from protomodels_cli.coordinator.history import History, Mark
 from protomodels_cli.coordinator.snapshots.copies import Copies, in_words
+from protomodels_cli.coordinator.snapshots.manifest import folder_name
 from protomodels_cli.coordinator.snapshots.store import Snapshots
 from protomodels_cli.retry import Backoff, retry
 
@@ -88,9 +89,8 @@ class Upkeep:
 
     async def _settle(self) -> None:
         try:
-            found = await asyncio.to_thread(self._snapshots.found)
-            history = self._history()  # after the look: whatever was begun since then is not in `found`
-            await asyncio.to_thread(self._snapshots.settle, history.snapshots, history.pending, found)
+            history = self._history()
+            await asyncio.to_thread(self._snapshots.settle, history.snapshots, history.dropped)
         except OSError as e:
             self._fail(e)
         if self._copies is not None:
@@ -98,9 +98,11 @@ class Upkeep:
 
     async def _copy(self) -> None:
         assert self._copies is not None
-        complete = self._snapshots.folders(self._history().snapshots)
+        history = self._history()
+        complete = self._snapshots.folders(history.snapshots)
+        dropped = [folder_name(old.lineage, old.step) for old in history.dropped if old.complete]
         try:
-            await _beside(self._copies.bring_up_to_date, complete)
+            await _beside(self._copies.bring_up_to_date, complete, dropped)
         except Exception as e:  # a store may raise anything
             self._say(f"not all snapshots are copied to {self._copies.url}: {in_words(e)}")
 

@@ -309,15 +309,15 @@ class Place(_message.Message):
     layers_per_stage: _containers.RepeatedScalarFieldContainer[int]
     basis: Basis
     t_fixed: Table
-    previous: Route
-    next: Route
+    previous: _containers.RepeatedCompositeFieldContainer[Route]
+    next: _containers.RepeatedCompositeFieldContainer[Route]
     lineage: int
     step: int
     keep: bool
     decision: Decision
     restore: Restore
     owed: int
-    def __init__(self, task: _Optional[int] = ..., generation: _Optional[int] = ..., stage: _Optional[int] = ..., layers_per_stage: _Optional[_Iterable[int]] = ..., basis: _Optional[_Union[Basis, _Mapping]] = ..., t_fixed: _Optional[_Union[Table, _Mapping]] = ..., previous: _Optional[_Union[Route, _Mapping]] = ..., next: _Optional[_Union[Route, _Mapping]] = ..., lineage: _Optional[int] = ..., step: _Optional[int] = ..., keep: bool = ..., decision: _Optional[_Union[Decision, _Mapping]] = ..., restore: _Optional[_Union[Restore, _Mapping]] = ..., owed: _Optional[int] = ...) -> None: ...
+    def __init__(self, task: _Optional[int] = ..., generation: _Optional[int] = ..., stage: _Optional[int] = ..., layers_per_stage: _Optional[_Iterable[int]] = ..., basis: _Optional[_Union[Basis, _Mapping]] = ..., t_fixed: _Optional[_Union[Table, _Mapping]] = ..., previous: _Optional[_Iterable[_Union[Route, _Mapping]]] = ..., next: _Optional[_Iterable[_Union[Route, _Mapping]]] = ..., lineage: _Optional[int] = ..., step: _Optional[int] = ..., keep: bool = ..., decision: _Optional[_Union[Decision, _Mapping]] = ..., restore: _Optional[_Union[Restore, _Mapping]] = ..., owed: _Optional[int] = ...) -> None: ...
 
 class Restore(_message.Message):
     __slots__ = ("lineage", "step", "sha256")
@@ -608,7 +608,7 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class RunStatus(_message.Message):
-    __slots__ = ("name", "phase", "waiting_for", "step", "steps", "loss", "eval_loss", "tokens_per_s", "eta_s", "generation", "basis_version", "stages", "peers", "spec_sha256", "reason", "uptime_s", "tokens", "refused_connections", "waiting_s", "lineage", "snapshot_step", "steps_redone")
+    __slots__ = ("name", "phase", "waiting_for", "step", "steps", "loss", "eval_loss", "tokens_per_s", "eta_s", "generation", "basis_version", "stages", "peers", "spec_sha256", "reason", "uptime_s", "tokens", "refused_connections", "waiting_s", "lineage", "snapshot_step", "steps_redone", "rollbacks")
     NAME_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     WAITING_FOR_FIELD_NUMBER: _ClassVar[int]
@@ -631,6 +631,7 @@ class RunStatus(_message.Message):
     LINEAGE_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_STEP_FIELD_NUMBER: _ClassVar[int]
     STEPS_REDONE_FIELD_NUMBER: _ClassVar[int]
+    ROLLBACKS_FIELD_NUMBER: _ClassVar[int]
     name: str
     phase: str
     waiting_for: str
@@ -653,15 +654,23 @@ class RunStatus(_message.Message):
     lineage: int
     snapshot_step: int
     steps_redone: int
-    def __init__(self, name: _Optional[str] = ..., phase: _Optional[str] = ..., waiting_for: _Optional[str] = ..., step: _Optional[int] = ..., steps: _Optional[int] = ..., loss: _Optional[float] = ..., eval_loss: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., eta_s: _Optional[float] = ..., generation: _Optional[int] = ..., basis_version: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[StageStatus, _Mapping]]] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ..., spec_sha256: _Optional[str] = ..., reason: _Optional[str] = ..., uptime_s: _Optional[float] = ..., tokens: _Optional[int] = ..., refused_connections: _Optional[int] = ..., waiting_s: _Optional[float] = ..., lineage: _Optional[int] = ..., snapshot_step: _Optional[int] = ..., steps_redone: _Optional[int] = ...) -> None: ...
+    rollbacks: int
+    def __init__(self, name: _Optional[str] = ..., phase: _Optional[str] = ..., waiting_for: _Optional[str] = ..., step: _Optional[int] = ..., steps: _Optional[int] = ..., loss: _Optional[float] = ..., eval_loss: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., eta_s: _Optional[float] = ..., generation: _Optional[int] = ..., basis_version: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[StageStatus, _Mapping]]] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ..., spec_sha256: _Optional[str] = ..., reason: _Optional[str] = ..., uptime_s: _Optional[float] = ..., tokens: _Optional[int] = ..., refused_connections: _Optional[int] = ..., waiting_s: _Optional[float] = ..., lineage: _Optional[int] = ..., snapshot_step: _Optional[int] = ..., steps_redone: _Optional[int] = ..., rollbacks: _Optional[int] = ...) -> None: ...
+
+class Holder(_message.Message):
+    __slots__ = ("peer", "name")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    name: str
+    def __init__(self, peer: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
 
 class StageStatus(_message.Message):
-    __slots__ = ("stage", "first_layer", "end_layer", "peer", "name", "state", "compute_share", "wait_share", "wire_share", "forward_bytes_per_token", "backward_bytes_per_token", "ratio_bf16", "most_in_flight", "peak_memory")
+    __slots__ = ("stage", "first_layer", "end_layer", "holders", "state", "compute_share", "wait_share", "wire_share", "forward_bytes_per_token", "backward_bytes_per_token", "ratio_bf16", "most_in_flight", "peak_memory")
     STAGE_FIELD_NUMBER: _ClassVar[int]
     FIRST_LAYER_FIELD_NUMBER: _ClassVar[int]
     END_LAYER_FIELD_NUMBER: _ClassVar[int]
-    PEER_FIELD_NUMBER: _ClassVar[int]
-    NAME_FIELD_NUMBER: _ClassVar[int]
+    HOLDERS_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     COMPUTE_SHARE_FIELD_NUMBER: _ClassVar[int]
     WAIT_SHARE_FIELD_NUMBER: _ClassVar[int]
@@ -674,8 +683,7 @@ class StageStatus(_message.Message):
     stage: int
     first_layer: int
     end_layer: int
-    peer: str
-    name: str
+    holders: _containers.RepeatedCompositeFieldContainer[Holder]
     state: str
     compute_share: float
     wait_share: float
@@ -685,7 +693,7 @@ class StageStatus(_message.Message):
     ratio_bf16: float
     most_in_flight: int
     peak_memory: int
-    def __init__(self, stage: _Optional[int] = ..., first_layer: _Optional[int] = ..., end_layer: _Optional[int] = ..., peer: _Optional[str] = ..., name: _Optional[str] = ..., state: _Optional[str] = ..., compute_share: _Optional[float] = ..., wait_share: _Optional[float] = ..., wire_share: _Optional[float] = ..., forward_bytes_per_token: _Optional[float] = ..., backward_bytes_per_token: _Optional[float] = ..., ratio_bf16: _Optional[float] = ..., most_in_flight: _Optional[int] = ..., peak_memory: _Optional[int] = ...) -> None: ...
+    def __init__(self, stage: _Optional[int] = ..., first_layer: _Optional[int] = ..., end_layer: _Optional[int] = ..., holders: _Optional[_Iterable[_Union[Holder, _Mapping]]] = ..., state: _Optional[str] = ..., compute_share: _Optional[float] = ..., wait_share: _Optional[float] = ..., wire_share: _Optional[float] = ..., forward_bytes_per_token: _Optional[float] = ..., backward_bytes_per_token: _Optional[float] = ..., ratio_bf16: _Optional[float] = ..., most_in_flight: _Optional[int] = ..., peak_memory: _Optional[int] = ...) -> None: ...
 
 class PeerStatus(_message.Message):
     __slots__ = ("peer", "name", "state", "device", "memory", "flops", "address", "reachable", "joined_s")

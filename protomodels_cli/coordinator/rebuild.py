@@ -1,0 +1,161 @@
+"""A run whose journal cannot be believed: how that is noticed, and how the newest whole snapshot makes a new one.
+
+Nothing is deleted here. What the new journal does not know is set aside, in a folder that its owner may look into.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from protomodels_cli.coordinator.history import History, Mark
+from protomodels_cli.coordinator.identity import Identity
+from protomodels_cli.coordinator.journal import JournalError, create, read
+from protomodels_cli.coordinator.run_dir import BASES, JOURNAL, METRICS, SNAPSHOTS
+from protomodels_cli.coordinator.snapshots import manifest
+from protomodels_cli.coordinator.snapshots.manifest import Manifest, bases_of, basis_name
+from protomodels_cli.coordinator.snapshots.store import NAMED, unknown_to
+from protomodels_cli.errors import UserError
+from protomodels_cli.files import hash_file, sync_folder, write_whole
+from protomodels_cli.observe.metrics import last_step
+
+ASIDE = re.compile(r"set-aside-(\d+)")
+# Peers may know later lineages and generations than anything on disk here tells of. Far fewer than these.
+LINEAGES, GENERATIONS = 1000, 1000  # skipped; of the latter, for each lineage
+
+
+def check_beside(path: Path, identity: Identity, history: History) -> None:
+    """A journal is written before anything that follows from it: what is beside it cannot be newer, unless it is an old
+    copy. Raises JournalError."""
+    newer = unknown_to(history.snapshots, history.dropped, path / SNAPSHOTS, identity)
+    if newer is not None:
+        raise JournalError(path / JOURNAL, f"it is older than {newer}, of which it does not know")
+    seen = last_in_metrics(path)
+    if seen > (history.lineage, history.step):
+        raise JournalError(
+            path / JOURNAL,
+            f"it is older than {path / METRICS}: it ends with step {history.step} of lineage {history.lineage}, and "
+            f"step {seen[1]} of lineage {seen[0]} was done",
+        )
+
+
+def believe(path: Path, identity: Identity) -> tuple[History, float]:
+    """The history of a run's directory and when it was last written to, without touching it. Raises JournalError."""
+    history, at = read(path / JOURNAL, identity)
+    check_beside(path, identity, history)
+    return history, at
+
+
+def last_in_metrics(path: Path) -> tuple[int, int]:
+    """Lineage and step of the last row, as far as it can be read."""
+    try:
+        row = last_step(path / METRICS)
+        return (0, 0) if row is None else (int(row["lineage"]), int(row["step"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0, 0
+
+
+def rebuild(path: Path, identity: Identity, beginning: History, say: Callable[[str], None]) -> None:
+    """Make a new journal; the old one is moved aside. `beginning`: the history before any record."""
+    try:
+        step = believe(path, identity)[0].step
+    except JournalError as e:
+        say(str(e).splitlines()[0])
+    else:
+        raise UserError(
+            f"{path / JOURNAL} is whole, up to step {step}: there is nothing to rebuild",
+            f"go on with `pmtrain coordinator --resume --run-dir {path}`",
+        )
+    whole, unusable = _look(path / SNAPSHOTS, identity)
+    for folder, why in unusable.items():
+        if NAMED.fullmatch(folder.name):
+            say(f"the snapshot {folder.name} cannot be used: {why}")
+    lineage = LINEAGES + _highest_lineage(path)
+    _set_aside(path, path / f"set-aside-{lineage}", list(unusable))
+    _bring_back_bases(path, whole)
+    history = _history(beginning, [m.mark for m in whole], lineage, last_in_metrics(path)[1])
+    create(path / JOURNAL, identity, history, time.time())
+    lost = max(0, last_in_metrics(path)[1] - history.step)
+    start = f"the snapshot of step {history.step}" if history.step else "the beginning: there is no whole snapshot"
+    say(
+        f"made a new journal that goes on from {start}; {lost} {'step is' if lost == 1 else 'steps are'} lost and will "
+        f"be redone. The old journal is in {path / f'set-aside-{lineage}'}"
+    )
+
+
+def _look(folder: Path, identity: Identity) -> tuple[list[Manifest], dict[Path, str]]:
+    """The whole snapshots, oldest first, each of a later step than the one before; and why the others are none."""
+    whole: list[Manifest] = []
+    unusable: dict[Path, str] = {}
+    found = {path: m for path in folder.iterdir() if (m := NAMED.fullmatch(path.name))} if folder.is_dir() else {}
+    for path in sorted(found, key=lambda p: (int(found[p][1]), int(found[p][2])), reverse=True):
+        try:
+            one = manifest.check(path, identity)
+            if whole and one.mark.step >= whole[0].mark.step:
+                raise ValueError(f"a later lineage has saved step {whole[0].mark.step}")
+            whole.insert(0, one)
+        except ValueError as e:
+            unusable[path] = str(e)
+    begun = [path for path in folder.iterdir() if path not in found] if folder.is_dir() else []
+    return whole, unusable | dict.fromkeys(begun, "it was not complete")
+
+
+def _highest_lineage(path: Path) -> int:
+    named = [NAMED.fullmatch(p.name.lstrip(".")) for p in (path / SNAPSHOTS).glob("*")]
+    aside = [ASIDE.fullmatch(p.name) for p in path.iterdir()]
+    return max([1, last_in_metrics(path)[0], *(int(m[1]) for m in (*named, *aside) if m)])
+
+
+def _set_aside(path: Path, aside: Path, unusable: list[Path]) -> None:
+    (aside / SNAPSHOTS).mkdir(parents=True, exist_ok=True)
+    for folder in unusable:
+        os.rename(folder, aside / SNAPSHOTS / folder.name)
+    for name in (JOURNAL, f"{JOURNAL}-wal", f"{JOURNAL}-shm"):  # the log after what it belongs to
+        if (path / name).exists():
+            os.rename(path / name, aside / name)
+    for folder in (aside, path / SNAPSHOTS, path):
+        if folder.is_dir():
+            sync_folder(folder)
+
+
+def _bring_back_bases(path: Path, whole: list[Manifest]) -> None:
+    """Every snapshot has those that it needs."""
+    for one in whole:
+        folder = path / SNAPSHOTS / manifest.folder_name(*one.mark.place)
+        for name in map(basis_name, bases_of(one.mark)):
+            here = path / BASES / name
+            if not here.exists() or hash_file(here) != one.files[name].sha256:
+                here.parent.mkdir(exist_ok=True)
+                write_whole(here, (folder / name).read_bytes())
+
+
+def _history(beginning: History, marks: list[Mark], lineage: int, seen: int) -> History:
+    """As after going back to the newest of these snapshots, in a lineage that is new to every peer: what peers have in
+    memory does not count."""
+    if not marks:
+        return replace(beginning, lineage=lineage, generation=lineage * GENERATIONS, rollbacks=1, redone=seen)
+    newest = marks[-1]
+    return replace(
+        beginning,
+        snapshots=(*beginning.snapshots, *marks),
+        generation=newest.generation + (lineage - newest.lineage) * GENERATIONS,
+        lineage=lineage,
+        layers=newest.layers,
+        step=newest.step,
+        skipped_in_a_row=newest.skipped_in_a_row,
+        basis_version=newest.basis_version,
+        basis_sha256=newest.basis_sha256,
+        next_basis=newest.next_basis,
+        reported=newest.step,
+        eval_loss=newest.eval_loss,
+        loss_first=newest.loss_first,
+        forward_bytes=newest.forward_bytes,
+        backward_bytes=newest.backward_bytes,
+        rollbacks=newest.rollbacks + 1,
+        redone=newest.redone + max(0, seen - newest.step),
+        answered=newest.answered,
+    )

@@ -1,0 +1,93 @@
+"""What a snapshot says of itself: snapshot.json, beside its parts, enough to go on from it where there is no journal.
+
+Knows the files of one snapshot. Which of several is to be used, and what becomes of the run, is decided elsewhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+from pydantic_core import to_json
+
+from protomodels_cli.coordinator.history import Mark
+from protomodels_cli.coordinator.identity import Identity
+from protomodels_cli.files import hash_file, write_whole
+
+MANIFEST = "snapshot.json"
+
+
+@dataclass(frozen=True)
+class File:
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    identity: Identity
+    mark: Mark  # lineage, step, basis and the hashes of all parts among it
+    t_fixed: tuple[int, str]  # version and hash
+    files: dict[str, File]  # the parts, and the bytes of the bases that were not made from the seed
+
+
+_MANIFEST = TypeAdapter(Manifest)
+
+
+def part_name(stage: int) -> str:
+    return f"stage-{stage}.safetensors"
+
+
+def basis_name(version: int) -> str:
+    return f"{version:06d}.u"
+
+
+def bases_of(mark: Mark) -> list[int]:
+    """Versions of those that a run needs to go on from here; the first is made from the seed."""
+    versions = [mark.basis_version, *([] if mark.next_basis is None else [mark.next_basis.version])]
+    return [version for version in versions if version > 0]
+
+
+def write(folder: Path, identity: Identity, mark: Mark, t_fixed: tuple[int, str], bases: Path) -> None:
+    """Beside the parts, after them: what has a manifest was whole once. A file that somebody removed is not in it."""
+    here = [(folder / part_name(stage), sha256) for stage, sha256 in enumerate(mark.parts)]
+    files = {path.name: File(path.stat().st_size, sha256) for path, sha256 in here if path.exists()}
+    for name in map(basis_name, bases_of(mark)):
+        if (bases / name).exists():
+            write_whole(folder / name, (bases / name).read_bytes())
+            files[name] = File((folder / name).stat().st_size, hash_file(folder / name))
+    content = to_json(Manifest(identity, mark, t_fixed, files), indent=1, inf_nan_mode="constants")
+    write_whole(folder / MANIFEST, content)
+
+
+def read(folder: Path) -> Manifest:
+    """Raises ValueError with the reason in words."""
+    try:
+        return _MANIFEST.validate_json((folder / MANIFEST).read_bytes(), strict=True)
+    except OSError as e:
+        raise ValueError(f"{MANIFEST} cannot be read ({e.strerror})") from None
+    except ValidationError as e:
+        raise ValueError(f"{MANIFEST} is damaged ({e.errors()[0]['msg']})") from None
+
+
+def check(folder: Path, right: Identity) -> Manifest:
+    """All of it: that it is this run's, and that every file has the right bytes. Raises ValueError with the reason."""
+    manifest = read(folder)
+    if (wrong := manifest.identity.differs(right)) is not None:
+        raise ValueError(wrong)
+    mark = manifest.mark
+    if folder.name != folder_name(*mark.place) or not mark.parts or len(mark.layers) != len(mark.parts):
+        raise ValueError(f"{MANIFEST} is not of this folder")
+    for name in [*map(part_name, range(len(mark.parts))), *map(basis_name, bases_of(mark))]:
+        try:
+            found = File((folder / name).stat().st_size, hash_file(folder / name))
+        except OSError as e:
+            raise ValueError(f"{name} cannot be read ({e.strerror})") from None
+        if found != manifest.files.get(name):
+            raise ValueError(f"{name} is damaged (hash mismatch)")
+    return manifest
+
+
+def folder_name(lineage: int, step: int) -> str:
+    return f"{lineage:04d}-{step:08d}"
