@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import json
@@ -20,9 +21,11 @@ from protomodels_cli.data.errors import DataError
 from protomodels_cli.data.shards import Shard, ShardWriter, TokenStream, external_shard, hash_of, split_tail
 from protomodels_cli.data.sources import Piece, pieces, source_files
 from protomodels_cli.data.tokenizers import Bytes, Json, Tokenizer, make_tokenizer
+from protomodels_cli.files import write_whole
 from protomodels_cli.spec.schema import RunSpec
 
 FORMAT = 1
+HASHED = "hashed.json"
 _ENCODE_AT_ONCE = 256
 
 
@@ -110,7 +113,8 @@ def _key(spec: RunSpec, base: Path, files: list[Path], val_files: list[Path]) ->
 
 
 def _open(folder: Path) -> Corpus | None:
-    """The corpus in a cache folder, if it is whole: every shard of ours is hashed again."""
+    """The corpus in a cache folder, if it is whole: every shard of ours has the right hash, or is the very file that had
+    it when it was last hashed."""
     try:
         manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
         train, held_out = ([Shard(**s) for s in manifest[part]] for part in ("train", "held_out"))
@@ -120,14 +124,37 @@ def _open(folder: Path) -> Corpus | None:
                 return None
     except (OSError, ValueError, KeyError, TypeError):
         return None
+    hashed = _hashed(folder)
+    stamps = {}
     for shard in (*train, *held_out):
         path = folder / shard.file
         size = shard.offset + shard.tokens * np.dtype(shard.dtype).itemsize
         if not path.exists() or path.stat().st_size < size:
             return None
-        if path.parent == folder and hash_of(path, shard) != shard.sha256:
-            return None
+        if path.parent == folder:
+            name = f"{shard.file} {shard.offset} {shard.sha256}"  # one file may hold the tokens of two shards
+            stamps[name] = _stamp(path)  # before its bytes are read
+            if hashed.get(name) != stamps[name] and hash_of(path, shard) != shard.sha256:
+                return None
+    if stamps != hashed:
+        with contextlib.suppress(OSError):  # a cache that we may not write is hashed every time
+            write_whole(folder / HASHED, json.dumps(stamps).encode())
     return Corpus(TokenStream(train, folder), TokenStream(held_out, folder), manifest, folder)
+
+
+def _hashed(folder: Path) -> dict[str, list[int]]:
+    """The stamp that each shard had when its hash was last found right."""
+    try:
+        found = json.loads((folder / HASHED).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _stamp(path: Path) -> list[int]:
+    """Another after every write, also by whoever sets the time of the file's bytes back."""
+    stat = path.stat()
+    return [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
 
 
 def _make(folder: Path, spec: RunSpec, base: Path, files: list[Path], val_files: list[Path]) -> None:
