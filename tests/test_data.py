@@ -17,6 +17,7 @@ from protomodels_cli.data import shards
 from protomodels_cli.data.batches import Batches, NotRevisited, held_out_windows, permuted
 from protomodels_cli.data.errors import DataError
 from protomodels_cli.data.prepare import prepare
+from protomodels_cli.data.shards import hash_of
 from protomodels_cli.data.sources import PIECE, builtin_files, pieces
 from protomodels_cli.data.tokenizers import Bytes, Json, train_bpe
 from protomodels_cli.spec.schema import DataSpec
@@ -206,6 +207,23 @@ def test_tokenised_once_and_made_again_only_when_damaged_or_changed(spec, tmp_pa
     (tmp_path / "a.txt").write_text(TEXT + "more\n")
     assert prepare(s, tmp_path).folder != first.folder
     assert not [p for p in (tmp_path / "cache").iterdir() if p.name.startswith(".making")]
+
+
+def test_a_corpus_is_hashed_once_and_again_only_if_a_file_was_written(spec, tmp_path, monkeypatch):
+    (tmp_path / "a.txt").write_text(TEXT)
+    s, hashed = file_spec(spec, tmp_path, "text", ["a.txt"]), []
+    first = prepare(s, tmp_path)
+    monkeypatch.setattr(
+        "protomodels_cli.data.prepare.hash_of", lambda path, shard: hashed.append(path.name) or hash_of(path, shard)
+    )
+    assert prepare(s, tmp_path).sha256 == first.sha256
+    assert hashed == []
+    shard = first.folder / "train-00000.bin"
+    before = shard.stat()
+    shard.write_bytes(shard.read_bytes()[::-1])
+    os.utime(shard, ns=(before.st_atime_ns, before.st_mtime_ns))  # as if nothing had happened
+    assert prepare(s, tmp_path).sha256 == first.sha256
+    assert shard.name in hashed
 
 
 def test_a_cache_that_cannot_be_written_is_explained(spec, tmp_path):
