@@ -113,8 +113,8 @@ def _key(spec: RunSpec, base: Path, files: list[Path], val_files: list[Path]) ->
 
 
 def _open(folder: Path) -> Corpus | None:
-    """The corpus in a cache folder, if it is whole: every shard of ours has the right hash, or is unchanged since it was
-    found to have it."""
+    """The corpus in a cache folder, if it is whole: every shard of ours has the right hash, or is unchanged since that
+    was last found so."""
     try:
         manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
         train, held_out = ([Shard(**s) for s in manifest[part]] for part in ("train", "held_out"))
