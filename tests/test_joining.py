@@ -116,17 +116,22 @@ def test_the_coordinator_checks_the_spec_hash_too_and_strangers_get_nothing(pool
                 await upload
             errors.append(caught.value)
             with pytest.raises(grpc.aio.AioRpcError) as caught:
+                async for _ in stub.Fetch(pb.FetchRequest(offset=2**64 - 1), metadata=mine):
+                    pass
+            errors.append(caught.value)
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await rpc.OperatorStub(channel).Status(pb.StatusRequest(), metadata=(("token", "guess"),))
             errors.append(caught.value)
         return errors
 
-    wrong_spec, wrong_secret, no_secret, junk_key, unasked, wrong_token = asyncio.run(calls())
+    wrong_spec, wrong_secret, no_secret, junk_key, unasked, beyond, wrong_token = asyncio.run(calls())
     assert "holds no stage" in unasked.details()
     assert "another spec" in wrong_spec.details()
     assert "not enrolled" in wrong_secret.details()
     assert "not enrolled" in no_secret.details()
     assert "cannot be signed" in junk_key.details()
     assert "token" in wrong_token.details()
+    assert beyond.code() == grpc.StatusCode.INVALID_ARGUMENT
     pool.peers[0].start(kind="join", link=str(link), name="good", dir=str(run_dir / "p"))
     assert pool.peers[0].result()["exit"] == 0
     assert pool.coordinator.result()["exit"] == 0

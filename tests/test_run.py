@@ -233,6 +233,7 @@ def test_ctrl_c_twice_leaves_in_the_middle_of_a_step(tmp_path):
         (["coordinator", "run.yaml", "--run-dir", "new", "--resume"], 3, "new holds no run to go on with"),
         (["coordinator"], 2, "there is no SPEC"),
         (["pause", "nowhere"], 3, "nowhere is not a run's directory"),
+        (["pause", "pm://127.0.0.1:1/SECRET#FINGERPRINT"], 2, "a join link is not enough to control a run"),
         (["coordinator", "run.yaml", "--run-dir", "file/below"], 3, "file"),
         (["coordinator", "absent.yaml"], 2, "must be a readable file"),
         (["join", "pm://127.0.0.1:1/short"], 2, "join link: the fingerprint is missing"),
@@ -262,6 +263,7 @@ def test_mistakes_are_one_message_and_an_exit_code(tmp_path, arguments, code, wo
         done = pmtrain(*(a.replace("TAKEN", port) for a in arguments), cwd=tmp_path)
     assert done.returncode == code, done.stderr
     assert words.replace("TAKEN", port) in done.stderr
+    assert "SECRET" not in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -19,7 +19,7 @@ from protomodels_cli.coordinator.history import Dropped, Mark
 from protomodels_cli.coordinator.identity import Identity
 from protomodels_cli.coordinator.snapshots import manifest
 from protomodels_cli.coordinator.snapshots.manifest import folder_name, part_name
-from protomodels_cli.files import hash_file, sync_folder
+from protomodels_cli.files import hash_file, put_in_place, sync_folder
 
 NAMED = re.compile(r"(\d{4,})-(\d{8,})")
 ARRIVED = re.compile(r"stage-(\d+)\.([0-9a-f]{64})\.safetensors")
@@ -118,9 +118,7 @@ class Snapshots:
             get(folder.name, part.name, work)
             if hash_file(work) != mark.parts[stage]:
                 return False
-            with work.open("rb") as file:
-                os.fsync(file.fileno())
-            os.replace(work, part)
+            put_in_place(work, part)
             manifest.write(folder, self._identity, mark, self._t_fixed, self._bases)
             return True
         finally:
