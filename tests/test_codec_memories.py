@@ -6,10 +6,11 @@ import itertools
 
 import pytest
 import torch
-from boundary import CPU, REMEMBERING, plain, slot_of, stream, windows_of, wire_spec
+from boundary import CPU, REMEMBERING, WIRES, plain, slot_of, stream, windows_of, wire_spec
 
 from protomodels_cli.codecs import End
 from protomodels_cli.codecs.packing import to_bytes
+from protomodels_cli.cost.traffic import kept_by_codecs, staged_by_codecs
 from protomodels_cli.protocol.messages import MessageKey
 
 
@@ -148,6 +149,26 @@ def test_positions_are_forgotten_once_they_were_used():
         slot = end.slot(MessageKey(1, microbatch, 0, "backward"), x.shape, x.dtype, None)
         end.unpack(to_bytes([torch.zeros(2, 2, dtype=torch.bfloat16)]), slot, CPU)
         assert not end._positions
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_what_is_remembered_and_staged_has_the_size_that_was_said(wire):
+    """At both ends of a boundary, over a whole step."""
+    spec = wire_spec(*wire, steps=1)
+    before, behind = End(spec), End(spec)
+    for m in range(spec.batch.microbatches):
+        x = torch.randn(2, spec.model.context, spec.boundary_width)
+        forward = before.slot(MessageKey(1, m, 0, "forward"), x.shape, x.dtype, windows_of(x, 2 * m))
+        behind.unpack(before.pack(x, forward), forward, CPU)
+        backward = behind.slot(MessageKey(1, m, 0, "backward"), x.shape, x.dtype, None)
+        before.unpack(behind.pack(x, backward), backward, CPU)
+    for end, kept, staged in (
+        (before, kept_by_codecs(spec).next, staged_by_codecs(spec).next),
+        (behind, kept_by_codecs(spec).previous, staged_by_codecs(spec).previous),
+    ):
+        assert sum(t.nbytes for memory in end._memories.values() for t in memory._staged.values()) == staged
+        end.decide(apply=True)
+        assert sum(t.nbytes for t in end.state().values()) == kept
 
 
 @pytest.mark.parametrize(("codec", "home"), [("int4+ef", "meta"), ("int4+ef21", "meta"), ("int4+aqsgd", "cpu")])

@@ -8,11 +8,12 @@ import pytest
 import torch
 from conftest import make_spec
 
-from protomodels_cli.codecs import Carrier
+from protomodels_cli.codecs import Carrier, End
 from protomodels_cli.data.prepare import prepare
 from protomodels_cli.lab.reconstruct import compare
 from protomodels_cli.model import rules
 from protomodels_cli.model.reference import Reference
+from protomodels_cli.protocol.messages import MessageKey
 
 pytestmark = pytest.mark.cuda
 
@@ -59,3 +60,17 @@ def test_four_peers_on_one_gpu_train_as_on_the_cpu(tmp_path):
     worst = max(abs(a - b) / b for a, b in zip(losses["cuda:0"], losses["cpu"], strict=True))
     print(f"largest relative difference of a step's loss: {worst:.2e}")
     assert worst < 1e-3
+
+
+@pytest.mark.parametrize(("codec", "home"), [("int4+ef21", "cuda"), ("int4+aqsgd", "cpu")])
+def test_a_restored_memory_is_where_it_was(codec, home):
+    """A cache of all samples has no room on the device, after a restore as before."""
+    device, x = torch.device("cuda"), torch.randn(2, 4, 6, device="cuda")
+    ends = [End(make_spec(wire={"forward": codec})) for _ in range(2)]
+    slot = ends[0].slot(MessageKey(1, 0, 0, "forward"), x.shape, x.dtype, torch.arange(2)[:, None].expand(-1, 5))
+    ends[0].pack(x, slot)
+    ends[0].decide(apply=True)
+    ends[1].load({name: t.cpu() for name, t in ends[0].state().items()}, device)
+    for end in ends:
+        assert {t.device.type for t in end.state().values()} == {home}
+    assert ends[0].pack(0.5 * x, slot) == ends[1].pack(0.5 * x, slot)

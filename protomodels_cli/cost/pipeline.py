@@ -111,8 +111,10 @@ def play(stages: Sequence[StageCost], microbatches: int, wires: Wires, cores: fl
                 at(down[i].arrive(now, size), what.removeprefix("reach "), i)
             case "forward":
                 there[i].inputs += 1
-            case _:
+            case "backward":
                 there[i].gradients += 1
+            case _:
+                raise AssertionError(what)
 
     while any(stage.finished < microbatches for stage in there):
         for i in range(len(stages)):
