@@ -10,12 +10,11 @@ from conftest import make_reference
 from torch import nn
 
 from protomodels_cli.errors import RunStopped
+from protomodels_cli.forms.constrained import Constrained
 from protomodels_cli.lab.optimizer import drift, leaver
 from protomodels_cli.lab.reconstruct import relative
 from protomodels_cli.model.basis import initial_basis
-from protomodels_cli.model.forms import Constrained
 from protomodels_cli.model.llama import Matrix, RMSNorm, Writer
-from protomodels_cli.model.optim import rule_for
 from protomodels_cli.model.t_fixed import TFixed
 from protomodels_cli.spec import SpecError, spec_from
 
@@ -41,8 +40,8 @@ def test_an_elementwise_optimizer_on_a_constrained_matrix_is_refused():
         spec_from({**shape, "optimizer": {"name": "adamw"}})
     assert spec_from(shape).optimizer.name == "muon", "the default suits every form"
     with pytest.raises(ValueError, match="out of S"):
-        rule_for("adamw", "writer", constrained=True)
-    assert rule_for("muon", "embedding", constrained=True) == "row_adamw", "Muon's AdamW half would leave S"
+        Constrained.rule_for("adamw", "writer")
+    assert Constrained.rule_for("muon", "embedding") == "row_adamw", "Muon's AdamW half would leave S"
 
 
 def test_and_rightly_so():
@@ -62,7 +61,7 @@ def test_raw_gradients_lie_outside_s_and_prepare_projects_them(reference):
     for _ in r.train():
         pass
     r.accumulate(1)
-    tied = [s for o in r.optimizers for s in o.slots if s.constrained]
+    tied = [s for t in r.trainers for s in t.optimizer.slots if s.form.has_basis]
     raw = {s.name: s.parameter.grad.clone() for s in tied}
     norms = r.prepare()
     outside = []

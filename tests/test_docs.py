@@ -174,10 +174,10 @@ def test_layers_import_downwards_only():
             for used in imported(ast.parse(file.read_text()).body):
                 assert rank.get(used, -1) <= rank[layer], f"{layer}/{file.name} imports {used}"
                 assert used not in STRANGERS.get(layer, set()), f"{layer}/{file.name} imports {used}"
-    assert {"protocol", "codecs", "spec", "cost"} <= seen
+    assert {"protocol", "forms", "codecs", "spec", "cost"} <= seen
 
 
-@pytest.mark.parametrize("room", ["protocol", "codecs", "spec", "cost"])
+@pytest.mark.parametrize("room", ["protocol", "forms", "codecs", "spec", "cost", "data", "coordinator"])
 def test_facts_need_no_torch(room):
     """Every module of the room is imported where torch cannot be."""
     program = f"""

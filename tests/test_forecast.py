@@ -14,11 +14,11 @@ from typer.testing import CliRunner
 
 from protomodels_cli.cli.main import app
 from protomodels_cli.cost.forecast import choices, forecast, recommended
+from protomodels_cli.cost.memory import StageMemory
 from protomodels_cli.cost.pipeline import StageCost, Wires, play
 from protomodels_cli.data.batches import Batches
 from protomodels_cli.spec.link import parse_link
 from protomodels_cli.spec.schema import LinkSpec
-from protomodels_cli.spec.sizes import StageMemory
 
 
 def pipeline_of(stages: int, limit: int = 99) -> list[StageCost]:
@@ -166,7 +166,7 @@ def test_a_part_has_the_size_that_was_said(reference, tmp_path):
 
     r = reference(steps=2, stages=2, optimizer={"name": "muon"}, subspace={"sync_interval": 1})
     r.run_step()
-    write_snapshot(tmp_path, r.step, r.stages, r.optimizers, r.carry, r.gathering, keep=1)
+    write_snapshot(tmp_path, r.step, r.trainers, r.carry, keep=1)
     sizes = StageMemory(r.spec)
     for i, (first, end) in enumerate(((0, 2), (2, 4))):
         size = (tmp_path / "00000001" / f"stage-{i}.safetensors").stat().st_size

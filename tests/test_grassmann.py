@@ -118,9 +118,9 @@ def test_weights_and_moments_follow_the_basis(reference, form, move):
     def full(slot, basis):
         return slot.parameter.detach().clone() if form == "constrained" else slot.parameter.detach() @ basis.u.T
 
-    slots = [s for s in r.optimizers[0].slots if s.form is not None]
+    slots = [s for s in r.trainers[0].optimizer.slots if s.form.has_basis]
     before = {s.name: (full(s, old), {k: v.clone() for k, v in s.state.items()}) for s in slots}
-    r.optimizers[0].switch_basis(new, move)
+    r.trainers[0].optimizer.switch_basis(new, move)
     turn = old.u.T @ new.u
     for slot in slots:
         w, state = before[slot.name]
@@ -145,9 +145,9 @@ def test_weights_and_moments_follow_the_basis(reference, form, move):
 def test_muon_momentum_follows_too(reference):
     r = reference(subspace={"form": "constrained"}, optimizer={"name": "muon"}, stages=1)
     r.run_step()
-    slot = next(s for s in r.optimizers[0].slots if s.name == "layers.0.attn.o.weight")
+    slot = next(s for s in r.trainers[0].optimizer.slots if s.name == "layers.0.attn.o.weight")
     before, old, new = slot.state["first"].clone(), r.basis, grassmann.moved(r.basis, covariance(32, 0), 0.5, 1)
-    r.optimizers[0].switch_basis(new, "project")
+    r.trainers[0].optimizer.switch_basis(new, "project")
     assert torch.allclose(slot.state["first"], before @ (old.u.T @ new.u))
 
 
@@ -176,10 +176,10 @@ def test_the_covariance_is_that_of_the_uncut_models_gradient(reference):
             subspace={"update": {"interval": 2, "window": 1, "delay": 1}}, stages=stages, compute={"dtype": "float64"}
         )
         r.run_step()
-        assert r.gathering.covariance is None, "outside the window"
+        assert r.trainers[-1].gathering.covariance is None, "outside the window"
         r.accumulate(2)
-        r.gathering.covariance.commit()
-        found.append(r.gathering.covariance.total)
+        r.trainers[-1].gathering.covariance.commit()
+        found.append(r.trainers[-1].gathering.covariance.total)
     assert torch.allclose(found[0], found[1], rtol=1e-12)
     gradients = []
     r = reference(stages=1, compute={"dtype": "float64"})

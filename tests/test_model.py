@@ -6,6 +6,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from protomodels_cli.cost.traffic import boundary_bytes
+from protomodels_cli.cost.units import stage_parameters, t_fixed_bytes, unit_parameters
 from protomodels_cli.lab import plain_llama
 from protomodels_cli.lab.reconstruct import compare, relative
 from protomodels_cli.model import loss
@@ -13,7 +14,6 @@ from protomodels_cli.model.export import hugging_face_config, multiplied_out
 from protomodels_cli.model.llama import Head
 from protomodels_cli.model.shape import Shape
 from protomodels_cli.model.snapshot import weights
-from protomodels_cli.spec.sizes import stage_parameters, t_fixed_bytes, unit_parameters
 
 FORMS = ("reparam", "constrained", "dense")
 

@@ -7,33 +7,34 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from protomodels_cli.forms.constrained import Constrained
+from protomodels_cli.forms.dense import Dense
 from protomodels_cli.lab.optimizer import constrained, drift, leaver
 from protomodels_cli.model import rules
-from protomodels_cli.model.optim import rule_for
 from protomodels_cli.model.snapshot import weights
 from protomodels_cli.protocol.steps import Outcome, clip_coefficient, gradient_norm, learning_rate
 from protomodels_cli.spec.schema import OptimizerSpec, ScheduleSpec
 
 TABLE = [
-    # optimizer, role, constrained → rule
-    ("adamw", "writer", False, "adamw"),
-    ("adamw", "gain", False, "adamw"),
-    ("row_adamw", "writer", True, "row_adamw"),
-    ("row_adamw", "embedding", True, "row_adamw"),
-    ("row_adamw", "matrix", False, "adamw"),
-    ("muon", "matrix", False, "muon"),
-    ("muon", "writer", False, "muon"),
-    ("muon", "writer", True, "muon"),
-    ("muon", "embedding", False, "adamw"),
-    ("muon", "embedding", True, "row_adamw"),
-    ("muon", "head", False, "adamw"),
-    ("muon", "gain", False, "adamw"),
+    # optimizer, role, form → rule
+    ("adamw", "writer", Dense, "adamw"),
+    ("adamw", "gain", Dense, "adamw"),
+    ("row_adamw", "writer", Constrained, "row_adamw"),
+    ("row_adamw", "embedding", Constrained, "row_adamw"),
+    ("row_adamw", "matrix", Dense, "adamw"),
+    ("muon", "matrix", Dense, "muon"),
+    ("muon", "writer", Dense, "muon"),
+    ("muon", "writer", Constrained, "muon"),
+    ("muon", "embedding", Dense, "adamw"),
+    ("muon", "embedding", Constrained, "row_adamw"),
+    ("muon", "head", Dense, "adamw"),
+    ("muon", "gain", Dense, "adamw"),
 ]
 
 
-@pytest.mark.parametrize(("optimizer", "role", "tied", "rule"), TABLE)
-def test_what_moves_what(optimizer, role, tied, rule):
-    assert rule_for(optimizer, role, tied) == rule
+@pytest.mark.parametrize(("optimizer", "role", "form", "rule"), TABLE)
+def test_what_moves_what(optimizer, role, form, rule):
+    assert form.rule_for(optimizer, role) == rule
 
 
 def ten_gradients(rows=24, columns=16):
@@ -101,7 +102,7 @@ def test_muon_takes_both_forms_along_the_same_path(reference):
         r = reference(
             subspace={"form": form}, optimizer={"name": "muon"}, compute={"dtype": "float64"}, steps=20, stages=2
         )
-        r.optimizers[0].slots = [s for s in r.optimizers[0].slots if s.name != "embed.weight"]
+        r.trainers[0].optimizer.slots = [s for s in r.trainers[0].optimizer.slots if s.name != "embed.weight"]
         runs[form] = [row["loss"] for row in r.train() if row["event"] == "step"]
     assert runs["constrained"] == pytest.approx(runs["reparam"], rel=1e-9)
     assert runs["reparam"][-1] < runs["reparam"][0] - 0.3

@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protomodels_cli.coordinator.placement import Offer, Placement, fill, place
+from protomodels_cli.cost.memory import StageMemory
+from protomodels_cli.cost.units import unit_flops
 from protomodels_cli.observe.progress import size
 from protomodels_cli.spec.cut import layers_per_stage
 from protomodels_cli.spec.schema import RunSpec
-from protomodels_cli.spec.sizes import StageMemory, unit_flops
 
 # Placement, against all placements there are.
 

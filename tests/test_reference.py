@@ -118,12 +118,12 @@ def test_a_step_with_bad_numbers_is_skipped_everywhere(reference):
     rows = r.run_step()
     assert [row["applied"] for row in rows if row["event"] == "step"] == [False]
     assert r.weights_sha256() == with_nan, "no stage moved"
-    assert [o.applied for o in r.optimizers] == [1] * 4
+    assert [t.optimizer.applied for t in r.trainers] == [1] * 4
     with torch.no_grad():
         r.stages[1].layers["1"].attn.q.weight.copy_(healthy["layers.1.attn.q.weight"])
     assert r.run_step()[-1]["applied"], "one good step ends the row of bad ones"
     assert r._skipped_in_a_row == 0
-    assert r.gathering.covariance.total.isfinite().all(), "nothing of the bad step is left in what moves U"
+    assert r.trainers[-1].gathering.covariance.total.isfinite().all(), "nothing of the bad step is left in what moves U"
     _, subspace = r.run_step()
     assert subspace["captured_after"] > subspace["captured_before"]
 
@@ -177,10 +177,11 @@ def test_a_snapshot_holds_each_stage_and_old_ones_go(reference, tmp_path):
     r = reference(steps=3, stages=2, optimizer={"name": "muon"})
     for _ in range(3):
         r.run_step()
-        write_snapshot(tmp_path, r.step, r.stages, r.optimizers, r.carry, r.gathering, keep=2)
+        write_snapshot(tmp_path, r.step, r.trainers, r.carry, keep=2)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["00000002", "00000003"]
     saved = [load_file(tmp_path / "00000003" / f"stage-{i}.safetensors") for i in range(2)]
-    for stage, optimizer, tensors in zip(r.stages, r.optimizers, saved, strict=True):
+    for trainer, tensors in zip(r.trainers, saved, strict=True):
+        stage, optimizer = trainer.stage, trainer.optimizer
         for name, p in stage.named_parameters():
             assert torch.equal(tensors[f"weights/{name}"], p)
         for slot in optimizer.slots:

@@ -8,6 +8,8 @@ from conftest import make_spec
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from protomodels_cli.cost.memory import StageMemory, in_flight_limit
+from protomodels_cli.cost.units import unit_flops
 from protomodels_cli.lab.memory import peak_bytes
 from protomodels_cli.model.basis import initial_basis
 from protomodels_cli.model.grassmann import GradientCovariance
@@ -15,7 +17,6 @@ from protomodels_cli.model.optim import StageOptimizer
 from protomodels_cli.model.shape import Shape, slices
 from protomodels_cli.model.stage import Stage
 from protomodels_cli.spec.schema import RunSpec
-from protomodels_cli.spec.sizes import StageMemory, in_flight_limit, unit_flops
 
 KINDS = [  # every form with every optimizer it can have
     ("reparam", "muon"),

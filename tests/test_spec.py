@@ -55,7 +55,7 @@ def test_examples_are_valid_and_survive_being_saved(path):
 
 
 def test_examples_reach_from_tiny_to_8b():
-    from protomodels_cli.spec.sizes import unit_parameters
+    from protomodels_cli.cost.units import unit_parameters
 
     dense = {}
     for path in CONFIGS:
@@ -233,11 +233,24 @@ def test_one_mistake_does_not_hide_another():
     assert {p.field for p in found} == {"stages", "tokenizer.file"}
 
 
-def test_a_huge_batch_is_checked_at_once():
-    [p] = problems(
-        f"steps: 1\nmodel: {{layers: 2, width: 32, heads: 2}}\nbatch: {{size: {10**39 + 1}, microbatches: 2}}"
-    )
-    assert p.field == "batch.microbatches"
+@pytest.mark.parametrize(
+    ("section", "field", "huge", "most"),
+    [
+        ("", "steps", 10**38, 10**9),
+        ("model", "width", 10**30, 1 << 24),
+        ("model", "layers", 1 << 17, 1 << 16),
+        ("batch", "size", 10**39 + 1, 1 << 24),
+        ("tokenizer", "vocab_size", (1 << 24) + 1, 1 << 24),
+        ("data", "max_bytes", 1 << 63, 1 << 62),
+        ("eval", "interval", 10**10, 10**9),
+    ],
+)
+def test_numbers_beyond_any_run_are_refused(section, field, huge, most):
+    data = {"steps": 1, "model": {"layers": 2, "width": 32, "heads": 2}}
+    (data.setdefault(section, {}) if section else data)[field] = huge
+    [p] = problems(yaml.safe_dump(data))
+    assert p.field == f"{section}.{field}".lstrip(".")
+    assert (p.rule, p.fix) == (f"must be at most {most}", f"use a number at most {most}")
 
 
 def test_warm_up_may_fill_the_run():

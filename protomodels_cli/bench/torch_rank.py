@@ -27,6 +27,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleIn
 from protomodels_cli.data.batches import Batches
 from protomodels_cli.data.prepare import prepare
 from protomodels_cli.errors import UserError
+from protomodels_cli.forms import Sizes
 from protomodels_cli.model.shape import slices
 from protomodels_cli.model.stage import Stage
 from protomodels_cli.protocol.steps import learning_rate
@@ -136,7 +137,7 @@ class Rank:
 def check(spec: RunSpec) -> None:
     """Raise unless torch's pipeline can run this spec and the numbers mean the same in both."""
     stages = len(slices(spec))
-    if spec.subspace.form != "dense":
+    if spec.form.free_layers(Sizes.of(spec)) < spec.model.layers:
         raise UserError(f"subspace.form is {spec.subspace.form}, and torch has no subspace", "set it to dense")
     if spec.optimizer.name != "adamw":
         raise UserError(f"optimizer.name is {spec.optimizer.name}, and both must use the same", "set it to adamw")

@@ -20,13 +20,14 @@ from protomodels_cli.bench.loopback import pipeline_rows
 from protomodels_cli.codecs import parse_codec
 from protomodels_cli.cost.forecast import forecast
 from protomodels_cli.cost.line import wire_bytes
+from protomodels_cli.cost.units import unit_flops
 from protomodels_cli.errors import OptionError
+from protomodels_cli.forms import FORMS, form_named
 from protomodels_cli.launch.hosts import DEVICE, Hosts
 from protomodels_cli.launch.local import cores
 from protomodels_cli.spec.link import parse_link
 from protomodels_cli.spec.load import spec_from
 from protomodels_cli.spec.schema import RunSpec
-from protomodels_cli.spec.sizes import unit_flops
 
 WARM_UP = 2  # steps that do not count: caches and TCP are cold
 ROW_SECONDS = 60.0  # a slow row takes fewer steps
@@ -49,8 +50,8 @@ class Method:
         """FORM/CODEC or FORM/CODEC/K."""
         form, codec, k = [*text.split("/"), "", ""][:3]
         try:
-            if form not in ("dense", "reparam", "constrained") or text.count("/") > 2 or not (k or "16").isdigit():
-                raise ValueError("must be a form (dense, reparam, constrained), a codec and perhaps k")
+            if form not in FORMS.names or text.count("/") > 2 or not (k or "16").isdigit():
+                raise ValueError(f"must be a form ({', '.join(FORMS.names)}), a codec and perhaps k")
             if any(parse_codec(leg).codec.needs_revisits for leg in codec.split("|")):
                 raise ValueError("AQ-SGD sends changes only after an epoch, and a measurement is shorter")
         except ValueError as e:
@@ -66,18 +67,20 @@ class Method:
 
     @property
     def name(self) -> str:
-        return f"{self.form} {self.codec}" if self.form == "dense" else f"{self.form} k={self.k} {self.codec}"
+        k = f" k={self.k}" if form_named(self.form).has_basis else ""
+        return f"{self.form}{k} {self.codec}"
 
 
 def spec_of(method: Method, steps: int, **sections: Any) -> RunSpec:
     """Four stages of one layer each. AdamW, since torch's side has no other optimizer in common with ours."""
+    form = form_named(method.form)
     base: dict[str, Any] = {
         "name": "wan",
         "steps": steps,
         "stages": 4,
         "model": {"layers": 4, "width": 256, "heads": 4, "context": 256},
         "subspace": {"form": method.form, "k": method.k},
-        "optimizer": {"name": "row_adamw" if method.form == "constrained" else "adamw"},
+        "optimizer": {"name": next(o for o in ("adamw", "row_adamw") if form.optimizer_problem(o) is None)},
         "batch": {"size": 64, "microbatches": 16},
         "data": {"max_bytes": 8_000_000},
         "tokenizer": {"kind": "bpe", "vocab_size": 2048},
@@ -192,7 +195,7 @@ def _row(
     width = spec.model.width
     return {
         "form": method.form,
-        "k": None if method.form == "dense" else method.k,
+        "k": method.k if spec.form.has_basis else None,
         "codec": method.codec,
         "link": link,
         "tokens_per_s": rate,

@@ -14,14 +14,15 @@ from rich.table import Table
 from protomodels_cli.cli.checks import check_outputs, speed_of
 from protomodels_cli.codecs import parse_codec
 from protomodels_cli.cost.forecast import Choice, Forecast, choices, forecast, recommended
+from protomodels_cli.cost.memory import StageMemory
 from protomodels_cli.errors import OptionError
+from protomodels_cli.forms import form_named
 from protomodels_cli.observe.metrics import strict
 from protomodels_cli.observe.progress import duration, size
 from protomodels_cli.spec.cut import even_cut
 from protomodels_cli.spec.link import parse_link
 from protomodels_cli.spec.load import load_spec, spec_from, with_absolute_paths
 from protomodels_cli.spec.schema import LinkSpec, RunSpec
-from protomodels_cli.spec.sizes import StageMemory
 
 
 def run(
@@ -124,7 +125,7 @@ def _show(
         console.print(text, highlight=False, soft_wrap=True)
 
     where = "measured here" if measured else "as given"
-    form = spec.subspace.form if spec.subspace.form == "dense" else f"{spec.subspace.form}, k = {spec.subspace.k}"
+    form = f"{spec.subspace.form}, k = {spec.subspace.k}" if spec.form.has_basis else spec.subspace.form
     say(
         f"[bold]{spec.name}[/]: {form}, {spec.wire.forward} forward and {spec.wire.backward} backward, "
         f"{len(f.stages)} peers of {flops / 1e9:.3g} Gflop/s ({where}), each with a connection of {link}\n"
@@ -149,7 +150,7 @@ def _show(
     table = Table("form", "k", "codec", "step", "tokens/s", "without link", "", box=None, pad_edge=False)
     for c in found:
         mark = "← recommended" if c is best else "keeps up" if c.keeps_up else ""
-        k = "–" if c.form == "dense" else str(c.k)
+        k = str(c.k) if form_named(c.form).has_basis else "–"
         rate = f"{c.forecast.tokens_per_s:.4g}"
         table.add_row(
             c.form, k, c.codec, f"{c.forecast.step_seconds:.3g} s", rate, f"{c.forecast.compute_seconds:.3g} s", mark

@@ -79,7 +79,7 @@ def _train(reference: Reference, run_dir: Path, steps: int, summary: dict[str, A
 def _save(reference: Reference, folder: Path) -> None:
     keep = reference.spec.snapshots.keep
     r = reference
-    write_snapshot(folder, r.step, r.stages, r.optimizers, r.carry, r.gathering, keep)
+    write_snapshot(folder, r.step, r.trainers, r.carry, keep)
 
 
 def _due(step: int, interval: int) -> bool:
@@ -87,7 +87,7 @@ def _due(step: int, interval: int) -> bool:
 
 
 def _header(spec: RunSpec, corpus: Corpus, reference: Reference, run_dir: Path, device: str) -> str:
-    form = spec.subspace.form if spec.subspace.form == "dense" else f"{spec.subspace.form} with k={spec.subspace.k}"
+    form = f"{spec.subspace.form} with k={spec.subspace.k}" if spec.form.has_basis else spec.subspace.form
     layers = "+".join(str(len(s.part.layers)) for s in reference.stages)
     return (
         f"{spec.name}: {form}, {spec.model.layers} layers ({layers}) of width {spec.model.width}, "

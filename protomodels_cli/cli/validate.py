@@ -46,8 +46,8 @@ def validate(
 
 def _summary(spec: Any) -> dict[str, Any]:
     from protomodels_cli.cost.traffic import boundary_bytes
+    from protomodels_cli.cost.units import stage_parameters, t_fixed_bytes
     from protomodels_cli.spec.cut import layers_per_stage
-    from protomodels_cli.spec.sizes import stage_parameters, t_fixed_bytes
 
     return {
         "sha256": spec.sha256(),

@@ -49,7 +49,7 @@ class Coordinator:
         self.spec, self.run_dir, self.say = run_dir.spec, run_dir, say
         self._events: asyncio.Queue[events.Event] = asyncio.Queue()
         self._feed = Feed(self.spec, corpus)
-        self._subspace = None if not self.spec.subspace.has_basis else Subspace(self.spec, run_dir.path / BASES)
+        self._subspace = Subspace(self.spec, run_dir.path / BASES) if self.spec.subspace.has_basis else None
         basis, t_fixed = ("", (0, "")) if self._subspace is None else self._first_hashes(self._subspace)
         self.state = machine.start(self.spec, basis, t_fixed)
         self._snapshots = Snapshots(run_dir.path / SNAPSHOTS, run_dir.identity, t_fixed, run_dir.path / BASES)

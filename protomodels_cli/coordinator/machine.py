@@ -295,7 +295,7 @@ def _decide(moves: Moves, task: Task, reports: list[Report]) -> None:
         applied=outcome.apply,
         tokens=outcome.tokens,
         seconds=seconds,
-        basis_version=None if not spec.subspace.has_basis else history.basis_version,
+        basis_version=history.basis_version if spec.subspace.has_basis else None,
         stages=[dict(r.usage) for r in reports],
     )
     policy.say_if_left_out(moves)

@@ -21,10 +21,12 @@ from itertools import accumulate
 
 import numpy as np
 
+from protomodels_cli.cost.memory import StageMemory
+from protomodels_cli.cost.units import unit_flops
+from protomodels_cli.forms import Sizes
 from protomodels_cli.observe.progress import size
 from protomodels_cli.spec.cut import layers_per_stage
 from protomodels_cli.spec.schema import RunSpec
-from protomodels_cli.spec.sizes import StageMemory, unit_flops
 
 _FAR = np.iinfo(np.int64).max
 
@@ -235,7 +237,7 @@ def _place_auto(spec: RunSpec, offers: Sequence[Offer]) -> Placement | str:
     if len(offers) < spec.min_peers:
         return f"{len(offers)} of at least {spec.min_peers} peers {_have(len(offers))} joined"
     memory = StageMemory(spec)
-    least_last = 1 if spec.subspace.form == "dense" else max(1, spec.subspace.unconstrained_layers)
+    least_last = spec.form.least_last_layers(Sizes.of(spec))
     rooms = _auto_rooms(spec, offers, memory, least_last)
     found = _best(rooms)
     if found is None:

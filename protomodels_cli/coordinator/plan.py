@@ -10,10 +10,10 @@ from protomodels_cli.protocol import steps
 def next_kind(state: State) -> tuple[Kind, int] | str:
     """The task that comes next and its step, or a sentence: what must come first."""
     spec, history = state.spec, state.history
-    step, last, dense = history.step, history.step == spec.steps, not spec.subspace.has_basis
+    step, last = history.step, history.step == spec.steps
     if step > 0:
         check = is_due(state) or step % spec.subspace.sync_interval == 0  # what is saved is what was checked
-        if not dense and check and history.synced < step:
+        if spec.subspace.has_basis and check and history.synced < step:
             return "sync", step
         if history.evaluated < step and (last or due(step, spec.eval.interval)):
             return "evaluation", step

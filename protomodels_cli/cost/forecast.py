@@ -11,12 +11,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from protomodels_cli.cost.line import reno_rate, wire_bytes
+from protomodels_cli.cost.memory import StageMemory, in_flight_limit
 from protomodels_cli.cost.pipeline import Played, StageCost, Wires, play
 from protomodels_cli.cost.traffic import id_bytes, kept_on_host, message_bytes
+from protomodels_cli.cost.units import unit_flops
 from protomodels_cli.spec.cut import layers_per_stage
 from protomodels_cli.spec.load import spec_from
 from protomodels_cli.spec.schema import LinkSpec, RunSpec
-from protomodels_cli.spec.sizes import StageMemory, in_flight_limit, unit_flops
 
 FRAME_BYTES = 24  # of a frame's own fields
 SLACK = 1.1  # a link that adds no more than this to a step is not what holds it up

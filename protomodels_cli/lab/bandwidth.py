@@ -93,7 +93,7 @@ def _row(
     return {
         "method": name,
         "form": spec.subspace.form,
-        "k": None if spec.subspace.form == "dense" else spec.subspace.k,
+        "k": spec.subspace.k if spec.form.has_basis else None,
         "codec": spec.wire.forward,
         "mbit": mbit,
         "latency_ms": ms,

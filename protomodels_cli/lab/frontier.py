@@ -112,7 +112,7 @@ def run(
     size = scaled(scale, steps, seeds, workers) if isinstance(scale, str) else scale
     start = families(size)
     # What is left after --only, and always dense: everything is held against it.
-    start = [f for f in start if f.form == "dense" or wanted(only, *plan(size, [f]))]
+    start = [f for f in start if f.k is None or wanted(only, *plan(size, [f]))]
     left_out = too_large(size, device)
     rows = [r for r in plan(size, start) if wanted(only, r) and r.codec not in left_out]
     if not rows:
@@ -149,7 +149,7 @@ def measure(
     say(f"tuning {len(start)} families on seed 0 …")
     tuned, swept = climb(start, losses, around, rounds)
     of_family = dict(zip(map(family, tuned), losses(tuned), strict=True))
-    dense = min((r for r in tuned if r.form == "dense"), key=lambda r: of_family[family(r)])
+    dense = min((r for r in tuned if r.k is None), key=lambda r: of_family[family(r)])
 
     def gentler(recipe: Recipe, loss: float) -> list[Recipe]:
         costly = loss > COSTLY * of_family[family(recipe)]
@@ -158,12 +158,12 @@ def measure(
     planned = [r for r in plan(scale, tuned) if wanted(only, r) and r.codec not in left_out]
     say(f"{len(planned)} rows, a lower learning rate where a codec costs more than {COSTLY - 1:.0%} …")
     chosen, codec_swept = climb(planned, losses, gentler, CODEC_ROUNDS)
-    baselines = [r for r in tuned if r.form == "dense" and r not in chosen]
+    baselines = [r for r in tuned if r.k is None and r not in chosen]
     rows = measured_rows(bench, scale, baselines + chosen, dense, device)
     return {
         "rows": rows,
-        "dense_sweep": [sweep_row(r, swept, r in tuned, r == dense) for r in swept if r.form == "dense"],
-        "subspace_sweep": [sweep_row(r, swept, r in tuned, False) for r in swept if r.form != "dense"],
+        "dense_sweep": [sweep_row(r, swept, r in tuned, r == dense) for r in swept if r.k is None],
+        "subspace_sweep": [sweep_row(r, swept, r in tuned, False) for r in swept if r.k is not None],
         "codec_sweep": [sweep_row(r, codec_swept, r in chosen, False) for r in codec_swept],
         "tuning": TUNING,
         "baseline": {**asdict(dense), "codec": dense.codec, "loss": dense_loss(rows)},
@@ -232,7 +232,7 @@ def measured_rows(bench: Bench, scale: Scale, recipes: Sequence[Recipe], dense: 
     own = {
         (r.recipe.form, r.recipe.optimizer, r.seed): x["loss"]
         for r, x in zip(runs, results, strict=True)
-        if r.recipe.form == "dense" and rounds_nothing(r.recipe.codec)
+        if r.recipe.k is None and rounds_nothing(r.recipe.codec)
     }
     rows = []
     for each, result in zip(runs, results, strict=True):
@@ -264,7 +264,7 @@ def gap(loss: float | None, dense: float | None) -> float | None:
 
 def dense_loss(rows: Sequence[Result]) -> float:
     """Of the baseline, the mean over seeds: the rows whose gap is 0 by definition."""
-    dense = [row for row in rows if row["form"] == "dense" and rounds_nothing(row["codec"])]
+    dense = [row for row in rows if row["k"] is None and rounds_nothing(row["codec"])]
     return mean(row["loss"] for row in dense if row["gap_to_dense"] == 0)
 
 

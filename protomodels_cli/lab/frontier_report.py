@@ -178,7 +178,7 @@ def _percent(value: float | None) -> str:
 
 def inference(result: Result) -> list[str]:
     """Does a model that was trained with TopK need it afterwards, and does error feedback mend that?"""
-    groups = {g["name"]: g for g in grouped(result["rows"]) if g["form"] == "dense" and g["optimizer"] == "muon"}
+    groups = {g["name"]: g for g in grouped(result["rows"]) if g["k"] is None and g["optimizer"] == "muon"}
     lines = ["without the codec at inference (change of the loss when it is taken off; evaluation has no memory):"]
     cost = {}
     for name in ("topk:0.1", "topk:0.3", "topk:0.1+ef", "topk:0.1+ef21", "int4", "int4+ef", "int4+ef21"):
@@ -210,7 +210,7 @@ def shown_target(result: Result) -> float:
     """The hardest target that a subspace row reaches on every seed; the easiest if none does."""
     rows = result["time_to_loss"]["rows"]
     above = sorted({row["above_dense"] for row in rows})
-    reached = {row["above_dense"] for row in rows if row["form"] != "dense" and row["seconds"] is not None}
+    reached = {row["above_dense"] for row in rows if row["k"] is not None and row["seconds"] is not None}
     return min(reached, default=above[-1])
 
 
@@ -248,7 +248,7 @@ def contenders(rows: Sequence[Result], links: Sequence[str]) -> list[tuple[Any, 
     for link in links:
         for subspace in (False, True):
             there = [
-                r for r in rows if r["link"] == link and r["seconds"] is not None and (r["form"] != "dense") == subspace
+                r for r in rows if r["link"] == link and r["seconds"] is not None and (r["k"] is not None) == subspace
             ]
             keys += [group_key(r) for r in sorted(there, key=lambda r: r["seconds"])[:2]]
     on_first = {group_key(r): r["seconds"] for r in rows if r["link"] == links[0]}

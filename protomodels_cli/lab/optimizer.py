@@ -67,13 +67,13 @@ def drift(reference: Reference) -> float:
     """The largest share of a constrained matrix that lies outside S, in float64."""
     worst = 0.0
     for slot in constrained(reference):
-        w, u = slot.parameter.detach().double(), slot.form.basis.u.double()  # type: ignore[union-attr]
+        w, u = slot.parameter.detach().double(), slot.form.u.double()
         worst = max(worst, float(torch.linalg.matrix_norm(w - (w @ u) @ u.T) / torch.linalg.matrix_norm(w)))
     return worst
 
 
 def constrained(reference: Reference) -> list[Slot]:
-    return [slot for optimizer in reference.optimizers for slot in optimizer.slots if slot.constrained]
+    return [slot for trainer in reference.trainers for slot in trainer.optimizer.slots if slot.form.has_basis]
 
 
 def leaver(reference: Reference, name: str) -> Callable[[], object]:
@@ -96,7 +96,7 @@ def leaver(reference: Reference, name: str) -> Callable[[], object]:
         reference.accumulate(reference.step)
         projected = {}
         for slot in tied:
-            u, gradient = slot.form.basis.u, slot.parameter.grad  # type: ignore[union-attr]
+            u, gradient = slot.form.u, slot.parameter.grad
             assert gradient is not None
             projected[slot.name] = (gradient @ u) @ u.T
             slot.parameter.grad = projected[slot.name]

@@ -17,7 +17,6 @@ from protomodels_cli.lab.memory import peak_bytes
 from protomodels_cli.lab.results import Result, say
 from protomodels_cli.lab.small import small_reference
 from protomodels_cli.model.export import hugging_face_config, hugging_face_name, multiplied_out
-from protomodels_cli.model.forms import Constrained, Dense
 from protomodels_cli.model.llama import Matrix, RMSNorm, Writer
 from protomodels_cli.model.reference import Reference
 from protomodels_cli.observe.pictures import figure, save_figure
@@ -102,7 +101,7 @@ def compare(reference: Reference) -> dict[str, dict[str, float]]:
         arrived = stages[i + 1].form.decode(flights[i].output.detach(), anchor)
         x = stages[i + 1].form.read(arrived, anchor)
         forward[f"boundary {i} against uncut"] = relative(x, streams[layer])
-        if isinstance(stage.form, Constrained):
+        if stage.form.state_width(stage.shape.sizes) != reference.spec.boundary_width:
             forward[f"boundary {i} decode(encode(x))"] = relative(arrived, sent[i])
         stream_gradient = streams[layer].grad
         message = received[len(stages) - 2 - i]
@@ -111,8 +110,8 @@ def compare(reference: Reference) -> dict[str, dict[str, float]]:
         backward[f"boundary {i} against uncut G·U"] = relative(message, stream_gradient @ basis.u)
     for name, ours, theirs in parameter_gradients(reference, plain):
         backward[name] = relative(ours, theirs)
-    for optimizer in reference.optimizers:
-        optimizer.discard()
+    for trainer in reference.trainers:
+        trainer.optimizer.discard()
     return {"forward": forward, "backward": backward}
 
 
@@ -128,10 +127,8 @@ def parameter_gradients(reference: Reference, plain: dict[str, Tensor]) -> list[
             assert theirs is not None
             if isinstance(module, Writer):
                 theirs = theirs if name == "embed" else theirs.T
-                if not isinstance(module.form, Dense):
-                    u: Tensor = module.form.basis.u  # type: ignore[attr-defined]
-                    theirs = theirs @ u
-                    ours = ours @ u if isinstance(module.form, Constrained) else ours
+                if module.form.has_basis:
+                    theirs, ours = theirs @ module.form.u, module.form.project(ours)
             pairs.append((name, ours, theirs))
     return pairs
 

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from protomodels_cli.model.forms import Reparam
 from protomodels_cli.model.llama import Matrix, RMSNorm, Writer
 from protomodels_cli.model.stage import Stage
 from protomodels_cli.spec.schema import RunSpec
@@ -46,7 +45,7 @@ def multiplied_out(stages: list[Stage]) -> dict[str, Tensor]:
     for stage in stages:
         for name, module in stage.named_modules():
             if isinstance(module, Writer):
-                rows = module.weight @ module.form.basis.u.T if isinstance(module.form, Reparam) else module.weight
+                rows = module.form.rows(module.weight)
                 if name == "embed":
                     if stage.t_fixed is not None:
                         rows = rows + stage.t_fixed.rows(torch.arange(len(rows), device=rows.device), rows.dtype)

@@ -21,6 +21,7 @@ class Gathering:
 
     def begin(self, step: int) -> None:
         """Before the first microbatch of a step."""
+        self.stage.on_release = None
         if steps.gathers(self.subspace, step):
             if self.covariance is None:
                 self.covariance = grassmann.GradientCovariance(self.stage.shape.width, self.stage.device)

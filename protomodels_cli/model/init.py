@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from protomodels_cli import counter
-from protomodels_cli.model.forms import Constrained
 from protomodels_cli.model.llama import Matrix, RMSNorm, Writer
 from protomodels_cli.model.shape import Shape
 
@@ -22,15 +22,14 @@ def initialise(modules: nn.Module, shape: Shape, seed: int) -> None:
         elif isinstance(module, Writer):
             std = shape.embedding_std if name == "embed" else shape.init_std / math.sqrt(2 * shape.layers)
             rows, columns = module.weight.shape
-            if isinstance(module.form, Constrained):
-                # Drawn as coordinates: in S from the start, and the same function as its reparametrised twin.
-                u = module.form.basis.u
-                coordinates = _draw(name, (rows, u.shape[1]), std, seed).to(u)
-                module.weight.copy_(coordinates @ u.T)
-            else:
-                module.weight.copy_(_draw(name, (rows, columns), std, seed))
+            draw = partial(_draw_rows, name, rows, std, seed)
+            module.weight.copy_(module.form.initial(draw, columns))
         elif isinstance(module, RMSNorm):
             module.weight.fill_(1.0)
+
+
+def _draw_rows(name: str, rows: int, std: float, seed: int, columns: int) -> Tensor:
+    return _draw(name, (rows, columns), std, seed)
 
 
 def _draw(name: str, size: tuple[int, ...], std: float, seed: int) -> Tensor:

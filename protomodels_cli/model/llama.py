@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from protomodels_cli.model.forms import Form
+from protomodels_cli.forms import Form
 from protomodels_cli.model.precise import home_of_float64
 from protomodels_cli.model.shape import Shape
 
@@ -33,7 +33,7 @@ class Writer(nn.Module):
     def __init__(self, rows: int, form: Form, shape: Shape):
         super().__init__()
         self.form = form
-        self.weight = nn.Parameter(torch.empty(rows, form.state_width(shape.width), dtype=shape.dtype))
+        self.weight = nn.Parameter(torch.empty(rows, form.state_width(shape.sizes), dtype=shape.dtype))
 
     def forward(self, h: Tensor) -> Tensor:
         return h @ self.weight

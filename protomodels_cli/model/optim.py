@@ -1,39 +1,23 @@
 """A stage's optimizer: which rule moves which parameter, gradients after projection, and the basis switch.
 
-Constrained matrices are handled in coordinates throughout: the gradient that counts is g·U (its projection on S),
-moments have k columns, and an update is a direction times Uᵀ. So no rule can push them out of S, and the state
-is that of the reparametrised form.
+What a matrix that writes to the stream needs beyond its rule, its form says: how its gradient is projected, an update
+lifted, and how weights and moments follow U.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
 
 import torch
 from torch import Tensor
 
+from protomodels_cli.forms import Dense, Form, Move, Role, Rule, Switch
 from protomodels_cli.model import rules
 from protomodels_cli.model.basis import Basis
-from protomodels_cli.model.forms import Constrained, Dense, Reparam
 from protomodels_cli.model.llama import Matrix, RMSNorm, Writer
 from protomodels_cli.model.precise import home_of_float64
 from protomodels_cli.model.stage import Stage
 from protomodels_cli.spec.schema import OptimizerSpec
-
-Rule = Literal["adamw", "row_adamw", "muon"]
-Role = Literal["gain", "matrix", "writer", "embedding", "head"]
-
-
-def rule_for(optimizer: str, role: Role, constrained: bool) -> Rule:
-    """The one table of what moves what."""
-    if optimizer == "muon" and role in ("matrix", "writer"):
-        return "muon"
-    if not constrained:
-        return "adamw"
-    if optimizer == "adamw":
-        raise ValueError("AdamW would move a constrained matrix out of S: use row_adamw or muon")
-    return "row_adamw"
 
 
 @dataclass
@@ -44,13 +28,9 @@ class Slot:
     parameter: torch.nn.Parameter
     rule: Rule
     decays: bool
-    form: Constrained | Reparam | None  # for matrices tied to the basis
+    form: Form  # of a matrix that writes to the stream; dense for all others
     state: rules.State = field(default_factory=dict)
     gradient: Tensor | None = None  # this step's, after projection; set by prepare()
-
-    @property
-    def constrained(self) -> bool:
-        return isinstance(self.form, Constrained)
 
     @property
     def unit(self) -> str:
@@ -74,7 +54,7 @@ class StageOptimizer:
         for slot in self.slots:
             gradient = slot.parameter.grad
             assert gradient is not None, f"{slot.name} got no gradient"
-            slot.gradient = gradient @ slot.form.basis.u if isinstance(slot.form, Constrained) else gradient
+            slot.gradient = slot.form.project(gradient)
             slot.parameter.grad = None
             squared = _squared_norm(slot.gradient)
             norms[slot.unit] = norms.get(slot.unit, 0.0) + squared
@@ -89,9 +69,7 @@ class StageOptimizer:
             direction = self._direction(slot, slot.gradient * coefficient)
             if slot.decays and self.spec.weight_decay:
                 slot.parameter.mul_(1 - lr * self.spec.weight_decay)
-            if isinstance(slot.form, Constrained):
-                direction = direction @ slot.form.basis.u.T
-            slot.parameter.add_(direction, alpha=-lr)
+            slot.parameter.add_(slot.form.lift(direction), alpha=-lr)
             slot.gradient = None
 
     def discard(self) -> None:
@@ -109,36 +87,22 @@ class StageOptimizer:
                 return rules.adamw(g, slot.state, self.applied, self.spec)
 
     @torch.no_grad()
-    def switch_basis(self, new: Basis, move: Literal["transport", "project"]) -> None:
-        """Move weights and moments from the stage's basis to `new`, and the stage with them.
-
-        transport: coordinates stay. project: coordinates of what lies in the new span, W·U′ = (W·U)·(UᵀU′).
-        """
+    def switch_basis(self, new: Basis, move: Move) -> None:
+        """Move weights and moments from the stage's basis to `new`, and the stage with them."""
         old = self.stage.basis
         assert old is not None
         new = new.copy_to(self.stage.device)
-        turn = old.u.T @ new.u  # M, k×k
+        switch = Switch(old.u, new.u, old.u.T @ new.u, move)
         for slot in self.slots:
-            if slot.form is None:
-                continue
-            if isinstance(slot.form, Constrained):
-                coordinates = slot.parameter @ (old.u if move == "transport" else new.u)
-                slot.parameter.copy_(coordinates @ new.u.T)
-            elif move == "project":
-                slot.parameter.copy_(slot.parameter @ turn)
-            if move == "project" and slot.state:
-                slot.state["first"] = slot.state["first"] @ turn
-                if slot.rule == "adamw":  # element-wise second moments; row moments do not depend on U
-                    slot.state["second"] = slot.state["second"] @ turn.square()
-        self.stage.form.basis = new  # type: ignore[attr-defined]
+            slot.form.follow(slot.parameter, switch)
+            slot.form.follow_moments(slot.state, slot.rule, switch)
+        self.stage.form.basis = new
 
     @torch.no_grad()
     def reproject(self) -> None:
         """Put constrained weights back into S, against the rounding of many steps."""
         for slot in self.slots:
-            if isinstance(slot.form, Constrained):
-                u = slot.form.basis.u
-                slot.parameter.copy_((slot.parameter @ u) @ u.T)
+            slot.form.reproject(slot.parameter)
 
 
 def _squared_norm(gradient: Tensor) -> float:
@@ -150,17 +114,15 @@ def _slots(stage: Stage, optimizer: str) -> list[Slot]:
     found = []
     for name, module in stage.named_modules():
         role: Role
+        form: Form = Dense()
         match module:
             case Writer():
-                role = "embedding" if name == "embed" else "writer"
+                role, form = "embedding" if name == "embed" else "writer", module.form
             case Matrix():
                 role = "head" if name.startswith("head.") else "matrix"
             case RMSNorm():
                 role = "gain"
             case _:
                 continue
-        tied = module.form if isinstance(module, Writer) and not isinstance(module.form, Dense) else None
-        assert tied is None or isinstance(tied, Constrained | Reparam)
-        rule = rule_for(optimizer, role, isinstance(tied, Constrained))
-        found.append(Slot(f"{name}.weight", module.weight, rule, role != "gain", tied))
+        found.append(Slot(f"{name}.weight", module.weight, form.rule_for(optimizer, role), role != "gain", form))
     return found

@@ -18,12 +18,11 @@ from protomodels_cli.data.batches import Batches, held_out_windows
 from protomodels_cli.data.prepare import Corpus
 from protomodels_cli.errors import RunStopped
 from protomodels_cli.model.basis import Basis, initial_basis
-from protomodels_cli.model.gathering import Gathering
-from protomodels_cli.model.optim import StageOptimizer
 from protomodels_cli.model.precise import home_of_float64
 from protomodels_cli.model.shape import Shape, slices
 from protomodels_cli.model.snapshot import parameter_hashes
-from protomodels_cli.model.stage import Carry, InFlight, Stage, Sync, t_fixed_of
+from protomodels_cli.model.stage import Carry, InFlight, Sync, t_fixed_of
+from protomodels_cli.model.trainer import StageTrainer
 from protomodels_cli.protocol import steps
 from protomodels_cli.protocol.hashes import weights_sha256
 from protomodels_cli.protocol.messages import MessageKey
@@ -47,12 +46,11 @@ class Reference:
         self.spec, self.corpus, self.carry, self.device = spec, corpus, carry, torch.device(device)
         shape = Shape.of(spec)
         self.basis: Basis | None = None
-        if spec.subspace.form != "dense":
+        if spec.form.has_basis:
             self.basis = initial_basis(shape.width, spec.subspace.k, spec.seed, shape.dtype)
-        self.stages = [Stage(spec, part, self.basis, device) for part in slices(spec)]
-        self.optimizers = [StageOptimizer(stage, spec.optimizer) for stage in self.stages]
+        self.trainers = [StageTrainer(spec, part, self.basis, device) for part in slices(spec)]
+        self.stages = [trainer.stage for trainer in self.trainers]
         self.batches = Batches(corpus.train, spec)
-        self.gathering = Gathering(spec, self.stages[-1])
         self.switch: Switch | None = None
         self.step = 0
         self._skipped_in_a_row = 0
@@ -105,7 +103,8 @@ class Reference:
     def accumulate(self, step: int) -> float:
         """Forward and backward of all microbatches. Leaves gradients on the parameters; returns the summed loss."""
         last = self.stages[-1]
-        self.gathering.begin(step)
+        for trainer in self.trainers:
+            trainer.begin(step)
         tokens_in_step = self.spec.batch.size * self.spec.model.context
         total = torch.zeros((), dtype=torch.float64, device=home_of_float64(self.device))
         for m in range(self.spec.batch.microbatches):
@@ -117,7 +116,6 @@ class Reference:
                 assert gradient is not None
                 arrived = self.carry(gradient, MessageKey(step, m, i, "backward"))
                 gradient = self.stages[i].run_backward(flights[i], arrived)
-        self.gathering.end()
         return float(total)
 
     def forward(self, tokens_BT: Tensor, step: int, microbatch: int, windows: Tensor | None = None) -> list[InFlight]:
@@ -129,23 +127,17 @@ class Reference:
 
     def prepare(self) -> dict[str, float]:
         """Squared norms of all units in layer order, after projection."""
-        return {unit: squared for optimizer in self.optimizers for unit, squared in optimizer.prepare().items()}
+        return {unit: squared for trainer in self.trainers for unit, squared in trainer.prepare().items()}
 
     def _decide(self, step: int, outcome: steps.Outcome) -> None:
-        for optimizer in self.optimizers:
-            if outcome.apply:
-                optimizer.apply(outcome.lr, outcome.clip)
-            else:
-                optimizer.discard()
-            if outcome.apply and steps.reprojects_after(self.spec.subspace, step):
-                optimizer.reproject()
-        self.gathering.decide(outcome.apply)
+        for trainer in self.trainers:
+            trainer.decide(step, outcome.apply, outcome.lr, outcome.clip)
         self.carry.decide(outcome.apply)
         self._skipped_in_a_row = 0 if outcome.apply else self._skipped_in_a_row + 1
 
     def _report_subspace(self, step: int) -> list[Row]:
         """The subspace's quantities, from the gradients gathered; where U moves, the basis that comes next."""
-        reported = self.gathering.report(step)
+        reported = self.trainers[-1].report(step)
         if reported is None:
             return []
         row, new = reported
@@ -154,8 +146,8 @@ class Reference:
         return [{"event": "subspace", "step": step, **row}]
 
     def _switch_basis(self, switch: Switch) -> Row:
-        for optimizer in self.optimizers:
-            optimizer.switch_basis(switch.basis, self.spec.subspace.update.move)
+        for trainer in self.trainers:
+            trainer.switch_basis(switch.basis)
         self.carry.reset()
         self.basis, self.switch = switch.basis, None
         return {

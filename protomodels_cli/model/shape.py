@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from protomodels_cli.forms import Sizes
 from protomodels_cli.spec.cut import layers_per_stage
 from protomodels_cli.spec.schema import RunSpec
 
@@ -27,7 +28,8 @@ class Shape:
     init_std: float
     embedding_std: float
     dtype: torch.dtype
-    free_layers: int  # last layers that write outside S; in the dense form this is all of them
+    sizes: Sizes  # what the form's own sizes follow from
+    free_layers: int  # last layers that read and write x itself; in the dense form this is all of them
 
     @classmethod
     def of(cls, spec: RunSpec) -> Shape:
@@ -49,7 +51,8 @@ class Shape:
             init_std=m.init_std,
             embedding_std=m.embedding_std,
             dtype=DTYPES[spec.compute.dtype],
-            free_layers=m.layers if spec.subspace.form == "dense" else spec.subspace.unconstrained_layers,
+            sizes=Sizes.of(spec),
+            free_layers=spec.form.free_layers(Sizes.of(spec)),
         )
 
 

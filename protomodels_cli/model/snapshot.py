@@ -11,6 +11,7 @@ import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors import SafetensorError
@@ -20,10 +21,12 @@ from torch import Tensor
 from protomodels_cli.errors import UserError
 from protomodels_cli.files import hash_file, sync_folder
 from protomodels_cli.model.basis import Basis
-from protomodels_cli.model.gathering import Gathering
 from protomodels_cli.model.optim import StageOptimizer
 from protomodels_cli.model.stage import Carry, Stage
 from protomodels_cli.protocol.hashes import parameter_sha256
+
+if TYPE_CHECKING:
+    from protomodels_cli.model.trainer import StageTrainer
 
 
 def weights(stages: list[Stage]) -> dict[str, Tensor]:
@@ -82,10 +85,8 @@ def load_stage_state(stage: Stage, optimizer: StageOptimizer, state: Mapping[str
 def write_snapshot(
     folder: Path,
     step: int,
-    stages: list[Stage],
-    optimizers: list[StageOptimizer],
+    trainers: list[StageTrainer],
     carry: Carry,
-    gathering: Gathering,
     keep: int,
 ) -> Path:
     """Write folder/STEP/stage-i.safetensors with their hashes; whole or not at all. Drops all but the newest `keep`."""
@@ -94,10 +95,9 @@ def write_snapshot(
     try:
         work.mkdir(parents=True)
         hashes = {}
-        for stage, optimizer in zip(stages, optimizers, strict=True):
-            path = work / f"stage-{stage.part.index}.safetensors"
-            gathered = gathering.state() if stage.part.is_last else {}
-            save_file(stage_state(stage, optimizer, carry.state(stage.part.index), gathered), path)
+        for i, trainer in enumerate(trainers):
+            path = work / f"stage-{i}.safetensors"
+            save_file(trainer.state(carry.state(i)), path)
             hashes[path.name] = _sync_and_hash(path)
         (work / "hashes.json").write_text(json.dumps({"step": step, "sha256": hashes}, indent=1))
         _sync_and_hash(work / "hashes.json")

@@ -9,8 +9,8 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from protomodels_cli.forms import Dense, Form
 from protomodels_cli.model.basis import Basis, hash_of
-from protomodels_cli.model.forms import Constrained, Dense, Form, Reparam
 from protomodels_cli.model.init import initialise
 from protomodels_cli.model.llama import Block, Head, Writer, rotary
 from protomodels_cli.model.loss import loss_and_gradient, loss_sum
@@ -71,14 +71,9 @@ class Stage(nn.Module):
         super().__init__()
         self.shape, self.part = Shape.of(spec), part
         self.loss_chunk, self._message_width = spec.compute.loss_chunk, spec.boundary_width
-        self.t_fixed: TFixed | None = None
-        self.form: Form = Dense()
-        if spec.subspace.form != "dense":
-            assert basis is not None
-            basis = basis.copy_to(device)
-            self.form = Constrained(basis) if spec.subspace.form == "constrained" else Reparam(basis)
-            self.t_fixed = t_fixed_of(spec, device)
-        # The first layer that reads x and writes outside S: from here on the stream is never sent.
+        self.form: Form = spec.form(None if basis is None else basis.copy_to(device))
+        self.t_fixed = t_fixed_of(spec, device) if spec.form.has_basis else None
+        # The first layer that reads and writes x itself: from here on the stream is never sent.
         self.release_layer = self.shape.layers - self.shape.free_layers
         self.on_release: Callable[[Tensor], None] | None = None  # is given ∂loss/∂x there, per microbatch
         with torch.device(device):
@@ -93,7 +88,7 @@ class Stage(nn.Module):
 
     @property
     def basis(self) -> Basis | None:
-        return None if isinstance(self.form, Dense) else self.form.basis  # type: ignore[attr-defined]
+        return self.form.basis
 
     @property
     def device(self) -> torch.device:

@@ -32,7 +32,7 @@ def u_from_bytes(content: bytes, shape: tuple[int, int], dtype: str) -> np.ndarr
 
 def u_sha256(u: np.ndarray) -> str:
     digest = hashlib.sha256(f"basis torch.{u.dtype.name} {u.shape}\n".encode())
-    digest.update(np.ascontiguousarray(u))
+    digest.update(u.tobytes())
     return digest.hexdigest()
 
 

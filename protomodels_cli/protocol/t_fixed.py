@@ -25,5 +25,5 @@ def packed_signs(vocab_size: int, width: int, seed: int) -> np.ndarray:
 def t_fixed_sha256(signs: np.ndarray, width: int, scale: float) -> str:
     """Hash of a table's bytes, with the scale and version that give them their meaning."""
     digest = hashlib.sha256(f"t_fixed {VERSION} {len(signs)} {width} {scale!r}\n".encode())
-    digest.update(np.ascontiguousarray(signs))
+    digest.update(signs.tobytes())
     return digest.hexdigest()

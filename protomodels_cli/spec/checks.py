@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from protomodels_cli.codecs.base import Surroundings
 from protomodels_cli.codecs.registry import parse_codec
+from protomodels_cli.forms import FORMS, Sizes
 from protomodels_cli.protocol.messages import Leg
 from protomodels_cli.spec.cut import even_cut
 from protomodels_cli.spec.errors import Problem
@@ -107,7 +108,7 @@ def every_stage_has_layers(s: RunSpec) -> Found:
 
 @check("subspace.form", "subspace.k", "model.width")
 def k_fits_width(s: RunSpec) -> Found:
-    if s.subspace.form != "dense" and s.subspace.k > s.model.width:
+    if s.subspace.has_basis and s.subspace.k > s.model.width:
         yield (
             "subspace.k",
             f"a subspace of the stream has at most model.width ({s.model.width}) dimensions",
@@ -117,9 +118,7 @@ def k_fits_width(s: RunSpec) -> Found:
 
 @check("subspace.form", "subspace.unconstrained_layers", "model.layers", "stages")
 def unconstrained_layers_in_last_stage(s: RunSpec) -> Found:
-    free, layers = s.subspace.unconstrained_layers, s.model.layers
-    if s.subspace.form == "dense":
-        return
+    free, layers = s.form.least_last_layers(Sizes.of(s)), s.model.layers
     if free > layers:
         yield (
             "subspace.unconstrained_layers",
@@ -147,11 +146,12 @@ def update_fits(s: RunSpec) -> Found:
     u = s.subspace.update
     if u.interval == 0:
         return
-    if s.subspace.form == "dense":
+    if not s.subspace.has_basis:
+        movable = [name for name, form in FORMS.builtin.items() if form.has_basis]
         yield (
             "subspace.update.interval",
-            "the dense form has no subspace to move",
-            "set it to 0, or choose the form reparam or constrained",
+            f"the {s.subspace.form} form has no subspace to move",
+            f"set it to 0, or choose the form {' or '.join(movable)}",
         )
     if u.window > u.interval:
         yield (
@@ -168,20 +168,10 @@ def update_fits(s: RunSpec) -> Found:
 
 
 @check("subspace.form", "optimizer.name")
-def optimizer_keeps_subspace(s: RunSpec) -> Found:
-    form, name = s.subspace.form, s.optimizer.name
-    if form == "constrained" and name == "adamw":
-        yield (
-            "optimizer.name",
-            "AdamW scales every entry by itself, which moves constrained matrices out of S",
-            "use row_adamw or muon, or the reparam form, where any optimizer stays in S",
-        )
-    if form != "constrained" and name == "row_adamw":
-        yield (
-            "optimizer.name",
-            f"row AdamW is for matrices held in S, and the {form} form has none",
-            "use adamw or muon",
-        )
+def optimizer_fits_form(s: RunSpec) -> Found:
+    problem = s.form.optimizer_problem(s.optimizer.name)
+    if problem is not None:
+        yield ("optimizer.name", *problem)
 
 
 @check("batch.size", "batch.microbatches")
@@ -281,7 +271,5 @@ def store_has_no_password(s: RunSpec) -> Found:
 
 
 def _nearest_divisor(n: int, wanted: int) -> int:
-    if n > 1 << 40:  # beyond any real size; the search below would be felt
-        return 1
     small = [d for d in range(1, math.isqrt(n) + 1) if n % d == 0]
     return min({*small, *(n // d for d in small)}, key=lambda d: (abs(d - wanted), d))

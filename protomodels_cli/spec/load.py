@@ -89,8 +89,8 @@ def _field_problem(e: Any, loc: Loc) -> Problem:
         return Problem(field, "is required: only you can know it", f"add `{loc[-1]}:`")
     if kind == "extra_forbidden":
         return _unknown_field(field, loc, value)
-    if kind == "literal_error":
-        words = _allowed(loc)
+    if kind in ("literal_error", "word"):
+        words = ctx.get("words") or _allowed(loc)
         fix = f"use one of {', '.join(words)}"
         if value in (True, False) or str(value).lower() in ("on", "off", "yes", "no"):
             fix += " (a bare on, off, yes or no is a boolean to YAML: a word is meant here)"

@@ -16,10 +16,16 @@ from pydantic_core import PydanticCustomError
 
 from protomodels_cli.codecs.base import CodecError
 from protomodels_cli.codecs.registry import parse_codec
+from protomodels_cli.forms import FORMS, Form, Sizes, form_named
+from protomodels_cli.plugins import UnknownName
 from protomodels_cli.spec.units import bits_per_second, seconds
 
-Count = Annotated[int, Field(ge=1)]
-Whole = Annotated[int, Field(ge=0)]
+# Bounds far above any real run: what lies beyond is a slip of the keyboard, and would be felt as a hang or an overflow.
+Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
+Whole = Annotated[int, Field(ge=0, le=1_000_000_000)]
+Size = Annotated[int, Field(ge=1, le=1 << 24)]  # of one dimension of a tensor; token ids have at most three bytes
+Bytes = Annotated[int, Field(ge=1, le=1 << 62)]
+Seed = Annotated[int, Field(ge=0, lt=1 << 63)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1)]
 BelowOne = Annotated[float, Field(ge=0, lt=1)]
@@ -32,16 +38,16 @@ class Section(BaseModel):
 class ModelSpec(Section):
     """The transformer's shape: a LLaMA decoder (Qwen3's with qk_norm)."""
 
-    layers: Count = Field(description="Transformer blocks.")
-    width: Count = Field(description="Width d of the residual stream.")
-    heads: Count = Field(description="Attention heads.")
-    kv_heads: Count | None = Field(None, description="Key/value heads (grouped-query attention). Default: heads.")
-    head_dim: Count | None = Field(None, description="Width of one head. Default: width / heads.")
-    hidden: Count | None = Field(
+    layers: Annotated[int, Field(ge=1, le=1 << 16)] = Field(description="Transformer blocks.")
+    width: Size = Field(description="Width d of the residual stream.")
+    heads: Size = Field(description="Attention heads.")
+    kv_heads: Size | None = Field(None, description="Key/value heads (grouped-query attention). Default: heads.")
+    head_dim: Size | None = Field(None, description="Width of one head. Default: width / heads.")
+    hidden: Size | None = Field(
         None,
         description="Width of the feed-forward block. Default: 8/3 · width, rounded up to a multiple of 32.",
     )
-    context: Count = Field(128, description="Tokens in a training window.")
+    context: Size = Field(128, description="Tokens in a training window.")
     qk_norm: bool = Field(False, description="RMSNorm on queries and keys (exports as Qwen3 instead of Llama).")
     rope_theta: Positive = Field(10000.0, description="Base of the rotary positions.")
     norm_eps: Positive = Field(1e-5, description="Epsilon of every RMSNorm.")
@@ -57,7 +63,7 @@ class TFixedSpec(Section):
     scale: Positive = Field(
         0.1, description="Magnitude of the entries. Matters a great deal, and small is good: see docs/method.md."
     )
-    seed: Whole = Field(0, description="Seed of its counter-based bits.")
+    seed: Seed = Field(0, description="Seed of its counter-based bits.")
 
 
 class UpdateSpec(Section):
@@ -76,14 +82,16 @@ class UpdateSpec(Section):
     delay: Whole = Field(2, description="Steps between computing a new U and all stages switching to it.")
 
 
+def _forms_in_words() -> str:
+    forms = ", ".join(f"`{name}` {form.about}" for name, form in FORMS.builtin.items())
+    return f"{forms}. Installed packages may add others (entry points of `{FORMS.group}`)."
+
+
 class SubspaceSpec(Section):
     """What crosses a boundary between stages."""
 
-    form: Literal["reparam", "constrained", "dense"] = Field(
-        "reparam",
-        description="`reparam` trains coordinates, `constrained` full matrices kept in S, `dense` has no subspace.",
-    )
-    k: Count = Field(16, description="Numbers a token sent over a boundary (unused by `dense`, which sends width).")
+    form: str = Field("reparam", description=_forms_in_words())
+    k: Size = Field(16, description="Numbers a token sent over a boundary (unused by `dense`, which sends width).")
     unconstrained_layers: Whole = Field(
         1, description="Last layers that write outside S; all must be in the last stage (unused by `dense`)."
     )
@@ -97,9 +105,19 @@ class SubspaceSpec(Section):
         description="Steps between re-projections of constrained weights onto S, against rounding; 0: never.",
     )
 
+    @field_validator("form", mode="plain")
+    @classmethod
+    def _form(cls, value: Any) -> Any:
+        try:
+            form_named(str(value))
+        except UnknownName:
+            raise PydanticCustomError("word", "must be a form that is installed", {"words": FORMS.names}) from None
+        return value
+
     @property
     def has_basis(self) -> bool:
-        return self.form != "dense"
+        """Is there a U that all stages must share, and a T_fixed?"""
+        return form_named(self.form).has_basis
 
 
 class ScheduleSpec(Section):
@@ -139,8 +157,8 @@ class OptimizerSpec(Section):
 
 
 class BatchSpec(Section):
-    size: Count = Field(16, description="Windows in a step.")
-    microbatches: Count = Field(4, description="Parts a step's batch is streamed in; must divide size.")
+    size: Size = Field(16, description="Windows in a step.")
+    microbatches: Size = Field(4, description="Parts a step's batch is streamed in; must divide size.")
     in_flight: Count | None = Field(
         None,
         description=(
@@ -168,7 +186,7 @@ class DataSpec(Section):
     val_fraction: Annotated[float, Field(gt=0, lt=1)] = Field(
         0.02, description="Share held out where val_files is empty."
     )
-    max_bytes: Count | None = Field(None, description="Stop reading text after this many bytes.")
+    max_bytes: Bytes | None = Field(None, description="Stop reading text after this many bytes.")
     sampling: Literal["epochs", "random"] = Field(
         "epochs",
         description="`epochs`: every window once per epoch, in a seeded order. `random`: windows from anywhere.",
@@ -183,7 +201,7 @@ class TokenizerSpec(Section):
         "bpe",
         description="`bytes`; `bpe` trained on the data; `file`: a tokenizer.json; `none`: the data are ids (bin).",
     )
-    vocab_size: Count | None = Field(
+    vocab_size: Size | None = Field(
         None,
         description="Default: 256 for bytes, 4096 for bpe, read from the file for `file`. Required for `none`.",
     )
@@ -352,7 +370,7 @@ class RunSpec(Section):
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] = Field(
         "run", description="Names the run directory."
     )
-    seed: Whole = Field(0, description="Seed of weights, U and the order of the data.")
+    seed: Seed = Field(0, description="Seed of weights, U and the order of the data.")
     steps: Count = Field(description="Optimizer steps.")
     stages: int | list[int] | Literal["auto"] = Field(
         1, description="How many stages (cut evenly), a list of layers per stage, or `auto`."
@@ -394,9 +412,14 @@ class RunSpec(Section):
         return self.tokenizer.vocab_size
 
     @property
+    def form(self) -> type[Form]:
+        """What the residual stream is made of."""
+        return form_named(self.subspace.form)
+
+    @property
     def boundary_width(self) -> int:
         """Numbers a token that cross a boundary."""
-        return self.model.width if self.subspace.form == "dense" else self.subspace.k
+        return self.form.boundary_width(Sizes.of(self))
 
     def sha256(self) -> str:
         """Hash of the resolved spec: equal specs, equal runs."""

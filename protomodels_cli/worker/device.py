@@ -11,12 +11,12 @@ from collections.abc import Callable
 
 import torch
 
+from protomodels_cli.cost.units import unit_flops
 from protomodels_cli.errors import EXIT_SPEC, UserError
-from protomodels_cli.model.forms import Dense
+from protomodels_cli.forms import Dense
 from protomodels_cli.model.llama import Block, rotary
 from protomodels_cli.model.shape import Shape
 from protomodels_cli.spec.schema import RunSpec
-from protomodels_cli.spec.sizes import unit_flops
 
 LOOKS = 20  # at a device within the time that one piece of work may take
 
@@ -58,7 +58,7 @@ def free_memory(device: torch.device) -> int:
 def measure_flops(spec: RunSpec, device: torch.device, seconds: float = 0.1) -> float:
     """Operations a second in forward and backward of a block of the run's size, on one of its microbatches."""
     torch.set_num_threads(spec.compute.threads)
-    dense = spec.model_copy(update={"subspace": spec.subspace.model_copy(update={"form": "dense"})})
+    dense = spec.model_copy(update={"subspace": spec.subspace.model_copy(update={"form": Dense.name})})
     flops = unit_flops(dense)["layers.0"]
     shape = Shape.of(spec)
     rows, tokens = spec.batch.size // spec.batch.microbatches, spec.model.context

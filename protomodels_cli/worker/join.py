@@ -21,13 +21,13 @@ import grpc
 import torch
 
 from protomodels_cli import PROTOCOL, __version__
+from protomodels_cli.cost.memory import StageMemory
 from protomodels_cli.errors import UserError
 from protomodels_cli.observe.progress import count, size
 from protomodels_cli.retry import Backoff, retry
 from protomodels_cli.spec.cut import layers_per_stage
 from protomodels_cli.spec.load import spec_from
 from protomodels_cli.spec.schema import RunSpec
-from protomodels_cli.spec.sizes import StageMemory
 from protomodels_cli.wire.channels import MOST_FROM_COORDINATOR, is_loopback
 from protomodels_cli.wire.client import Refused, coordinator_channel, in_words
 from protomodels_cli.wire.join_link import JoinLink, UnreachableError, address, fetch_authority

@@ -21,6 +21,7 @@ from typing import Any
 import grpc
 import torch
 
+from protomodels_cli.cost.memory import in_flight_limit
 from protomodels_cli.errors import EXIT_INTERRUPTED, UserError
 from protomodels_cli.model.basis import Basis, basis_from_bytes, basis_to_bytes
 from protomodels_cli.model.shape import Shape, slices
@@ -30,7 +31,6 @@ from protomodels_cli.protocol.messages import BadMessage, Leg
 from protomodels_cli.protocol.parts import Part
 from protomodels_cli.retry import Backoff, retry
 from protomodels_cli.spec.schema import RunSpec
-from protomodels_cli.spec.sizes import in_flight_limit
 from protomodels_cli.wire.emulated import Connection
 from protomodels_cli.wire.frames import Message
 from protomodels_cli.wire.parts import part_message

@@ -17,12 +17,11 @@ from torch import Tensor
 from protomodels_cli.codecs import End, unpack_ids
 from protomodels_cli.cost.traffic import id_bytes
 from protomodels_cli.model.basis import Basis
-from protomodels_cli.model.gathering import Gathering
-from protomodels_cli.model.optim import StageOptimizer
 from protomodels_cli.model.precise import home_of_float64
 from protomodels_cli.model.shape import Shape, Slice
-from protomodels_cli.model.snapshot import basis_in, load_stage_state, part_of, stage_state
-from protomodels_cli.model.stage import InFlight, Stage
+from protomodels_cli.model.snapshot import basis_in, part_of
+from protomodels_cli.model.stage import InFlight
+from protomodels_cli.model.trainer import StageTrainer
 from protomodels_cli.protocol import steps
 from protomodels_cli.protocol.messages import BadMessage, Leg, MessageKey
 from protomodels_cli.spec.schema import RunSpec
@@ -68,9 +67,8 @@ class StageWork:
         if saved is not None:
             basis = basis_in(saved)
         self.dtype = Shape.of(spec).dtype
-        self.stage = Stage(spec, part, basis, device)
-        self.optimizer = StageOptimizer(self.stage, spec.optimizer)
-        self.gathering = Gathering(spec, self.stage) if part.is_last else None
+        self.trainer = StageTrainer(spec, part, basis, device)
+        self.stage = self.trainer.stage
         # One for each neighbour: what comes from it and goes to it passes here.
         self.previous = None if part.is_first else End(spec)
         self.next = None if part.is_last else End(spec)
@@ -82,16 +80,13 @@ class StageWork:
             self._load(saved)
 
     def _load(self, saved: Mapping[str, Tensor]) -> None:
-        load_stage_state(self.stage, self.optimizer, saved)
+        self.trainer.load(saved)
         for side, end in self.ends.items():
             end.load(part_of(saved, f"codecs/{side}"), self.device)
-        if self.gathering is not None:
-            self.gathering.load(part_of(saved, "gathered"))
 
     def state(self) -> dict[str, Tensor]:
         """All of it, copied to the host."""
-        gathered = {} if self.gathering is None else self.gathering.state()
-        return stage_state(self.stage, self.optimizer, self.codec_state(), gathered)
+        return self.trainer.state(self.codec_state())
 
     @property
     def basis_version(self) -> int:
@@ -100,17 +95,14 @@ class StageWork:
     def abandon(self) -> None:
         """Whatever was done for a step that will be done again."""
         self.prepared = 0
-        self.optimizer.discard()
+        self.trainer.abandon()
         for end in self.ends.values():
             end.decide(apply=False)
-        if self.gathering is not None:
-            self.gathering.end()
-            self.gathering.decide(False)
 
     def begin(self, leg: Leg, step: int, microbatches: int) -> Pass:
         self.abandon()
-        if self.gathering is not None and leg == "forward":
-            self.gathering.begin(step)
+        if leg == "forward":
+            self.trainer.begin(step)
         self._loss.zero_()
         return Pass(leg, step, microbatches)
 
@@ -198,35 +190,26 @@ class StageWork:
     def prepare(self, work: Pass, generation: int) -> dict[str, float]:
         """The first half of a commit: gradients are kept; their squared norms go to the coordinator."""
         self.prepared = generation
-        if self.gathering is not None:
-            self.gathering.end()
         work.loss_sum = float(self._loss)
-        return self.optimizer.prepare()
+        return self.trainer.prepare()
 
     def decide(self, step: int, apply: bool, lr: float, clip: float) -> None:
         """The second half."""
         assert self.prepared
         assert step == self.step + 1
         self.step, self.prepared = step, 0
-        if apply:
-            self.optimizer.apply(lr, clip)
-            if steps.reprojects_after(self.spec.subspace, step):
-                self.optimizer.reproject()
-        else:
-            self.optimizer.discard()
-        if self.gathering is not None:
-            self.gathering.decide(apply)
+        self.trainer.decide(step, apply, lr, clip)
         for end in self.ends.values():
             end.decide(apply)
 
     def report_subspace(self) -> bool:
         """On the last stage: does the last step end a gathering? Then `last_report` is what is waited for."""
-        if self.gathering is None or not steps.reports(self.spec.subspace, self.step):
+        if not self.part.is_last or not steps.reports(self.spec.subspace, self.step):
             return False
-        self.last_report = self.step, *(self.gathering.report(self.step) or ({}, None))
+        self.last_report = self.step, *(self.trainer.report(self.step) or ({}, None))
         return True
 
     def switch_basis(self, new: Basis) -> None:
-        self.optimizer.switch_basis(new, self.spec.subspace.update.move)
+        self.trainer.switch_basis(new)
         for end in self.ends.values():
             end.reset()

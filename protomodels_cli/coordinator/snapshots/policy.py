@@ -39,8 +39,7 @@ def begin_if_due(moves: Moves) -> bool:
     """Whether the next turn asks for the parts. In a new generation it asks again: it may be new because a turn that
     asked did not arrive."""
     state = moves.state
-    dense = not state.spec.subspace.has_basis
-    if is_due(state) and (dense or state.history.synced == state.history.step):
+    if is_due(state) and (not state.spec.subspace.has_basis or state.history.synced == state.history.step):
         moves.record(Began(state.history.step))
     history = moves.state.history
     here = history.generation, history.step

@@ -15,10 +15,10 @@ from protomodels_cli.coordinator import events
 from protomodels_cli.coordinator.snapshots.store import Snapshots
 from protomodels_cli.coordinator.state import State
 from protomodels_cli.coordinator.subspace import Subspace
+from protomodels_cli.cost.memory import StageMemory
 from protomodels_cli.files import hash_file
 from protomodels_cli.observe.progress import size
 from protomodels_cli.protocol import steps
-from protomodels_cli.spec.sizes import StageMemory
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 
 ROOM_FOR_NAMES = 1 << 20  # beside the numbers of a snapshot's part

@@ -1,0 +1,122 @@
+"""How large the units of a model are: parameters, optimizer state and operations of `embed`, `layers.N` and `head`.
+
+What depends on the form of the stream, the form says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from protomodels_cli.forms import Dense, Form, Role, Rule, Sizes
+from protomodels_cli.spec.cut import layers_per_stage
+from protomodels_cli.spec.schema import RunSpec
+
+
+class Block(NamedTuple):
+    """The sizes every count of a block starts from."""
+
+    inner: int  # width of all query heads together
+    kv: int  # of all key heads, or value heads
+    hidden: int
+    reads: int  # parameters of the matrices that read the stream
+    rows: int  # rows of the two matrices that write to it
+    gains: int
+
+    @classmethod
+    def of(cls, spec: RunSpec) -> Block:
+        m = spec.model
+        assert m.kv_heads is not None
+        assert m.head_dim is not None
+        assert m.hidden is not None
+        inner, kv = m.heads * m.head_dim, m.kv_heads * m.head_dim
+        return cls(
+            inner=inner,
+            kv=kv,
+            hidden=m.hidden,
+            reads=m.width * (inner + 2 * kv + 2 * m.hidden),
+            rows=inner + m.hidden,
+            gains=2 * m.width + (2 * m.head_dim if m.qk_norm else 0),
+        )
+
+
+def _units(spec: RunSpec, embed: int, layer: Callable[[type[Form]], int], head: int) -> dict[str, int]:
+    """One number for each unit, in layer order. The last, free layers are dense ones in every form."""
+    first_free = spec.model.layers - spec.form.free_layers(Sizes.of(spec))
+    tied, free = layer(spec.form), layer(Dense)
+    layers = {f"layers.{i}": tied if i < first_free else free for i in range(spec.model.layers)}
+    return {"embed": embed, **layers, "head": head}
+
+
+def unit_parameters(spec: RunSpec) -> dict[str, int]:
+    """Trainable numbers of each unit, in layer order: `embed`, `layers.0`, …, `head`."""
+    b, width, sizes = Block.of(spec), spec.model.width, Sizes.of(spec)
+    return _units(
+        spec,
+        embed=spec.vocab_size * spec.form.state_width(sizes),
+        layer=lambda form: b.reads + b.gains + b.rows * form.state_width(sizes),
+        head=width + width * spec.vocab_size,
+    )
+
+
+def unit_state(spec: RunSpec) -> dict[str, int]:
+    """Numbers the optimizer keeps for each unit."""
+    b, width, sizes, optimizer = Block.of(spec), spec.model.width, Sizes.of(spec), spec.optimizer.name
+
+    def written(form: type[Form], role: Role, rows: int) -> int:
+        return _moments(form.rule_for(optimizer, role), rows, form.optimizer_columns(sizes))
+
+    reads = _moments(Dense.rule_for(optimizer, "matrix"), 1, b.reads)
+    gains = _moments(Dense.rule_for(optimizer, "gain"), 1, b.gains)
+    return _units(
+        spec,
+        embed=written(spec.form, "embedding", spec.vocab_size),
+        layer=lambda form: reads + gains + written(form, "writer", b.rows),
+        head=_moments(Dense.rule_for(optimizer, "head"), 1, width + width * spec.vocab_size),
+    )
+
+
+def _moments(rule: Rule, rows: int, columns: int) -> int:
+    """Numbers that a rule of model/rules.py keeps for a matrix."""
+    match rule:
+        case "muon":
+            return rows * columns
+        case "adamw":
+            return 2 * rows * columns
+        case "row_adamw":  # one second moment a row
+            return rows * (columns + 1)
+
+
+def unit_flops(spec: RunSpec) -> dict[str, float]:
+    """Floating point operations a token, forward and backward: 6 for each multiply-add of the forward pass.
+
+    Whole numbers, so that sums do not depend on their order. Left out: what is not a product of matrices, and the few
+    products at a boundary.
+    """
+    b, sizes = Block.of(spec), Sizes.of(spec)
+    attention = b.inner * (spec.model.context + 1)  # scores and their use; a token sees half the window on average
+    flops = _units(
+        spec,
+        embed=0,  # a lookup
+        layer=lambda form: 6 * (b.reads + b.rows * form.state_width(sizes) + attention) + form.reading_flops(sizes),
+        head=6 * spec.model.width * spec.vocab_size,
+    )
+    return {unit: float(n) for unit, n in flops.items()}
+
+
+def stage_parameters(spec: RunSpec) -> list[int]:
+    """Trainable numbers of each stage."""
+    units = unit_parameters(spec)
+    counts = layers_per_stage(spec)
+    sizes, layer = [], 0
+    for n in counts:
+        sizes.append(sum(units[f"layers.{i}"] for i in range(layer, layer + n)))
+        layer += n
+    sizes[0] += units["embed"]
+    sizes[-1] += units["head"]
+    return sizes
+
+
+def t_fixed_bytes(spec: RunSpec) -> int:
+    """T_fixed on every stage: one bit an entry."""
+    return spec.vocab_size * -(-spec.model.width // 8) if spec.form.has_basis else 0

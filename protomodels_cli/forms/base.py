@@ -1,0 +1,153 @@
+"""What a form of the residual stream is: the interface that spec, cost model, stages and optimizers ask.
+
+A stage carries a *state* from block to block. What the state is, how a block reads the d-wide stream x from it and
+writes to it, and what crosses a boundary is all that differs between forms. Facts are class methods on sizes and need
+no torch; an instance belongs to one stage, with the basis in use, and its methods are plain operators on tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from protomodels_cli.spec.schema import RunSpec
+
+Rule = Literal["adamw", "row_adamw", "muon"]
+Role = Literal["gain", "matrix", "writer", "embedding", "head"]
+Move = Literal["transport", "project"]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What a form's own sizes may depend on."""
+
+    width: int
+    layers: int
+    k: int
+    unconstrained_layers: int
+
+    @classmethod
+    def of(cls, spec: RunSpec) -> Sizes:
+        return cls(spec.model.width, spec.model.layers, spec.subspace.k, spec.subspace.unconstrained_layers)
+
+
+@dataclass(frozen=True)
+class Switch:
+    """From one basis to the next."""
+
+    old: Tensor
+    new: Tensor
+    turn: Tensor  # UᵀU′, k×k
+    move: Move
+
+
+class Form:
+    """Every default is what a form without a subspace does: state and message are the stream itself."""
+
+    name: ClassVar[str]
+    about: ClassVar[str]  # for docs/spec.md: completes "`name` …"
+    # Computes with U and adds T_fixed to the embedding. The two come together: a sync hashes both.
+    has_basis: ClassVar[bool] = False
+
+    def __init__(self, basis: Any = None):
+        assert (basis is not None) == self.has_basis
+        self.basis = basis
+
+    @property
+    def u(self) -> Tensor:
+        return self.basis.u
+
+    # Facts: no tensors.
+
+    @classmethod
+    def state_width(cls, sizes: Sizes) -> int:
+        """Numbers a token from block to block, which is also the stored columns of matrices that write."""
+        return sizes.width
+
+    @classmethod
+    def boundary_width(cls, sizes: Sizes) -> int:
+        """Numbers a token over a boundary."""
+        return sizes.width
+
+    @classmethod
+    def free_layers(cls, sizes: Sizes) -> int:
+        """Last layers that are ordinary ones: they read and write x, and nothing they write is ever sent in a form."""
+        return sizes.layers
+
+    @classmethod
+    def least_last_layers(cls, sizes: Sizes) -> int:
+        """Layers that the last stage must have."""
+        return 1
+
+    @classmethod
+    def optimizer_columns(cls, sizes: Sizes) -> int:
+        """Columns of a writing matrix's gradient and moments, as the optimizer sees them."""
+        return cls.state_width(sizes)
+
+    @classmethod
+    def lifted_columns(cls, sizes: Sizes) -> int:
+        """Columns of the tensor that an update is multiplied out to before it is applied; 0: it is not."""
+        return 0
+
+    @classmethod
+    def reading_flops(cls, sizes: Sizes) -> int:
+        """Operations a token in which both branches of a block read x from the state, forward and backward."""
+        return 0
+
+    @classmethod
+    def optimizer_problem(cls, optimizer: str) -> tuple[str, str] | None:
+        """Why an optimizer does not fit, and what to do: rule and fix."""
+        if optimizer == "row_adamw":
+            return f"row AdamW is for matrices held in S, and the {cls.name} form has none", "use adamw or muon"
+        return None
+
+    @classmethod
+    def rule_for(cls, optimizer: str, role: Role) -> Rule:
+        """Which rule moves a parameter of this form."""
+        return "muon" if optimizer == "muon" and role in ("matrix", "writer") else "adamw"
+
+    # Operators. `anchor` is T_fixed[tokens], where the form has a basis.
+
+    def start(self, rows: Tensor, anchor: Tensor | None) -> Tensor:
+        """The state before the first block, from the embedding's rows."""
+        return rows
+
+    def read(self, state: Tensor, anchor: Tensor | None) -> Tensor:
+        """x."""
+        return state
+
+    def encode(self, state: Tensor, anchor: Tensor | None) -> Tensor:
+        """The message over a boundary. Its gradient is the method's backward message."""
+        return state
+
+    def decode(self, message: Tensor, anchor: Tensor | None) -> Tensor:
+        return message
+
+    def initial(self, draw: Callable[[int], Tensor], columns: int) -> Tensor:
+        """A writing matrix at the start; `draw(n)` gives its rows with n columns of random numbers."""
+        return draw(columns)
+
+    def rows(self, weight: Tensor) -> Tensor:
+        """What a writing matrix writes to x, d columns: for the exported model."""
+        return weight
+
+    def project(self, gradient: Tensor) -> Tensor:
+        """A writing matrix's gradient as the optimizer sees it."""
+        return gradient
+
+    def lift(self, direction: Tensor) -> Tensor:
+        """An optimizer's direction as it is added to the matrix."""
+        return direction
+
+    def reproject(self, weight: Tensor) -> None:
+        """In place, against the rounding of many steps."""
+
+    def follow(self, weight: Tensor, switch: Switch) -> None:
+        """In place: a writing matrix moves with U."""
+
+    def follow_moments(self, state: dict[str, Tensor], rule: Rule, switch: Switch) -> None:
+        """Its optimizer's state likewise."""

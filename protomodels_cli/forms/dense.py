@@ -1,0 +1,10 @@
+"""The dense form: an ordinary transformer, d numbers a token. Also what the last, free layers of other forms are."""
+
+from __future__ import annotations
+
+from protomodels_cli.forms.base import Form
+
+
+class Dense(Form):
+    name = "dense"
+    about = "has no subspace"

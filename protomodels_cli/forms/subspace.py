@@ -1,0 +1,37 @@
+"""What forms with a subspace share: k numbers a token over a boundary, free last layers, moments as coordinates."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from protomodels_cli.forms.base import Form, Rule, Sizes, Switch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class SubspaceForm(Form):
+    has_basis = True
+
+    @classmethod
+    def boundary_width(cls, sizes: Sizes) -> int:
+        return sizes.k
+
+    @classmethod
+    def free_layers(cls, sizes: Sizes) -> int:
+        return sizes.unconstrained_layers
+
+    @classmethod
+    def least_last_layers(cls, sizes: Sizes) -> int:
+        return max(1, sizes.unconstrained_layers)
+
+    @classmethod
+    def optimizer_columns(cls, sizes: Sizes) -> int:
+        return sizes.k
+
+    def follow_moments(self, state: dict[str, Tensor], rule: Rule, switch: Switch) -> None:
+        """transport: coordinates stay. project: those of what lies in the new span."""
+        if switch.move == "project" and state:
+            state["first"] = state["first"] @ switch.turn
+            if rule == "adamw":  # element-wise second moments; row moments do not depend on U
+                state["second"] = state["second"] @ switch.turn.square()
