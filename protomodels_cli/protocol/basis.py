@@ -13,13 +13,18 @@ from protomodels_cli import counter
 
 
 def initial_u(width: int, k: int, seed: int, dtype: str) -> np.ndarray:
-    """A uniformly random subspace. Made once per run and sent as bytes: QR's last bits differ by platform."""
-    import torch
+    """A uniformly random subspace: the Q of Gaussian numbers. Made once per run and sent as bytes, since the last bits
+    of QR, logarithm and cosine differ by platform."""
+    q, _ = np.linalg.qr(_gaussian(width * k, counter.subseed(seed, "basis")).reshape(width, k))
+    return np.ascontiguousarray(q.astype(dtype))
 
-    generator = torch.Generator().manual_seed(counter.subseed(seed, "basis") >> 1)
-    gaussian = torch.randn(width, k, generator=generator, dtype=torch.float64)
-    q, _ = torch.linalg.qr(gaussian)
-    return np.ascontiguousarray(q.numpy().astype(dtype))
+
+def _gaussian(count: int, seed: int) -> np.ndarray:
+    """Box–Muller in float64: words 2i and 2i + 1 of the stream give numbers 2i and 2i + 1."""
+    words = counter.words(seed, 0, count + count % 2) >> np.uint64(11)  # 53 bits: what a float64 holds exactly
+    radius = np.sqrt(-2 * np.log((words[0::2] + np.uint64(1)) * 2.0**-53))  # of (0, 1]: the logarithm is finite
+    angle = words[1::2] * (2 * np.pi * 2.0**-53)
+    return np.stack((radius * np.cos(angle), radius * np.sin(angle)), axis=1).reshape(-1)[:count]
 
 
 def u_from_bytes(content: bytes, shape: tuple[int, int], dtype: str) -> np.ndarray:
