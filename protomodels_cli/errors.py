@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 EXIT_BUG = 1  # a traceback: please report it
 EXIT_SPEC = 2  # a bad spec or command line
 EXIT_OUTSIDE = 3  # files, disk, devices or missing packages: something outside pmtrain
@@ -17,6 +19,16 @@ class UserError(Exception):
 
     def __init__(self, what: str, fix: str):
         super().__init__(f"{what}\n    fix:  {fix}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _said_again, (type(self), str(self))
+
+
+def _said_again(kind: type[UserError], text: str) -> UserError:
+    """An error that came from another process."""
+    error = kind.__new__(kind)
+    Exception.__init__(error, text)
+    return error
 
 
 class OptionError(UserError):

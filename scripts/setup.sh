@@ -2,6 +2,7 @@
 # Makes .venv with pmtrain and everything it needs, at the versions of constraints.txt. Does nothing when it is there.
 #   scripts/setup.sh          what a user needs (with the lab's plots)
 #   scripts/setup.sh test     what scripts/test.sh needs as well
+#   scripts/setup.sh coordinator   what leads a run, without torch: a machine that only coordinates is a cheap server
 set -euo pipefail
 cd "$(dirname "$0")/.."
 extra=${1:-lab}
@@ -12,10 +13,17 @@ python=${PYTHON:-python3}
   exit 3
 }
 stamp=.venv/.installed-$extra
-if [ -f "$stamp" ] && [ ! pyproject.toml -nt "$stamp" ] && [ ! constraints.txt -nt "$stamp" ]; then exit 0; fi
+if [ -f "$stamp" ] && [ ! pyproject.toml -nt "$stamp" ] && [ ! constraints.txt -nt "$stamp" ] \
+  && [ ! coordinator-requirements.txt -nt "$stamp" ]; then exit 0; fi
 echo "installing into .venv (once) …" >&2
 [ -x .venv/bin/python ] || "$python" -m venv .venv
-# torch first and by its exact version: any looser request may fetch gigabytes of CUDA packages
-.venv/bin/python -m pip install --quiet --disable-pip-version-check "$(grep '^torch==' constraints.txt)" -c constraints.txt
-.venv/bin/python -m pip install --quiet --disable-pip-version-check -e ".[$extra]" -c constraints.txt
+pip() { .venv/bin/python -m pip --quiet --disable-pip-version-check "$@" -c constraints.txt; }
+if [ "$extra" = coordinator ]; then
+  pip install -r coordinator-requirements.txt
+  pip install --no-deps -e .
+else
+  # torch first and by its exact version: any looser request may fetch gigabytes of CUDA packages
+  pip install "$(grep '^torch==' constraints.txt)"
+  pip install -e ".[$extra]"
+fi
 touch "$stamp"

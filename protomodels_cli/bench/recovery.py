@@ -21,9 +21,10 @@ from protomodels_cli.coordinator.run_dir import JOURNAL, identity_of
 from protomodels_cli.errors import UserError
 from protomodels_cli.launch.cable import Cable, cable
 from protomodels_cli.launch.local import LocalRun, local_run, peers_of
+from protomodels_cli.observe.usage import peak_memory_of
 
 KINDS = ("kill -9", "SIGSTOP", "cut line")
-LONG = 1_000_000  # steps
+LONG, BUSY = 1_000_000, 20  # steps
 INTERVAL, BESIDE = 20, 5  # steps from one snapshot to the next; those of them that its writing and sending may delay
 PATIENCE = 120.0  # seconds
 Say = Callable[[str], None]
@@ -186,13 +187,15 @@ def beside(steps: list[float]) -> float:
 
 
 def journal(turns: int) -> dict[str, Any]:
-    """Seconds in which a coordinator is back, of a run that is new and of one with a million steps in its journal."""
+    """Seconds in which a coordinator is back, of a run that is new and of one with a million steps in its journal; and
+    the most memory that either has had."""
     del turns
     spec = small(steps=2 * LONG)
     with tempfile.TemporaryDirectory() as name, local_run(spec, Path(name) / "run") as running:
         path = running.folder / JOURNAL
-        while _history(running.folder).step == 0:  # until nobody is busy starting
+        while _history(running.folder).step < BUSY:  # until nobody is busy starting, and peers have been served
             time.sleep(0.1)
+        memory = peak_memory_of(running.coordinator.pid)
         _stop(running)
         empty = _restart(running)
         _stop(running)
@@ -204,12 +207,14 @@ def journal(turns: int) -> dict[str, Any]:
         began = time.monotonic()
         assert _history(running.folder).step == LONG
         reading = time.monotonic() - began
+        restart = _restart(running)
         return {
             "steps": LONG,
             "bytes": path.stat().st_size,
             "read_s": reading,
-            "restart_s": _restart(running),
-            "restart_new_run_s": empty,
+            "restart_seconds": restart,
+            "restart_new_run_seconds": empty,
+            "coordinator_memory_bytes": max(memory, peak_memory_of(running.coordinator.pid)),
         }
 
 
@@ -249,8 +254,9 @@ def in_words(name: str, found: dict[str, Any]) -> str:
     if name == "journal":
         return (
             f"after {found['steps']:,} journalled steps ({found['bytes'] / 1e6:.1f} MB) the history is read in "
-            f"{found['read_s'] * 1000:.0f} ms, and a coordinator is back in {found['restart_s']:.1f} s; "
-            f"of a new run in {found['restart_new_run_s']:.1f} s"
+            f"{found['read_s'] * 1000:.0f} ms, and a coordinator is back in {found['restart_seconds']:.2f} s; "
+            f"of a new run in {found['restart_new_run_seconds']:.2f} s. It has had at most "
+            f"{found['coordinator_memory_bytes'] / 1e6:.0f} MB of memory"
         )
     rows = [
         f"  {row['fault']:<8}  stage {row['stage']} at step {row['step']:>4}: noticed after {row['noticed_s']:.1f} s, "

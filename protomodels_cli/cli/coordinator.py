@@ -65,7 +65,7 @@ def coordinator(
     folder = open_run_dir(path, spec, Path() if spec_file is None else spec_file.parent, rebuild)
     spec = folder.spec
     print(f"reading {spec.data.source} text and its tokens …", flush=True)
-    corpus = prepare(spec, folder.base)
+    corpus = prepare(spec, folder.base, apart=True)
     before = folder.last_address() if folder.resumed else None
     public = host or (before[0] if before else own_address())
     if before and not port:

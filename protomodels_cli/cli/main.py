@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import typer
@@ -40,6 +41,8 @@ def top(version: bool = typer.Option(False, "--version", help="Print the version
 
 def main() -> None:
     """Run the command line. A user's mistake is one clear message and an exit code; a bug keeps its traceback."""
+    # Otherwise pydantic reads the metadata of every installed package, a tenth of a second of a coordinator's restart.
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     try:
         app()
     except UserError as e:

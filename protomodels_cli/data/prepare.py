@@ -8,6 +8,7 @@ import itertools
 import json
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -59,8 +60,10 @@ def cache_folder(spec: RunSpec, base: Path) -> Path:
     return Path(os.environ.get("PMTRAIN_CACHE") or Path.home() / ".cache" / "pmtrain")
 
 
-def prepare(spec: RunSpec, base: Path = Path()) -> Corpus:
-    """The spec's corpus, from the cache or made now. `base` is the folder of the spec file."""
+def prepare(spec: RunSpec, base: Path = Path(), apart: bool = False) -> Corpus:
+    """The spec's corpus, from the cache or made now. `base` is the folder of the spec file.
+
+    `apart`: in a process of its own, since training a tokenizer takes memory that this one would keep."""
     files, val_files = source_files(spec.data, "files", base), source_files(spec.data, "val_files", base)
     if overlap := {f.resolve() for f in files} & {f.resolve() for f in val_files}:
         raise DataError(
@@ -70,7 +73,7 @@ def prepare(spec: RunSpec, base: Path = Path()) -> Corpus:
     corpus = _open(folder)
     if corpus is None:
         try:
-            _make(folder, spec, base, files, val_files)
+            (_make_apart if apart else _make)(folder, spec, base, files, val_files)
         except OSError as e:
             raise DataError(
                 f"tokens cannot be written below {folder.parent}: {e.strerror}",
@@ -89,6 +92,22 @@ def prepare(spec: RunSpec, base: Path = Path()) -> Corpus:
                 "give more text, raise data.val_fraction, or shorten model.context",
             )
     return corpus
+
+
+def _make_apart(*arguments: Any) -> None:
+    # Here, so that a coordinator that comes back does not wait for modules it does not need.
+    from concurrent.futures.process import BrokenProcessPool, ProcessPoolExecutor
+    from multiprocessing import get_context
+
+    interrupted = (signal.SIGINT, signal.SIG_DFL)  # Ctrl-C goes to both: this process has the word
+    with ProcessPoolExecutor(1, get_context("spawn"), signal.signal, interrupted) as apart:
+        try:
+            apart.submit(_make, *arguments).result()
+        except BrokenProcessPool:
+            raise DataError(
+                "the process that makes the tokens was killed, perhaps for want of memory",
+                "free memory, or bring the cache from a larger machine (data.cache_dir)",
+            ) from None
 
 
 def _key(spec: RunSpec, base: Path, files: list[Path], val_files: list[Path]) -> str:

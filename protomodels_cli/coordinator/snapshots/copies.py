@@ -7,20 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
-
-from fsspec import AbstractFileSystem, get_filesystem_class
-from fsspec.core import split_protocol, url_to_fs
+from typing import TYPE_CHECKING, Any
 
 from protomodels_cli.coordinator.snapshots.manifest import MANIFEST
 from protomodels_cli.errors import UserError
+from protomodels_cli.lazy import lazy_import
+
+if TYPE_CHECKING:
+    import fsspec
+else:
+    fsspec = lazy_import("fsspec")  # few runs have a second copy
 
 
 class Copies:
     def __init__(self, url: str, run: str):
         """`run`: its own name there, which no other run has."""
         try:
-            get_filesystem_class(split_protocol(url)[0])
+            fsspec.get_filesystem_class(fsspec.core.split_protocol(url)[0])
         except (ImportError, ValueError) as e:
             raise UserError(
                 f"snapshots.copy_to: {url}: {e}", "install what it names (for s3:// that is s3fs), or take another URL"
@@ -45,13 +48,13 @@ class Copies:
         files, root = self._connect()
         files.get_file(f"{root}/{snapshot}/{file}", str(to))
 
-    def _connect(self) -> tuple[AbstractFileSystem, str]:
+    def _connect(self) -> tuple[fsspec.AbstractFileSystem, str]:
         """Anew for every use: by the next snapshot a connection may be gone, and no two threads may share one."""
-        files, root = url_to_fs(self.url, skip_instance_cache=True)
+        files, root = fsspec.core.url_to_fs(self.url, skip_instance_cache=True)
         return files, root.rstrip("/")
 
 
-def _names(files: AbstractFileSystem, root: str) -> set[str]:
+def _names(files: fsspec.AbstractFileSystem, root: str) -> set[str]:
     """What is there. Where a store has no folders, an empty one is none."""
     try:
         return {str(path).rstrip("/").rsplit("/", 1)[-1] for path in files.ls(root, detail=False)}
@@ -59,7 +62,7 @@ def _names(files: AbstractFileSystem, root: str) -> set[str]:
         return set()
 
 
-def _copy(files: AbstractFileSystem, folder: Path, to: str) -> None:
+def _copy(files: fsspec.AbstractFileSystem, folder: Path, to: str) -> None:
     files.makedirs(to, exist_ok=True)
     for file in sorted(folder.iterdir(), key=lambda path: path.name == MANIFEST):
         files.put_file(str(file), f"{to}/{file.name}")

@@ -1,0 +1,166 @@
+"""A coordinator is a cheap server: it, and all that its owner asks, work where torch cannot be imported."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+import tomllib
+from collections.abc import Iterable, Iterator
+
+import psutil
+import pytest
+import yaml
+from conftest import CONFIGS, make_spec
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from test_cli import ROOT, pmtrain
+from test_pipeline import reference_of
+from test_run import begin, ends, wait_for_line
+
+from protomodels_cli.observe.usage import peak_memory_of
+
+MOST_MEMORY = 150_000_000
+
+# Not by name, but by what the list does not bring: whatever else is installed here cannot be imported either.
+BLOCK = """
+import sys
+import threading
+
+
+class OnlyTheList:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {blocked!r}:
+            raise ModuleNotFoundError(name + " is not on the coordinator's list", name=name)
+
+
+sys.meta_path.insert(0, OnlyTheList())
+"""
+
+
+def the_list() -> dict[str, str]:
+    lines = (ROOT / "coordinator-requirements.txt").read_text().splitlines()
+    return {canonicalize_name(Requirement(line).name): line for line in lines if not line.startswith("#")}
+
+
+def brought_along(wanted: Iterable[str]) -> set[str]:
+    """Distributions that installing these installs."""
+    found: set[str] = set()
+    todo = [*wanted]
+    while todo:
+        if (name := canonicalize_name(todo.pop())) not in found:
+            found.add(name)
+            needs = map(Requirement, importlib.metadata.requires(name) or ())
+            todo += [n.name for n in needs if n.marker is None or n.marker.evaluate({"extra": ""})]
+    return found
+
+
+@pytest.fixture(scope="module")
+def no_torch(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A PYTHONPATH with which a process has what the coordinator's list brings, and no torch."""
+    there = {*brought_along(the_list()), "pmtrain"}
+    owners = importlib.metadata.packages_distributions()
+    blocked = {top for top, names in owners.items() if not there & set(map(canonicalize_name, names))}
+    assert {"torch", "safetensors", "transformers"} <= blocked
+    folder = tmp_path_factory.mktemp("no-torch")
+    (folder / "sitecustomize.py").write_text(BLOCK.replace("{blocked!r}", repr(sorted(blocked | {"torch"}))))
+    return os.pathsep.join([str(folder), str(ROOT)])
+
+
+def test_torch_cannot_be_imported_there(no_torch):
+    done = subprocess.run(
+        [sys.executable, "-c", "import torch"], env={**os.environ, "PYTHONPATH": no_torch}, capture_output=True
+    )
+    assert b"torch is not on the coordinator's list" in done.stderr
+
+
+def test_specs_are_validated_and_planned_without_torch(no_torch, tmp_path):
+    done = pmtrain("validate", *CONFIGS, cwd=tmp_path, PYTHONPATH=no_torch)
+    assert done.returncode == 0, done.stderr
+    for config in CONFIGS:
+        done = pmtrain(
+            "plan", config, "--speed", "10gflops", "--link", "20mbit,25ms", cwd=tmp_path, PYTHONPATH=no_torch
+        )
+        assert done.returncode == 0, done.stderr
+
+
+def samples(process: subprocess.Popen[str]) -> Iterator[int]:
+    """The most memory that it has had, again and again until it ends: afterwards nobody knows."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        while process.poll() is None:
+            yield peak_memory_of(process.pid)
+            time.sleep(0.05)
+
+
+@pytest.mark.parametrize("form", ["reparam", "dense"])
+def test_a_coordinator_without_torch_leads_a_run_to_the_references_weights(no_torch, tmp_path, monkeypatch, form):
+    update = {"interval": 4, "window": 2, "delay": 1} if form == "reparam" else {}
+    spec = make_spec(
+        stages=2,
+        steps=24,
+        subspace={"form": form, "update": update},
+        snapshots={"interval": 5},
+        wire={"forward": "int8", "backward": "bf16+zstd"},
+    )
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(spec.model_dump(mode="json")))
+    words = ("coordinator", "run.yaml", "--host", "127.0.0.1", "--port", 0, "--run-dir", "run")
+    memory: list[int] = []
+
+    def asked(*words: object) -> str:
+        done = pmtrain(*words, cwd=tmp_path, PYTHONPATH=no_torch)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    monkeypatch.setenv("PYTHONPATH", no_torch)
+    leader, peers = begin(*words, cwd=tmp_path), []
+    monkeypatch.delenv("PYTHONPATH")
+    try:
+        link = wait_for_line(leader, r"pmtrain join '(pm://\S+)'")
+        watch = threading.Thread(target=lambda: memory.extend(samples(leader)))
+        watch.start()
+        asked("pause", "run")
+        peers += [begin("join", link, "--dir", tmp_path / f"p{i}", cwd=tmp_path) for i in range(2)]
+        while len(json.loads(asked("peers", "run", "--format", "json"))) < 2:
+            assert leader.poll() is None
+        assert json.loads(asked("status", "run", "--format", "json"))["step"] == "0"
+        asked("resume", "run")
+        for peer in peers:
+            code, said = ends(peer)
+            assert code == 0, said
+        code, said = ends(leader)
+        watch.join()
+    finally:
+        for process in (leader, *peers):
+            process.kill()
+    assert code == 0, said
+    assert f"weights sha256 {reference_of(spec)[0].weights_sha256()}" in said
+    assert 0 < max(memory) <= MOST_MEMORY
+
+
+def test_a_coordinator_without_torch_stops_and_resumes(no_torch, tmp_path):
+    spec = make_spec(stages=2, steps=100)
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(spec.model_dump(mode="json")))
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([no_torch, str(ROOT)])}
+    words = ["coordinator", "run.yaml", "--host", "127.0.0.1", "--port", "0", "--run-dir", "run"]
+    for more in ([], ["--resume"]):
+        command = [sys.executable, "-m", "protomodels_cli", *words, *more]
+        leader = subprocess.Popen(command, cwd=tmp_path, env=env, stdout=subprocess.PIPE, text=True)
+        try:
+            wait_for_line(leader, "pmtrain join")
+            done = pmtrain("stop", "run", cwd=tmp_path, PYTHONPATH=no_torch)
+            assert done.returncode == 0, done.stderr
+            assert ends(leader)[0] == 0
+        finally:
+            leader.kill()
+
+
+def test_the_coordinators_list_is_pyprojects_without_what_tensors_and_peers_need():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    everything = {canonicalize_name(Requirement(line).name): line for line in project["dependencies"]}
+    assert the_list().items() <= everything.items(), "the same versions"
+    assert everything.keys() - the_list().keys() == {"torch", "safetensors", "psutil", "zstandard"}

@@ -1,0 +1,136 @@
+"""A form that a package elsewhere adds through an entry point is used like our own; one that is wrong is named."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+from conftest import make_spec
+from safetensors.torch import load_file
+from test_cli import pmtrain
+from test_run import begin, ends, wait_for_line
+
+TOY = Path(__file__).parent / "toy_package"
+SPEC = make_spec(
+    stages=2,
+    steps=100,
+    snapshots={"interval": 10},
+    optimizer={"name": "adamw"},
+    wire={"link": {"latency": "25ms"}},  # slow enough that the run is still under way when it is killed
+).model_dump(mode="json")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """With a spec of the toy form, and its package where every process that is started can see it."""
+    monkeypatch.setenv("PYTHONPATH", str(TOY))
+    return with_form(tmp_path)
+
+
+def with_form(folder: Path, form: str = "toysplit", **sections: object) -> Path:
+    (folder / "run.yaml").write_text(yaml.safe_dump({**SPEC, "subspace": {"form": form}, **sections}))
+    return folder
+
+
+def test_the_toy_form_is_validated_and_planned(folder):
+    done = pmtrain("validate", "run.yaml", "--format", "json", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    [found] = json.loads(done.stdout)
+    dense = pmtrain("validate", "run.yaml", "--format", "json", cwd=with_form(folder, "dense"))
+    [ordinary] = json.loads(dense.stdout)
+    written = 256 * 32 + 4 * (32 + 64) * 32  # the embedding and, of four layers, W_o and W_down: twice as wide
+    assert sum(found["parameters_per_stage"]) == sum(ordinary["parameters_per_stage"]) + written
+    done = pmtrain("plan", "run.yaml", "--speed", "10gflops", "--json", "plan.json", cwd=with_form(folder))
+    assert done.returncode == 0, done.stderr
+    sent = json.loads((folder / "plan.json").read_text())["forecast"]["bytes_per_step"]["backward"]
+    assert sent >= 4 * 16 * 32 * 4  # windows, tokens, the stream's width, bytes of a number
+
+
+def test_the_toy_form_says_which_optimizer_fits(folder):
+    done = pmtrain("validate", "run.yaml", cwd=with_form(folder, optimizer={"name": "muon"}))
+    assert done.returncode == 2
+    assert "no matrix that Muon could orthogonalise" in done.stderr
+
+
+def test_without_its_package_the_form_is_none(tmp_path):
+    done = pmtrain("validate", "run.yaml", cwd=with_form(tmp_path))
+    assert done.returncode == 2
+    assert "use one of reparam, constrained, dense" in done.stderr
+
+
+def test_what_there_is_includes_what_was_added(folder):
+    done = pmtrain("validate", "run.yaml", cwd=with_form(folder, "toysplitt"))
+    assert done.returncode == 2
+    assert "did you mean 'toysplit'? Otherwise use one of reparam, constrained, dense, toysplit" in done.stderr
+
+
+def test_a_pipeline_that_is_killed_resumes_from_its_snapshot_and_equals_the_reference(folder):
+    done = pmtrain("reference", "run.yaml", "--run-dir", "reference", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    right = done.stdout.split()[-1]
+    started = []
+
+    def lead(name: str) -> list:
+        words = ("coordinator", "run.yaml", "--host", "127.0.0.1", "--port", 0, "--run-dir", "run")
+        leader = begin(*words, cwd=folder)
+        started.append(leader)
+        link = wait_for_line(leader, r"pmtrain join '(pm://\S+)'")
+        peers = [begin("join", link, "--dir", folder / f"{name}{i}", cwd=folder) for i in range(2)]
+        started.extend(peers)
+        return [leader, *peers]
+
+    try:
+        first = lead("p")
+        wait_for_line(first[1], r"^step [2-9]\d/")
+        for process in first:  # nobody is left, and all that is left is the coordinator's newest snapshot
+            process.kill()
+            process.communicate()
+        snapshots = sorted((folder / "run" / "snapshots").iterdir())
+        assert load_file(snapshots[-1] / "stage-0.safetensors")["weights/embed.weight"].shape == (256, 64)
+        assert not (folder / "run" / "summary.json").exists()
+        for process in reversed(lead("q")):
+            code, said = ends(process)
+            assert code == 0, said
+    finally:
+        for process in started:
+            process.kill()
+    rows = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert any(row["event"] == "step" and row["lineage"] > 1 for row in rows), "it began again from a snapshot"
+    assert json.loads((folder / "run" / "summary.json").read_text())["weights_sha256"] == right
+
+
+WRONG = {
+    "dense = pmtrain_toy.toy_form:Split": "pmtrain's own",
+    "toysplit = pmtrain_toy.nowhere:Split": "cannot be loaded: ModuleNotFoundError",
+    "toysplit = pmtrain_toy.toy_form:lazy_import": "none of that name",
+    "toysplit = protomodels_cli.forms.base:Form": "none of that name",
+    "toysplit = protomodels_cli.forms.dense:Dense": "none of that name",
+}
+
+
+@pytest.mark.parametrize(("line", "said"), WRONG.items())
+def test_a_package_that_is_wrong_is_named_with_its_entry_point(folder, monkeypatch, line, said):
+    shutil.copytree(TOY, folder / "wrong")
+    (folder / "wrong" / "pmtrain_toy-0.1.dist-info" / "entry_points.txt").write_text(f"[pmtrain.forms]\n{line}\n")
+    monkeypatch.setenv("PYTHONPATH", str(folder / "wrong"))
+    done = pmtrain("validate", "run.yaml", cwd=folder)
+    assert done.returncode == 3
+    for part in (said, "pmtrain-toy 0.1", line.partition(" = ")[2]):
+        assert part in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_two_packages_may_not_claim_one_name(folder, monkeypatch):
+    other = folder / "other" / "another_toy-2.dist-info"
+    other.mkdir(parents=True)
+    (other / "METADATA").write_text("Metadata-Version: 2.1\nName: another-toy\nVersion: 2\n")
+    shutil.copy(TOY / "pmtrain_toy-0.1.dist-info" / "entry_points.txt", other)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(TOY), str(other.parent)]))
+    done = pmtrain("validate", "run.yaml", cwd=folder)
+    assert done.returncode == 3
+    assert "pmtrain-toy 0.1" in done.stderr
+    assert "another-toy 2" in done.stderr
