@@ -32,7 +32,7 @@ def other_protocol(patch: Any) -> None:
 
 
 def other_table(patch: Any) -> None:
-    patch.setattr("protomodels_cli.model.t_fixed.VERSION", 99)
+    patch.setattr("protomodels_cli.protocol.t_fixed.VERSION", 99)
     patch.setattr("protomodels_cli.model.stage.VERSION", 99)
 
 
