@@ -62,7 +62,8 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Run:
     pool, spec = Pool(folder / "pool", peers=2), a_spec()
     stop_at = [kill_at(step, folder / str(step)) for step in (5, 11)]
     try:
-        run_dir = pool.start(spec, [{}, {}], fault=stop_at[0])
+        slow = {"fault": {"kind": "slow", "seconds": 0.05}}  # so that a snapshot is complete before the next one begins
+        run_dir = pool.start(spec, [slow, slow], fault=stop_at[0])
         for once, copy in zip(stop_at, ("earlier", "run"), strict=True):
             with contextlib.suppress(AssertionError):
                 pool.coordinator.result()
@@ -77,6 +78,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Run:
     assert (folder / "run" / "journal.sqlite-wal").stat().st_size > KILOBYTE
     history, _ = believe(folder / "run", identity_of(folder / "run"))
     assert (history.step, history.newest.step) == (11, 9)
+    assert (folder / "run" / "snapshots" / "0001-00000009" / "snapshot.json").exists()
     return Run(folder / "run", folder / "earlier", spec, history)
 
 
