@@ -121,11 +121,6 @@ async def answer_to(port, says, source=None) -> bytes:
     return await to_the_end((await dial(port, says, source))[0])
 
 
-async def until(condition):
-    while not condition():
-        await asyncio.sleep(0.005)
-
-
 async def both_ways(reader, writer, data: bytes) -> bytes:
     """Send to an echo and return what comes back."""
 

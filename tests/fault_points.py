@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from marks import first_time
+from marks import first, mark
 
 
-def fail_at(patch: Any, phase: str, once: str, stage: int = 0, step: int = 0, signal: str = "SIGKILL") -> None:
+def fail_at(patch: Any, phase: str, stage: int = 0, step: int = 0, signal: str = "SIGKILL") -> None:
     """The process that comes first to this point of a step gets a signal: for peers, whoever holds the stage."""
     import signal as signals
 
@@ -20,7 +20,8 @@ def fail_at(patch: Any, phase: str, once: str, stage: int = 0, step: int = 0, si
     from protomodels_cli.worker.stage_work import StageWork
 
     def here(*place: Any) -> None:
-        if place == (phase, stage, step) and first_time(once):
+        if place == (phase, stage, step) and first():
+            mark(phase=phase, stage=stage, step=step, signal=signal)
             os.kill(os.getpid(), getattr(signals, signal))
 
     def before(owner: Any, name: str, where: Any) -> None:

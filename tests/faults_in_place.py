@@ -7,10 +7,10 @@ import sys
 import time
 from typing import Any
 
-from marks import first_time
+from marks import first, mark
 
 
-def flip_bit(patch: Any, what: str, after_step: int, once: str) -> None:
+def flip_bit(patch: Any, what: str, after_step: int) -> None:
     """Turn one bit of U or T_fixed in the memory of the stage that comes first to this step."""
     import torch
 
@@ -20,20 +20,23 @@ def flip_bit(patch: Any, what: str, after_step: int, once: str) -> None:
 
     def and_flip(self: StageWork, step: int, *rest: Any) -> None:
         decide(self, step, *rest)
-        if step == after_step and first_time(once):
+        if step == after_step and first():
             bits = self.stage.basis.u.view(torch.int32) if what == "u" else self.stage.t_fixed.signs
             bits[1, 1] ^= 1
+            mark(what=what, after_step=step, stage=self.part.index)
 
     patch.setattr(StageWork, "decide", and_flip)
 
 
 def other_protocol(patch: Any) -> None:
     patch.setattr("protomodels_cli.worker.join.PROTOCOL", 99)
+    mark()
 
 
 def other_table(patch: Any) -> None:
     patch.setattr("protomodels_cli.protocol.t_fixed.VERSION", 99)
     patch.setattr("protomodels_cli.model.stage.VERSION", 99)
+    mark()
 
 
 def other_basis(patch: Any) -> None:
@@ -46,6 +49,7 @@ def other_basis(patch: Any) -> None:
 
     def wrong(self: StageWork, spec: Any, part: Any, basis: Any, *rest: Any) -> None:
         basis.u.view(torch.int32)[0, 0] ^= 1
+        mark()
         begin(self, spec, part, basis, *rest)
 
     patch.setattr(StageWork, "__init__", wrong)
@@ -55,7 +59,11 @@ def other_defaults(patch: Any) -> None:
     """Reads the spec as another version of pmtrain would."""
     from protomodels_cli.spec.schema import RunSpec
 
-    patch.setattr(RunSpec, "sha256", lambda self: "0" * 64)
+    def other(self: RunSpec) -> str:
+        mark()
+        return "0" * 64
+
+    patch.setattr(RunSpec, "sha256", other)
 
 
 def never_ready(patch: Any) -> None:
@@ -63,16 +71,34 @@ def never_ready(patch: Any) -> None:
     from protomodels_cli.worker.orders import Build
 
     order = Engine.order
-    patch.setattr(Engine, "order", lambda self, o: None if isinstance(o, Build) else order(self, o))
+
+    def or_not(self: Engine, o: Any) -> None:
+        if isinstance(o, Build):
+            mark()
+        else:
+            order(self, o)
+
+    patch.setattr(Engine, "order", or_not)
 
 
 def wrong_clock(patch: Any) -> None:
-    now = time.time
-    patch.setattr("protomodels_cli.worker.join.time.time", lambda: now() + 3600)
+    now, told = time.time, []
+
+    def an_hour_ahead() -> float:
+        if not told:
+            told.append(True)
+            mark()
+        return now() + 3600
+
+    patch.setattr("protomodels_cli.worker.join.time.time", an_hour_ahead)
 
 
 def little_memory(patch: Any) -> None:
-    patch.setattr("protomodels_cli.worker.device.free_memory", lambda device: 1000)
+    def a_thousand_bytes(device: Any) -> int:
+        mark()
+        return 1000
+
+    patch.setattr("protomodels_cli.worker.device.free_memory", a_thousand_bytes)
 
 
 def full_disk_once(patch: Any) -> None:
@@ -84,20 +110,22 @@ def full_disk_once(patch: Any) -> None:
     def fails_once(*arguments: Any) -> None:
         tries.append(1)
         if len(tries) == 1:
+            mark()
             raise OSError(28, "No space left on device")
         save(*arguments)
 
     patch.setattr(part_store, "save_file", fails_once)
 
 
-def cannot_build(patch: Any, once: str) -> None:
+def cannot_build(patch: Any) -> None:
     """The first that builds its stage from a snapshot has no memory for it."""
     from protomodels_cli.worker.stage_work import StageWork
 
     begin = StageWork.__init__
 
     def or_not(self: StageWork, spec: Any, part: Any, basis: Any, device: Any, saved: Any, *rest: Any) -> None:
-        if saved is not None and first_time(once):
+        if saved is not None and first():
+            mark(stage=part.index)
             raise MemoryError("not enough memory: you tried to allocate a stage")
         begin(self, spec, part, basis, device, saved, *rest)
 
@@ -115,6 +143,7 @@ def spoils_its_part(patch: Any, step: int) -> None:
         if at == step and not done:
             done.append(at)
             self.path(part).write_bytes(b"x" + self.path(part).read_bytes()[1:])
+            mark(step=at, stage=part.stage)
         return part
 
     patch.setattr(PartStore, "write", and_spoil)
@@ -132,6 +161,7 @@ def slow_disk(patch: Any, seconds: float) -> None:
             if threading.current_thread() is threading.main_thread():
                 print(f"the event loop waits for {path}", file=sys.stderr, flush=True)
                 os._exit(1)
+            mark(path=path)
             time.sleep(seconds)
         sync(handle)
 
@@ -142,16 +172,19 @@ def slow(patch: Any, seconds: float) -> None:
     """Takes its time over every microbatch."""
     from protomodels_cli.worker.stage_work import StageWork
 
-    forward = StageWork.forward
+    forward, told = StageWork.forward, []
 
     def slowly(self: StageWork, *arguments: Any) -> Any:
+        if not told:
+            told.append(True)
+            mark(stage=self.part.index)
         time.sleep(seconds)
         return forward(self, *arguments)
 
     patch.setattr(StageWork, "forward", slowly)
 
 
-def stuck_device(patch: Any, stage: int, step: int, once: str) -> None:
+def stuck_device(patch: Any, stage: int, step: int) -> None:
     """The first holder of this stage never comes back from this step's forward."""
     import threading
 
@@ -160,7 +193,8 @@ def stuck_device(patch: Any, stage: int, step: int, once: str) -> None:
     forward = StageWork.forward
 
     def or_never(self: StageWork, work: Any, message: Any) -> Any:
-        if (self.part.index, work.step) == (stage, step) and first_time(once):
+        if (self.part.index, work.step) == (stage, step) and first():
+            mark(stage=stage, step=step)
             threading.Event().wait()
         return forward(self, work, message)
 
@@ -170,3 +204,4 @@ def stuck_device(patch: Any, stage: int, step: int, once: str) -> None:
 def impatient(patch: Any, seconds: float) -> None:
     """A coordinator that no longer believes in a task after this time."""
     patch.setattr("protomodels_cli.coordinator.machine.STALL_SECONDS", seconds)
+    mark(seconds=seconds)

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
-from marks import first_time
+from marks import first, mark
 
 
-def poison(patch: Any, once: str = "", **key: int) -> None:
-    """One message of the run is not finite where it is packed: in a peer, or (called by hand) in the reference. Each
-    time it is packed, or `once`."""
+def poison(patch: Any, once: bool = False, **key: Any) -> None:
+    """One message of the run is not finite where it is packed. Each time it is packed, or `once`."""
     import torch
 
     from protomodels_cli.codecs import End
     from protomodels_cli.protocol.messages import MessageKey
 
-    encode, bad = End.encode, MessageKey(**key)  # type: ignore[arg-type]
+    encode, bad = End.encode, MessageKey(**key)
 
     def and_spoil(self: End, message: Any, slot: Any) -> Any:
-        spoilt = slot.key == bad and (not once or first_time(once))
-        return encode(self, torch.full_like(message, torch.nan) if spoilt else message, slot)
+        if slot.key == bad and (not once or first()):
+            mark(**key)
+            message = torch.full_like(message, torch.nan)
+        return encode(self, message, slot)
 
     patch.setattr(End, "encode", and_spoil)
 
@@ -28,14 +29,15 @@ def lose_turn(patch: Any, stage: int, step: int) -> None:
     """The coordinator's word on this step does not reach a peer, whose connection stays."""
     from protomodels_cli.coordinator.service import Conversation
 
-    say, lost = Conversation.say, []
+    say, said = Conversation.say, []
 
     def or_not(self: Conversation, message: Any) -> None:
         say(self, message)
         if message.HasField("turn") and message.turn.decision.step == step:
-            lost.append(message)
-            if len(lost) == stage + 1:
-                self.outbox._queue.pop()  # type: ignore[attr-defined]
+            said.append(message)
+            if len(said) == stage + 1:
+                lost = self.outbox._queue.pop()  # type: ignore[attr-defined]
+                mark(stage=stage, step=lost.turn.decision.step)
 
     patch.setattr(Conversation, "say", or_not)
 
@@ -51,6 +53,7 @@ def damage_frame(patch: Any, step: int) -> None:
             if message.step == step and frame.payload and not done:
                 done.append(step)
                 frame.payload = bytes([frame.payload[0] ^ 1]) + frame.payload[1:]
+                mark(step=step)
             yield frame
 
     patch.setattr(links, "frames_of", damaged)
@@ -65,6 +68,7 @@ def cut_link(patch: Any, step: int) -> None:
     def or_break(self: Link, message: Any) -> None:
         if message.step == step and self.to_next and not done:
             done.append(step)
+            mark(step=step)
             self.close()
             return
         send(self, message)
@@ -72,7 +76,7 @@ def cut_link(patch: Any, step: int) -> None:
     patch.setattr(Link, "send", or_break)
 
 
-def lose_message(patch: Any, step: int, once: str) -> None:
+def lose_message(patch: Any, step: int) -> None:
     """One message to the next stage is never sent, and nobody notices."""
     from protomodels_cli.worker.links import Link
 
@@ -80,20 +84,25 @@ def lose_message(patch: Any, step: int, once: str) -> None:
 
     def or_not(self: Link, message: Any) -> None:
         is_last = (message.step, message.microbatch) == (step, 1)  # a gap would be noticed
-        if not (is_last and self.to_next and first_time(once)):
+        if is_last and self.to_next and first():
+            mark(step=step)
+        else:
             send(self, message)
 
     patch.setattr(Link, "send", or_not)
 
 
-def feed_out_of_order(patch: Any, step: int, once: str) -> None:
+def feed_out_of_order(patch: Any, step: int) -> None:
     """The coordinator hands the ids of a step to the first stage the wrong way round."""
     from protomodels_cli.coordinator.feed import Feed
 
     feed = Feed.step
 
     def reversed_once(self: Feed, at: int) -> Any:
-        return reversed(list(feed(self, at))) if at == step and first_time(once) else feed(self, at)
+        if at == step and first():
+            mark(step=step)
+            return reversed(list(feed(self, at)))
+        return feed(self, at)
 
     patch.setattr(Feed, "step", reversed_once)
 
@@ -102,6 +111,7 @@ def unreachable(patch: Any) -> None:
     """As behind a home router: the coordinator cannot dial back."""
 
     async def nobody(*_: Any) -> str:
+        mark()
         return "no answer"
 
     patch.setattr("protomodels_cli.coordinator.service.Service._dial_back", nobody)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from fault_points import fail_at
@@ -33,6 +34,7 @@ from faults_in_transit import (
     poison,
     unreachable,
 )
+from marks import mark_in
 
 FAULTS = {
     f.__name__: f
@@ -65,13 +67,17 @@ FAULTS = {
 
 
 @contextmanager
-def fault(kind: str = "", **options: Any) -> Iterator[None]:
-    """Something wrong with this process, for one job."""
+def fault(marks: Path, kind: str = "", **options: Any) -> Iterator[None]:
+    """Something wrong with this process, for as long as this lasts. When it happens, it leaves a mark there."""
     if not kind:
         yield
         return
     import pytest
 
-    with pytest.MonkeyPatch.context() as patch:
-        FAULTS[kind](patch, **options)
-        yield
+    mark_in(marks, kind)
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            FAULTS[kind](patch, **options)
+            yield
+    finally:
+        mark_in(None)

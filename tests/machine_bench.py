@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -83,12 +84,16 @@ class Bench:
                 if stage not in self.state.heard and self.state.task == state.task:
                     self.done(stage)
 
-    def finish(self, limit: int = 500) -> None:
-        for _ in range(limit):
-            if self.state.history.over:
+    def finish(self) -> None:
+        self.answer_until(lambda: self.state.history.over)
+
+    def answer_until(self, what: Callable[[], Any], answer: Callable[[], Any] | None = None) -> None:
+        """Answer everything, or as told, until that is so."""
+        for _ in range(500):
+            if what():
                 return
-            self.answer()
-        raise AssertionError(f"it waits for {waiting_for(self.state, self.now)}")
+            (answer or self.answer)()
+        raise AssertionError(f"after 500 answers it waits for {waiting_for(self.state, self.now)}")
 
     def tasks(self) -> list[tuple[str, int]]:
         return [(c.task.kind, c.task.step) for c in self.commands if isinstance(c, ev.SendTurn) and c.task]
@@ -96,8 +101,7 @@ class Bench:
 
 def to_step(b: Bench, step: int) -> None:
     """Until that step is under way."""
-    while not (b.state.task and (b.state.task.kind, b.state.task.step) == ("step", step)):
-        b.answer()
+    b.answer_until(lambda: b.state.task and (b.state.task.kind, b.state.task.step) == ("step", step))
 
 
 def holding(b: Bench, stage: int, **changes: Any) -> Holding:

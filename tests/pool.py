@@ -15,6 +15,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from marks import injected
+from waiting import wait_for
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -23,6 +26,8 @@ class Process:
 
     def __init__(self, log: Path):
         self._log = log.open("w")
+        self.marks = log.parent / f"marks-of-{log.stem}"  # of faults that happen in its jobs
+        self._fault = ""
         self._open()
 
     def _open(self) -> None:
@@ -47,7 +52,8 @@ class Process:
         """Begin a job."""
         self.renew()
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(job).encode() + b"\n")
+        self._fault = job.get("fault", {}).get("kind", "")
+        self._process.stdin.write(json.dumps({"marks": str(self.marks), **job}).encode() + b"\n")
         self._busy = True
 
     @property
@@ -58,15 +64,22 @@ class Process:
     def gone(self) -> bool:
         return self._process.poll() is not None
 
+    @property
+    def exit_status(self) -> int | None:
+        return self._process.returncode
+
     def wait_until_ready(self) -> None:
         """Until all is imported."""
         if not self._ready:
             self._ready = self._line(60)["ready"]
 
     def result(self, seconds: float = 120) -> dict[str, Any]:
+        """What came of its job. A fault that the job was given must have happened, here or in another process."""
         self.wait_until_ready()
         result = self._line(seconds)
         self._busy = False
+        if self._fault:
+            injected(self.marks, self._fault)
         return result
 
     def _line(self, seconds: float) -> dict[str, Any]:
@@ -85,9 +98,20 @@ class Process:
             os.kill(self.pid, signal.SIGUSR1)
             time.sleep(1.0)
 
+    @property
+    def at_work(self) -> bool:
+        """Whether it has a job, and lives, and has not said what came of it."""
+        said, _, _ = select.select([self._process.stdout], [], [], 0)
+        return self._busy and not self.gone and not said
+
+    @property
+    def stopped(self) -> bool:
+        """By a signal, until another lets it go on."""
+        return not self.gone and Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
     def kill(self) -> None:
         self._process.kill()
-        self._process.wait()
+        self._process.wait(timeout=30)
 
     def close(self) -> None:
         self.kill()
@@ -113,6 +137,8 @@ class Pool:
         for process in processes:
             process.wait_until_ready()
         run_dir = self.folder / f"run-{self.runs}"
+        for process in (self.coordinator, *self.peers):
+            process.marks = self.folder / f"marks-{self.runs}"
         self.coordinator.start(kind="coordinator", spec=spec.model_dump(mode="json"), run_dir=str(run_dir), **job)
         link = wait_for_link(run_dir)
         for i, options in enumerate(peers):
@@ -139,10 +165,6 @@ class Pool:
             process.close()
 
 
-def wait_for_link(run_dir: Path, seconds: float = 60) -> str:
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        if (run_dir / "link").exists():
-            return (run_dir / "link").read_text().strip()
-        time.sleep(0.02)
-    raise AssertionError("no link")
+def wait_for_link(run_dir: Path) -> str:
+    wait_for((run_dir / "link").exists, "no link")
+    return (run_dir / "link").read_text().strip()

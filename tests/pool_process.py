@@ -25,7 +25,7 @@ def main() -> None:
     for line in sys.stdin:
         job = json.loads(line)
         result: dict[str, Any] = {"said": []}
-        with fault(**job.get("fault", {})):
+        with fault(Path(job["marks"]), **job.get("fault", {})):
             try:
                 result["exit"] = asyncio.run(
                     lead(job, result) if job["kind"] == "coordinator" else take_part(job, result)

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from conftest import make_spec
-from pool import Pool
+from marks import injected, marks, write_mark
+from pool import Pool, Process
 from test_pipeline import reference_of
+from waiting import wait_for
 
 from protomodels_cli.launch.cable import Cable
 from protomodels_cli.spec import RunSpec
 from protomodels_cli.wire.client import operator
 from protomodels_cli.wire.join_link import JoinLink
 
+NOT_MARKED = ("seconds", "once")  # options of faults that say how, not where
 WIRES = {
     "fp32": {},
     "int8": {"forward": "int8+ef21", "backward": "int8+ef21"},
@@ -41,20 +45,11 @@ class Scene:
 
     def __init__(self, pool: Pool, folder: Path, spec: RunSpec):
         self.pool, self.folder, self.spec = pool, folder, spec
-        self.marks = 0
+        self._asked_for: list[dict[str, Any]] = []
 
     def fail_at(self, phase: str, stage: int = 0, step: int = 0, signal: str = "SIGKILL") -> dict[str, Any]:
         """A fault for every process that could come to that point; the first that does gets the signal."""
-        self.mark = self.folder / f"failed-{self.marks}"
-        self.marks += 1
-        return {
-            "kind": "fail_at",
-            "phase": phase,
-            "stage": stage,
-            "step": step,
-            "signal": signal,
-            "once": str(self.mark),
-        }
+        return {"kind": "fail_at", "phase": phase, "stage": stage, "step": step, "signal": signal}
 
     def start(
         self, peers: int, fault: dict[str, Any] | None = None, coordinator_fault: dict[str, Any] | None = None
@@ -62,6 +57,7 @@ class Scene:
         """`fault` is every peer's."""
         self.run_dir = self.pool.start(self.spec, [{"fault": fault or {}}] * peers, fault=coordinator_fault or {})
         self.peers = list(range(peers))
+        self._asked_for = [f for f in (fault, coordinator_fault) if f]
 
     def join(self, i: int, through: Cable | None = None) -> None:
         """A peer that has just been killed, or a new one: its files are where they were."""
@@ -75,15 +71,71 @@ class Scene:
         """Peers whose process is gone, once one is."""
         return [i for i in self.peers if self.pool.peers[i].gone]
 
-    def wait_for(self, what: Callable[[], Any], why: str, seconds: float = 60) -> Any:
-        until = time.monotonic() + seconds
-        while not (found := what()):
-            assert time.monotonic() < until, f"{why}; {self.events()[-600:]}"
-            time.sleep(0.02)
-        return found
+    def wait_for(self, what: Callable[[], Any], why: str) -> Any:
+        return wait_for(what, why, details=lambda: self.events()[-600:])
 
-    def wait_for_mark(self) -> None:
-        self.wait_for(self.mark.exists, "the fault did not come")
+    # Faults
+
+    def wait_for_fault(self, kind: str) -> dict[str, Any]:
+        """Until a fault that was asked for has happened: its mark."""
+        return self.wait_for(lambda: marks(self._marks, kind), f"the fault {kind} did not happen")[0]
+
+    @property
+    def _marks(self) -> Path:
+        return self.pool.coordinator.marks
+
+    def _mark(self, kind: str, **what: Any) -> None:
+        """Of what this process does to the others."""
+        self._asked_for.append({"kind": kind, **what})
+        write_mark(self._marks, kind, **what)
+
+    def kill(self, i: int) -> None:
+        """A peer, in the middle of the run."""
+        self._kill(self.pool.peers[i], f"peer-{i}")
+
+    def kill_coordinator(self) -> None:
+        self._kill(self.pool.coordinator, "coordinator")
+
+    def _kill(self, process: Process, name: str) -> None:
+        assert process.at_work, f"{name} had ended before it could be killed"
+        process.kill()
+        assert process.exit_status == -signal.SIGKILL, f"{name} ended by itself"
+        self._mark("kill", process=name)
+
+    def go_on(self) -> None:
+        """Let the one go on that a signal has stopped."""
+        [stopped] = [i for i in self.peers if self.pool.peers[i].stopped]
+        os.kill(self.pool.peers[stopped].pid, signal.SIGCONT)
+        self._mark("go on", process=f"peer-{stopped}")
+
+    def cut(self, line: Cable) -> None:
+        """In the middle of the run, and with something on the line."""
+        before = self.status()
+        assert before.step < self.spec.steps, "the run was over before the line could be cut"
+        line.cut()
+        self._mark("cut line", step=before.step)
+
+    def damage(self, path: Path, how: str) -> None:
+        """A file of the run's: truncated, with a bit flipped, or not to be read at all."""
+        content = path.read_bytes()
+        if how == "unreadable":
+            path.unlink()
+            path.mkdir()
+        else:
+            flipped = content[:-9] + bytes([content[-9] ^ 1]) + content[-8:]
+            path.write_bytes(content[: len(content) // 2] if how == "truncated" else flipped)
+            assert path.read_bytes() != content
+        self._mark("damage", path=str(path), how=how)
+
+    def check_faults(self) -> None:
+        """All that was asked for has happened, and before the run was over."""
+        ended = (self.run_dir / "summary.json").stat().st_mtime
+        for fault in self._asked_for:
+            where = {name: value for name, value in fault.items() if name not in ("kind", *NOT_MARKED)}
+            found = injected(self._marks, fault["kind"], **where)
+            assert found["at"] < ended, f"{fault} happened after the end of the run"
+
+    # What can be seen of the run
 
     def events(self) -> str:
         file = self.run_dir / "events.jsonl"
@@ -104,6 +156,7 @@ class Scene:
         return int(self.status().stages[stage].holders[0].name.removeprefix("peer-"))
 
     def restart_coordinator(self) -> None:
+        assert self.pool.coordinator.gone, "it was not killed"
         self.pool.coordinator.start(
             kind="coordinator", spec=self.spec.model_dump(mode="json"), run_dir=str(self.run_dir)
         )
@@ -122,6 +175,7 @@ class Scene:
                 assert ended["exit"] == 0, ended
         summary = json.loads((self.run_dir / "summary.json").read_text())
         assert summary["weights_sha256"] == expected(self.spec)
+        self.check_faults()
         return summary
 
 

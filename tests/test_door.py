@@ -28,8 +28,8 @@ from door_tools import (
     needs_two_addresses,
     tls_context,
     to_the_end,
-    until,
 )
+from waiting import until
 
 from protomodels_cli.coordinator import door as doors
 from protomodels_cli.coordinator.door import Door, DoorLimits

@@ -91,8 +91,9 @@ def over(link: str, streams: int, frames: int, size: int) -> list[list[tuple[flo
             async with connection.over(pipe, seed) as slow:
                 for step in range(frames):
                     await slow.write(pb.Frame(step=step, payload=bytes(size)))
-                while len(pipe.came) < frames:
-                    await asyncio.sleep(0.001)
+                async with asyncio.timeout(3600):  # of the loop's own time
+                    while len(pipe.came) < frames:
+                        await asyncio.sleep(0.001)
 
         await asyncio.gather(*(send(pipe, seed) for seed, pipe in enumerate(pipes)))
         return [[(when - began, step) for when, step in pipe.came] for pipe in pipes]
@@ -123,7 +124,7 @@ def test_a_broken_stream_breaks_the_next_write():
     async def run() -> None:
         async with Connection(parse_link("none,1ms")).over(Broken(), 0) as slow:
             await slow.write(pb.Frame())
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.05)  # of the loop's own time
             await slow.write(pb.Frame())
 
     with pytest.raises(ConnectionResetError, match="gone"):

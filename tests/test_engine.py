@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import corpus_of, make_spec
+from waiting import wait_for
 
 from protomodels_cli.coordinator.feed import Feed
 from protomodels_cli.model.shape import slices
@@ -123,7 +124,4 @@ def test_it_can_be_seen_from_outside_whether_it_is_still_at_the_same_work(first_
         may_go.release()
     assert seen[0] == seen[1] != seen[2] == seen[3]
     assert all(seen)
-    until = time.monotonic() + 30
-    while engine.busy_with and time.monotonic() < until:
-        time.sleep(0.01)
-    assert engine.busy_with == 0, "it waits for gradients"
+    wait_for(lambda: engine.busy_with == 0, "it waits for gradients, and is busy all the same")

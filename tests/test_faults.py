@@ -30,7 +30,7 @@ KILLS = [
 def test_a_killed_peer_is_replaced_by_a_spare(scene, wire, phase, stage, step):
     s = scene(a_spec(wire))
     s.start(4, s.fail_at(phase, stage, step))
-    s.wait_for_mark()
+    s.wait_for_fault("fail_at")
     summary = s.ends_well()
     assert len(s.dead()) == 1
     assert summary["generations"] >= 2
@@ -39,8 +39,7 @@ def test_a_killed_peer_is_replaced_by_a_spare(scene, wire, phase, stage, step):
 def test_a_peer_whose_device_hangs_goes_and_says_so(scene):
     """Its process lives, and so do its beats."""
     s = scene(a_spec(limits={"device_seconds": 4.0}))
-    mark = str(s.folder / "hangs")
-    s.start(4, {"kind": "stuck_device", "stage": 1, "step": 8, "once": mark})
+    s.start(4, {"kind": "stuck_device", "stage": 1, "step": 8})
     said = s.wait_for(lambda: re.search(r"peer-(\d) \(\w+\) left: the device has been", s.events()), "nobody noticed")
     gone = int(said[1])
     ended = s.pool.peers[gone].result()
@@ -52,7 +51,7 @@ def test_a_peer_whose_device_hangs_goes_and_says_so(scene):
 
 def test_a_step_that_stands_still_is_begun_again(scene):
     s = scene(a_spec())
-    s.start(3, {"kind": "lose_message", "step": 8, "once": str(s.folder / "lost")}, {"kind": "impatient", "seconds": 3})
+    s.start(3, {"kind": "lose_message", "step": 8}, {"kind": "impatient", "seconds": 3})
     s.wait_for(lambda: "to finish step 8" in s.events(), "nobody noticed")
     summary = s.ends_well()
     assert summary["generations"] >= 2
@@ -61,7 +60,7 @@ def test_a_step_that_stands_still_is_begun_again(scene):
 
 def test_ids_that_come_out_of_order_are_asked_for_again(scene):
     s = scene(a_spec())
-    s.start(3, coordinator_fault={"kind": "feed_out_of_order", "step": 8, "once": str(s.folder / "reversed")})
+    s.start(3, coordinator_fault={"kind": "feed_out_of_order", "step": 8})
     s.wait_for(lambda: "the coordinator sent a message that cannot be" in s.events(), "nobody noticed")
     assert s.ends_well()["steps_redone"] == 0
 
@@ -72,7 +71,7 @@ def test_two_adjacent_peers_are_killed_at_once(scene):
     s.wait_for_step(7)
     two = [s.holder(0), s.holder(1)]
     for i in two:
-        s.pool.peers[i].kill()
+        s.kill(i)
     for i in two:
         s.join(i)
     assert s.ends_well()["generations"] >= 2
@@ -83,7 +82,7 @@ def test_all_peers_are_killed(scene):
     s.start(3, {"kind": "slow", "seconds": 0.05})
     s.wait_for_step(5)
     for i in s.peers:
-        s.pool.peers[i].kill()
+        s.kill(i)
     for i in s.peers:
         s.join(i)
     assert s.ends_well()["generations"] >= 2
@@ -95,7 +94,8 @@ def test_the_coordinator_is_killed(scene, phase):
     s = scene(a_spec("int8" if phase == "commit" else "fp32"))
     peers = 4 if phase == "ended" else 3  # a spare has to hear of the end too
     s.start(peers, coordinator_fault=s.fail_at(phase, 0, {"adopted": 4, "ended": -1}.get(phase, 7)))
-    s.wait_for_mark()
+    s.wait_for_fault("fail_at")
+    s.wait_for(lambda: s.pool.coordinator.gone, "the signal did not end it")
     s.restart_coordinator()
     summary = s.ends_well()
     assert summary["steps_redone"] == 0
@@ -112,8 +112,8 @@ def test_the_coordinator_and_a_peer_are_killed_together(scene):
     s.start(3, {"kind": "slow", "seconds": 0.05})
     s.wait_for_step(7)
     victim = s.holder(1)
-    s.pool.coordinator.kill()
-    s.pool.peers[victim].kill()
+    s.kill_coordinator()
+    s.kill(victim)
     s.restart_coordinator()
     s.join(victim)
     assert s.ends_well()["generations"] >= 2
@@ -123,9 +123,9 @@ def test_everything_is_killed(scene):
     s = scene(a_spec())
     s.start(3, {"kind": "slow", "seconds": 0.05})
     s.wait_for_step(8)
-    s.pool.coordinator.kill()
+    s.kill_coordinator()
     for i in s.peers:
-        s.pool.peers[i].kill()
+        s.kill(i)
     s.restart_coordinator()
     for i in s.peers:
         s.join(i)
@@ -137,12 +137,11 @@ def test_a_peer_that_is_stopped_for_longer_than_its_lease(scene, spares):
     """Without a spare it goes on with what it has; with one it comes back to find its place taken."""
     s = scene(a_spec())
     s.start(3 + spares, s.fail_at("forward", 1, 8, "SIGSTOP"))
-    s.wait_for_mark()
+    s.wait_for_fault("fail_at")
     s.wait_for(lambda: "not heard of" in s.events(), "nobody noticed")
     if spares:
         s.wait_for(lambda: "steps are redone" in s.events() or "step is redone" in s.events(), "nobody took over")
-    for i in s.peers:
-        os.kill(s.pool.peers[i].pid, signal.SIGCONT)
+    s.go_on()
     assert s.ends_well()["lineage"] == 1 + spares
 
 
@@ -157,7 +156,7 @@ def test_a_peer_whose_line_is_cut_for_longer_than_its_lease(scene, spares):
         if spares:
             s.join(3)
             s.wait_for(lambda: len(s.status().peers) == 4, "the spare did not come")
-        line.cut()
+        s.cut(line)
         s.wait_for(lambda: "not heard of" in s.events(), "nobody noticed")
         if spares:
             s.wait_for(lambda: "generation 2" in s.events(), "nobody took over")
@@ -168,20 +167,19 @@ def test_a_peer_whose_line_is_cut_for_longer_than_its_lease(scene, spares):
 def test_a_peer_that_is_silent_for_less_than_its_lease_is_not_missed(scene):
     s = scene(a_spec(limits={"lease_seconds": 5.0}))
     s.start(4, s.fail_at("forward", 1, 8, "SIGSTOP"))
-    s.wait_for_mark()
-    time.sleep(2.0)
-    for i in s.peers:
-        os.kill(s.pool.peers[i].pid, signal.SIGCONT)
+    s.wait_for_fault("fail_at")
+    time.sleep(2.0)  # less than its lease
+    s.go_on()
     assert s.ends_well()["generations"] == 1
 
 
-def test_a_spare_that_cannot_build_the_stage_says_so_and_the_next_is_asked(scene, tmp_path):
+def test_a_spare_that_cannot_build_the_stage_says_so_and_the_next_is_asked(scene):
     s = scene(a_spec())
-    s.start(4, {"kind": "cannot_build", "once": str(tmp_path / "no-memory")})
+    s.start(4, {"kind": "cannot_build"})
     s.wait_for_step(7)
     victim = s.holder(1)
-    s.pool.peers[victim].kill()
-    s.wait_for((tmp_path / "no-memory").exists, "nobody took over")
+    s.kill(victim)
+    s.wait_for_fault("cannot_build")
     s.wait_for(lambda: "ran out of memory" in s.events(), "it did not say so")
     s.join(victim)
     led = s.pool.coordinator.result()
@@ -190,6 +188,7 @@ def test_a_spare_that_cannot_build_the_stage_says_so_and_the_next_is_asked(scene
     [failed] = [r for r in results if r["exit"]]
     assert "close other programs" in failed["error"]
     assert json.loads((s.run_dir / "summary.json").read_text())["weights_sha256"] == expected(s.spec)
+    s.check_faults()
 
 
 def test_a_commit_that_does_not_reach_a_live_peer_is_told_again(scene):
@@ -203,17 +202,17 @@ def test_a_commit_that_does_not_reach_a_live_peer_is_told_again(scene):
 @pytest.mark.parametrize("what", ["u", "t_fixed"])
 def test_a_flipped_bit_is_found_mended_and_what_it_spoilt_is_redone(scene, what):
     s = scene(a_spec())
-    s.start(3, {"kind": "flip_bit", "what": what, "after_step": 6, "once": str(s.folder / "flipped")})
+    s.start(3, {"kind": "flip_bit", "what": what, "after_step": 6})
     summary = s.ends_well()
     assert "used other bytes" in s.events()
     assert summary["lineage"] == 2
 
 
-def test_bad_numbers_that_do_not_come_back_are_redone(scene, tmp_path):
+def test_bad_numbers_that_do_not_come_back_are_redone(scene):
     """A gradient that is not finite, once: the run returns to before it, if its spec says so."""
     s = scene(a_spec(limits={"nonfinite_steps": 1, "nonfinite_action": "return"}))
     bad = {"step": 8, "microbatch": 1, "boundary": 1, "leg": "backward"}
-    s.start(3, {"kind": "poison", "once": str(tmp_path / "spoilt"), **bad})
+    s.start(3, {"kind": "poison", "once": True, **bad})
     summary = s.ends_well()
     assert (summary["lineage"], summary["steps_redone"]) == (2, 2), "back to step 6"
 

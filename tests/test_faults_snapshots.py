@@ -54,14 +54,8 @@ def test_a_damaged_snapshot_is_not_used(scene, where, how):
         [path] = s.run_dir.glob(f"p{survivor}/*/parts/0001-00000006-stage-2.*.safetensors")
     else:
         path = s.run_dir / "snapshots" / "0001-00000006" / "stage-1.safetensors"
-    content = path.read_bytes()
-    flipped = content[:-9] + bytes([content[-9] ^ 1]) + content[-8:]
-    if how == "unreadable":
-        path.unlink()
-        path.mkdir()
-    else:
-        path.write_bytes(content[: len(content) // 2] if how == "truncated" else flipped)
-    s.pool.peers[victim].kill()
+    s.damage(path, how)
+    s.kill(victim)
     summary = s.ends_well()
     assert ("cannot be used" in s.events()) == (where == "coordinator")
     assert summary["lineage"] >= 2
@@ -73,8 +67,8 @@ def test_a_damaged_snapshot_is_brought_back_from_its_copy(scene, tmp_path):
     s.start(4, {"kind": "slow", "seconds": 0.05})
     s.wait_for(lambda: list(tmp_path.glob("store/*/0001-00000006/snapshot.json")), "no copy of step 6")
     s.wait_for_step(7)
-    (s.run_dir / "snapshots" / "0001-00000006" / "stage-1.safetensors").write_bytes(b"damaged")
-    s.pool.peers[s.holder(1)].kill()
+    s.damage(s.run_dir / "snapshots" / "0001-00000006" / "stage-1.safetensors", "truncated")
+    s.kill(s.holder(1))
     summary = s.ends_well()
     assert "brought back" in s.events()
     assert summary["steps_redone"] < 6, "the snapshot of step 6 was used"
@@ -84,7 +78,8 @@ def test_a_damaged_snapshot_is_brought_back_from_its_copy(scene, tmp_path):
 def test_what_was_not_copied_before_a_kill_is_copied_after_it(scene, tmp_path):
     s = scene(a_spec(copy_to=(tmp_path / "store").as_uri()))
     s.start(3, coordinator_fault=s.fail_at("ended", 0, -1))
-    s.wait_for_mark()
+    s.wait_for_fault("fail_at")
+    s.wait_for(lambda: s.pool.coordinator.gone, "the signal did not end it")
     shutil.rmtree(tmp_path / "store", ignore_errors=True)
     s.restart_coordinator()
     s.ends_well()
@@ -105,8 +100,10 @@ def test_a_warm_spare_has_every_part_before_it_is_asked(scene):
     s.wait_for_step(1)
     [spare] = s.wait_for(spares, "nobody is left over")
     s.wait_for(fetched, "not fetched")
-    for part in (s.run_dir / "snapshots").glob("*/stage-1.safetensors"):
+    whole = list((s.run_dir / "snapshots").glob("*/stage-1.safetensors"))
+    assert whole
+    for part in whole:
         part.unlink()  # whoever had to fetch it would have to go back to the beginning
-    s.pool.peers[s.holder(1)].kill()
+    s.kill(s.holder(1))
     s.ends_well()
     assert "cannot be used" not in s.events()

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from waiting import wait_for
 
 from protomodels_cli.bench import wanlab
 from protomodels_cli.bench.loopback import pipeline, small
@@ -202,11 +203,8 @@ def test_nothing_is_left_when_the_owner_is_ended(end: signal.Signals, code: int)
     assert len(left_of(lab.pid)) == 2
     lab.send_signal(end)
     assert lab.wait(10) == code
-    until = time.monotonic() + 5
-    while (left_of(lab.pid) or runs(int(sleeper))) and time.monotonic() < until:
-        time.sleep(0.02)
-    assert not runs(int(sleeper))
-    assert left_of(lab.pid) == []
+    wait_for(lambda: not runs(int(sleeper)), "its program still runs", 5)
+    wait_for(lambda: not left_of(lab.pid), "its hosts are still there", 5)
 
 
 @needs_root

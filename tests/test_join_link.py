@@ -15,10 +15,10 @@ from door_tools import (
     in_loop,
     link_to,
     to_the_end,
-    until,
 )
 from hypothesis import given
 from hypothesis import strategies as st
+from waiting import until
 
 from protomodels_cli.errors import EXIT_OUTSIDE, EXIT_REFUSED, EXIT_SPEC
 from protomodels_cli.wire import tls

@@ -14,6 +14,7 @@ from conftest import make_spec
 from pool import Pool, Process
 from rich.console import Console
 from test_pipeline import reference_of
+from waiting import wait_for
 
 from protomodels_cli import PROTOCOL
 from protomodels_cli.observe.view import peer_table, picture
@@ -233,7 +234,5 @@ def test_survivors_of_the_first_step_wait_for_the_next_joiner(pool: Pool, tmp_pa
 
 
 def wait_for_event(run_dir: Path, words: str) -> None:
-    until = time.monotonic() + 60
-    while words not in ((run_dir / "events.jsonl").read_text() if (run_dir / "events.jsonl").exists() else ""):
-        assert time.monotonic() < until, words
-        time.sleep(0.02)
+    file = run_dir / "events.jsonl"
+    wait_for(lambda: file.exists() and words in file.read_text(), f"no event {words!r}")

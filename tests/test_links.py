@@ -10,6 +10,7 @@ import grpc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from waiting import until
 
 from protomodels_cli.protocol.messages import BadMessage
 from protomodels_cli.protocol.schedule import View, next_work
@@ -49,12 +50,6 @@ def message(leg: str = "forward", step: int = 1, microbatch: int = 0, size: int 
     return Message(
         leg, step, microbatch, 0, b"ids" if leg != "backward" else b"", bytes(range(256)) * (size // 256 + 1)
     )
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 def linked(story: Callable[[End, End], Awaitable[None]], window: int = 4) -> None:

@@ -131,13 +131,16 @@ def test_a_new_basis_is_used_by_all_from_its_step_on():
     b = Bench(spec)
     b.join(0, 1)
     versions = {}
-    while not b.state.history.over:
+
+    def look_and_answer() -> None:
         if b.state.task and b.state.task.kind == "step":
             versions[b.state.task.step] = b.state.history.basis_for(b.state.task.step)[0]
             holders_have = b.state.took_basis
             if versions[b.state.task.step] > b.state.history.basis_version:
                 assert holders_have == {0, 1}
         b.answer()
+
+    b.answer_until(lambda: b.state.history.over, look_and_answer)
     assert versions == {1: 0, 2: 0, 3: 0, 4: 0, 5: 1, 6: 1, 7: 1}
     assert [c.version for c in b.commands if isinstance(c, ev.SendBasis)] == [1, 2]
 
@@ -145,8 +148,7 @@ def test_a_new_basis_is_used_by_all_from_its_step_on():
 def test_the_step_of_a_switch_waits_for_the_basis_and_says_so():
     b = Bench(make_spec(stages=2, steps=5, subspace={"update": {"interval": 2, "window": 1, "delay": 0}}))
     b.join(0, 1)
-    while b.state.owed is None:
-        b.answer()
+    b.answer_until(lambda: b.state.owed is not None)
     assert b.state.task is None
     turn = [c for c in b.commands if isinstance(c, ev.SendTurn)][-1]
     assert turn.decision is not None, "the decision is not held back: the basis is computed from it"

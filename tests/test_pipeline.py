@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import torch
 from conftest import corpus_of, make_spec
-from faults_in_transit import poison
+from injection import fault
+from marks import injected
 from pool import Pool
 from safetensors.torch import load_file
 
@@ -124,7 +125,7 @@ def test_aqsgd_trains_three_epochs_as_the_reference_does(pool):
 @pytest.mark.parametrize(
     "wire", [("int4+ef", "int4+ef"), ("topk:0.3+ef21", "topk:mask+ef21"), ("int4+aqsgd", "int8+ef21")]
 )
-def test_a_skipped_step_leaves_no_trace_in_what_codecs_remember(pool, monkeypatch, wire, leg):
+def test_a_skipped_step_leaves_no_trace_in_what_codecs_remember(pool, tmp_path, wire, leg):
     """One message in the middle of step 3 is poison: the step is skipped by all, and later ones are as if it had not
     been. Compared with the reference, which meets the same poison."""
     spec = make_spec(
@@ -135,8 +136,9 @@ def test_a_skipped_step_leaves_no_trace_in_what_codecs_remember(pool, monkeypatc
         wire=dict(zip(("forward", "backward"), wire, strict=True)),
     )
     bad = {"step": 3, "microbatch": 1, "boundary": 1, "leg": leg}
-    poison(monkeypatch, **bad)
-    led = equals_its_reference(pool, spec, [{"fault": {"kind": "poison", **bad}}] * 3)
+    with fault(tmp_path, "poison", **bad):
+        led = equals_its_reference(pool, spec, [{"fault": {"kind": "poison", **bad}}] * 3)
+    injected(tmp_path, "poison", **bad)
     rows = [json.loads(line) for line in (led["run_dir"] / "metrics.jsonl").read_text().splitlines()]
     assert [r["applied"] for r in rows if r["event"] == "step"] == [step != 3 for step in range(1, 21)]
 

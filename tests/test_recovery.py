@@ -150,8 +150,7 @@ def test_who_wants_to_leave_goes_after_the_step_with_a_snapshot_and_nothing_is_r
     b.done(0)
     b.tell(ev.Leaving(leaver))
     assert b.state.task.kind == "step", "the step is finished first"
-    while leaver in b.state.peers:
-        b.answer()
+    b.answer_until(lambda: leaver not in b.state.peers)
     assert b.state.history.newest.step == 4
     assert ev.Dismiss(leaver, "left the run", "", 0) in b.commands
     placed = [c for c in b.commands if isinstance(c, ev.PlaceStage)][-2:]
@@ -180,8 +179,7 @@ def test_other_bytes_of_u_are_found_and_what_they_spoilt_is_redone_once():
     b.join(0, 1, 2)
 
     def to_check() -> None:
-        while not (b.state.task and b.state.task.kind == "sync" and b.state.task.step == 4):
-            b.answer()
+        b.answer_until(lambda: b.state.task and b.state.task.kind == "sync" and b.state.task.step == 4)
 
     to_check()
     suspect = b.state.history.holders[1]
@@ -209,8 +207,7 @@ def test_the_owner_pauses_resumes_and_stops():
     b.tell(ev.ResumeRun())
     assert (b.state.task.kind, b.state.task.step) == ("step", 5)
     b.tell(ev.StopRun())
-    while not b.state.stopped:
-        b.answer()
+    b.answer_until(lambda: b.state.stopped)
     assert b.state.history.newest.step == 5
     assert isinstance(b.commands[-1], ev.Quit)
     assert [c.exit_code for c in b.commands if isinstance(c, ev.Dismiss)] == [0, 0]
@@ -316,8 +313,7 @@ def test_where_steps_take_long_a_task_may_take_ten_times_as_long_and_an_evaluati
     stall(b, 1001)
     to_step(b, 3)
     b.now += 100
-    while b.state.task.kind != "evaluation":
-        b.answer()
+    b.answer_until(lambda: b.state.task.kind == "evaluation")
     b.state = replace(b.state, step_seconds=(100.0, 100.0, 5.0))
     stall(b, 2000)  # of two steps' worth of text
 

@@ -54,9 +54,7 @@ def test_a_stage_is_asked_for_its_part_once_a_generation():
 
     def to_a_step() -> None:
         """Without handing anything in."""
-        while b.state.task.kind != "step":
-            for stage in range(2):
-                b.done(stage)
+        b.answer_until(lambda: b.state.task.kind == "step", lambda: (b.done(0), b.done(1)))
 
     b.join(0, 1)
     to_step(b, 2)
@@ -72,8 +70,7 @@ def test_a_stage_is_asked_for_its_part_once_a_generation():
 def test_a_part_that_failed_is_given_up_also_while_the_run_waits_for_a_peer():
     b = Bench(make_spec(stages=2, steps=8, snapshots={"interval": 2}))
     b.join(0, 1)
-    while not b.state.history.pending:
-        b.answer()
+    b.answer_until(lambda: b.state.history.pending)
     b.tell(ev.Left("p0", "its connection ended", may_return=True))
     assert not b.state.placed
     b.tell(ev.PartFailed("p1", 1, 2, "No space left on device"))
@@ -87,10 +84,8 @@ def test_a_snapshot_that_fails_is_left_out_and_the_last_one_is_waited_for():
     assert [m.step for m in b.state.history.pending] == [2]
     b.tell(ev.PartFailed(None, 1, 2, "No space left on device"))
     assert (b.state.task.kind, b.state.task.step) == ("step", 3), "the run goes on"
-    while not b.state.history.pending:
-        b.answer()
-    while b.state.task is not None:
-        b.done(0), b.done(1)
+    b.answer_until(lambda: b.state.history.pending)
+    b.answer_until(lambda: b.state.task is None, lambda: (b.done(0), b.done(1)))
     b.tell(ev.PartFailed(None, 1, 4, "No space left on device"))
     assert "room for the snapshot of step 4 (No space left on device)" in waiting_for(b.state, b.now)
     b.tell(ev.Tick())
@@ -108,9 +103,7 @@ def test_a_snapshot_counts_once_the_subspace_of_its_step_is_settled():
     )
     b = Bench(spec)
     b.join(0, 1)
-    while not b.state.history.pending:
-        if b.state.task:
-            b.done(0), b.done(1)
+    b.answer_until(lambda: b.state.history.pending, lambda: (b.done(0), b.done(1)))
     b.tell(ev.SnapshotWhole(1, 4, ("a", "b")))
     assert b.state.history.newest.step == 0, "going back there, who would know what becomes of U?"
     b.tell(ev.SubspaceReported(b.state.history.holders[-1], 1, 4, {}, "new"))

@@ -25,8 +25,8 @@ from door_tools import (
     in_loop,
     tls_context,
     to_the_end,
-    until,
 )
+from waiting import until
 
 from protomodels_cli.coordinator.door import Door, DoorLimits
 from protomodels_cli.errors import EXIT_REFUSED
@@ -167,12 +167,12 @@ async def test_nobody_is_connected_to_someone_who_has_left(authority, rudely):
     async with a_door(authority, limits=DoorLimits(relay_seconds=0.5)) as (door, port):
         door.allow(TICKET)
         _, writer = await dial(port, b"PMTRAIN 1 RELAY a-ticket_1 accept\n")
-        await until(lambda: door._meetings._waiting)
+        [waits] = (await until(lambda: door._meetings._waiting)).values()
         if rudely:  # a reset instead of a goodbye
             linger = struct.pack("ii", 1, 0)
             writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
         writer.transport.abort()
-        await asyncio.sleep(0.05)
+        await until(lambda: waits.stream[0].at_eof() or waits.stream[1].is_closing(), "it is not known to have left")
         with pytest.raises(RelayError, match="did not come"):
             await dial_relay(HERE, port, TICKET, "dial")
 

@@ -9,15 +9,18 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 from conftest import corpus_of, make_spec
 from test_cli import ROOT, pmtrain
 from test_pipeline import random_spec, reference_of
+from waiting import wait_for
 
 from protomodels_cli.coordinator.run_dir import open_run_dir
 from protomodels_cli.spec import RunSpec
@@ -44,16 +47,25 @@ def coordinator(spec: RunSpec, folder: Path) -> Iterator[tuple[subprocess.Popen[
         yield process, wait_for_line(process, r"pmtrain join '(pm://\S+)'")
     finally:
         process.kill()
-        process.wait()
+        process.wait(timeout=30)
 
 
-def wait_for_line(process: subprocess.Popen[str], pattern: str) -> str:
-    lines = []
-    for line in process.stdout:
-        lines.append(line)
-        if found := re.search(pattern, line):
-            return found[1] if found.groups() else line
-    raise AssertionError(f"no {pattern!r} in {''.join(lines)}")
+def wait_for_line(process: subprocess.Popen[str], pattern: str, seconds: float = 120) -> str:
+    """A line that it says, or the test's end: then it is killed, and what it said instead is shown."""
+    lines, patience = [], threading.Timer(seconds, process.kill)
+    patience.start()
+    try:
+        for line in process.stdout:
+            lines.append(line)
+            if found := re.search(pattern, line):
+                return found[1] if found.groups() else line
+    finally:
+        patience.cancel()
+    raise AssertionError(f"no {pattern!r} within {seconds:g} s in {''.join(lines)}")
+
+
+def status(folder: Path) -> dict[str, Any]:
+    return json.loads(pmtrain("status", "run", "--format", "json", cwd=folder).stdout)
 
 
 def ends(process: subprocess.Popen[str]) -> tuple[int, str]:
@@ -107,9 +119,8 @@ def test_status_and_peers_before_during_and_after(tmp_path):
         assert early["phase"] == "gathering"
         assert early["waiting_for"].startswith("peers: no peer has joined")
         peers = [begin("join", link, "--name", f"n{i}", "--dir", tmp_path / f"p{i}", cwd=tmp_path) for i in range(2)]
-        while json.loads(pmtrain("status", "run", "--format", "json", cwd=tmp_path).stdout)["step"] == "0":
-            pass
-        during = json.loads(pmtrain("status", "run", "--format", "json", cwd=tmp_path).stdout)
+        wait_for(lambda: status(tmp_path)["step"] != "0", "no step was decided")
+        during = status(tmp_path)
         assert during["phase"] == "running"
         assert [s["stage"] for s in during["stages"]] == [0, 1]
         assert during["stages"][0]["forward_bytes_per_token"] > 24
@@ -135,7 +146,7 @@ def test_status_and_peers_before_during_and_after(tmp_path):
             code, said = ends(peer)
             assert code == 0, said
             assert "the run was stopped by its owner; it is saved up to step" in said
-    after = json.loads(pmtrain("status", "run", "--format", "json", cwd=tmp_path).stdout)
+    after = status(tmp_path)
     assert after["phase"] == "not running"
     assert int(after["step"]) >= int(during["step"])
     gone = pmtrain("status", link, cwd=tmp_path)
@@ -173,22 +184,20 @@ def test_the_same_command_goes_on_after_kill_9_and_pause_and_resume_are_obeyed(t
     with coordinator(make_spec(**LONG), tmp_path) as (leader, link):
         peers = [begin("join", link, "--dir", tmp_path / f"p{i}", cwd=tmp_path) for i in range(2)]
         wait_for_line(peers[0], r"^step ")
-        before = int(json.loads(pmtrain("status", "run", "--format", "json", cwd=tmp_path).stdout)["step"])
+        before = int(status(tmp_path)["step"])
         leader.kill()
-        leader.wait()
+        leader.wait(timeout=30)
         wait_for_line(peers[0], r"the coordinator is not there .*; stage \d stays in memory here. Trying again")
     with coordinator(make_spec(**LONG), tmp_path) as (leader, again):
         assert again == link
         wait_for_line(peers[0], r"as it is in memory")
         wait_for_line(peers[0], r"^step ")
         assert "pausing" in pmtrain("pause", "run", cwd=tmp_path).stdout
-        while (status := json.loads(pmtrain("status", "run", "--format", "json", cwd=tmp_path).stdout))[
-            "phase"
-        ] != "paused":
-            pass
-        assert int(status["step"]) > before
-        assert status["steps_redone"] == "0"
-        assert status["waiting_for"] == "its owner to resume it: its owner paused it"
+        wait_for(lambda: status(tmp_path)["phase"] == "paused", "it was not paused")
+        found = status(tmp_path)
+        assert int(found["step"]) > before
+        assert found["steps_redone"] == "0"
+        assert found["waiting_for"] == "its owner to resume it: its owner paused it"
         assert pmtrain("resume", "run", cwd=tmp_path).stdout == "resumed\n"
         assert pmtrain("stop", "run", cwd=tmp_path).returncode == 0
         assert ends(leader)[0] == 0

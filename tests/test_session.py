@@ -11,6 +11,7 @@ import grpc
 import pytest
 import torch
 from conftest import make_spec
+from waiting import until
 
 from protomodels_cli.coordinator import machine
 from protomodels_cli.coordinator.messages import turn_message
@@ -110,8 +111,7 @@ def test_the_last_words_of_a_peer_are_heard(tmp_path):
                 return pb.Register()
 
             running = asyncio.create_task(session.run(introduce))
-            while not session._control._heard:
-                await asyncio.sleep(0.01)
+            await until(lambda: session._control._heard)
             session._fail(MemoryError("not enough memory"))
             with pytest.raises(UserError, match="ran out of memory"):
                 await running

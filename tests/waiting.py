@@ -1,0 +1,33 @@
+"""Waiting with an end: every loop of a test that waits goes through here, and says what it waited for."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import time
+from collections.abc import Callable
+from typing import Any
+
+
+def wait_for(
+    what: Callable[[], Any], why: str = "", seconds: float = 60, details: Callable[[], str] = lambda: ""
+) -> Any:
+    """Ask until the answer is true, and return it. `why` names what is missing; `details` may say more then."""
+    until = time.monotonic() + seconds
+    while not (found := what()):
+        assert time.monotonic() < until, f"{_in_words(what, why, seconds)} {details()}"
+        time.sleep(0.02)
+    return found
+
+
+async def until(what: Callable[[], Any], why: str = "", seconds: float = 10) -> Any:
+    """The same beside an event loop."""
+    end = time.monotonic() + seconds
+    while not (found := what()):
+        assert time.monotonic() < end, _in_words(what, why, seconds)
+        await asyncio.sleep(0.005)
+    return found
+
+
+def _in_words(what: Callable[[], Any], why: str, seconds: float) -> str:
+    return f"waited {seconds:g} s in vain: {why or inspect.getsource(what).strip()}"
