@@ -6,7 +6,9 @@ import asyncio
 import json
 import os
 import signal
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +142,11 @@ class Scene:
     def events(self) -> str:
         file = self.run_dir / "events.jsonl"
         return file.read_text() if file.exists() else ""
+
+    def records(self, kind: str) -> list[dict[str, Any]]:
+        """What the journal has of this kind."""
+        with closing(sqlite3.connect(self.run_dir / "journal.sqlite")) as db:
+            return [json.loads(body) for (body,) in db.execute("SELECT body FROM records WHERE kind = ?", (kind,))]
 
     def status(self) -> Any:
         async def ask() -> Any:

@@ -41,6 +41,8 @@ class Process:
         self.leaving = False
         self.uploads: dict[tuple[int, int, int], PartFile] = {}
         self.failed: set[tuple[int, int]] = set()  # snapshots for which it could not write its part
+        self.is_spare = False
+        self.newest: tuple[Part, ...] = ()  # all parts of the newest complete snapshot
         self.redial()
 
     @property
@@ -112,6 +114,8 @@ class Process:
 
     def _keepspare(self, word: ev.KeepSpare) -> None:
         self.memory = self.place = None
+        self.is_spare = True
+        self._fetch_ahead()
 
     def _holdon(self, word: ev.HoldOn) -> None:
         self.place = None
@@ -132,13 +136,17 @@ class Process:
         self.failed &= word.begun
         for lineage, step in sorted(self.failed):
             self.tell(ev.PartFailed(self.id, lineage, step, "No space left on device"))
-        if self.world.spec.snapshots.warm_spares and self.place is None and self.memory is None:
-            for part in word.newest:
-                self.soon(lambda part=part: self._fetch_ahead(part), 0.1, 3.0)
+        self.newest = word.newest
+        self._fetch_ahead()
 
-    def _fetch_ahead(self, wanted: Part) -> None:
+    def _fetch_ahead(self) -> None:
+        if self.world.spec.snapshots.warm_spares and self.is_spare:
+            for part in self.newest:
+                self.soon(lambda part=part: self._fetch(part), 0.1, 3.0)
+
+    def _fetch(self, wanted: Part) -> None:
         place = (*wanted.snapshot, wanted.stage)
-        if self.memory is None and self.place is None and place not in self.home.disk:
+        if self.is_spare and wanted in self.newest and place not in self.home.disk:
             part = self.world.fetch(self, place)
             if part is not None and not part.spoilt and part.sha256 == wanted.sha256:
                 self.home.disk[place] = part
@@ -151,14 +159,14 @@ class Process:
         m.frames = {"forward": deque(), "backward": deque()}
 
     def _place(self, word: Place) -> None:
-        self.place = word
+        self.place, self.is_spare = word, False
         if word.keep:
             m = self.memory
             assert m is not None, "told to keep what it does not have"
             self._drop_work(word.generation)
             decided = word.decision
             if decided is not None and m.applied == decided.step - 1 and m.prepared is not None:
-                self._decide(decided)
+                self._decide(decided)  # what it says of the subspace then is asked for with the place
             m.prepared = None
             if (m.lineage, m.applied) != (word.lineage, word.step):
                 raise Violation(f"{self.id} keeps {m.lineage}/{m.applied} where {word.lineage}/{word.step} belongs")
@@ -220,8 +228,8 @@ class Process:
         m = self.memory
         if m is None or m.generation != word.generation:
             return
-        if word.decision is not None:
-            self._decide(word.decision)
+        if word.decision is not None and self._decide(word.decision):
+            self._report()
         if word.save:
             self._save()
         if word.task is None:
@@ -288,11 +296,10 @@ class Process:
             raise Violation(f"{self.id} at step {m.applied} took a frame of step {frame.step}")
         return frame
 
-    def _decide(self, decided: Decided) -> None:
+    def _decide(self, decided: Decided) -> bool:
+        """Whether it has something new to say of the subspace then."""
         m = self.memory
         assert m is not None
-        if decided.step == m.applied:
-            return  # told again
         if decided.step != m.applied + 1 or m.prepared is None:
             raise Violation(f"{self.id} at step {m.applied} was told the outcome of step {decided.step}")
         self.world.rules.check_applying(self, m, decided)
@@ -301,7 +308,8 @@ class Process:
         m.applied, m.prepared = decided.step, None
         if m.stage == len(m.layers) - 1 and steps.reports(self.world.spec.subspace, decided.step):
             m.report = (decided.step, digest(m.numbers, "basis"))
-            self._report()
+            return True
+        return False
 
     def _report(self) -> None:
         m = self.memory

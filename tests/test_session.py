@@ -21,6 +21,7 @@ from protomodels_cli.coordinator.state import Task
 from protomodels_cli.errors import UserError
 from protomodels_cli.model.stage import Sync
 from protomodels_cli.protocol.messages import BadMessage
+from protomodels_cli.spec import RunSpec
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.pb import pmtrain_pb2_grpc as rpc
 from protomodels_cli.wire.tls import new_authority, peer_name
@@ -32,11 +33,11 @@ from protomodels_cli.worker.snapshots import part_store
 from protomodels_cli.worker.snapshots.exchange import SnapshotExchange
 
 
-def a_session(folder: Path, stub: Any = None) -> Session:
+def a_session(folder: Path, stub: Any = None, spec: RunSpec | None = None) -> Session:
     """Without a stub: one that has no coordinator."""
     identity = new_authority().issue_with_key(peer_name("p"))
-    device, listener = torch.device("cpu"), Listener(identity)
-    return Session(make_spec(), device, identity, listener, stub, (), ("", 0), folder, lambda text: None, 3600.0)
+    device, listener, spec = torch.device("cpu"), Listener(identity), spec or make_spec()
+    return Session(spec, device, identity, listener, stub, (), ("", 0), folder, lambda text: None, 3600.0)
 
 
 def a_generation(session: Session, number: int) -> Generation:
