@@ -17,6 +17,7 @@ import torch
 from conftest import make_spec
 from machine_bench import Bench
 from test_snapshots import Desk
+from waiting import until
 
 from protomodels_cli.coordinator import events as ev
 from protomodels_cli.coordinator.run_dir import open_run_dir
@@ -51,12 +52,6 @@ class Silent(rpc.PeeringServicer):
         yield pb.CoordinatorMessage(number=1, spare=pb.Spare(why="all stages have a holder"))
         async for message in request_iterator:
             self.heard.append(message.WhichOneof("body"))
-
-
-async def until(condition: Callable[[], Any]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 def with_a_session(
