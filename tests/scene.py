@@ -111,7 +111,7 @@ class Scene:
         self._mark("go on", process=f"peer-{stopped}")
 
     def cut(self, line: Cable) -> None:
-        """In the middle of the run, and with something on the line."""
+        """In the middle of the run."""
         before = self.status()
         assert before.step < self.spec.steps, "the run was over before the line could be cut"
         line.cut()

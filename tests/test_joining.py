@@ -206,6 +206,7 @@ def test_a_holder_lost_in_the_first_step_is_replaced_and_nothing_old_leaks_in(po
     wait_for_event(run_dir, "placed and linked")
     pool.peers[2].start(kind="join", link=link, name="spare", dir=str(tmp_path / "spare"))
     wait_for_event(run_dir, "spare (")
+    assert victim.at_work
     victim.close()
     results = [p.result() for p in pool.peers[:3]]
     led = pool.coordinator.result()
@@ -225,12 +226,17 @@ def test_survivors_of_the_first_step_wait_for_the_next_joiner(pool: Pool, tmp_pa
     slow = {"kind": "slow", "seconds": 0.1}
     victim.start(kind="join", link=link, name="victim", dir=str(tmp_path / "victim"), fault=slow)
     wait_for_event(run_dir, "placed and linked")
+    assert victim.at_work
     victim.close()
-    wait_for_event(run_dir, "victim (")
+    wait_for_event(run_dir, "its connection ended")
     time.sleep(2)  # twice as long as this peer waits for an explanation why its neighbour hung up
     pool.peers[1].start(kind="join", link=link, name="late", dir=str(tmp_path / "late"))
     assert [p.result()["exit"] for p in pool.peers[:2]] == [0, 0]
-    assert pool.coordinator.result()["exit"] == 0
+    led = pool.coordinator.result()
+    assert led["exit"] == 0
+    assert any("generation 2" in s for s in led["said"])
+    summary = json.loads((run_dir / "summary.json").read_text())
+    assert summary["weights_sha256"] == reference_of(spec)[0].weights_sha256()
 
 
 def wait_for_event(run_dir: Path, words: str) -> None:

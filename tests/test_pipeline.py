@@ -225,11 +225,6 @@ def test_a_step_that_is_not_finite_is_skipped_everywhere(pool):
     assert applied[-3:] == [False] * 3
 
 
-def test_without_a_fault_the_same_run_goes_on(pool):
-    led, _ = pool.run(make_spec(stages=3, steps=12, subspace={"sync_interval": 3}), 3)
-    assert led["exit"] == 0
-
-
 def test_peers_that_nobody_can_dial_meet_through_the_coordinator(pool):
     spec = make_spec(stages=3, steps=4)
     led, peers = pool.run(spec, 3, fault={"kind": "unreachable"})
