@@ -11,7 +11,6 @@ import select
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -95,8 +94,10 @@ class Process:
     def tell_what_it_does(self) -> None:
         """The stacks of its threads, into its log."""
         if not self.gone:
+            log = Path(self._log.name)
+            before = log.stat().st_size
             os.kill(self.pid, signal.SIGUSR1)
-            time.sleep(1.0)
+            wait_for(lambda: log.stat().st_size > before or self.gone, "no stacks", 5)
 
     @property
     def at_work(self) -> bool:

@@ -30,7 +30,10 @@ class Posts(queue.Queue[tuple[int, Any]]):
         """What was posted, up to the first of this kind."""
         got: list[Any] = []
         while not got or not isinstance(got[-1], kind):
-            got.append(self.get(timeout=30)[1])
+            try:
+                got.append(self.get(timeout=30)[1])
+            except queue.Empty:
+                raise AssertionError(f"no {kind.__name__} within 30 s, only {got}") from None
         return got
 
     def is_quiet(self) -> bool:
