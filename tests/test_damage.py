@@ -58,8 +58,7 @@ def kill_at(step: int, once: Path) -> dict[str, object]:
 def killed(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Real processes leave it behind, by kill -9."""
     folder = tmp_path_factory.mktemp("killed")
-    (folder / "pool").mkdir()
-    pool, spec = Pool(folder / "pool", peers=2), a_spec()
+    pool, spec = Pool(folder, peers=2), a_spec()
     stop_at = [kill_at(step, folder / str(step)) for step in (5, 11)]
     try:
         slow = {"fault": {"kind": "slow", "seconds": 0.05}}  # so that a snapshot is complete before the next one begins
@@ -358,10 +357,7 @@ def test_without_any_snapshot_a_rebuilt_run_begins_again(killed: Run, run_dir: P
 
 def test_peers_that_are_ahead_of_the_snapshot_are_not_believed(tmp_path: Path):
     """They wait with the stages of a later step in memory while the journal is made anew."""
-    spec = a_spec()
-    (tmp_path / "pool").mkdir()
-    pool = Pool(tmp_path / "pool", peers=2)
-    once = tmp_path / "killed"
+    pool, spec, once = Pool(tmp_path, peers=2), a_spec(), tmp_path / "killed"
     try:
         run_dir = pool.start(spec, [{}, {}], fault=kill_at(8, once))
         with contextlib.suppress(AssertionError):
