@@ -107,7 +107,7 @@ def test_the_set_of_commands_and_options_is_deliberate():
     lab = ["--device", "--json", "--plot", "--seed", "--steps"]
     assert found == {
         "validate": ["--format"],
-        "coordinator": ["--host", "--port", "--resume", "--run-dir"],
+        "coordinator": ["--host", "--port", "--rebuild", "--resume", "--run-dir"],
         "pause": [],
         "resume": [],
         "stop": [],

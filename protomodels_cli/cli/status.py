@@ -85,12 +85,13 @@ def _show(run: str, output: Format, watch: bool, draw: Callable[[RunStatus], Ren
 
 async def _statuses(run: str, watch: bool) -> AsyncIterator[RunStatus]:
     """From the coordinator; where it does not run, once from the journal of the run's directory."""
+    from protomodels_cli.coordinator.run_dir import holds_a_run
     from protomodels_cli.errors import UserError
     from protomodels_cli.wire.client import operator
     from protomodels_cli.wire.join_link import FingerprintError, JoinLink, UnreachableError
 
     folder = None if "://" in run else Path(run)
-    if folder is not None and not (folder / "journal.sqlite").exists():
+    if folder is not None and not holds_a_run(folder):
         raise UserError(f"{folder} is not a run's directory", "name a run's directory or its join link (pm://…)")
     if folder is not None and not (folder / "link").exists():
         raise UserError(f"the coordinator of {folder} has not opened its door", "see its output, or start it again")
