@@ -69,7 +69,7 @@ def _scene() -> Iterator[_Scene]:
 class _Scene:
     def __init__(self, running: LocalRun, cables: dict[str, Cable], stages: int, lease: float):
         self._running, self._cables, self.stages, self.lease = running, cables, stages, lease
-        self._wait(lambda: self._said("all stages are placed and linked"), "the run did not begin")
+        self._wait(lambda: self._found("stages_linked"), "the run did not begin")
 
     def fault(self, kind: str, stage: int) -> dict[str, Any]:
         """Do it to whoever holds the stage, and undo it when the run has gone on."""
@@ -77,9 +77,9 @@ class _Scene:
         name, step = self._holder(stage), self._step()
         at = time.time()
         self._do(kind, name)
-        noticed = self._wait(lambda: self._said(f"{name} (", "left:", since=at), f"nobody missed {name}")
-        # With the same words goes the next step, or the sync or evaluation that is due before it.
-        granted = self._wait(lambda: self._said("placed and linked", since=at), "the run did not go on")
+        noticed = self._wait(lambda: self._found("peer_lost", since=at, name=name), f"nobody missed {name}")
+        # With this notice goes the next step, or the sync or evaluation that is due before it.
+        granted = self._wait(lambda: self._found("stages_linked", since=at), "the run did not go on")
         self._undo(kind, name)
         return {
             "fault": kind,
@@ -111,12 +111,11 @@ class _Scene:
         def calm() -> bool:
             history = _history(self._running.folder)
             here: set[str] = set()
-            for line in self._events():
-                words = str(line["text"]).split(" ")
-                if words[2:3] in (["joined"], ["is"]):
-                    here.add(words[0])
-                elif words[2:3] == ["left:"]:
-                    here.discard(words[0])
+            for event in self._events():
+                if event["kind"] in ("peer_joined", "peer_returned"):
+                    here.add(event["name"])
+                elif event["kind"] in ("peer_lost", "peer_left", "peer_dismissed"):
+                    here.discard(event["name"])
             return len(here) > self.stages and history.newest.step > began and history.step > history.newest.step + 2
 
         self._wait(calm, "no spare came back, or no snapshot")
@@ -126,16 +125,17 @@ class _Scene:
 
     def _holder(self, stage: int) -> str:
         peer = _history(self._running.folder).holders[stage]
-        [name] = {str(e["text"]).split(" ")[0] for e in self._events() if f"({peer}) joined" in str(e["text"])}
+        [name] = {str(e["name"]) for e in self._events() if e["kind"] == "peer_joined" and e["peer"] == peer}
         return name
 
     def _events(self) -> list[dict[str, Any]]:
         lines = (self._running.folder / "events.jsonl").read_text().splitlines(keepends=True)
         return [json.loads(line) for line in lines if line.endswith("\n")]
 
-    def _said(self, *words: str, since: float = 0.0) -> dict[str, Any] | None:
-        found = (e for e in self._events() if e["at"] >= since and all(word in e["text"] for word in words))
-        return next(found, None)
+    def _found(self, kind: str, since: float = 0.0, **fields: Any) -> dict[str, Any] | None:
+        """The first event of this kind with these fields."""
+        events = (e for e in self._events() if e["kind"] == kind and e["at"] >= since)
+        return next((e for e in events if fields.items() <= e.items()), None)
 
     def _wait(self, what: Callable[[], Any], why: str) -> Any:
         until = time.monotonic() + PATIENCE

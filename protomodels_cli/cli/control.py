@@ -17,19 +17,19 @@ RunDirArgument = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The run
 def pause(run_dir: RunDirArgument) -> None:
     """Let a run finish its step, save it, and wait. Peers stay."""
     _control(run_dir, "PAUSE")
-    say(f"pausing; `pmtrain status {run_dir}` says when it is, `pmtrain resume {run_dir}` goes on")
+    say(f"pausing after this step; see `pmtrain status {run_dir}`, continue with `pmtrain resume {run_dir}`")
 
 
 def resume(run_dir: RunDirArgument) -> None:
-    """Go on with a run that is paused."""
+    """Continue a run that is paused."""
     _control(run_dir, "RESUME")
     say("resumed")
 
 
 def stop(run_dir: RunDirArgument) -> None:
-    """Let a run finish its step, save it, send the peers away, and end the coordinator."""
+    """Let a run finish its step, save it, dismiss the peers, and end the coordinator."""
     _control(run_dir, "STOP")
-    say(f"stopping; `pmtrain coordinator --resume --run-dir {run_dir}` goes on with it another time")
+    say(f"stopping after this step; continue with `pmtrain coordinator --resume --run-dir {run_dir}`")
 
 
 def _control(run_dir: Path, action: str) -> None:

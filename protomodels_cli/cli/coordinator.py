@@ -9,8 +9,10 @@ from typing import Annotated
 import typer
 
 from protomodels_cli.cli.interrupt import leave_on_ctrl_c
+from protomodels_cli.cli.log_options import LogLevelOption, Verbose
 from protomodels_cli.cli.say import say
 from protomodels_cli.errors import OptionError, UserError
+from protomodels_cli.observe import logs
 
 DEFAULT_PORT = 7420
 
@@ -30,19 +32,21 @@ def coordinator(
     run_dir: Annotated[
         Path | None, typer.Option(help="Where the run lives. Default: runs/NAME, or the next free folder like it.")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with a run; never begin one.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue a run; never start a new one.")] = False,
     rebuild: Annotated[
         bool,
         typer.Option(
             "--rebuild",
             help="Make a new journal from the newest whole snapshot in --run-dir, or begin again where there is none; "
-            "then go on. For a journal that was lost or damaged.",
+            "then continue. For a journal that was lost or damaged.",
         ),
     ] = False,
+    verbose: Verbose = False,
+    log_level: LogLevelOption = None,
 ) -> None:
     """Lead a run: hand out stages, grant steps, keep the books. Needs no GPU.
 
-    The same command again goes on with a run that was interrupted."""
+    The same command again continues a run that was interrupted."""
     from protomodels_cli.spec import load_spec
 
     if rebuild and run_dir is None:
@@ -52,6 +56,7 @@ def coordinator(
         raise OptionError("there is no SPEC", "give one, or --resume with --run-dir")
     spec = None if spec_file is None else load_spec(spec_file)
     leave_on_ctrl_c()
+    logs.begin(log_level, verbose)
 
     from protomodels_cli.cli.folders import claim_or_find
     from protomodels_cli.coordinator.coordinator import Coordinator
@@ -61,9 +66,11 @@ def coordinator(
 
     path = claim_or_find(run_dir, spec)
     if resume and not holds_a_run(path):
-        raise UserError(f"{path} holds no run to go on with", "name its directory with --run-dir")
+        raise UserError(f"{path} holds no run to continue", "name the run's directory with --run-dir")
     folder = open_run_dir(path, spec, Path() if spec_file is None else spec_file.parent, rebuild)
     spec = folder.spec
+    logs.hide(folder.token, folder.owner)
+    logs.to_file(folder.path / "coordinator.log")
     print(f"reading {spec.data.source} text and its tokens …", flush=True)
     corpus = prepare(spec, folder.base, apart=True)
     before = folder.last_address() if folder.resumed else None

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from protomodels_cli.cli.log_options import LogLevelOption, Verbose
+
 
 def demo(
     steps: Annotated[int | None, typer.Option(min=1, help="Steps. Default: as the demo's spec says.")] = None,
@@ -18,8 +20,11 @@ def demo(
         int | None,
         typer.Option(metavar="SEED", help="Kill, stop and cut off peers and the coordinator all the while."),
     ] = None,
+    verbose: Verbose = False,
+    log_level: LogLevelOption = None,
 ) -> None:
     """Train a small model on this machine: a coordinator and four peers that talk over TLS, as they would apart."""
     from protomodels_cli.cli.run_demo import run
 
-    run(steps, stages, device, run_dir, json_file, chaos)
+    options = ["--verbose"] * verbose + (["--log-level", log_level.value] if log_level else [])
+    run(steps, stages, device, run_dir, json_file, chaos, options)

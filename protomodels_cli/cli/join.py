@@ -11,7 +11,9 @@ from typing import Annotated
 import typer
 
 from protomodels_cli.cli.interrupt import leave_on_ctrl_c
+from protomodels_cli.cli.log_options import LogLevelOption, Verbose
 from protomodels_cli.cli.say import say
+from protomodels_cli.observe import logs
 
 
 def join(
@@ -32,6 +34,8 @@ def join(
     folder: Annotated[
         Path | None, typer.Option("--dir", help="Where this peer keeps its files. Default: ~/.cache/pmtrain/peers.")
     ] = None,
+    verbose: Verbose = False,
+    log_level: LogLevelOption = None,
 ) -> None:
     """Hold a stage of somebody's run, on one device, until it is done. Ctrl-C leaves after the step,
     or at once where the coordinator is gone."""
@@ -39,6 +43,8 @@ def join(
 
     parsed = JoinLink.parse(link)
     leave_on_ctrl_c()
+    logs.begin(log_level, verbose)
+    logs.hide(parsed.token)
     print(f"joining {parsed.host}:{parsed.port} …", flush=True)
 
     from protomodels_cli.worker.join import Options
@@ -57,4 +63,4 @@ def join(
         give_up_after=give_up_after * 3600,
     )
 
-    raise typer.Exit(asyncio.run(take_part(options, say)))
+    raise typer.Exit(asyncio.run(take_part(options, logs.also_logged(logs.WORKER, say))))

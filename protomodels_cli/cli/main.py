@@ -10,6 +10,7 @@ import typer
 from protomodels_cli import __version__
 from protomodels_cli.cli import bench, control, coordinator, demo, join, lab, plan, reference, status, validate
 from protomodels_cli.errors import EXIT_OUTSIDE, UserError
+from protomodels_cli.observe import logs
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -46,9 +47,14 @@ def main() -> None:
     try:
         app()
     except UserError as e:
+        logs.failed(e)
         print(e, file=sys.stderr)
         sys.exit(e.exit_code)
     except OSError as e:
+        logs.failed(e)
         print(f"{e.filename or 'a file'}: {e.strerror}", file=sys.stderr)
         print("    fix:  check the path, the space left and the permissions", file=sys.stderr)
         sys.exit(EXIT_OUTSIDE)
+    except Exception as e:
+        logs.bug(e)
+        raise

@@ -34,8 +34,15 @@ PLAIN_SECONDS = 5.0
 
 
 def run(
-    steps: int | None, stages: int, device: str, run_dir: Path | None, json_file: Path | None, seed: int | None
+    steps: int | None,
+    stages: int,
+    device: str,
+    run_dir: Path | None,
+    json_file: Path | None,
+    seed: int | None,
+    options: list[str],
 ) -> None:
+    """`options` go to the coordinator and to all peers."""
     check_outputs(json_file)
     spec = _spec(steps, stages)
     folder = claim(run_dir, "demo")
@@ -49,12 +56,12 @@ def run(
     faults: list[dict[str, Any]] = []
     try:
         if seed is None:
-            with local_run(spec, folder, device) as running:
+            with local_run(spec, folder, device, options=options) as running:
                 asyncio.run(_watch(console, running))
                 if running.coordinator.wait(timeout=60):
                     raise running.failure()
         else:
-            faults = _with_chaos(console, spec, folder, device, seed)
+            faults = _with_chaos(console, spec, folder, device, seed, options)
     except KeyboardInterrupt:
         print(f"interrupted; what was done so far is in {folder}", file=sys.stderr)
         raise typer.Exit(EXIT_INTERRUPTED) from None
@@ -76,14 +83,21 @@ def run(
         json_file.write_text(json.dumps(summary, indent=1) + "\n")
 
 
-def _with_chaos(console: Console, spec: RunSpec, folder: Path, device: str, seed: int) -> list[dict[str, Any]]:
+def _with_chaos(
+    console: Console, spec: RunSpec, folder: Path, device: str, seed: int, options: list[str]
+) -> list[dict[str, Any]]:
     """With a spare, every peer at the end of a cable of its own. Returns what was done to them."""
     peers = range(1, peers_of(spec) + 2)
     with contextlib.ExitStack() as cables:
         laid = {i: cables.enter_context(cable()) for i in peers}
-        options = ["--no-listen"]  # so that all that a peer sends goes over its cable
         with local_run(
-            spec, folder, device, options, through=lambda i, link: laid[i].through(link), spares=1
+            spec,
+            folder,
+            device,
+            join_options=["--no-listen"],  # so that all that a peer sends goes over its cable
+            through=lambda i, link: laid[i].through(link),
+            spares=1,
+            options=options,
         ) as running:
             chaos = Chaos(seed, running, {f"peer-{i}": laid[i] for i in peers}, console.print)
             asyncio.run(_watch(console, running, chaos))

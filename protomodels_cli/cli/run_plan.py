@@ -18,7 +18,7 @@ from protomodels_cli.cost.memory import StageMemory
 from protomodels_cli.errors import OptionError
 from protomodels_cli.forms import form_named
 from protomodels_cli.observe.metrics import strict
-from protomodels_cli.observe.progress import duration, size
+from protomodels_cli.observe.quantities import duration, rate, size
 from protomodels_cli.spec.cut import even_cut
 from protomodels_cli.spec.link import parse_link
 from protomodels_cli.spec.load import load_spec, spec_from, with_absolute_paths
@@ -54,7 +54,7 @@ def run(
         least = math.ceil(saving.upload_seconds / predicted.step_seconds)
         raise OptionError(
             f"snapshots.interval = {spec.snapshots.interval}: the next snapshot is due after "
-            f"{duration(saving.interval_seconds)}, and to hand one in takes {duration(saving.upload_seconds)}",
+            f"{duration(saving.interval_seconds)}, and to upload one takes {duration(saving.upload_seconds)}",
             f"set it to {least} or more, or give it more of the connection (snapshots.max_bandwidth)",
         )
 
@@ -128,33 +128,35 @@ def _show(
     form = f"{spec.subspace.form}, k = {spec.subspace.k}" if spec.form.has_basis else spec.subspace.form
     say(
         f"[bold]{spec.name}[/]: {form}, {spec.wire.forward} forward and {spec.wire.backward} backward, "
-        f"{len(f.stages)} peers of {flops / 1e9:.3g} Gflop/s ({where}), each with a connection of {link}\n"
+        f"{len(f.stages)} peers of {rate(flops, 'FLOP/s')} ({where}), each with a connection of {link}\n"
     )
     table = Table("stage", "layers", "memory", "computes", "its line carries", box=None, pad_edge=False)
     for i, stage in enumerate(f.stages):
         cache = f" (AQ-SGD cache: {size(stage.cache)})" if stage.cache else ""
-        line = f"{stage.line:.3g} s a step" if stage.line else "–"
+        line = f"{duration(stage.line)} a step" if stage.line else "–"
         memory = f"{size(stage.memory)}{cache}"
-        table.add_row(str(i), str(stage.layers), memory, f"{stage.compute:.3g} s a step", line)
+        table.add_row(str(i), str(stage.layers), memory, f"{duration(stage.compute)} a step", line)
     console.print(table)
+    every = "once at the end"
+    if math.isfinite(saving.interval_seconds):
+        every = f"every {duration(saving.interval_seconds)}"
     forward, backward = (size(int(f.bytes_per_step[leg])) for leg in ("forward", "backward"))
     crossing = f"Over a boundary: {forward} forward and {backward} back a step, headers counted.\n"
     say(
         f"\n{crossing if len(f.stages) > 1 else ''}"
-        f"A step takes [bold]{f.step_seconds:.3g} s[/] ({f.tokens_per_s:.4g} tokens/s); {f.compute_seconds:.3g} s "
-        f"without a link, {f.wire_seconds:.3g} s on the busiest line alone. Bubble {100 * f.bubble:.0f} %.\n"
+        f"A step takes [bold]{duration(f.step_seconds)}[/] ({rate(f.tokens_per_s, 'tok/s')}); "
+        f"{duration(f.compute_seconds)} without a link, {duration(f.wire_seconds)} on the busiest line alone. "
+        f"Bubble {100 * f.bubble:.0f} %.\n"
         f"What holds it up most: {f.bottleneck}.\n"
-        f"A snapshot's largest part has {size(saving.part_bytes)}: {saving.upload_seconds:.3g} s to hand in, beside "
-        f"the steps, every {saving.interval_seconds:.3g} s.\n"
+        f"A snapshot's largest part has {size(saving.part_bytes)}: {duration(saving.upload_seconds)} to upload, beside "
+        f"the steps, {every}.\n"
     )
-    table = Table("form", "k", "codec", "step", "tokens/s", "without link", "", box=None, pad_edge=False)
+    table = Table("form", "k", "codec", "step", "speed", "without link", "", box=None, pad_edge=False)
     for c in found:
         mark = "← recommended" if c is best else "keeps up" if c.keeps_up else ""
         k = str(c.k) if form_named(c.form).has_basis else "–"
-        rate = f"{c.forecast.tokens_per_s:.4g}"
-        table.add_row(
-            c.form, k, c.codec, f"{c.forecast.step_seconds:.3g} s", rate, f"{c.forecast.compute_seconds:.3g} s", mark
-        )
+        step, alone = duration(c.forecast.step_seconds), duration(c.forecast.compute_seconds)
+        table.add_row(c.form, k, c.codec, step, rate(c.forecast.tokens_per_s, "tok/s"), alone, mark)
     console.print(table)
     say(
         "\nRecommended is the least compression with which the link adds no more than a tenth to a step: more than that"

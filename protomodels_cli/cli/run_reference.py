@@ -20,7 +20,8 @@ from protomodels_cli.errors import EXIT_INTERRUPTED, UserError
 from protomodels_cli.model.reference import Reference
 from protomodels_cli.model.snapshot import write_snapshot
 from protomodels_cli.observe.metrics import JsonLines, strict
-from protomodels_cli.observe.progress import Progress, count, duration, size
+from protomodels_cli.observe.progress import Progress
+from protomodels_cli.observe.quantities import count, duration, rate, size
 from protomodels_cli.observe.usage import peak_memory
 from protomodels_cli.spec.load import with_absolute_paths
 from protomodels_cli.spec.schema import RunSpec
@@ -100,21 +101,12 @@ def _header(spec: RunSpec, corpus: Corpus, reference: Reference, run_dir: Path, 
 
 
 def _show(row: dict[str, Any], progress: Progress, summary: dict[str, Any]) -> None:
-    line = None
-    match row["event"]:
-        case "step":
-            summary.setdefault("loss_first", row["loss"])
-            summary["loss_last"] = row["loss"]
-            line = progress.line(row["step"], row["loss"], row["lr"], row["grad_norm"], row["tokens"], row["applied"])
-        case "eval":
-            summary["eval_loss"] = row["loss"]
-            line = f"eval  at step {row['step']}: held-out loss {row['loss']:.4f}"
-        case "subspace" if "first_step" in row:
-            line = (
-                f"basis {row['version']} from step {row['first_step']}: turns by up to {row['angle_max']:.3f} rad, "
-                f"captures {row['captured_before']:.1%} → {row['captured_after']:.1%} of the gradient"
-            )
-    if line:
+    if row["event"] == "step":
+        summary.setdefault("loss_first", row["loss"])
+        summary["loss_last"] = row["loss"]
+    elif row["event"] == "eval":
+        summary["eval_loss"] = row["loss"]
+    if line := progress.line(row):
         print(line, flush=True)
 
 
@@ -122,7 +114,7 @@ def _footer(s: dict[str, Any]) -> str:
     return (
         f"done: loss {s['loss_first']:.4f} → {s['loss_last']:.4f} (ln V = {s['ln_vocab']:.3f}), "
         f"held-out {s['eval_loss']:.4f}; "
-        f"{s['steps']} steps in {duration(s['seconds'])}, {count(s['tokens_per_s'])} tok/s, "
+        f"{s['steps']} steps in {duration(s['seconds'])}, {rate(s['tokens_per_s'], 'tok/s')}, "
         f"peak memory {size(s['peak_memory_bytes'])}\n"
         f"weights sha256 {s['weights_sha256']}"
     )

@@ -94,7 +94,10 @@ async def _statuses(run: str, watch: bool) -> AsyncIterator[RunStatus]:
     if folder is not None and not holds_a_run(folder):
         raise UserError(f"{folder} is not a run's directory", "name a run's directory or its join link (pm://…)")
     if folder is not None and not (folder / "link").exists():
-        raise UserError(f"the coordinator of {folder} has not opened its door", "see its output, or start it again")
+        raise UserError(
+            f"the coordinator of {folder} has not opened its port yet",
+            "see coordinator.log there, or restart the coordinator",
+        )
     link = JoinLink.parse(run if folder is None else (folder / "link").read_text(encoding="utf-8"))
     try:
         async with operator(link) as coordinator:

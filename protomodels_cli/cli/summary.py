@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from protomodels_cli.observe.progress import count, duration, size
+from protomodels_cli.observe.quantities import duration, rate, size
 from protomodels_cli.spec.schema import RunSpec
 
 
@@ -20,7 +20,7 @@ def in_words(s: dict[str, Any], spec: RunSpec) -> str:
         f"done: loss {float(s['loss_first']):.4f} → {float(s['loss_last']):.4f}, "
         f"held-out {float(s['eval_loss']):.4f}; "
         f"{s['steps']} steps over {s['stages']} stages ({cut} layers) in {duration(s['seconds'])}, "
-        f"{count(s['tokens_per_s'])} tok/s"
+        f"{rate(s['tokens_per_s'], 'tok/s')}"
     ]
     if s["ratio_bf16"] is not None:
         each = s["bytes_per_token"]

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
-import secrets
 import signal
-import sys
 import time
 import traceback
 from collections.abc import Callable, Coroutine
@@ -15,25 +12,29 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, assert_never
 
-from protomodels_cli.coordinator import events, machine
+from protomodels_cli.coordinator import events, machine, notices
+from protomodels_cli.coordinator.dispatch import Dispatch
 from protomodels_cli.coordinator.feed import Feed
-from protomodels_cli.coordinator.history import Decided, History, Record
+from protomodels_cli.coordinator.history import Decided, Record
 from protomodels_cli.coordinator.journal import Journal, create
-from protomodels_cli.coordinator.messages import keep_message, place_message, route_pair, turn_message
+from protomodels_cli.coordinator.messages import keep_message
+from protomodels_cli.coordinator.reasons import UnprocessableMessage
 from protomodels_cli.coordinator.rebuild import check_beside, rebuild
 from protomodels_cli.coordinator.run_dir import BASES, JOURNAL, METRICS, SNAPSHOTS, RunDir
+from protomodels_cli.coordinator.sentences import dismissal, sentence, spare
 from protomodels_cli.coordinator.service import Service
 from protomodels_cli.coordinator.snapshots.copies import Copies
 from protomodels_cli.coordinator.snapshots.store import Snapshots
 from protomodels_cli.coordinator.snapshots.upkeep import Upkeep
 from protomodels_cli.coordinator.snapshots.uploads import Uploads
-from protomodels_cli.coordinator.state import Task
-from protomodels_cli.coordinator.status import Totals, bytes_summary, describe
-from protomodels_cli.coordinator.subspace import Subspace
+from protomodels_cli.coordinator.status import describe
+from protomodels_cli.coordinator.subspace import Subspace, bases_needed
+from protomodels_cli.coordinator.summary import Totals, mend_metrics
 from protomodels_cli.data.prepare import Corpus
 from protomodels_cli.errors import EXIT_INTERRUPTED, UserError
-from protomodels_cli.files import write_whole
-from protomodels_cli.observe.metrics import JsonLines, first_step, last_step, strict
+from protomodels_cli.observe import logs
+from protomodels_cli.observe.metrics import JsonLines
+from protomodels_cli.observe.notices import Teller
 from protomodels_cli.observe.progress import Progress
 from protomodels_cli.protocol.t_fixed import VERSION as T_FIXED_VERSION
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
@@ -48,16 +49,17 @@ class Coordinator:
     def __init__(self, corpus: Corpus, run_dir: RunDir, say: Callable[[str], None]):
         self.spec, self.run_dir, self.say = run_dir.spec, run_dir, say
         self._events: asyncio.Queue[events.Event] = asyncio.Queue()
-        self._feed = Feed(self.spec, corpus)
+        self._teller: Teller[notices.Notice] = Teller(sentence, logs.COORDINATOR, say)
         self._subspace = Subspace(self.spec, run_dir.path / BASES) if self.spec.subspace.has_basis else None
         basis, t_fixed = ("", (0, "")) if self._subspace is None else self._first_hashes(self._subspace)
         self.state = machine.start(self.spec, basis, t_fixed)
         self._snapshots = Snapshots(run_dir.path / SNAPSHOTS, run_dir.identity, t_fixed, run_dir.path / BASES)
         self._uploads = Uploads(lambda: self.state, self._subspace, self._snapshots, self.tell, self._fail)
         self._service = Service(self.spec, run_dir, self.tell, self._uploads, self._status)
+        self._dispatch = Dispatch(self._service, Feed(self.spec, corpus), self._subspace)
         copy_to, name = self.spec.snapshots.copy_to, f"{self.spec.name}-{run_dir.authority.fingerprint[:8]}"
         copies = None if copy_to is None else Copies(copy_to, name)
-        self._upkeep = Upkeep(self._snapshots, copies, lambda: self._journal.history, self._say, self._fail)
+        self._upkeep = Upkeep(self._snapshots, copies, lambda: self._journal.history, self._teller, self._fail)
         self._progress, self._totals = Progress(self.spec.steps), Totals()
         # Wall time that a step of the system's clock does not disturb: timeouts are measured with it.
         self._clock = time.time() - time.monotonic()
@@ -65,11 +67,6 @@ class Coordinator:
         self._over: asyncio.Future[None] = asyncio.get_event_loop().create_future()
         self._chores: set[asyncio.Task[None]] = set()
         self._writing, self._books = ThreadPoolExecutor(1), contextlib.ExitStack()
-        self._fed = 0  # the last step whose ids stage 0 has
-        self._tickets: list[str] = []
-        self._began: float | None = None  # when the run's first step was granted
-        self._decided = 0.0  # when its last one was decided
-        self._cpu_s: tuple[float, float] | None = None  # of this process, at its first grant and at its last decision
         self._interrupted = asyncio.Event()
 
     @staticmethod
@@ -91,8 +88,8 @@ class Coordinator:
             return await self._lead_until_over()
         except OSError as e:
             raise UserError(
-                f"{self.run_dir.path} cannot be written any more: {e.strerror or e}",
-                "free space there and start it again with the same command: all that was decided is in the journal",
+                f"cannot write to {self.run_dir.path}: {e.strerror or e}",
+                "free some space and start the coordinator again with the same command: the journal has every decision",
             ) from None
         finally:
             await self._service.close()
@@ -102,17 +99,18 @@ class Coordinator:
                 self._over.exception()  # looked at, whatever else was raised: asyncio would print it as forgotten
 
     def _open_books(self) -> None:
-        path, identity, found = self.run_dir.path, self.run_dir.identity, list[str]()
+        path, identity, found = self.run_dir.path, self.run_dir.identity, list[notices.AboutRebuilding]()
         if self.run_dir.rebuild:
             rebuild(path, identity, self.state.history, found.append)
         self._journal = Journal(path / JOURNAL, identity)
         self._books.callback(self._journal.close)
         check_beside(path, identity, self._journal.history)
-        self._metrics, self._log = (JsonLines(path / f, self.run_dir.resumed) for f in (METRICS, "events.jsonl"))
-        for file in (self._metrics, self._log):
+        self._metrics = JsonLines(path / METRICS, self.run_dir.resumed)
+        self._teller.rows = JsonLines(path / "events.jsonl", self.run_dir.resumed)
+        for file in (self._metrics, self._teller):
             self._books.callback(_close, file)
-        for text in found:
-            self._say(text)
+        for notice in found:
+            self._teller(notice)
 
     async def _lead_until_over(self) -> int:
         loop = asyncio.get_running_loop()
@@ -142,16 +140,16 @@ class Coordinator:
         if ends[0].done():
             await ends[0]  # raises what went wrong
         else:
-            self._say("not waited for: the last snapshot is not copied")
+            self._teller(notices.CopyAbandoned())
 
     def _come_back(self) -> None:
         """As the journal has it."""
         history = self._journal.history
-        self._mend_metrics(history)
-        self._decided = self._journal.last_written
+        self._totals.began = mend_metrics(self.run_dir.path / METRICS, self._metrics, history, self.spec)
+        self._totals.decided = self._journal.last_written
         self.state = machine.resume(self.spec, self.state.t_fixed, history, self._now())
         if self._subspace is not None:
-            for version, sha256 in _bases(history).items():
+            for version, sha256 in bases_needed(history).items():
                 self._subspace.load(version, sha256)
         self._snapshots.settle(history.snapshots, history.dropped)
         self._upkeep.settle()
@@ -161,11 +159,10 @@ class Coordinator:
             told = (self.run_dir.path / "summary.json").exists()  # which is written after that
             if not told:
                 self._write_summary()
-            self._say("the run is done")
+            self._teller(notices.RunDone(history.step))
             self._chore(self._end_when_all_know(told))
             return
-        newest = f"the snapshot of step {history.newest.step}" if history.newest.step else "no snapshot yet"
-        self._say(f"going on after step {history.step} of {self.spec.steps} ({newest})")
+        self._teller(notices.Continuing(history.step, self.spec.steps, history.newest.step))
 
     async def _end_when_all_know(self, told: bool) -> None:
         """Peers redial, and are dismissed as they come."""
@@ -175,26 +172,10 @@ class Coordinator:
             await asyncio.sleep(TICK)
         self._end()
 
-    def _mend_metrics(self, history: History) -> None:
-        """The journal may be one decision ahead of the metrics: its row is made up for, without what only the stages
-        knew."""
-        path, d = self.run_dir.path / METRICS, history.decision
-        last = last_step(path)
-        if d is not None and (last is None or (last["lineage"], last["step"]) != (history.lineage, d.step)):
-            row = {"event": "step", "lineage": history.lineage, "step": d.step, "loss": d.loss, "lr": d.lr}
-            tokens = self.spec.batch.size * self.spec.model.context
-            self._metrics.write(row | {"grad_norm": d.norm, "applied": d.apply, "tokens": tokens, "seconds": None})
-        first = first_step(path)
-        self._began = None if first is None else first["at"] - (first["seconds"] or 0.0)
-
     def _exit_code(self) -> int:
         if self.state.history.ended is not None or self.state.stopped:
             return 0
-        print(
-            f"interrupted after step {self.state.history.step}; peers wait for it to come back. To go on: "
-            f"pmtrain coordinator --resume --run-dir {self.run_dir.path}",
-            file=sys.stderr,
-        )
+        self._teller(notices.Interrupted(self.state.history.step, str(self.run_dir.path)))
         return EXIT_INTERRUPTED
 
     def _end(self) -> None:
@@ -206,7 +187,7 @@ class Coordinator:
         if not self._over.done():
             self._over.set_exception(error)
         else:
-            self._say(f"{self.run_dir.path} cannot be written any more: {error.strerror or error}")
+            self._teller(notices.DiskFailed(str(self.run_dir.path), error.strerror or str(error)))
 
     # Events
 
@@ -267,101 +248,47 @@ class Coordinator:
         if not isinstance(peer, str) or isinstance(event, events.Trouble):
             raise error
         traceback.print_exception(error)
-        self.tell(events.Trouble(peer, f"it sent what the coordinator cannot take ({type(event).__name__})"))
+        logs.bug(error)
+        self.tell(events.Trouble(peer, UnprocessableMessage(type(event).__name__)))
 
     def _note(self, records: list[Record]) -> None:
+        logs.COORDINATOR.debug("journalled %s", records)
         if any(isinstance(r, Decided) for r in records):
-            self._decided, cpu = time.time(), time.process_time()
-            self._cpu_s = (self._cpu_s or (cpu, cpu))[0], cpu
+            self._totals.saw_decision()
 
     # Commands
 
     def _do(self, command: events.Command) -> None:
         match command:
-            case events.Say(text):
-                self._say(text)
+            case events.Tell(notice):
+                self._teller(notice)
             case events.WriteRow(row):
                 self._write_row(row)
             case events.KeepSpare(peer, why):
-                self._service.send(peer, spare=pb.Spare(why=why))
+                self._service.send(peer, spare=pb.Spare(why=spare(why), kind=why.kind))
             case events.HoldOn(peer, why):
-                self._service.send(peer, hold_on=pb.HoldOn(why=why))
+                self._service.send(peer, hold_on=pb.HoldOn(why=spare(why), kind=why.kind))
             case events.PlaceStage():
-                self._place(command)
-            case events.SendTurn(decision, task, save):
-                self._send_turn(decision, task, save)
+                self._dispatch.place(self.state, command)
+            case events.SendTurn(_, task):
+                if task is not None and task.kind == "step" and self._totals.saw_grant():
+                    self._progress.start_clock()
+                self._dispatch.turn(self.state, command)
             case events.SendBasis(version):
-                assert self._subspace is not None
-                self._to_holders(basis=pb.NewBasis(basis=self._subspace.basis_message(version)))
+                self._dispatch.basis(self.state, version)
             case events.KeepSnapshots():
                 self._service.send_all(keep=keep_message(self.state.history))
                 self._upkeep.settle()
                 if self._subspace is not None:
-                    self._subspace.forget(self.state.history.basis_version, set(_bases(self.state.history)))
-            case events.Dismiss(peer, why, fix, exit_code):
-                self._service.send(peer, dismissal=pb.Dismissal(why=why, fix=fix, exit_code=exit_code))
+                    self._subspace.forget(self.state.history.basis_version, set(bases_needed(self.state.history)))
+            case events.Dismiss(peer, reason, exit_code):
+                text, fix = dismissal(reason)
+                message = pb.Dismissal(why=text, fix=fix, exit_code=exit_code, kind=reason.kind)
+                self._service.send(peer, dismissal=message)
             case events.Quit():
                 self._end()
             case _:
                 assert_never(command)
-
-    def _say(self, text: str) -> None:
-        self._log.write({"text": text})
-        self.say(text)
-
-    def _to_holders(self, **body: Any) -> None:
-        for peer in self.state.history.holders:
-            self._service.send(peer, **body)
-
-    def _place(self, command: events.PlaceStage) -> None:
-        state, stage = self.state, command.stage
-        history, holders = state.history, [state.peers[p] for p in state.history.holders]
-        if stage == 0:
-            self._fed = history.step
-            self._renew_tickets(len(holders) - 1)
-        place = place_message(state, stage, command.task, command.keep)
-        if self._subspace is not None:
-            place.t_fixed.CopyFrom(self._subspace.table_message())
-            if not command.keep and not history.newest.parts:
-                place.basis.CopyFrom(self._subspace.basis_message(0))
-        if stage > 0:
-            pair = route_pair(holders[stage - 1], holders[stage], self._tickets[stage - 1], state.relay_all)
-            place.previous.append(pair[1])
-        if stage < len(holders) - 1:
-            pair = route_pair(holders[stage], holders[stage + 1], self._tickets[stage], state.relay_all)
-            place.next.append(pair[0])
-        self._service.send(command.peer, place=place)
-
-    def _renew_tickets(self, boundaries: int) -> None:
-        door = self._service.door
-        assert door is not None
-        for ticket in self._tickets:
-            door.forbid(ticket)
-        self._tickets = [secrets.token_urlsafe(16) for _ in range(boundaries)]
-        for ticket in self._tickets:
-            door.allow(ticket)
-
-    def _send_turn(self, decision: Decided | None, task: Task | None, save: bool) -> None:
-        turn = turn_message(self.state, decision, task, save, self._feed.evaluation_microbatches)
-        if task is not None and task.kind == "step" and self._cpu_s is None:
-            self._cpu_s = time.process_time(), time.process_time()
-            self._began = self._began or time.time()
-            self._progress = Progress(self.spec.steps)  # its clock starts here
-        self._to_holders(turn=turn)
-        if task is not None:
-            self._feed_first_stage(task)
-
-    def _feed_first_stage(self, task: Task) -> None:
-        """This task's ids, and the next step's ahead of its turn."""
-        first = self.state.history.holders[0]
-        if task.kind == "evaluation":
-            for feed in self._feed.evaluation(task.step):
-                self._service.send(first, feed=feed)
-        if task.kind == "step":
-            for step in range(max(self._fed + 1, task.step), min(task.step + 1, self.spec.steps) + 1):
-                for feed in self._feed.step(step):
-                    self._service.send(first, feed=feed)
-                self._fed = step
 
     # What the owner sees
 
@@ -374,66 +301,14 @@ class Coordinator:
         self._metrics.write(row)
         if row["event"] == "step":
             self._totals.add(row)
-            line = self._progress.line(
-                row["step"], row["loss"], row["lr"], row["grad_norm"], row["tokens"], row["applied"]
-            )
-            if line:
-                self.say(line)
-        elif row["event"] == "eval":
-            self.say(f"eval  at step {row['step']}: held-out loss {row['loss']:.4f}")
-        elif row["event"] == "subspace" and "first_step" in row:
-            turn = row.get("angle_max", 0.0)
-            self.say(f"basis {row['version']} from step {row['first_step']}: turns by up to {turn:.3f} rad")
-
-    def _relayed(self) -> list[dict[str, int]]:
-        """Bytes that each boundary's link sent through the door: none where neighbours dial each other."""
-        door = self._service.door
-        assert door is not None
-        moved = [door.relayed(ticket) for ticket in self._tickets]
-        return [{"forward": m["dial"], "backward": m["accept"]} for m in moved]  # the earlier stage dials
+        if line := self._progress.line(row):
+            self.say(line)
 
     def _write_summary(self) -> None:
-        history, totals = self.state.history, self._totals
-        assert history.ended is not None
-        seconds = self._decided - (self._began or self._decided)
-        cpu_before, cpu = self._cpu_s or (0.0, 0.0)  # none, if all that was left was to finish
-        tokens = history.step * self.spec.batch.size * self.spec.model.context
-        summary = {
-            "steps": history.step,
-            "stages": len(history.layers),
-            "seconds": seconds,
-            "loss_first": history.loss_first,
-            "loss_last": history.decision.loss if history.decision else None,
-            "eval_loss": history.eval_loss,
-            "tokens_per_s": tokens / seconds if seconds else 0.0,
-            **bytes_summary(history, self.spec),
-            "weights_sha256": history.ended.weights_sha256,
-            "layers_per_stage": list(history.layers),
-            "cpu_seconds": {
-                "coordinator": cpu - cpu_before,
-                "stages": totals.cpu_s,
-            },
-            "relayed_bytes": self._relayed(),
-            "peak_memory_bytes": totals.peak_memory,
-            "most_in_flight": totals.most_in_flight,
-            "steps_redone": history.redone,
-            "lineage": history.lineage,
-            "generations": history.generation,
-            "spec_sha256": self.spec.sha256(),
-            "run_dir": str(self.run_dir.path),
-        }
-        write_whole(self.run_dir.path / "summary.json", json.dumps(strict(summary), indent=1).encode() + b"\n")
+        path = self.run_dir.path / "summary.json"
+        self._totals.write(path, self.state.history, self.spec, self._dispatch.relayed())
 
 
-def _close(lines: JsonLines) -> None:
+def _close(lines: JsonLines | Teller[notices.Notice]) -> None:
     with contextlib.suppress(OSError):  # a full disk was reported already
         lines.close()
-
-
-def _bases(history: History) -> dict[int, str]:
-    """Version and hash of every basis that may still be needed."""
-    found = {mark.basis_version: mark.basis_sha256 for mark in (*history.snapshots, *history.pending)}
-    found[history.basis_version] = history.basis_sha256
-    waiting = [mark.next_basis for mark in (*history.snapshots, *history.pending)]
-    found |= {new.version: new.sha256 for new in (*waiting, history.next_basis) if new is not None}
-    return found

@@ -15,6 +15,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from protomodels_cli.errors import UserError
+from protomodels_cli.observe.logs import WIRE
 from protomodels_cli.wire.join_link import ASK_AUTHORITY, address
 from protomodels_cli.wire.relay import RELAY, WAIT_SECONDS, Address, Meetings, Role
 from protomodels_cli.wire.splice import BACK, Stream, Watch, say, splice, tune
@@ -104,13 +105,18 @@ class Door:
         elif self._by_neighbourhood[neighbourhood] >= self.limits.connections_per_address:
             reason = "too many connections from one address"
         if reason or caller is None or self._server is None or not self._server.is_serving():
-            self.refused.update([reason] if reason else [])
+            if reason:
+                self._refuse(reason, caller)
             writer.transport.abort()
             return
         self._by_neighbourhood[neighbourhood] += 1
         task = asyncio.create_task(self._serve((reader, writer), caller))
         self._tasks.add(task)
         task.add_done_callback(lambda done: self._went(done, neighbourhood))
+
+    def _refuse(self, reason: str, caller: str | None) -> None:
+        self.refused[reason] += 1
+        WIRE.debug("refused a connection from %s: %s", caller, reason)
 
     def _went(self, task: asyncio.Task[None], neighbourhood: str) -> None:
         self._tasks.discard(task)
@@ -132,7 +138,7 @@ class Door:
             else:
                 raise _Refused("garbage")
         except _Refused as refusal:
-            self.refused[str(refusal)] += 1
+            self._refuse(str(refusal), caller)
         except OSError:
             pass  # it hung up on us: their right, and no news
         finally:

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from protomodels_cli.coordinator import reasons
 from protomodels_cli.coordinator.history import Decided
+from protomodels_cli.coordinator.notices import Notice
 from protomodels_cli.coordinator.state import Peer, Report, Task
 from protomodels_cli.protocol.parts import Part
 
@@ -22,10 +24,10 @@ class Joined:
 
 @dataclass(frozen=True)
 class Left:
-    """A peer's connection ended, or it has not been heard for a lease."""
+    """A peer's connection ended, or no heartbeat came for a lease."""
 
     peer: str
-    why: str
+    why: reasons.Silence
     may_return: bool = False  # only the connection is known to be gone
 
 
@@ -41,7 +43,7 @@ class Trouble:
     """A peer cannot go on; `about` is the stage that it cannot work with, or none: the fault is its own."""
 
     peer: str
-    what: str
+    what: reasons.Complaint
     about: int | None = None
     generation: int = 0
 
@@ -155,7 +157,7 @@ class KeepSpare:
     """Hold nothing, and wait."""
 
     peer: str
-    why: str
+    why: reasons.Spare
 
 
 @dataclass(frozen=True)
@@ -163,7 +165,7 @@ class HoldOn:
     """Keep what is in memory, drop the links, and wait."""
 
     peer: str
-    why: str
+    why: reasons.Missing
 
 
 @dataclass(frozen=True)
@@ -189,9 +191,8 @@ class KeepSnapshots:
 @dataclass(frozen=True)
 class Dismiss:
     peer: str
-    why: str
-    fix: str
-    exit_code: int
+    why: reasons.Dismissal
+    exit_code: int = 0
 
 
 @dataclass(frozen=True)
@@ -202,10 +203,10 @@ class WriteRow:
 
 
 @dataclass(frozen=True)
-class Say:
+class Tell:
     """To the owner."""
 
-    text: str
+    notice: Notice
 
 
 @dataclass(frozen=True)
@@ -213,4 +214,4 @@ class Quit:
     """End this process; the run can be gone on with later."""
 
 
-Command = PlaceStage | KeepSpare | HoldOn | SendTurn | SendBasis | KeepSnapshots | Dismiss | WriteRow | Say | Quit
+Command = PlaceStage | KeepSpare | HoldOn | SendTurn | SendBasis | KeepSnapshots | Dismiss | WriteRow | Tell | Quit

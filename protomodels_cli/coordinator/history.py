@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
+from protomodels_cli.coordinator.reasons import Pause, Rollback
 from protomodels_cli.protocol.parts import Part
 
 MOST_DROPPED = 256  # that are remembered: their files go within seconds, a store's copies once it can be reached
@@ -107,14 +108,13 @@ class RolledBack:
     lineage: int
     from_lineage: int
     step: int
-    why: str
+    why: Rollback
     answered: int = 0  # the step up to which numbers were bad, where that is why
 
 
 @dataclass(frozen=True)
 class Paused:
-    why: str
-    fix: str
+    why: Pause
 
 
 @dataclass(frozen=True)

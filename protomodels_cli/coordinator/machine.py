@@ -7,11 +7,10 @@ was decided, and reach the journal before the commands that follow from them lea
 
 from __future__ import annotations
 
-import statistics
-from dataclasses import replace
+from dataclasses import asdict
 from typing import assert_never
 
-from protomodels_cli.coordinator import seating
+from protomodels_cli.coordinator import checking, notices, patience, reasons, seating
 from protomodels_cli.coordinator.events import (
     BasisTaken,
     Command,
@@ -50,17 +49,14 @@ from protomodels_cli.coordinator.history import (
     beginning,
 )
 from protomodels_cli.coordinator.moves import Moves
-from protomodels_cli.coordinator.plan import next_kind, stages_in_words, waiting_for
+from protomodels_cli.coordinator.plan import next_kind
 from protomodels_cli.coordinator.snapshots import policy
-from protomodels_cli.coordinator.state import Hashes, Report, State, Task
-from protomodels_cli.errors import EXIT_OUTSIDE, EXIT_REFUSED
+from protomodels_cli.coordinator.state import Report, State, Task
 from protomodels_cli.protocol import steps
 from protomodels_cli.protocol.hashes import weights_sha256
 from protomodels_cli.spec.schema import RunSpec
 
 REDIAL_SECONDS = 2.0  # for a holder whose connection broke to come back before another takes its place
-# What a task may take: so many times what is usual, and at least so many seconds; or these, while no step was decided.
-STALL_TIMES, STALL_SECONDS, STALL_AT_FIRST = 10, 600.0, 3600.0
 
 
 def start(spec: RunSpec, basis_sha256: str, t_fixed: tuple[int, str]) -> State:
@@ -75,7 +71,7 @@ def resume(spec: RunSpec, t_fixed: tuple[int, str], history: History, now: float
         t_fixed,
         history,
         absent=dict.fromkeys(history.holders, until),
-        missing="the peers of before to come back",
+        missing=reasons.CoordinatorRestarted(),
     )
 
 
@@ -84,18 +80,13 @@ def apply(state: State, event: Event, now: float) -> tuple[State, list[Record], 
     if state.history.over:
         if isinstance(event, Joined):
             moves.set(peers={**state.peers, event.peer.id: event.peer})
-            _dismiss_all(moves, "the run is done")
+            _dismiss_all(moves)
     elif state.stopped:
         if isinstance(event, Joined):
-            moves.do(_stopped(event.peer.id, state.history))
+            moves.do(Dismiss(event.peer.id, reasons.RunStopped(state.history.newest.step)))
     else:
         _take(moves, event)
     return moves.state, moves.records, moves.commands
-
-
-def _stopped(peer: str, history: History) -> Dismiss:
-    saved = history.newest.step
-    return Dismiss(peer, f"the run was stopped by its owner; it is saved up to step {saved}", "", 0)
 
 
 def _take(moves: Moves, event: Event) -> None:
@@ -104,7 +95,7 @@ def _take(moves: Moves, event: Event) -> None:
         case Joined(peer):
             seating.join(moves, peer)
         case Left(peer_id, why, may_return):
-            seating.lose(moves, why, peer_id, until=moves.now + REDIAL_SECONDS if may_return else None)
+            seating.lose(moves, {peer_id: why}, until=moves.now + REDIAL_SECONDS if may_return else None)
         case Leaving(peer_id):
             _hear_leaving(moves, peer_id)
         case Trouble(peer_id, what, about, generation):
@@ -136,13 +127,12 @@ def _take(moves: Moves, event: Event) -> None:
             policy.note_part(moves, peer_id, part)
         case PauseRun():
             if state.history.paused is None:
-                moves.record(Paused("its owner paused it", "pmtrain resume"))
-                moves.say("paused after the step that is under way")
+                _pause(moves, reasons.ByOwner())
                 _go_on_if_idle(moves)
         case ResumeRun():
             if state.history.paused is not None:
                 moves.record(Resumed())
-                moves.say("resumed")
+                moves.tell(notices.Resumed())
                 _go_on_if_idle(moves)
         case StopRun():
             nothing_new = state.history.newest.step == state.history.step or not (state.holds or state.absent)
@@ -151,9 +141,18 @@ def _take(moves: Moves, event: Event) -> None:
                 _stop(moves)
             _go_on_if_idle(moves)
         case Tick():
-            _watch_the_clock(moves)
+            seating.give_up_waiting(moves)
+            if policy.may_try_again(moves):
+                _go_on_if_idle(moves)
+            patience.watch(moves)
         case _:
             assert_never(event)
+
+
+def _pause(moves: Moves, why: reasons.Pause) -> None:
+    """After the step that is under way."""
+    moves.record(Paused(why))
+    moves.tell(notices.Paused(why))
 
 
 def _hear_leaving(moves: Moves, peer: str) -> None:
@@ -169,8 +168,8 @@ def _hear_leaving(moves: Moves, peer: str) -> None:
 
 def _let_go(moves: Moves, *peers: str) -> None:
     """They asked to go."""
-    moves.do(*(Dismiss(peer, "left the run", "", 0) for peer in peers))
-    seating.lose(moves, "it asked to go", *peers)
+    moves.do(*(Dismiss(peer, reasons.AskedToLeave()) for peer in peers))
+    seating.lose(moves, dict.fromkeys(peers, reasons.AskedToLeave()))
 
 
 # Tasks
@@ -180,7 +179,7 @@ def _hear(moves: Moves, task: Task, stage: int, report: Report) -> None:
     state = moves.state
     if stage in state.heard:
         return
-    if task.kind in ("place", "sync") and not _check_hashes(moves, task, stage, report):
+    if task.kind in ("place", "sync") and not checking.check_hashes(moves, task, stage, report):
         return
     moves.set(heard={**state.heard, stage: report})
     if task.kind == "place":
@@ -189,42 +188,9 @@ def _hear(moves: Moves, task: Task, stage: int, report: Report) -> None:
         if newest.parts and newest.step == state.history.step:
             policy.note_part(moves, peer, newest.as_parts()[stage])
     if task.kind == "step":
-        moves.set(usage={**state.usage, stage: report})
+        moves.set(usage={**state.usage, stage: report.usage})
     if len(moves.state.heard) == state.stages:
         _conclude(moves, task, [moves.state.heard[i] for i in range(state.stages)])
-
-
-def right_hashes(state: State) -> Hashes | None:
-    """What every stage must use now."""
-    if not state.spec.subspace.has_basis:
-        return None
-    history = state.history
-    return Hashes(history.basis_version, history.basis_sha256, *state.t_fixed)
-
-
-def _check_hashes(moves: Moves, task: Task, stage: int, report: Report) -> bool:
-    state, right, found = moves.state, right_hashes(moves.state), report.hashes
-    if right is None or found == right:
-        return True
-    new = state.history.next_basis
-    if new is not None and new.first_step == state.history.step + 1:
-        ahead = replace(right, basis_version=new.version, basis=new.sha256)
-        if found == ahead:
-            return True  # a step that was under way has switched to it
-    peer = state.peers[state.history.holders[stage]]
-    other = "T_fixed" if found and (found.basis_version, found.basis) == (right.basis_version, right.basis) else "U"
-    if peer.id in state.suspects or (seating.fresh(state.history) and task.kind == "place"):
-        why = f"{peer.name} ({peer.id}) makes other bytes of {other} than the run's"
-        fix = "install the coordinator's version of pmtrain; if it has that, test the machine's memory"
-        moves.do(Dismiss(peer.id, why, fix, EXIT_REFUSED))
-        seating.lose(moves, f"its {other} has other bytes than the run's", peer.id)
-        return False
-    moves.set(suspects=state.suspects | {peer.id})
-    moves.write_row("mismatch", task.step, stage=stage, peer=peer.id, what=other)
-    why = f"stage {stage} ({peer.name}) used other bytes of {other} than the run, found after step {task.step}"
-    seating.roll_back(moves, state.history.newest, why)
-    seating.regroup(moves)
-    return False
 
 
 def _conclude(moves: Moves, task: Task, reports: list[Report]) -> None:
@@ -236,7 +202,7 @@ def _conclude(moves: Moves, task: Task, reports: list[Report]) -> None:
             moves.do(SendTurn(None, moves.begin("link", task.step)))
             return
         case "link":
-            moves.say("all stages are placed and linked")
+            moves.tell(notices.StagesLinked(moves.state.history.generation))
             if moves.state.history.next_basis is not None:
                 moves.do(SendBasis(moves.state.history.next_basis.version))
         case "step":
@@ -252,7 +218,8 @@ def _conclude(moves: Moves, task: Task, reports: list[Report]) -> None:
         case "finish":
             moves.record(Ended(weights_sha256(p for r in reports for p in r.parameters)))
             moves.set(task=None)
-            _dismiss_all(moves, "the run is done")
+            moves.tell(notices.RunDone(task.step))
+            _dismiss_all(moves)
             return
     _go_on(moves)
 
@@ -262,7 +229,7 @@ def _decide(moves: Moves, task: Task, reports: list[Report]) -> None:
     squares = [square for r in reports for _, square in r.norms]
     outcome = steps.decide(spec, step, reports[-1].loss_sum, squares)
     before = state.history.basis_version
-    sent = [int(sum(r.usage.get(f"{leg}_bytes", 0) for r in reports)) for leg in ("forward", "backward")]
+    sent = sum(r.usage.forward_bytes for r in reports), sum(r.usage.backward_bytes for r in reports)
     moves.record(
         Decided(
             step,
@@ -296,9 +263,9 @@ def _decide(moves: Moves, task: Task, reports: list[Report]) -> None:
         tokens=outcome.tokens,
         seconds=seconds,
         basis_version=history.basis_version if spec.subspace.has_basis else None,
-        stages=[dict(r.usage) for r in reports],
+        stages=[asdict(r.usage) for r in reports],
     )
-    policy.say_if_left_out(moves)
+    policy.tell_if_skipped(moves)
     if history.skipped_in_a_row >= spec.limits.nonfinite_steps:
         _answer_bad_numbers(moves)
 
@@ -307,15 +274,13 @@ def _answer_bad_numbers(moves: Moves) -> None:
     """Too many steps in a row had a loss or gradient that is not finite."""
     spec, history = moves.state.spec, moves.state.history
     many, step = history.skipped_in_a_row, history.step
-    why = f"{many} steps in a row, up to step {step}, had a non-finite loss or gradient"
+    why = reasons.NonFinite(many, step, spec.optimizer.lr)
     before = [mark for mark in history.snapshots if mark.step <= step - many]
     if spec.limits.nonfinite_action == "return" and history.answered < step:
         seating.roll_back(moves, before[-1], why, answered=step)
         seating.regroup(moves)
         return
-    fix = f"lower optimizer.lr ({spec.optimizer.lr:g}) or lengthen the warm-up in a new run, or pmtrain resume"
-    moves.record(Paused(why, fix))
-    moves.say(f"paused: {why}\n    fix:  {fix}")
+    _pause(moves, why)
 
 
 def _go_on_if_idle(moves: Moves) -> None:
@@ -338,7 +303,7 @@ def _go_on(moves: Moves) -> None:
     save = policy.begin_if_due(moves)
     decision = state.history.decision if state.undelivered else None
     coming = next_kind(moves.state)
-    task = None if isinstance(coming, str) else moves.begin(*coming)
+    task = moves.begin(*coming) if isinstance(coming, tuple) else None
     if task is None:
         moves.set(task=None, heard={})
     if decision is not None or task is not None or save:
@@ -348,8 +313,9 @@ def _go_on(moves: Moves) -> None:
 
 def _stop(moves: Moves) -> None:
     moves.set(stopped=True, task=None)
-    for peer in moves.state.peers:
-        moves.do(_stopped(peer, moves.state.history))
+    saved = moves.state.history.newest.step
+    moves.do(*(Dismiss(peer, reasons.RunStopped(saved)) for peer in moves.state.peers))
+    moves.tell(notices.RunStopped(saved))
     moves.do(Quit())
 
 
@@ -384,7 +350,7 @@ def _take_basis(moves: Moves, event: BasisTaken) -> None:
     if not known or new is None or event.version != new.version:
         return
     if event.sha256 != new.sha256:
-        seating.part_with(moves, f"basis {new.version} did not reach it whole", event.peer)
+        seating.part_with(moves, reasons.DamagedBasis(new.version), event.peer)
         return
     assert stage is not None
     moves.set(took_basis=state.took_basis | {stage})
@@ -404,67 +370,14 @@ def _lose_snapshot(moves: Moves, event: SnapshotLost) -> None:
     if not known or place not in [(m.lineage, m.step) for m in history.snapshots[1:]]:
         return
     if event.whole_here:
-        seating.seat_again(moves, f"could not read its part of the snapshot of step {event.step}", event.peer)
+        seating.seat_again(moves, reasons.PartUnreadable(event.step), event.peer)
         return
-    moves.say(f"the snapshot of step {event.step} cannot be used: {event.why}")
+    moves.tell(notices.SnapshotUnusable(event.step, event.why))
     moves.record(Forgot(*place))
-    seating.roll_back(moves, moves.state.history.newest, "a snapshot is damaged")
+    seating.roll_back(moves, moves.state.history.newest, reasons.SnapshotDamaged(event.step))
     seating.regroup(moves)
 
 
-def _watch_the_clock(moves: Moves) -> None:
-    seating.give_up_waiting(moves)
-    if policy.may_try_again(moves):
-        _go_on_if_idle(moves)
-    task = moves.state.task
-    if task is None:
-        return
-    if task.kind in ("place", "link"):
-        _watch_seating(moves, task)
-    elif moves.now - task.started > _patience(moves.state, task):
-        moves.say(f"still waiting for {waiting_for(moves.state, moves.now)}: linking all stages anew")
-        moves.set(stalled=moves.state.stalled + 1)
-        seating.regroup(moves)
-
-
-def _watch_seating(moves: Moves, task: Task) -> None:
-    state, limits = moves.state, moves.state.spec.limits
-    if task.kind == "link":
-        doing, limit = "link", limits.link_seconds
-    elif state.history.step == 0:
-        doing, limit = "build", limits.build_seconds
-    else:
-        doing, limit = "reuse", limits.reuse_seconds
-    if moves.now - task.started < limit:
-        return
-    late = [i for i in range(state.stages) if i not in state.heard]
-    if doing == "reuse":
-        # A part of a snapshot may take long to arrive, and who waits for it says so if it does not come.
-        late = [i for i in late if state.history.holders[i] in state.holds]
-        if not late:
-            return
-    if task.kind == "link" and not state.relay_all:
-        moves.say(f"{stages_in_words(state, late)} cannot reach each other within {limit:g} s: relaying all links")
-        moves.set(relay_all=True)
-        seating.regroup(moves)
-        return
-    for i in late:
-        peer = state.peers[state.history.holders[i]]
-        why = f"{peer.name} ({peer.id}) did not {doing} stage {i} within limits.{doing}_seconds ({limit:g} s)"
-        moves.do(Dismiss(peer.id, why, "use a faster machine, or raise the limit in the spec", EXIT_OUTSIDE))
-    seating.lose(moves, f"not ready within {limit:g} s", *(state.history.holders[i] for i in late))
-
-
-def _patience(state: State, task: Task) -> float:
-    """How long a task may take before we no longer believe in it. Who is merely slow gets more each time."""
-    if not state.step_seconds:
-        return STALL_AT_FIRST * 2.0**state.stalled
-    usual = statistics.median(state.step_seconds)
-    if task.kind == "evaluation":
-        usual *= max(1.0, state.spec.eval.windows / state.spec.batch.size)
-    return max(STALL_SECONDS, STALL_TIMES * usual) * 2.0**state.stalled
-
-
-def _dismiss_all(moves: Moves, why: str) -> None:
+def _dismiss_all(moves: Moves) -> None:
     for peer in moves.state.peers:
-        moves.do(Dismiss(peer, why, "", 0))
+        moves.do(Dismiss(peer, reasons.RunFinished()))

@@ -6,13 +6,16 @@ from collections.abc import Iterable
 
 from protomodels_cli.coordinator import events
 from protomodels_cli.coordinator.history import Decided, History, Mark
+from protomodels_cli.coordinator.reasons import PeerReport
 from protomodels_cli.coordinator.state import Hashes, Holding, Peer, Report, State, Task
 from protomodels_cli.spec.schema import RunSpec
 from protomodels_cli.wire.parts import part_message, part_of
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
+from protomodels_cli.wire.usage import Usage
 
 MOST_PARAMETERS = 100_000
 MOST_PARTS = 10_000
+MOST_KIND = 64  # characters
 MOST_TEXT = 400  # characters of anything that a peer says for people to read
 
 
@@ -27,7 +30,6 @@ def report_of(done: pb.Done, spec: RunSpec) -> Report:
         raise ValueError("a report with more parts than the model has")
     if any(n.squared < 0 for n in done.norms):
         raise ValueError("a squared norm below zero")
-    used = done.usage
     return Report(
         hashes=Hashes(done.basis_version, done.basis_sha256, done.t_fixed_version, done.t_fixed_sha256)
         if done.basis_sha256
@@ -36,17 +38,7 @@ def report_of(done: pb.Done, spec: RunSpec) -> Report:
         loss_sum=done.loss_sum,
         tokens=done.tokens,
         parameters=tuple((p.name, p.sha256) for p in done.parameters),
-        usage={
-            "compute_s": used.compute_s,
-            "wait_s": used.wait_s,
-            "wire_s": used.wire_s,
-            "forward_bytes": used.forward_bytes,
-            "backward_bytes": used.backward_bytes,
-            "most_in_flight": used.most_in_flight,
-            "peak_memory": used.peak_memory,
-            "cpu_s": used.cpu_s,
-            "refused_frames": used.refused_frames,
-        },
+        usage=Usage.from_message(done.usage),
     )
 
 
@@ -64,7 +56,8 @@ def event_of(peer: str, message: pb.PeerMessage, spec: RunSpec) -> events.Event 
         case "trouble":
             trouble = message.trouble
             about = trouble.about if trouble.HasField("about") else None
-            return events.Trouble(peer, clean(trouble.what), about, trouble.generation)
+            report = PeerReport(clean(trouble.what), clean(trouble.kind)[:MOST_KIND])
+            return events.Trouble(peer, report, about, trouble.generation)
         case "part_failed":
             failed = message.part_failed
             return events.PartFailed(peer, failed.lineage, failed.step, clean(failed.why))

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from protomodels_cli.coordinator.events import Command, Say, WriteRow
+from protomodels_cli.coordinator.events import Command, Tell, WriteRow
 from protomodels_cli.coordinator.history import Record, fold
-from protomodels_cli.coordinator.state import Kind, State, Task
+from protomodels_cli.coordinator.notices import Notice
+from protomodels_cli.coordinator.reasons import TaskKind
+from protomodels_cli.coordinator.state import State, Task
 
 
 class Moves:
@@ -26,14 +28,14 @@ class Moves:
     def do(self, *commands: Command) -> None:
         self.commands += commands
 
-    def say(self, text: str) -> None:
-        self.do(Say(text))
+    def tell(self, notice: Notice) -> None:
+        self.do(Tell(notice))
 
     def write_row(self, event: str, step: int, **fields: Any) -> None:
         """Into the metrics. Of rows with the same event and step, those of the highest lineage count."""
         self.do(WriteRow({"event": event, "lineage": self.state.history.lineage, "step": step, **fields}))
 
-    def begin(self, kind: Kind, step: int) -> Task:
+    def begin(self, kind: TaskKind, step: int) -> Task:
         task = Task(self.state.tasks + 1, kind, step, self.now)
         self.set(task=task, heard={}, tasks=task.number)
         return task

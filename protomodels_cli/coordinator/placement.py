@@ -15,16 +15,17 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
+from typing import Literal
 
 import numpy as np
 
+from protomodels_cli.coordinator import reasons
 from protomodels_cli.cost.memory import StageMemory
 from protomodels_cli.cost.units import unit_flops
 from protomodels_cli.forms import Sizes
-from protomodels_cli.observe.progress import size
 from protomodels_cli.spec.cut import layers_per_stage
 from protomodels_cli.spec.schema import RunSpec
 
@@ -46,8 +47,8 @@ class Placement:
     holders: tuple[str, ...]  # peer ids, one per stage
 
 
-def place(spec: RunSpec, offers: Sequence[Offer]) -> Placement | str:
-    """The best placement on these peers (in the order they joined), or what is still missing, in words.
+def place(spec: RunSpec, offers: Sequence[Offer]) -> Placement | reasons.NoPlacement:
+    """The best placement on these peers (in the order they joined), or what is still missing.
 
     A peer whose speed is no positive number is left out: it comes from outside, and must not stop the others.
     """
@@ -55,15 +56,13 @@ def place(spec: RunSpec, offers: Sequence[Offer]) -> Placement | str:
         raise ValueError("a peer is offered twice")
     usable = [offer for offer in offers if 1 <= offer.flops < math.inf]
     found = _place_auto(spec, usable) if spec.stages == "auto" else _place_fixed(spec, usable)
-    if isinstance(found, str) and len(usable) < len(offers):
-        found += f" ({len(offers) - len(usable)} more measured no usable speed)"
-    return found
+    return found if isinstance(found, Placement) else replace(found, unusable=len(offers) - len(usable))
 
 
 def fill(
     spec: RunSpec, layers: Sequence[int], empty: Sequence[int], offers: Sequence[Offer], has: Callable[[str, int], bool]
-) -> dict[int, str] | str:
-    """A peer for each empty stage of a cut that stands, or what is missing, in words.
+) -> dict[int, str] | reasons.StagesWithoutPeer:
+    """A peer for each empty stage of a cut that stands, or what is missing.
 
     Whoever `has` a stage's part on its disk is asked first, then whoever joined first; but all stages get a peer if
     that can be, and a peer has the memory for its stage.
@@ -79,8 +78,7 @@ def fill(
         stage for stage in empty if stage not in seated.values() and not _find_holder(stage, able, seated, set())
     ]
     if without:
-        need = ", ".join(f"stage {i} ({size(needs[i])})" for i in without)
-        return f"{'a peer' if len(without) == 1 else f'{len(without)} peers'} with the memory for {need}"
+        return reasons.StagesWithoutPeer(tuple(reasons.StageNeed(i, needs[i]) for i in without))
     return {stage: peer for peer, stage in seated.items()}
 
 
@@ -196,10 +194,10 @@ def _assign(gain: np.ndarray) -> list[int]:
 # A fixed cut.
 
 
-def _place_fixed(spec: RunSpec, offers: Sequence[Offer]) -> Placement | str:
+def _place_fixed(spec: RunSpec, offers: Sequence[Offer]) -> Placement | reasons.NoPlacement:
     layers = layers_per_stage(spec)
     if len(offers) < len(layers):
-        return f"{len(offers)} of {len(layers)} peers {_have(len(offers))} joined"
+        return reasons.TooFewPeers(len(offers), len(layers))
     parts = _ranges(layers)
     memory, flops = StageMemory(spec), list(unit_flops(spec).values())
     needs = [memory.total(part.start, part.stop, len(layers) - 1 - i) for i, part in enumerate(parts)]
@@ -233,9 +231,9 @@ def _units(part: range, spec: RunSpec) -> range:
 # A cut chosen to fit the peers.
 
 
-def _place_auto(spec: RunSpec, offers: Sequence[Offer]) -> Placement | str:
+def _place_auto(spec: RunSpec, offers: Sequence[Offer]) -> Placement | reasons.NoPlacement:
     if len(offers) < spec.min_peers:
-        return f"{len(offers)} of at least {spec.min_peers} peers {_have(len(offers))} joined"
+        return reasons.TooFewPeers(len(offers), spec.min_peers, at_least=True)
     memory = StageMemory(spec)
     least_last = spec.form.least_last_layers(Sizes.of(spec))
     rooms = _auto_rooms(spec, offers, memory, least_last)
@@ -302,42 +300,40 @@ def _share_out(spec: RunSpec, rooms: Sequence[int], flops: Sequence[float], laye
     return layers
 
 
-# What is missing, in words.
+# What is missing.
 
 
 def _too_large(
     spec: RunSpec, offers: Sequence[Offer], memory: StageMemory, parts: list[range], needs: list[int]
-) -> str:
+) -> reasons.StageTooLarge | reasons.TooFewLargePeers:
     """A fixed cut does not fit. The largest stages must go to the largest peers: where does that fail first?"""
     by_need = sorted(range(len(needs)), key=lambda i: -needs[i])
     by_size = sorted((offer.memory for offer in offers), reverse=True)
     for larger, (i, have) in enumerate(zip(by_need, by_size, strict=False)):
         if needs[i] <= have:
             continue
+        in_flight = _in_flight(memory, parts[i], len(parts) - 1 - i)
         if larger == 0:
-            what = f"stage {i} ({_contents(parts[i], spec)})"
-            return _nobody_has(what, needs[i], have) + _hint(memory, parts[i], len(parts) - 1 - i)
-        need, _ = _sizes(needs[i], have)
-        return (
-            f"{larger + 1} of the stages need {need} or more each, and only {larger} of the joined peers "
-            f"{_have(larger)} that much" + _hint(memory, parts[i], len(parts) - 1 - i)
-        )
+            return reasons.StageTooLarge(i, _layers(parts[i], spec), needs[i], have, in_flight)
+        return reasons.TooFewLargePeers(larger + 1, needs[i], larger, have, in_flight)
     raise AssertionError("every stage fits a peer of its own")
 
 
-def _no_cut(spec: RunSpec, offers: Sequence[Offer], memory: StageMemory, rooms: _Rooms, least_last: int) -> str:
+def _no_cut(
+    spec: RunSpec, offers: Sequence[Offer], memory: StageMemory, rooms: _Rooms, least_last: int
+) -> reasons.NoPlacement:
     """No cut fits the peers: an end is too large for any of them, or they have room for too few layers."""
     total, largest = spec.model.layers, max(offer.memory for offer in offers)
     if len(rooms.counts) == 1:
-        more = "; more peers could share it" if len(offers) == 1 and least_last < total else ""
-        needs = _nobody_has("the whole model in one stage", memory.total(0, total, 0), largest)
-        return needs + more + _hint(memory, range(total), 0)
+        more = len(offers) == 1 and least_last < total
+        return reasons.ModelTooLarge(memory.total(0, total, 0), largest, more, _in_flight(memory, range(total), 0))
+    ends: list[tuple[Literal["first", "last"], range, int]]
     ends = [("first", range(1), 1), ("last", range(total - least_last, total), 0)]
     least = [memory.total(part.start, part.stop, after) for _, part, after in ends]
     for (name, part, after), need in zip(ends, least, strict=True):
         if need > largest:
-            what = f"the {name} stage ({_contents(part, spec)} at the least)"
-            return _nobody_has(what, need, largest) + _hint(memory, part, after)
+            in_flight = _in_flight(memory, part, after)
+            return reasons.StageTooLarge(name, _layers(part, spec), need, largest, in_flight)
     most, most_stages = 0, 0
     for stages in rooms.counts:
         room = rooms.at(stages, math.inf)
@@ -345,49 +341,22 @@ def _no_cut(spec: RunSpec, offers: Sequence[Offer], memory: StageMemory, rooms: 
         if held > most:
             most, most_stages = held, stages
     if most <= 0:
-        first, last = map(size, least)
-        return (
-            f"the first stage needs {first} at the least and the last {last}, and no two of the joined peers have that"
-        )
+        first, last = least
+        return reasons.EndsTooLarge(first, last)
     one, after = range(1), most_stages - 1
-    least_first = size(memory.total(one.start, one.stop, after))
-    return (
-        f"the {len(offers)} joined peers have memory for {most} of the {total} layers, and more or larger ones are "
-        f"needed; cut into {most_stages}, the first stage takes {least_first} with one layer"
-        + _hint(memory, one, after)
-    )
+    least_first = memory.total(one.start, one.stop, after)
+    in_flight = _in_flight(memory, one, after)
+    return reasons.TooFewLayersFit(len(offers), most, total, most_stages, least_first, in_flight)
 
 
-def _nobody_has(what: str, need: int, have: int) -> str:
-    needed, largest = _sizes(need, have)
-    return f"no joined peer has the {needed} that {what} needs; the largest has {largest}"
-
-
-def _sizes(need: int, have: int) -> tuple[str, str]:
-    """Two sizes that differ, such that one can see it."""
-    if size(need) != size(have):
-        return size(need), size(have)
-    return f"{need:,} bytes", f"{have:,}"
-
-
-def _hint(memory: StageMemory, part: range, stages_after: int) -> str:
+def _in_flight(memory: StageMemory, part: range, stages_after: int) -> reasons.InFlight | None:
     """What to change, where it is the microbatches rather than the model that take the memory."""
     batch, held = memory.spec.batch, memory.in_flight(part.start, part.stop, stages_after)
-    levers = ["raise batch.microbatches"] * (batch.microbatches < batch.size)
-    levers += ["set a lower batch.in_flight"] * (batch.in_flight != 1)
-    if not levers or 2 * held < memory.total(part.start, part.stop, stages_after):
-        return ""
-    return f" ({size(held)} are for microbatches in flight: {' or '.join(levers)})"
+    more, fewer = batch.microbatches < batch.size, batch.in_flight != 1
+    if not (more or fewer) or 2 * held < memory.total(part.start, part.stop, stages_after):
+        return None
+    return reasons.InFlight(held, more, fewer)
 
 
-def _contents(part: range, spec: RunSpec) -> str:
-    words = [f"layer {part.start}" if len(part) == 1 else f"layers {part.start}–{part.stop - 1}"]
-    if part.start == 0:
-        words.insert(0, "the embedding")
-    if part.stop == spec.model.layers:
-        words.append("the head")
-    return " and ".join([", ".join(words[:-1])] * (len(words) > 1) + words[-1:])
-
-
-def _have(n: int) -> str:
-    return "has" if n == 1 else "have"
+def _layers(part: range, spec: RunSpec) -> reasons.Layers:
+    return reasons.Layers(part.start, part.stop, head=part.stop == spec.model.layers)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from protomodels_cli.coordinator import notices
 from protomodels_cli.coordinator.history import History, Mark
 from protomodels_cli.coordinator.identity import Identity
 from protomodels_cli.coordinator.journal import JournalError, create, read
@@ -59,32 +60,30 @@ def last_in_metrics(path: Path) -> tuple[int, int]:
         return 0, 0
 
 
-def rebuild(path: Path, identity: Identity, beginning: History, say: Callable[[str], None]) -> None:
+def rebuild(
+    path: Path, identity: Identity, beginning: History, tell: Callable[[notices.AboutRebuilding], None]
+) -> None:
     """Make a new journal; the old one is moved aside. `beginning`: the history before any record."""
     try:
         step = believe(path, identity)[0].step
     except JournalError as e:
-        say(str(e).splitlines()[0])
+        tell(notices.JournalRefused(str(e).splitlines()[0]))
     else:
         raise UserError(
             f"{path / JOURNAL} is whole, up to step {step}: there is nothing to rebuild",
-            f"go on with `pmtrain coordinator --resume --run-dir {path}`",
+            f"continue with `pmtrain coordinator --resume --run-dir {path}`",
         )
     whole, unusable = _look(path / SNAPSHOTS, identity)
     for folder, why in unusable.items():
         if NAMED.fullmatch(folder.name):
-            say(f"the snapshot {folder.name} cannot be used: {why}")
+            tell(notices.SnapshotSetAside(folder.name, why))
     lineage = LINEAGES + _highest_lineage(path)
     _set_aside(path, path / f"set-aside-{lineage}", list(unusable))
     _bring_back_bases(path, whole)
     history = _history(beginning, [m.mark for m in whole], lineage, last_in_metrics(path)[1])
     create(path / JOURNAL, identity, history, time.time())
     lost = max(0, last_in_metrics(path)[1] - history.step)
-    start = f"the snapshot of step {history.step}" if history.step else "the beginning: there is no whole snapshot"
-    say(
-        f"made a new journal that goes on from {start}; {lost} {'step is' if lost == 1 else 'steps are'} lost and will "
-        f"be redone. The old journal is in {path / f'set-aside-{lineage}'}"
-    )
+    tell(notices.JournalRebuilt(history.step, lost, str(path / f"set-aside-{lineage}")))
 
 
 def _look(folder: Path, identity: Identity) -> tuple[list[Manifest], dict[Path, str]]:

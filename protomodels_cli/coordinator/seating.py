@@ -7,11 +7,13 @@ of this lineage; a stage that nobody has so is taken from the newest complete sn
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from protomodels_cli.coordinator import notices, reasons
 from protomodels_cli.coordinator.events import Dismiss, HoldOn, KeepSnapshots, KeepSpare, PlaceStage
 from protomodels_cli.coordinator.history import History, Mark, Placed, RolledBack
 from protomodels_cli.coordinator.moves import Moves
 from protomodels_cli.coordinator.placement import Offer, Placement, fill, place
-from protomodels_cli.coordinator.plan import cut_in_words
 from protomodels_cli.coordinator.state import Holding, Peer, State
 from protomodels_cli.errors import EXIT_OUTSIDE
 
@@ -34,7 +36,8 @@ def join(moves: Moves, peer: Peer) -> None:
         absent={p: until for p, until in state.absent.items() if p != peer.id},
         holds={p: stage for p, stage in state.holds.items() if p != peer.id},
     )
-    moves.say(f"{peer.name} ({peer.id}) {'is back' if again else 'joined'} with {peer.device}")
+    kind = notices.PeerReturned if again else notices.PeerJoined
+    moves.tell(kind(peer.id, peer.name, peer.device))
     if not state.placed or was_holder:
         if is_current(state.history, peer.holding):
             assert peer.holding is not None
@@ -42,7 +45,7 @@ def join(moves: Moves, peer: Peer) -> None:
                 moves.set(holds={**moves.state.holds, peer.id: peer.holding.stage})
         regroup(moves)
     else:
-        moves.do(KeepSpare(peer.id, spare_because(state.stages)))
+        moves.do(KeepSpare(peer.id, reasons.AllStagesHeld(state.stages)))
 
 
 def is_current(history: History, holding: Holding | None) -> bool:
@@ -55,7 +58,7 @@ def is_current(history: History, holding: Holding | None) -> bool:
     return last is not None and holding.applied == last.step - 1 and holding.prepared == last.generation
 
 
-def lose(moves: Moves, why: str, *gone: str, until: float | None = None) -> None:
+def lose(moves: Moves, gone: Mapping[str, reasons.Loss], until: float | None = None) -> None:
     """These peers are not here any more; `until`: holders are waited for so long before others take their place."""
     state = moves.state
     lost = [state.peers[peer] for peer in gone if peer in state.peers]
@@ -68,36 +71,53 @@ def lose(moves: Moves, why: str, *gone: str, until: float | None = None) -> None
     moves.set(
         peers={i: p for i, p in state.peers.items() if i not in gone},
         holds={i: stage for i, stage in state.holds.items() if i not in gone},
-        leaving=state.leaving - set(gone),
+        leaving=state.leaving - gone.keys(),
         absent=absent,
     )
     for peer in lost:
-        moves.say(f"{peer.name} ({peer.id}) left: {why}")
+        moves.tell(_parting(peer, _stage(state, peer.id), gone[peer.id]))
     if needed or not state.placed:
         regroup(moves)
 
 
-def part_with(moves: Moves, what: str, *peers: str) -> None:
+def _parting(peer: Peer, stage: int | None, why: reasons.Loss) -> notices.Notice:
+    match why:
+        case reasons.AskedToLeave():
+            return notices.PeerLeft(peer.id, peer.name, stage)
+        case reasons.NoHeartbeat() | reasons.ConnectionClosed():
+            return notices.PeerLost(peer.id, peer.name, stage, why)
+        case _:
+            return notices.PeerDismissed(peer.id, peer.name, stage, why)
+
+
+def _stage(state: State, peer: str) -> int | None:
+    """That it holds, or has in memory while nobody is seated."""
+    stage = state.stage_of(peer)
+    return state.holds.get(peer) if stage is None else stage
+
+
+def part_with(moves: Moves, what: reasons.Fault, *peers: str) -> None:
     for peer in (p for p in peers if p in moves.state.peers):
-        moves.do(Dismiss(peer, what, "join again; if it comes back, tell the run's owner", EXIT_OUTSIDE))
-    lose(moves, what, *peers)
+        moves.do(Dismiss(peer, what, EXIT_OUTSIDE))
+    lose(moves, dict.fromkeys(peers, what))
 
 
-def break_up(moves: Moves, what: str, peer: str, about: int) -> None:
+def break_up(moves: Moves, what: reasons.Complaint, peer: str, about: int) -> None:
     """Two holders cannot work with each other: link all anew, at last without these two."""
     if moves.state.broken + 1 >= RELAY_AFTER:
         moves.set(relay_all=True)
     seat_again(moves, what, peer, moves.state.history.holders[about])
 
 
-def seat_again(moves: Moves, what: str, *peers: str) -> None:
+def seat_again(moves: Moves, what: reasons.Complaint | reasons.PartUnreadable, *peers: str) -> None:
     """In a new generation; if that did not help several times, without these."""
     broken = moves.state.broken + 1
     moves.set(broken=broken)
     if broken >= PART_AFTER:
         part_with(moves, what, *dict.fromkeys(peers))
         return
-    moves.say(f"{moves.state.peers[peers[0]].name} ({peers[0]}): {what}; linking all stages anew")
+    peer = moves.state.peers[peers[0]]
+    moves.tell(notices.Relinking(peer.id, peer.name, moves.state.stage_of(peer.id), what))
     regroup(moves)
 
 
@@ -122,19 +142,18 @@ def regroup(moves: Moves) -> None:
     seats = {stage: peer for peer, stage in moves.state.holds.items()}
     absent = [stage for stage in range(len(history.layers)) if stage not in seats]
     if absent and moves.state.absent:
-        _wait(moves, f"who was cut off to come back: {_in_words(absent)}")
+        _wait(moves, reasons.HoldersDisconnected(tuple(absent)))
         return
     found = _fill(moves.state, absent, seats)
-    if isinstance(found, str):
+    if not isinstance(found, dict):
         _wait(moves, found)
         return
     if absent and history.newest.step != history.step:
-        were = "was" if len(absent) == 1 else "were"
-        roll_back(moves, history.newest, f"{_in_words(absent)} {were} lost after step {history.step}")
+        roll_back(moves, history.newest, reasons.StagesLost(tuple(absent), history.step))
     _seat(moves, history.layers, {**seats, **found})
 
 
-def _fill(state: State, absent: list[int], seats: dict[int, str]) -> dict[int, str] | str:
+def _fill(state: State, absent: list[int], seats: dict[int, str]) -> dict[int, str] | reasons.StagesWithoutPeer:
     """With peers that have no stage."""
     free = [Offer(p.id, p.memory, p.flops) for p in state.peers.values() if p.id not in seats.values()]
     wanted = dict(enumerate(state.history.newest.as_parts()))
@@ -145,15 +164,14 @@ def _fill(state: State, absent: list[int], seats: dict[int, str]) -> dict[int, s
     return fill(state.spec, state.history.layers, absent, free, has)
 
 
-def roll_back(moves: Moves, mark: Mark, why: str, answered: int = 0) -> None:
+def roll_back(moves: Moves, mark: Mark, why: reasons.Rollback, answered: int = 0) -> None:
     """Nothing in memory counts any more."""
     history = moves.state.history
     redo = history.step - mark.step
     moves.record(RolledBack(history.lineage + 1, mark.lineage, mark.step, why, answered))
     moves.set(holds={}, undelivered=False, whole={}, unsaved=None)
     moves.do(KeepSnapshots())
-    where = f"the snapshot of step {mark.step}" if mark.step else "the beginning"
-    moves.say(f"{why}: back to {where}, {redo} {'step is' if redo == 1 else 'steps are'} redone")
+    moves.tell(notices.RolledBack(why, mark.step, redo, history.lineage + 1))
 
 
 def _seat_afresh(moves: Moves) -> None:
@@ -182,19 +200,11 @@ def _seat(moves: Moves, layers: tuple[int, ...], seats: dict[int, str]) -> None:
         moves.do(PlaceStage(peer, stage, task.number, peer in keep))
     for peer in state.peers:
         if peer not in holders:
-            moves.do(KeepSpare(peer, spare_because(len(holders))))
-    moves.say(f"generation {generation}: {cut_in_words(layers)}")
+            moves.do(KeepSpare(peer, reasons.AllStagesHeld(len(holders))))
+    moves.tell(notices.StagesAssigned(generation, layers, moves.state.holders_of(range(len(layers)))))
 
 
-def _wait(moves: Moves, what: str) -> None:
+def _wait(moves: Moves, what: reasons.Missing) -> None:
     moves.set(missing=what)
     for peer in moves.state.peers:
         moves.do(HoldOn(peer, what) if peer in moves.state.holds else KeepSpare(peer, what))
-
-
-def _in_words(stages: list[int]) -> str:
-    return ("stage " if len(stages) == 1 else "stages ") + ", ".join(map(str, stages))
-
-
-def spare_because(stages: int) -> str:
-    return f"this peer is a spare, all {stages} stages have a holder"

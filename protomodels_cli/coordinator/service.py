@@ -20,11 +20,14 @@ import grpc
 from cryptography import x509
 
 from protomodels_cli import PROTOCOL, __version__
-from protomodels_cli.coordinator import events
+from protomodels_cli.coordinator import events, refusals
 from protomodels_cli.coordinator.door import Door
 from protomodels_cli.coordinator.messages import clean, event_of, peer_of
+from protomodels_cli.coordinator.reasons import ConnectionClosed, InvalidMessage, NoHeartbeat
 from protomodels_cli.coordinator.run_dir import RunDir
+from protomodels_cli.coordinator.sentences import refusal
 from protomodels_cli.coordinator.snapshots.uploads import Damaged, Later, TooLarge, Uploads
+from protomodels_cli.observe.logs import WIRE
 from protomodels_cli.spec.schema import RunSpec
 from protomodels_cli.wire.channels import SERVER_OPTIONS
 from protomodels_cli.wire.parts import TOO_LARGE
@@ -97,7 +100,7 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
         return port
 
     async def close(self) -> None:
-        """Let the last words out, then hang up."""
+        """Send what is still queued, then close all streams."""
         if self._watching is not None:
             self._watching.cancel()
         for peer in self._known.values():
@@ -125,8 +128,8 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
     # Leases
 
     async def _watch(self) -> None:
-        """Say a beat to everyone, and miss whoever was silent for all but one beat of a lease: at the next look the
-        whole lease may be over."""
+        """Send heartbeats, and give up whoever sent none for all but one beat of a lease: at the next look the whole
+        lease may be over."""
         lease = self._spec.limits.lease_seconds
         every, before = lease / BEATS, time.monotonic()
         while True:
@@ -142,7 +145,7 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
                 if talk is None:
                     continue
                 if now - talk.heard > lease - every:
-                    self._end(peer, talk, events.Left(peer, f"not heard of within its lease of {lease:g} s"))
+                    self._end(peer, talk, events.Left(peer, NoHeartbeat(lease)))
                 else:
                     talk.outbox.put_nowait(pb.CoordinatorMessage(number=talk.said, beat=pb.Beat()))
 
@@ -158,22 +161,20 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
 
     async def Enrol(self, request: pb.EnrolRequest, context: grpc.aio.ServicerContext) -> pb.EnrolReply:
         if not hmac.compare_digest(request.token.encode(), self._run_dir.token.encode()):
-            await context.abort(DENIED, "the token is not this run's\nask the run's owner for a fresh join line")
+            await _refuse(context, refusals.WrongToken())
         if request.protocol != PROTOCOL:
-            await context.abort(
-                UNFIT,
-                f"this peer has pmtrain {clean(request.version)} (protocol {request.protocol}), and the coordinator "
-                f"{__version__} (protocol {PROTOCOL})\ninstall pmtrain {__version__} on this peer",
-            )
+            theirs = clean(request.version), request.protocol
+            await _refuse(context, refusals.OtherProtocol(*theirs, __version__, PROTOCOL))
         self._forget_the_absent()
         if len(self._known) >= MOST_KNOWN:
-            await context.abort(UNFIT, "too many peers have joined this run\nask its owner to start it again")
+            await _refuse(context, refusals.TooManyPeers(MOST_KNOWN))
         peer = f"p{secrets.token_hex(4)}"
         try:
             certificate = self._run_dir.authority.issue(peer_name(peer), request.public_key_pem)
         except ValueError as e:
-            await context.abort(UNFIT, f"the peer's key cannot be signed: {e}\ninstall pmtrain {__version__}")
+            await _refuse(context, refusals.InvalidKey(str(e), __version__))
         self._known[peer] = Known(time.monotonic())
+        WIRE.info("%s enrolled from %s", peer, self._address(context))
         return pb.EnrolReply(
             peer=peer,
             secret=self._run_dir.secret_of(peer),
@@ -192,7 +193,7 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
     async def _caller(self, context: grpc.aio.ServicerContext) -> str:
         """The enrolled peer that calls, or the call's end."""
         if not self._is_known(context):
-            await context.abort(DENIED, "this peer is not enrolled in this run\njoin again")
+            await _refuse(context, refusals.NotEnrolled())
         peer = _said(context, "peer")
         self._known.setdefault(peer, Known(time.monotonic()))
         return peer
@@ -202,7 +203,7 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
         return hmac.compare_digest(_said(context, "secret").encode(), right.encode())
 
     def _address(self, context: grpc.aio.ServicerContext) -> str:
-        """Whence the caller really comes: gRPC sees the door's loopback connection only."""
+        """The caller's real address: gRPC sees the door's loopback connection only."""
         found = re.search(r":(\d+)$", context.peer())
         return (self.door.address_of(int(found[1])) if found and self.door else None) or ""
 
@@ -218,7 +219,7 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
     async def _dial_back(self, peer: str, host: str, port: int) -> str:
         """Shake hands with whoever answers there. Empty: it is that peer; otherwise what is wrong."""
         if not 1 <= port <= 65535 or not host:
-            return "its address or port is not known"
+            return "the peer's address or port is not known"
         try:
             async with asyncio.timeout(REACH_SECONDS):
                 _, writer = await asyncio.open_connection(host, port, ssl=client_context(self._identity))
@@ -244,9 +245,7 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
         register = await self._registration(request_iterator, patience)
         peer, address = await self._caller(context), self._address(context)
         if register is None or register.spec_sha256 != self._spec.sha256():
-            await context.abort(
-                UNFIT, "the peer has another spec than this run's (their hashes differ)\njoin with this run's link"
-            )
+            await _refuse(context, refusals.OtherSpec())
             return
         known, talk = self._known.setdefault(peer, Known(time.monotonic())), Conversation()
         reached = known.reached == (address, register.port)
@@ -265,7 +264,7 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
                 yield message
         finally:
             reading.cancel()
-            self._end(peer, talk, events.Left(peer, "its connection ended", may_return=True))
+            self._end(peer, talk, events.Left(peer, ConnectionClosed(), may_return=True))
 
     async def _registration(self, messages: AsyncIterator[pb.PeerMessage], seconds: float) -> pb.Register | None:
         """A session's first message, if it is that and comes in time."""
@@ -295,7 +294,7 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
             try:
                 event = event_of(peer, message, self._spec)
             except ValueError as e:
-                event = events.Trouble(peer, str(e))
+                event = events.Trouble(peer, InvalidMessage(str(e)))
             if event is not None:
                 self._tell(event)
 
@@ -308,9 +307,9 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
         except TooLarge as e:
             await context.abort(TOO_LARGE, str(e))
         except OSError as e:
-            why = f"the coordinator: {e.strerror or e}"
+            why = e.strerror or str(e)
             self._tell(events.PartFailed(None, request.lineage, request.step, why))
-            await context.abort(grpc.StatusCode.UNAVAILABLE, why)
+            await context.abort(grpc.StatusCode.UNAVAILABLE, f"the coordinator: {why}")
         return pb.OfferReply(wanted=offset is not None, offset=offset or 0)
 
     async def Upload(
@@ -353,26 +352,35 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
                 while piece := await asyncio.to_thread(file.read, PIECE):
                     yield pb.Piece(data=piece)
         except OSError as e:
-            await context.abort(grpc.StatusCode.DATA_LOSS, f"the coordinator cannot read it: {e.strerror or e}")
+            await context.abort(grpc.StatusCode.DATA_LOSS, f"the coordinator cannot read the part: {e.strerror or e}")
 
     # The owner, and whoever looks on
 
     async def Status(self, request: pb.StatusRequest, context: grpc.aio.ServicerContext) -> pb.RunStatus:
-        await self._check("token", self._run_dir.token, context)
+        await self._check("token", self._run_dir.token, context, refusals.WrongToken())
         return self._status()
 
     async def Control(self, request: pb.ControlRequest, context: grpc.aio.ServicerContext) -> pb.ControlReply:
-        await self._check("owner", self._run_dir.owner, context)
+        await self._check("owner", self._run_dir.owner, context, refusals.NotOwner())
         said: dict[int, events.Event] = {0: events.PauseRun(), 1: events.ResumeRun(), 2: events.StopRun()}
         if request.action in said:
             self._tell(said[request.action])
         return pb.ControlReply()
 
-    async def _check(self, name: str, right: str, context: grpc.aio.ServicerContext) -> None:
+    async def _check(
+        self, name: str, right: str, context: grpc.aio.ServicerContext, otherwise: refusals.Refusal
+    ) -> None:
         if not hmac.compare_digest(_said(context, name).encode(), right.encode()):
-            await context.abort(DENIED, f"the {name} is not this run's\nask the run's owner for a fresh link")
+            await _refuse(context, otherwise)
+
+
+async def _refuse(context: grpc.aio.ServicerContext, reason: refusals.Refusal) -> None:
+    """End the call. The caller shows the sentence; its program reads the kind."""
+    WIRE.info("refused a call: %s", reason.kind)
+    code = DENIED if isinstance(reason, refusals.Denial) else UNFIT
+    await context.abort(code, "\n".join(refusal(reason)), trailing_metadata=(("kind", reason.kind),))
 
 
 def _said(context: grpc.aio.ServicerContext, name: str) -> str:
-    """Of a call's metadata."""
+    """The value that a call's metadata has under this name; empty: none."""
     return str(dict(context.invocation_metadata() or ()).get(name, ""))

@@ -5,16 +5,15 @@ Only the history outlives the process. Everything else is heard again from the p
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
 
 from protomodels_cli.coordinator.history import History
+from protomodels_cli.coordinator.reasons import Holder, Missing, NoPeers, TaskKind
 from protomodels_cli.protocol import steps
 from protomodels_cli.protocol.parts import Part
 from protomodels_cli.spec.schema import RunSpec
-
-Kind = Literal["place", "link", "step", "sync", "evaluation", "finish"]
+from protomodels_cli.wire.usage import Usage
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,7 @@ class Peer:
 @dataclass(frozen=True)
 class Task:
     number: int
-    kind: Kind
+    kind: TaskKind
     step: int
     started: float
 
@@ -72,7 +71,7 @@ class Report:
     loss_sum: float = 0.0  # step, evaluation; from the last stage
     tokens: int = 0
     parameters: tuple[tuple[str, str], ...] = ()  # finish: (name, hash)
-    usage: Mapping[str, float] = field(default_factory=dict)  # step
+    usage: Usage = field(default_factory=Usage)  # step
 
 
 @dataclass(frozen=True)
@@ -98,9 +97,9 @@ class State:
     broken: int = 0  # generations in a row that ended before a step was decided
     stalled: int = 0  # … because a task did not end
     relay_all: bool = False  # direct links failed: send everything through the door
-    missing: str = "no peer has joined"  # while there is no placement: why
+    missing: Missing = field(default_factory=NoPeers)  # while there is no placement: why
     tasks: int = 0
-    usage: Mapping[int, Report] = field(default_factory=dict)  # stage → its newest report on a step
+    usage: Mapping[int, Usage] = field(default_factory=dict)  # stage → what its last step took
     decided_at: tuple[float, ...] = ()  # when the last decisions were made
     step_seconds: tuple[float, ...] = ()  # what the steps of these took, from the grant on
 
@@ -117,3 +116,8 @@ class State:
     def stage_of(self, peer: str) -> int | None:
         """Of this generation's stages."""
         return self.history.holders.index(peer) if self.placed and peer in self.history.holders else None
+
+    def holders_of(self, stages: Iterable[int]) -> tuple[Holder, ...]:
+        """By name, for people."""
+        ids = self.history.holders
+        return tuple(Holder(i, ids[i], self.peers[ids[i]].name if ids[i] in self.peers else "") for i in stages)

@@ -3,33 +3,34 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from protomodels_cli.coordinator.history import History
 from protomodels_cli.coordinator.plan import waiting_for
+from protomodels_cli.coordinator.reasons import CoordinatorStopped
 from protomodels_cli.coordinator.rebuild import believe
 from protomodels_cli.coordinator.run_dir import identity_of
+from protomodels_cli.coordinator.sentences import pause, waiting
 from protomodels_cli.coordinator.state import State
 from protomodels_cli.spec.load import load_spec
-from protomodels_cli.spec.schema import RunSpec
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
+from protomodels_cli.wire.usage import Usage
 
 
 def describe(state: State, now: float, started: float, refused: int) -> pb.RunStatus:
-    history, spec = state.history, state.spec
+    history, spec, waits = state.history, state.spec, waiting_for(state, now)
     status = pb.RunStatus(
         name=spec.name,
         phase=phase_of(state),
-        waiting_for=waiting_for(state, now),
+        waiting_for="" if waits is None else waiting(waits),
+        waiting_kind="" if waits is None else waits.kind,
         step=history.step,
         steps=spec.steps,
         tokens_per_s=tokens_per_s(state),
         generation=history.generation,
         basis_version=history.basis_version,
         spec_sha256=spec.sha256(),
-        reason=history.paused.why if history.paused else "",
+        reason=pause(history.paused.why) if history.paused else "",
+        reason_kind=history.paused.why.kind if history.paused else "",
         lineage=history.lineage,
         snapshot_step=history.newest.step,
         steps_redone=history.redone,
@@ -57,7 +58,8 @@ def from_journal(run_dir: Path) -> pb.RunStatus:
     spec = load_spec(run_dir / "run.yaml")
     status = describe(State(spec, (0, ""), history), last, last, 0)
     if not history.over:
-        status.phase, status.waiting_for = "not running", "its coordinator to be started again"
+        stopped = CoordinatorStopped()
+        status.phase, status.waiting_for, status.waiting_kind = "not running", waiting(stopped), stopped.kind
     del status.stages[:]  # nobody holds them now
     return status
 
@@ -86,9 +88,9 @@ def _stages(state: State) -> list[pb.StageStatus]:
     ends = list(itertools.accumulate(history.layers))
     rows = []
     for i, holder in enumerate(history.holders):
-        peer, used = state.peers.get(holder), dict(state.usage[i].usage) if i in state.usage else {}
-        whole = sum(used.get(k, 0.0) for k in ("compute_s", "wait_s", "wire_s")) or 1.0
-        forward, backward = used.get("forward_bytes", 0) / tokens, used.get("backward_bytes", 0) / tokens
+        peer, used = state.peers.get(holder), state.usage.get(i, Usage())
+        whole = used.compute_s + used.wait_s + used.wire_s or 1.0
+        forward, backward = used.forward_bytes / tokens, used.backward_bytes / tokens
         legs = (forward > 0) + (backward > 0)
         rows.append(
             pb.StageStatus(
@@ -97,14 +99,14 @@ def _stages(state: State) -> list[pb.StageStatus]:
                 end_layer=ends[i],
                 holders=[pb.Holder(peer=holder, name=peer.name if peer else "gone")],
                 state=_doing(state, i),
-                compute_share=used.get("compute_s", 0.0) / whole,
-                wait_share=used.get("wait_s", 0.0) / whole,
-                wire_share=used.get("wire_s", 0.0) / whole,
+                compute_share=used.compute_s / whole,
+                wait_share=used.wait_s / whole,
+                wire_share=used.wire_s / whole,
                 forward_bytes_per_token=forward,
                 backward_bytes_per_token=backward,
                 ratio_bf16=legs * 2 * state.spec.model.width / (forward + backward) if legs else 0.0,
-                most_in_flight=int(used.get("most_in_flight", 0)),
-                peak_memory=int(used.get("peak_memory", 0)),
+                most_in_flight=used.most_in_flight,
+                peak_memory=used.peak_memory,
             )
         )
     return rows
@@ -140,40 +142,3 @@ def _peers(state: State, now: float) -> list[pb.PeerStatus]:
         )
         for p in state.peers.values()
     ]
-
-
-class Totals:
-    """Sums over the step rows since this process began, for the run's summary."""
-
-    def __init__(self) -> None:
-        self.steps = 0
-        self.most_in_flight: list[int] = []
-        self.peak_memory: list[int] = []
-        self.cpu_s: list[float] = []
-
-    def add(self, row: Mapping[str, Any]) -> None:
-        stages: Sequence[Mapping[str, float]] = row["stages"]
-        if self.steps == 0:
-            self.most_in_flight = [0] * len(stages)
-        self.steps += 1
-        held = zip(self.most_in_flight, stages, strict=True)
-        self.most_in_flight = [max(before, int(s["most_in_flight"])) for before, s in held]
-        self.peak_memory = [int(s["peak_memory"]) for s in stages]
-        self.cpu_s = [s["cpu_s"] for s in stages]
-
-
-def bytes_summary(history: History, spec: RunSpec) -> dict[str, Any]:
-    """Bytes a token over a boundary, each way, against a dense pipeline's. Headers count, evaluations do not, and of
-    steps that were redone the last time counts."""
-    crossings = history.step * spec.batch.size * spec.model.context * (len(history.layers) - 1)
-    forward, backward = (b / crossings if crossings else 0.0 for b in (history.forward_bytes, history.backward_bytes))
-    dense = 2.0 * spec.model.width
-    ratio = 2 * dense / (forward + backward) if crossings else None
-    return {
-        "bytes_per_token": {"forward": forward, "backward": backward},
-        "dense_bytes_per_token_bf16": dense,
-        "ratio_bf16": ratio,
-        "ratio_fp32": None if ratio is None else 2 * ratio,
-        "bytes_sent": history.forward_bytes + history.backward_bytes,
-        "dense_bytes_bf16": int(2 * dense * crossings),
-    }

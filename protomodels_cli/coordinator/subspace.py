@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from protomodels_cli.coordinator.history import History
 from protomodels_cli.coordinator.snapshots.manifest import basis_name
 from protomodels_cli.errors import UserError
 from protomodels_cli.files import write_whole
@@ -87,3 +88,12 @@ class Subspace:
     def table_message(self) -> pb.Table:
         table = self._spec.subspace.t_fixed
         return pb.Table(seed=table.seed, scale=table.scale, version=T_FIXED_VERSION, sha256=self.t_fixed_sha256)
+
+
+def bases_needed(history: History) -> dict[int, str]:
+    """Version and hash of every basis that may still be needed."""
+    found = {mark.basis_version: mark.basis_sha256 for mark in (*history.snapshots, *history.pending)}
+    found[history.basis_version] = history.basis_sha256
+    waiting = [mark.next_basis for mark in (*history.snapshots, *history.pending)]
+    found |= {new.version: new.sha256 for new in (*waiting, history.next_basis) if new is not None}
+    return found

@@ -19,6 +19,7 @@ from protomodels_cli.lab.frontier_report import steps_to
 from protomodels_cli.lab.results import Result
 from protomodels_cli.lab.runs import SCALES, Bench, Recipe, Run, Scale
 from protomodels_cli.observe.pictures import figure, save_figure
+from protomodels_cli.observe.quantities import rate
 from protomodels_cli.spec.schema import LinkSpec, RunSpec
 from protomodels_cli.worker.device import measure_flops
 
@@ -141,7 +142,7 @@ def _best(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def report(result: Result) -> str:
     s, latency = result["setting"], 25
     lines = [
-        f"width {s['model']['width']}, {s['stages']} stages of peers with {s['flops'] / 1e9:.3g} Gflop/s, "
+        f"width {s['model']['width']}, {s['stages']} stages of peers with {rate(s['flops'], 'FLOP/s')}, "
         f"{s['tokens_per_step']} tokens a step; {s['steps']} steps, target loss {s['target_loss']:.4f}",
         "one seed, one learning rate and T_fixed scale for all: `lab frontier` tunes each; tokens/s are forecasts",
         "",

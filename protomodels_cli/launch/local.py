@@ -72,12 +72,13 @@ def local_run(
     hosts: Hosts | None = None,
     speak: bool = False,
     spares: int = 0,
+    options: Sequence[str] = (),
 ) -> Iterator[LocalRun]:
     """Start a coordinator and a peer for each stage; end them all when the block ends.
 
     `through` may lead a peer's connections to the coordinator somewhere else; `core` pins every process to one core.
     With `hosts` the coordinator is on the first and peers are on the others. `speak`: the coordinator's words are
-    shown."""
+    shown. `options` go to all of them, `join_options` to peers."""
     if (folder / "journal.sqlite").exists() or (folder / "link").exists():
         raise UserError(f"{folder} holds a run already", "choose another --run-dir; nothing is written over")
     (folder / "logs").mkdir(parents=True, exist_ok=True)
@@ -89,7 +90,7 @@ def local_run(
         wrap = (lambda argv: hosts.command(host, argv)) if hosts else list
         return start(folder, name, arguments, core, wrap, speak)
 
-    commands = {"coordinator": lambda: run(0, "coordinator", ["coordinator", str(spec_file), *place], speak)}
+    commands = {"coordinator": lambda: run(0, "coordinator", ["coordinator", str(spec_file), *place, *options], speak)}
     coordinator = commands["coordinator"]()
     running: LocalRun | None = None
     try:
@@ -98,7 +99,7 @@ def local_run(
         for i in range(1, peers_of(spec) + spares + 1):
             name = f"peer-{i}"
             arguments = ["--device", device, "--name", name, "--dir", str(folder / "peers" / str(i))]
-            command = ["join", str(through(i, link)), *arguments, *join_options]
+            command = ["join", str(through(i, link)), *arguments, *join_options, *options]
             commands[name] = partial(run, i, name, command)
             running.start_again(name)
         yield running

@@ -1,32 +1,14 @@
-"""Progress in one line."""
+"""Rows of metrics as lines on a terminal: a coordinator's and the reference's alike."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
+from typing import Any
 
+from protomodels_cli.observe.quantities import duration, rate
 
-def count(n: float) -> str:
-    """1234567 → 1.23 M."""
-    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if abs(n) >= size:
-            return f"{n / size:.3g} {unit}"
-    return f"{n:.3g}"
-
-
-def size(n: float) -> str:
-    for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if abs(n) >= scale:
-            return f"{n / scale:.3g} {unit}"
-    return f"{n:.0f} B"
-
-
-def duration(seconds: float) -> str:
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole}s"
-    if whole < 3600:
-        return f"{whole // 60}m{whole % 60:02d}s"
-    return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+EVERY = 2.0  # seconds between two steps that are shown
 
 
 class Progress:
@@ -34,21 +16,44 @@ class Progress:
 
     def __init__(self, steps: int):
         self.steps, self._shown = steps, -1e9
+        self.start_clock()
+
+    def start_clock(self) -> None:
+        """The first step is granted now: what came before takes no part in tokens a second."""
         self._started, self._done, self._tokens = time.monotonic(), 0, 0
 
-    def line(self, step: int, loss: float, lr: float, norm: float, tokens: int, applied: bool) -> str | None:
+    def line(self, row: Mapping[str, Any]) -> str | None:
+        """What there is to show of this row, if anything."""
+        match row["event"]:
+            case "step":
+                return self._step(row)
+            case "eval":
+                return f"eval  at step {row['step']}: held-out loss {row['loss']:.4f}"
+            case "subspace" if "first_step" in row:
+                return _basis(row)
+            case _:
+                return None
+
+    def _step(self, row: Mapping[str, Any]) -> str | None:
         """A step that is redone counts again: it took its time again."""
-        now = time.monotonic()
-        self._tokens += tokens
+        now, step, applied = time.monotonic(), row["step"], row["applied"]
+        self._tokens += row["tokens"]
         self._done += 1
-        if self._done > 1 and step != self.steps and applied and now - self._shown < 2:
+        if self._done > 1 and step != self.steps and applied and now - self._shown < EVERY:
             return None
         self._shown = now
         elapsed = max(now - self._started, 1e-9)
         width = len(str(self.steps))
         skipped = "" if applied else " | SKIPPED: not finite"
         return (
-            f"step {step:{width}d}/{self.steps} ({100 * step / self.steps:5.1f}%) | loss {loss:.4f} | lr {lr:.1e} | "
-            f"norm {norm:.2f} | {count(self._tokens / elapsed)} tok/s | "
+            f"step {step:{width}d}/{self.steps} ({100 * step / self.steps:5.1f}%) | loss {row['loss']:.4f} | "
+            f"lr {row['lr']:.1e} | norm {row['grad_norm']:.2f} | {rate(self._tokens / elapsed, 'tok/s')} | "
             f"eta {duration((self.steps - step) * elapsed / self._done)}{skipped}"
         )
+
+
+def _basis(row: Mapping[str, Any]) -> str:
+    turns = f"basis {row['version']} from step {row['first_step']}: turns by up to {row.get('angle_max', 0.0):.3f} rad"
+    if "captured_before" not in row or "captured_after" not in row:
+        return turns
+    return f"{turns}, captures {row['captured_before']:.1%} → {row['captured_after']:.1%} of the gradient"

@@ -9,7 +9,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from protomodels_cli.observe.progress import count, duration, size
+from protomodels_cli.observe.quantities import duration, plural, rate, size
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 
 LONG = 2.0  # seconds of waiting in a running run that are worth a word
@@ -23,7 +23,7 @@ def headline(s: pb.RunStatus) -> str:
     if s.HasField("eval_loss"):
         parts.append(f"held-out {s.eval_loss:.4f}")
     if s.tokens_per_s:
-        parts.append(f"{count(s.tokens_per_s)} tok/s")
+        parts.append(rate(s.tokens_per_s, "tok/s"))
     if s.HasField("eta_s") and s.phase == "running":
         parts.append(f"eta {duration(s.eta_s)}")
     return " | ".join(parts)
@@ -34,14 +34,14 @@ def picture(s: pb.RunStatus) -> RenderableType:
     if s.phase == "running":
         rows.append(Padding(ProgressBar(total=s.steps, completed=s.step, width=72), 0))  # which ends its line
     if s.reason:
-        rows.append(Text(f"paused: {s.reason}", style="bold red"))
+        rows.append(Text(s.reason, style="bold red"))
     elif s.waiting_for and (s.phase != "running" or s.waiting_s > LONG):
         rows.append(Text(f"waiting for {s.waiting_for}", style="yellow"))
     if s.stages:
         rows.append(stage_table(s))
     if s.snapshot_step or s.steps_redone:
         saved = f"saved up to step {s.snapshot_step}" if s.snapshot_step else "nothing saved yet"
-        redone = f" | went back {s.rollbacks} ×, {s.steps_redone} steps redone" if s.rollbacks else ""
+        redone = f" | rolled back {s.rollbacks} ×, {plural(s.steps_redone, 'step')} redone" if s.rollbacks else ""
         rows.append(Text(saved + redone, style="dim"))
     return Group(*rows)
 
@@ -79,7 +79,7 @@ def peer_table(s: pb.RunStatus) -> RenderableType:
             p.state,
             Text(p.device),
             size(p.memory),
-            f"{count(p.flops)}FLOP/s",
+            rate(p.flops, "FLOP/s"),
             p.address,
             "directly" if p.reachable else "by relay",
             f"{duration(p.joined_s)} ago",

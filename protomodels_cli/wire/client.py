@@ -23,6 +23,10 @@ class Refused(UserError):
 
     exit_code = EXIT_REFUSED
 
+    def __init__(self, what: str, fix: str, kind: str = ""):
+        super().__init__(what, fix)
+        self.kind = kind  # of the coordinator's reason
+
 
 class Operator:
     def __init__(self, channel: grpc.aio.Channel, token: str):
@@ -46,7 +50,7 @@ def in_words(error: grpc.aio.AioRpcError) -> UserError:
     """A refusal carries its own sentence and fix; anything else is the network's."""
     what, _, fix = (error.details() or "").partition("\n")
     if error.code() in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.FAILED_PRECONDITION) and fix:
-        return Refused(what, fix)
+        return Refused(what, fix, str(dict(error.trailing_metadata() or ()).get("kind", "")))
     return UnreachableError(
         f"the coordinator cannot be reached: {what}", "check your connection, and that it still runs"
     )

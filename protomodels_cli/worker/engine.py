@@ -20,6 +20,7 @@ from protomodels_cli.model.snapshot import parameter_hashes
 from protomodels_cli.protocol.messages import BadMessage, Leg
 from protomodels_cli.protocol.schedule import View, next_work
 from protomodels_cli.wire.frames import Message
+from protomodels_cli.wire.usage import Usage
 from protomodels_cli.worker.orders import (
     Assignment,
     Build,
@@ -39,7 +40,6 @@ from protomodels_cli.worker.orders import (
     Run,
     SubspaceReport,
     Taken,
-    Usage,
 )
 from protomodels_cli.worker.stage_work import Pass, StageWork
 
@@ -125,8 +125,8 @@ class Engine(threading.Thread):
         else:
             self._obey(todo)
         packing = self._packing - packing
-        self._usage.wire += packing
-        self._usage.compute += time.perf_counter() - started - packing
+        self._usage.wire_s += packing
+        self._usage.compute_s += time.perf_counter() - started - packing
 
     def _post(self, item: Any) -> None:
         self._post_with(self._generation, item)
@@ -147,9 +147,9 @@ class Engine(threading.Thread):
                 self._news.wait()
                 waited = time.perf_counter() - started
                 if leaving:
-                    self._usage.wire += waited
+                    self._usage.wire_s += waited
                 else:
-                    self._usage.wait += waited
+                    self._usage.wait_s += waited
 
     def _next_message(self) -> Message | None:
         work = self._pass

@@ -23,7 +23,8 @@ import torch
 from protomodels_cli import PROTOCOL, __version__
 from protomodels_cli.cost.memory import StageMemory
 from protomodels_cli.errors import UserError
-from protomodels_cli.observe.progress import count, size
+from protomodels_cli.observe import logs
+from protomodels_cli.observe.quantities import rate, size
 from protomodels_cli.retry import Backoff, retry
 from protomodels_cli.spec.cut import layers_per_stage
 from protomodels_cli.spec.load import spec_from
@@ -91,6 +92,8 @@ async def _take_part(options: Options, say: Callable[[str], None]) -> int:
         spec = _check_spec(enrolled)
         _check_clock(enrolled.clock)
         folder = _check_disk(spec, options.folder / f"{spec.name}-{link.fingerprint[:8]}")
+        logs.hide(enrolled.secret)
+        logs.to_file(folder / "peer.log")
         memory = _check_memory(spec, device, options.memory)
         identity = Identity(key, enrolled.certificate_pem, authority)
         flops = await asyncio.to_thread(devices.measure_flops, spec, device)
@@ -101,7 +104,7 @@ async def _take_part(options: Options, say: Callable[[str], None]) -> int:
             credentials_of_peer = (("peer", enrolled.peer), ("secret", enrolled.secret))
             say(
                 f"joined {spec.name} as {options.name} ({enrolled.peer}): {devices.in_words(device)}, "
-                f"{size(memory)} free, {count(flops)}FLOP/s"
+                f"{size(memory)} free, {rate(flops, 'FLOP/s')}"
             )
             said = ""
 

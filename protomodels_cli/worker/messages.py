@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.worker.generation import Generation
 from protomodels_cli.worker.orders import Assignment, Decide, Outcome
@@ -30,15 +32,12 @@ def done_message(outcome: Outcome, generation: Generation, peak_memory: int, cpu
         loss_sum=outcome.loss_sum,
         tokens=outcome.tokens,
         parameters=[pb.ParameterHash(name=name, sha256=sha256) for name, sha256 in outcome.parameters],
-        usage=pb.Usage(
-            compute_s=used.compute,
-            wait_s=used.wait,
-            wire_s=used.wire,
+        usage=replace(
+            used,
             forward_bytes=generation.sent_since("next", "forward"),
             backward_bytes=generation.sent_since("previous", "backward"),
-            most_in_flight=used.most_in_flight,
             peak_memory=peak_memory,
             cpu_s=cpu_seconds,
             refused_frames=generation.refused_frames,
-        ),
+        ).to_message(),
     )

@@ -16,6 +16,7 @@ from protomodels_cli.model.shape import Slice
 from protomodels_cli.model.stage import Sync
 from protomodels_cli.protocol.messages import Leg
 from protomodels_cli.spec.schema import RunSpec
+from protomodels_cli.wire.usage import Usage
 
 # Orders, in the order in which the coordinator gave them
 
@@ -112,16 +113,6 @@ Order = Drop | Build | Reuse | Describe | Decide | Run | ReportSync | CopyState 
 
 
 # What comes back
-
-
-@dataclass
-class Usage:
-    """Where the time since the last report went, in seconds."""
-
-    compute: float = 0.0
-    wait: float = 0.0
-    wire: float = 0.0
-    most_in_flight: int = 0
 
 
 @dataclass(frozen=True)

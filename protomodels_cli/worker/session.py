@@ -151,11 +151,11 @@ class Session:
                 await self._end_generation()
                 self._in_memory = None
                 self._engine.order(orders.Drop())
-                self.say(f"waiting: {message.spare.why}")
+                self.say(message.spare.why)
                 await self._snapshots.be_spare(True)
             case "hold_on":
                 await self._end_generation()
-                self.say(f"waiting, with its stage in memory: {message.hold_on.why}")
+                self.say(f"{message.hold_on.why}; the stage stays in memory")
             case "place":
                 await self._take_assignment(message.place)
             case "turn":

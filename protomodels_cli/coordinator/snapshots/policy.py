@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from protomodels_cli.coordinator import notices
 from protomodels_cli.coordinator.events import KeepSnapshots, PartFailed, SnapshotWhole
 from protomodels_cli.coordinator.history import Began, Forgot, GaveUp, Saved
 from protomodels_cli.coordinator.moves import Moves
@@ -49,11 +50,10 @@ def begin_if_due(moves: Moves) -> bool:
     return True
 
 
-def say_if_left_out(moves: Moves) -> None:
+def tell_if_skipped(moves: Moves) -> None:
     history = moves.state.history
     if _at_interval(moves.state) and history.pending:
-        earlier = history.pending[-1].step
-        moves.say(f"no snapshot of step {history.step}: that of step {earlier} is still on its way")
+        moves.tell(notices.SnapshotSkipped(history.step, history.pending[-1].step))
 
 
 def hear_whole(moves: Moves, event: SnapshotWhole) -> None:
@@ -74,6 +74,7 @@ def complete(moves: Moves) -> None:
         _note_parts(moves)
         moves.set(whole={s: p for s, p in moves.state.whole.items() if s > step}, suspects=frozenset())
         moves.write_row("snapshot", step)
+        moves.tell(notices.SnapshotComplete(step))
         for old in moves.state.history.snapshots[1 : -moves.state.spec.snapshots.keep]:
             moves.record(Forgot(old.lineage, old.step))
         moves.do(KeepSnapshots())
@@ -104,7 +105,8 @@ def give_up(moves: Moves, event: PartFailed) -> None:
         asked=(0, 0),
     )
     moves.do(KeepSnapshots())
-    moves.say(f"the snapshot of step {event.step} could not be written: {event.why}")
+    peer = moves.state.peers.get(event.peer or "")
+    moves.tell(notices.SnapshotFailed(event.step, peer.name if peer else "", event.why))
 
 
 def may_try_again(moves: Moves) -> bool:

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar, cast
 
+from protomodels_cli.coordinator import notices
 from protomodels_cli.coordinator.history import History, Mark
 from protomodels_cli.coordinator.snapshots.copies import Copies, in_words
 from protomodels_cli.coordinator.snapshots.manifest import folder_name
@@ -70,10 +71,10 @@ class Upkeep:
         snapshots: Snapshots,
         copies: Copies | None,
         history: Callable[[], History],  # as it is in the journal
-        say: Callable[[str], None],
+        tell: Callable[[notices.Notice], None],
         fail: Callable[[OSError], None],
     ):
-        self._snapshots, self._copies, self._history, self._say, self._fail = snapshots, copies, history, say, fail
+        self._snapshots, self._copies, self._history, self._tell, self._fail = snapshots, copies, history, tell, fail
         self._settling, self._copying = Repeated(self._settle), Repeated(self._copy)
         self._looks: dict[tuple[int, int, int], asyncio.Task[bool]] = {}
 
@@ -84,7 +85,7 @@ class Upkeep:
     async def end(self) -> None:
         await self._settling.end()
         if self._copies is not None and self._copying.under_way:
-            self._say(f"copying the last snapshot to {self._copies.url} … (Ctrl-C: leave without)")
+            self._tell(notices.CopyingLast(self._copies.url))
         await self._copying.end()
 
     async def _settle(self) -> None:
@@ -104,7 +105,7 @@ class Upkeep:
         try:
             await _beside(self._copies.bring_up_to_date, complete, dropped)
         except Exception as e:  # a store may raise anything
-            self._say(f"not all snapshots are copied to {self._copies.url}: {in_words(e)}")
+            self._tell(notices.CopyFailed(self._copies.url, in_words(e)))
 
     async def is_whole(self, mark: Mark, stage: int) -> bool:
         """Has this part the right bytes, now or once they are brought back from the copy? Whoever asks while that is
@@ -116,7 +117,6 @@ class Upkeep:
         return await asyncio.shield(self._looks[part])
 
     async def _look(self, mark: Mark, stage: int) -> bool:
-        part = f"stage {stage}'s part of the snapshot of step {mark.step}"
         if await asyncio.to_thread(self._snapshots.is_whole, mark, stage):
             return True
         if self._copies is None:
@@ -125,14 +125,14 @@ class Upkeep:
 
         def heard(error: Exception) -> None:
             if backoff.failures == 1:
-                self._say(f"{part} is damaged, and {copies.url} cannot be read: {in_words(error)}; trying again")
+                self._tell(notices.CopyUnreachable(stage, mark.step, copies.url, in_words(error)))
 
         try:  # a store may raise anything
             whole = await retry(lambda: self._bring_back(mark, stage, copies), backoff, Exception, heard)
         except Exception:
             return False
-        words = "was damaged here, and is brought back from" if whole else "is damaged here, and not whole at"
-        self._say(f"{part} {words} {copies.url}")
+        kind = notices.PartRestored if whole else notices.PartDamaged
+        self._tell(kind(stage, mark.step, copies.url))
         return whole
 
     async def _bring_back(self, mark: Mark, stage: int, copies: Copies) -> bool:

@@ -12,12 +12,14 @@ from io import BufferedReader, BufferedWriter
 from pathlib import Path
 
 from protomodels_cli.coordinator import events
+from protomodels_cli.coordinator.reasons import InvalidBasis
 from protomodels_cli.coordinator.snapshots.store import Snapshots
 from protomodels_cli.coordinator.state import State
 from protomodels_cli.coordinator.subspace import Subspace
 from protomodels_cli.cost.memory import StageMemory
 from protomodels_cli.files import hash_file
-from protomodels_cli.observe.progress import size
+from protomodels_cli.observe.logs import SNAPSHOTS
+from protomodels_cli.observe.quantities import size
 from protomodels_cli.protocol import steps
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 
@@ -35,7 +37,7 @@ class TooLarge(Exception):
 
 
 class Damaged(Exception):
-    """The bytes that arrived are not those announced."""
+    """Hash mismatch: the bytes that arrived are not those announced."""
 
 
 class Uploads:
@@ -85,11 +87,11 @@ class Uploads:
         try:
             await self._receive_part(peer, header, chunks)
         except FileNotFoundError:
-            raise Later("its snapshot was given up, or begun again") from None
+            raise Later("the snapshot was given up or begun again; retry") from None
         except OSError as e:
             if self._is_pending(header) and header.step not in self._state().whole:
                 self._snapshots.drop(header.lineage, header.step)  # first: the journal needs the room too
-            self._tell(events.PartFailed(None, header.lineage, header.step, f"the coordinator: {e.strerror or e}"))
+            self._tell(events.PartFailed(None, header.lineage, header.step, e.strerror or str(e)))
 
     async def _receive_part(self, peer: str, header: pb.UploadHeader, chunks: Chunks) -> None:
         have = self.offered(peer, header)
@@ -97,7 +99,7 @@ class Uploads:
             return
         path = self._snapshots.coming(header.lineage, header.step, header.stage, header.sha256)
         if have != header.offset or path in self._coming:
-            raise Later(f"{have} bytes of it are here, or on their way")
+            raise Later(f"{have} bytes of the part are here or on their way; retry from there")
         self._coming.add(path)
         try:
             arrived = await self._append(chunks, header, path)
@@ -105,8 +107,9 @@ class Uploads:
                 return  # it broke off; the rest will come
             if await asyncio.to_thread(hash_file, path) != header.sha256:
                 path.unlink()
-                raise Damaged("the bytes that arrived are not those announced")
+                raise Damaged("the part arrived damaged (hash mismatch)")
             await asyncio.to_thread(self._snapshots.arrived, path)
+            SNAPSHOTS.info("stage %d's part of the snapshot at step %d arrived", header.stage, header.step)
         finally:
             self._coming.discard(path)
         self.look(header.lineage, header.step)
@@ -123,7 +126,7 @@ class Uploads:
                 if arrived > header.size:
                     raise ValueError("more bytes than announced")
                 if not self._is_pending(header):
-                    raise ValueError("its snapshot is not wanted any more")
+                    raise ValueError("the snapshot is not wanted any more")
                 await asyncio.to_thread(file.write, chunk.data)
             await asyncio.to_thread(_to_disk, file)
         return arrived
@@ -161,7 +164,7 @@ class Uploads:
                 self._fail(e)
                 return
             except ValueError as e:
-                self._tell(events.Trouble(peer, f"its basis cannot be one: {e}"))
+                self._tell(events.Trouble(peer, InvalidBasis(str(e))))
                 raise
         self._basis_offered = header.generation, header.step
         self._tell(events.SubspaceReported(peer, header.generation, header.step, row, sha256))

@@ -224,14 +224,16 @@ class Leaving(_message.Message):
     def __init__(self) -> None: ...
 
 class Trouble(_message.Message):
-    __slots__ = ("what", "about", "generation")
+    __slots__ = ("what", "about", "generation", "kind")
     WHAT_FIELD_NUMBER: _ClassVar[int]
     ABOUT_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
     what: str
     about: int
     generation: int
-    def __init__(self, what: _Optional[str] = ..., about: _Optional[int] = ..., generation: _Optional[int] = ...) -> None: ...
+    kind: str
+    def __init__(self, what: _Optional[str] = ..., about: _Optional[int] = ..., generation: _Optional[int] = ..., kind: _Optional[str] = ...) -> None: ...
 
 class CoordinatorMessage(_message.Message):
     __slots__ = ("spare", "place", "turn", "feed", "basis", "dismissal", "hold_on", "keep", "beat", "number")
@@ -258,16 +260,20 @@ class CoordinatorMessage(_message.Message):
     def __init__(self, spare: _Optional[_Union[Spare, _Mapping]] = ..., place: _Optional[_Union[Place, _Mapping]] = ..., turn: _Optional[_Union[Turn, _Mapping]] = ..., feed: _Optional[_Union[Feed, _Mapping]] = ..., basis: _Optional[_Union[NewBasis, _Mapping]] = ..., dismissal: _Optional[_Union[Dismissal, _Mapping]] = ..., hold_on: _Optional[_Union[HoldOn, _Mapping]] = ..., keep: _Optional[_Union[Keep, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., number: _Optional[int] = ...) -> None: ...
 
 class Spare(_message.Message):
-    __slots__ = ("why",)
+    __slots__ = ("why", "kind")
     WHY_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
     why: str
-    def __init__(self, why: _Optional[str] = ...) -> None: ...
+    kind: str
+    def __init__(self, why: _Optional[str] = ..., kind: _Optional[str] = ...) -> None: ...
 
 class HoldOn(_message.Message):
-    __slots__ = ("why",)
+    __slots__ = ("why", "kind")
     WHY_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
     why: str
-    def __init__(self, why: _Optional[str] = ...) -> None: ...
+    kind: str
+    def __init__(self, why: _Optional[str] = ..., kind: _Optional[str] = ...) -> None: ...
 
 class Keep(_message.Message):
     __slots__ = ("complete", "begun", "newest")
@@ -472,14 +478,16 @@ class NewBasis(_message.Message):
     def __init__(self, basis: _Optional[_Union[Basis, _Mapping]] = ...) -> None: ...
 
 class Dismissal(_message.Message):
-    __slots__ = ("why", "fix", "exit_code")
+    __slots__ = ("why", "fix", "exit_code", "kind")
     WHY_FIELD_NUMBER: _ClassVar[int]
     FIX_FIELD_NUMBER: _ClassVar[int]
     EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
     why: str
     fix: str
     exit_code: int
-    def __init__(self, why: _Optional[str] = ..., fix: _Optional[str] = ..., exit_code: _Optional[int] = ...) -> None: ...
+    kind: str
+    def __init__(self, why: _Optional[str] = ..., fix: _Optional[str] = ..., exit_code: _Optional[int] = ..., kind: _Optional[str] = ...) -> None: ...
 
 class UploadChunk(_message.Message):
     __slots__ = ("header", "data")
@@ -608,7 +616,7 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class RunStatus(_message.Message):
-    __slots__ = ("name", "phase", "waiting_for", "step", "steps", "loss", "eval_loss", "tokens_per_s", "eta_s", "generation", "basis_version", "stages", "peers", "spec_sha256", "reason", "uptime_s", "tokens", "refused_connections", "waiting_s", "lineage", "snapshot_step", "steps_redone", "rollbacks")
+    __slots__ = ("name", "phase", "waiting_for", "step", "steps", "loss", "eval_loss", "tokens_per_s", "eta_s", "generation", "basis_version", "stages", "peers", "spec_sha256", "reason", "uptime_s", "tokens", "refused_connections", "waiting_s", "lineage", "snapshot_step", "steps_redone", "rollbacks", "waiting_kind", "reason_kind")
     NAME_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     WAITING_FOR_FIELD_NUMBER: _ClassVar[int]
@@ -632,6 +640,8 @@ class RunStatus(_message.Message):
     SNAPSHOT_STEP_FIELD_NUMBER: _ClassVar[int]
     STEPS_REDONE_FIELD_NUMBER: _ClassVar[int]
     ROLLBACKS_FIELD_NUMBER: _ClassVar[int]
+    WAITING_KIND_FIELD_NUMBER: _ClassVar[int]
+    REASON_KIND_FIELD_NUMBER: _ClassVar[int]
     name: str
     phase: str
     waiting_for: str
@@ -655,7 +665,9 @@ class RunStatus(_message.Message):
     snapshot_step: int
     steps_redone: int
     rollbacks: int
-    def __init__(self, name: _Optional[str] = ..., phase: _Optional[str] = ..., waiting_for: _Optional[str] = ..., step: _Optional[int] = ..., steps: _Optional[int] = ..., loss: _Optional[float] = ..., eval_loss: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., eta_s: _Optional[float] = ..., generation: _Optional[int] = ..., basis_version: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[StageStatus, _Mapping]]] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ..., spec_sha256: _Optional[str] = ..., reason: _Optional[str] = ..., uptime_s: _Optional[float] = ..., tokens: _Optional[int] = ..., refused_connections: _Optional[int] = ..., waiting_s: _Optional[float] = ..., lineage: _Optional[int] = ..., snapshot_step: _Optional[int] = ..., steps_redone: _Optional[int] = ..., rollbacks: _Optional[int] = ...) -> None: ...
+    waiting_kind: str
+    reason_kind: str
+    def __init__(self, name: _Optional[str] = ..., phase: _Optional[str] = ..., waiting_for: _Optional[str] = ..., step: _Optional[int] = ..., steps: _Optional[int] = ..., loss: _Optional[float] = ..., eval_loss: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., eta_s: _Optional[float] = ..., generation: _Optional[int] = ..., basis_version: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[StageStatus, _Mapping]]] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ..., spec_sha256: _Optional[str] = ..., reason: _Optional[str] = ..., uptime_s: _Optional[float] = ..., tokens: _Optional[int] = ..., refused_connections: _Optional[int] = ..., waiting_s: _Optional[float] = ..., lineage: _Optional[int] = ..., snapshot_step: _Optional[int] = ..., steps_redone: _Optional[int] = ..., rollbacks: _Optional[int] = ..., waiting_kind: _Optional[str] = ..., reason_kind: _Optional[str] = ...) -> None: ...
 
 class Holder(_message.Message):
     __slots__ = ("peer", "name")

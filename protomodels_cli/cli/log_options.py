@@ -1,0 +1,21 @@
+"""`--verbose` and `--log-level`, alike for all commands that take part in a run."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+
+class LogLevel(StrEnum):
+    debug = "debug"
+    info = "info"
+    warning = "warning"
+    error = "error"
+
+
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show the log on the terminal too, at level debug.")]
+LogLevelOption = Annotated[
+    LogLevel | None, typer.Option("--log-level", help="The least that is logged. Default: info; with -v: debug.")
+]

@@ -1,0 +1,45 @@
+"""Do all stages use the run's bytes of U and T_fixed? What is done with a stage that does not. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from protomodels_cli.coordinator import reasons, seating
+from protomodels_cli.coordinator.events import Dismiss
+from protomodels_cli.coordinator.moves import Moves
+from protomodels_cli.coordinator.state import Hashes, Report, State, Task
+from protomodels_cli.errors import EXIT_REFUSED
+
+
+def right_hashes(state: State) -> Hashes | None:
+    """What every stage must use now."""
+    if not state.spec.subspace.has_basis:
+        return None
+    history = state.history
+    return Hashes(history.basis_version, history.basis_sha256, *state.t_fixed)
+
+
+def check_hashes(moves: Moves, task: Task, stage: int, report: Report) -> bool:
+    """Whether the report counts. Otherwise what the stage may have spoilt is redone, or its holder is dismissed."""
+    state, right, found = moves.state, right_hashes(moves.state), report.hashes
+    if right is None or found == right:
+        return True
+    new = state.history.next_basis
+    if new is not None and new.first_step == state.history.step + 1:
+        ahead = replace(right, basis_version=new.version, basis=new.sha256)
+        if found == ahead:
+            return True  # a step that was under way has switched to it
+    peer = state.peers[state.history.holders[stage]]
+    same_basis = found is not None and (found.basis_version, found.basis) == (right.basis_version, right.basis)
+    other: reasons.Shared = "T_fixed" if same_basis else "U"
+    if peer.id in state.suspects or (seating.fresh(state.history) and task.kind == "place"):
+        why = reasons.HashMismatch(other)
+        moves.do(Dismiss(peer.id, why, EXIT_REFUSED))
+        seating.lose(moves, {peer.id: why})
+        return False
+    moves.set(suspects=state.suspects | {peer.id})
+    moves.write_row("mismatch", task.step, stage=stage, peer=peer.id, what=other)
+    [holder] = state.holders_of([stage])
+    seating.roll_back(moves, state.history.newest, reasons.StageDiverged(holder, other, task.step))
+    seating.regroup(moves)
+    return False

@@ -1,0 +1,83 @@
+"""The machine's orders on their way to the peers: what a stage, a turn or the first stage's token ids become as
+messages, and the tickets under which neighbours meet at the relay. Decides nothing."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any
+
+from protomodels_cli.coordinator import events
+from protomodels_cli.coordinator.feed import Feed
+from protomodels_cli.coordinator.messages import place_message, route_pair, turn_message
+from protomodels_cli.coordinator.service import Service
+from protomodels_cli.coordinator.state import State, Task
+from protomodels_cli.coordinator.subspace import Subspace
+from protomodels_cli.wire.pb import pmtrain_pb2 as pb
+
+
+class Dispatch:
+    def __init__(self, service: Service, feed: Feed, subspace: Subspace | None):
+        self._service, self._feed, self._subspace = service, feed, subspace
+        self._fed = 0  # the last step whose ids stage 0 has
+        self._tickets: list[str] = []
+
+    def _to_holders(self, state: State, **body: Any) -> None:
+        for peer in state.history.holders:
+            self._service.send(peer, **body)
+
+    def basis(self, state: State, version: int) -> None:
+        assert self._subspace is not None
+        self._to_holders(state, basis=pb.NewBasis(basis=self._subspace.basis_message(version)))
+
+    def place(self, state: State, command: events.PlaceStage) -> None:
+        stage, history, holders = command.stage, state.history, [state.peers[p] for p in state.history.holders]
+        if stage == 0:
+            self._fed = history.step
+            self._renew_tickets(len(holders) - 1)
+        place = place_message(state, stage, command.task, command.keep)
+        if self._subspace is not None:
+            place.t_fixed.CopyFrom(self._subspace.table_message())
+            if not command.keep and not history.newest.parts:
+                place.basis.CopyFrom(self._subspace.basis_message(0))
+        if stage > 0:
+            pair = route_pair(holders[stage - 1], holders[stage], self._tickets[stage - 1], state.relay_all)
+            place.previous.append(pair[1])
+        if stage < len(holders) - 1:
+            pair = route_pair(holders[stage], holders[stage + 1], self._tickets[stage], state.relay_all)
+            place.next.append(pair[0])
+        self._service.send(command.peer, place=place)
+
+    def _renew_tickets(self, boundaries: int) -> None:
+        door = self._service.door
+        assert door is not None
+        for ticket in self._tickets:
+            door.forbid(ticket)
+        self._tickets = [secrets.token_urlsafe(16) for _ in range(boundaries)]
+        for ticket in self._tickets:
+            door.allow(ticket)
+
+    def turn(self, state: State, command: events.SendTurn) -> None:
+        task = command.task
+        turn = turn_message(state, command.decision, task, command.save, self._feed.evaluation_microbatches)
+        self._to_holders(state, turn=turn)
+        if task is not None:
+            self._feed_first_stage(state, task)
+
+    def _feed_first_stage(self, state: State, task: Task) -> None:
+        """This task's ids, and the next step's ahead of its turn."""
+        first = state.history.holders[0]
+        if task.kind == "evaluation":
+            for feed in self._feed.evaluation(task.step):
+                self._service.send(first, feed=feed)
+        if task.kind == "step":
+            for step in range(max(self._fed + 1, task.step), min(task.step + 1, state.spec.steps) + 1):
+                for feed in self._feed.step(step):
+                    self._service.send(first, feed=feed)
+                self._fed = step
+
+    def relayed(self) -> list[dict[str, int]]:
+        """Bytes that each boundary's link sent through the door: none where neighbours dial each other."""
+        door = self._service.door
+        assert door is not None
+        moved = [door.relayed(ticket) for ticket in self._tickets]
+        return [{"forward": m["dial"], "backward": m["accept"]} for m in moved]  # the earlier stage dials

@@ -1,0 +1,291 @@
+"""All that the coordinator tells the owner, one dataclass for each: the rows of events.jsonl.
+
+sentences.py says how they read.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from protomodels_cli.coordinator import reasons
+from protomodels_cli.coordinator.reasons import Holder
+from protomodels_cli.observe.notices import Notice as Base
+
+# Peers
+
+
+@dataclass(frozen=True)
+class PeerJoined(Base):
+    peer: str
+    name: str
+    device: str
+    kind: Literal["peer_joined"] = "peer_joined"
+
+
+@dataclass(frozen=True)
+class PeerReturned(Base):
+    peer: str
+    name: str
+    device: str
+    kind: Literal["peer_returned"] = "peer_returned"
+
+
+@dataclass(frozen=True)
+class PeerLost(Base):
+    level: ClassVar[int] = logging.WARNING
+    peer: str
+    name: str
+    stage: int | None
+    reason: reasons.Silence
+    kind: Literal["peer_lost"] = "peer_lost"
+
+
+@dataclass(frozen=True)
+class PeerLeft(Base):
+    """Of its own accord."""
+
+    peer: str
+    name: str
+    stage: int | None
+    kind: Literal["peer_left"] = "peer_left"
+
+
+@dataclass(frozen=True)
+class PeerDismissed(Base):
+    level: ClassVar[int] = logging.WARNING
+    peer: str
+    name: str
+    stage: int | None
+    reason: reasons.Fault
+    kind: Literal["peer_dismissed"] = "peer_dismissed"
+
+
+# Stages
+
+
+@dataclass(frozen=True)
+class StagesAssigned(Base):
+    generation: int
+    layers: tuple[int, ...]
+    holders: tuple[Holder, ...]
+    kind: Literal["stages_assigned"] = "stages_assigned"
+
+
+@dataclass(frozen=True)
+class StagesLinked(Base):
+    generation: int
+    kind: Literal["stages_linked"] = "stages_linked"
+
+
+@dataclass(frozen=True)
+class Relinking(Base):
+    """A holder has trouble, which a new generation may cure."""
+
+    level: ClassVar[int] = logging.WARNING
+    peer: str
+    name: str
+    stage: int | None
+    reason: reasons.Complaint | reasons.PartUnreadable
+    kind: Literal["relinking"] = "relinking"
+
+
+@dataclass(frozen=True)
+class Stalled(Base):
+    level: ClassVar[int] = logging.WARNING
+    waiting: reasons.StagesWorking
+    kind: Literal["stalled"] = "stalled"
+
+
+@dataclass(frozen=True)
+class RelayingAll(Base):
+    level: ClassVar[int] = logging.WARNING
+    holders: tuple[Holder, ...]  # who did not link
+    seconds: float
+    kind: Literal["relaying_all"] = "relaying_all"
+
+
+@dataclass(frozen=True)
+class RolledBack(Base):
+    level: ClassVar[int] = logging.WARNING
+    reason: reasons.Rollback
+    to_step: int  # 0: the beginning
+    redone: int  # steps
+    lineage: int  # that begins there
+    kind: Literal["rolled_back"] = "rolled_back"
+
+
+# Snapshots
+
+
+@dataclass(frozen=True)
+class SnapshotComplete(Base):
+    level: ClassVar[int] = logging.DEBUG
+    step: int
+    kind: Literal["snapshot_complete"] = "snapshot_complete"
+
+
+@dataclass(frozen=True)
+class SnapshotSkipped(Base):
+    step: int
+    uploading: int  # the step of the one that is still on its way
+    kind: Literal["snapshot_skipped"] = "snapshot_skipped"
+
+
+@dataclass(frozen=True)
+class SnapshotFailed(Base):
+    level: ClassVar[int] = logging.WARNING
+    step: int
+    name: str  # of the peer that could not write its part; empty: the coordinator could not
+    detail: str
+    kind: Literal["snapshot_failed"] = "snapshot_failed"
+
+
+@dataclass(frozen=True)
+class SnapshotUnusable(Base):
+    level: ClassVar[int] = logging.WARNING
+    step: int
+    detail: str
+    kind: Literal["snapshot_unusable"] = "snapshot_unusable"
+
+
+@dataclass(frozen=True)
+class CopyFailed(Base):
+    level: ClassVar[int] = logging.WARNING
+    url: str
+    detail: str
+    kind: Literal["copy_failed"] = "copy_failed"
+
+
+@dataclass(frozen=True)
+class CopyingLast(Base):
+    url: str
+    kind: Literal["copying_last"] = "copying_last"
+
+
+@dataclass(frozen=True)
+class CopyAbandoned(Base):
+    level: ClassVar[int] = logging.WARNING
+    kind: Literal["copy_abandoned"] = "copy_abandoned"
+
+
+@dataclass(frozen=True)
+class CopyUnreachable(Base):
+    """A damaged part should come back from the copy, which cannot be read now."""
+
+    level: ClassVar[int] = logging.WARNING
+    stage: int
+    step: int
+    url: str
+    detail: str
+    kind: Literal["copy_unreachable"] = "copy_unreachable"
+
+
+@dataclass(frozen=True)
+class PartRestored(Base):
+    stage: int
+    step: int
+    url: str
+    kind: Literal["part_restored"] = "part_restored"
+
+
+@dataclass(frozen=True)
+class PartDamaged(Base):
+    """Here and in the copy."""
+
+    level: ClassVar[int] = logging.WARNING
+    stage: int
+    step: int
+    url: str
+    kind: Literal["part_damaged"] = "part_damaged"
+
+
+# The run
+
+
+@dataclass(frozen=True)
+class Paused(Base):
+    reason: reasons.Pause
+    kind: Literal["paused"] = "paused"
+
+
+@dataclass(frozen=True)
+class Resumed(Base):
+    kind: Literal["resumed"] = "resumed"
+
+
+@dataclass(frozen=True)
+class Continuing(Base):
+    """A coordinator was started again."""
+
+    step: int
+    steps: int
+    snapshot: int  # the newest's step; 0: there is none
+    kind: Literal["continuing"] = "continuing"
+
+
+@dataclass(frozen=True)
+class RunDone(Base):
+    steps: int
+    kind: Literal["run_done"] = "run_done"
+
+
+@dataclass(frozen=True)
+class RunStopped(Base):
+    """By the owner."""
+
+    step: int  # of the newest snapshot
+    kind: Literal["run_stopped"] = "run_stopped"
+
+
+@dataclass(frozen=True)
+class Interrupted(Base):
+    """The coordinator ends, the run does not."""
+
+    step: int
+    path: str
+    kind: Literal["interrupted"] = "interrupted"
+
+
+@dataclass(frozen=True)
+class DiskFailed(Base):
+    level: ClassVar[int] = logging.ERROR
+    path: str
+    detail: str
+    kind: Literal["disk_failed"] = "disk_failed"
+
+
+# A journal that was lost or damaged
+
+
+@dataclass(frozen=True)
+class JournalRefused(Base):
+    level: ClassVar[int] = logging.WARNING
+    detail: str
+    kind: Literal["journal_refused"] = "journal_refused"
+
+
+@dataclass(frozen=True)
+class SnapshotSetAside(Base):
+    level: ClassVar[int] = logging.WARNING
+    snapshot: str  # the name of its folder
+    detail: str
+    kind: Literal["snapshot_set_aside"] = "snapshot_set_aside"
+
+
+@dataclass(frozen=True)
+class JournalRebuilt(Base):
+    step: int  # from which the run continues; 0: the beginning
+    lost: int  # steps
+    aside: str  # where the old journal is
+    kind: Literal["journal_rebuilt"] = "journal_rebuilt"
+
+
+AboutPeers = PeerJoined | PeerReturned | PeerLost | PeerLeft | PeerDismissed
+AboutStages = StagesAssigned | StagesLinked | Relinking | Stalled | RelayingAll | RolledBack
+AboutSnapshots = SnapshotComplete | SnapshotSkipped | SnapshotFailed | SnapshotUnusable
+AboutCopies = CopyFailed | CopyingLast | CopyAbandoned | CopyUnreachable | PartRestored | PartDamaged
+AboutRun = Paused | Resumed | Continuing | RunDone | RunStopped | Interrupted | DiskFailed
+AboutRebuilding = JournalRefused | SnapshotSetAside | JournalRebuilt
+Notice = AboutPeers | AboutStages | AboutSnapshots | AboutCopies | AboutRun | AboutRebuilding

@@ -1,0 +1,67 @@
+"""How long a task may take, and what is done when it takes longer. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from typing import Literal
+
+from protomodels_cli.coordinator import notices, seating
+from protomodels_cli.coordinator.events import Dismiss
+from protomodels_cli.coordinator.moves import Moves
+from protomodels_cli.coordinator.plan import still_working
+from protomodels_cli.coordinator.reasons import TooSlow
+from protomodels_cli.coordinator.state import State, Task
+from protomodels_cli.errors import EXIT_OUTSIDE
+
+# What a task may take: so many times what is usual, and at least so many seconds; or these, while no step was decided.
+STALL_TIMES, STALL_SECONDS, STALL_AT_FIRST = 10, 600.0, 3600.0
+
+
+def watch(moves: Moves) -> None:
+    task = moves.state.task
+    if task is None:
+        return
+    if task.kind in ("place", "link"):
+        _watch_seating(moves, task)
+    elif moves.now - task.started > patience(moves.state, task):
+        moves.tell(notices.Stalled(still_working(moves.state, moves.now)))
+        moves.set(stalled=moves.state.stalled + 1)
+        seating.regroup(moves)
+
+
+def _watch_seating(moves: Moves, task: Task) -> None:
+    state, limits = moves.state, moves.state.spec.limits
+    doing: Literal["build", "reuse", "link"]
+    if task.kind == "link":
+        doing, limit = "link", limits.link_seconds
+    elif state.history.step == 0:
+        doing, limit = "build", limits.build_seconds
+    else:
+        doing, limit = "reuse", limits.reuse_seconds
+    if moves.now - task.started < limit:
+        return
+    late = [i for i in range(state.stages) if i not in state.heard]
+    if doing == "reuse":
+        # A part of a snapshot may take long to arrive, and who waits for it says so if it does not come.
+        late = [i for i in late if state.history.holders[i] in state.holds]
+        if not late:
+            return
+    if doing == "link" and not state.relay_all:
+        moves.tell(notices.RelayingAll(state.holders_of(late), limit))
+        moves.set(relay_all=True)
+        seating.regroup(moves)
+        return
+    slow = {state.history.holders[i]: TooSlow(i, doing, limit) for i in late}
+    for peer, why in slow.items():
+        moves.do(Dismiss(peer, why, EXIT_OUTSIDE))
+    seating.lose(moves, slow)
+
+
+def patience(state: State, task: Task) -> float:
+    """How long a task may take before we no longer believe in it. Who is merely slow gets more each time."""
+    if not state.step_seconds:
+        return STALL_AT_FIRST * 2.0**state.stalled
+    usual = statistics.median(state.step_seconds)
+    if task.kind == "evaluation":
+        usual *= max(1.0, state.spec.eval.windows / state.spec.batch.size)
+    return max(STALL_SECONDS, STALL_TIMES * usual) * 2.0**state.stalled

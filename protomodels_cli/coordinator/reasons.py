@@ -1,0 +1,386 @@
+"""Why a peer was lost, sent away or kept spare; what a run waits for; why it is paused or went back. Data, no English.
+
+sentences.py says how each of them reads. Some are journalled (Rollback, Pause): their `kind` tells them apart there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pydantic import Discriminator
+
+from protomodels_cli.observe.notices import Fact
+
+Bytes = int
+Shared = Literal["U", "T_fixed"]  # what all stages must have alike
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Who holds a stage; no name: nobody who is here."""
+
+    stage: int
+    peer: str
+    name: str = ""
+
+
+# Why a peer is not in the run any more
+
+
+@dataclass(frozen=True)
+class NoHeartbeat(Fact):
+    seconds: float
+    kind: Literal["no_heartbeat"] = "no_heartbeat"
+
+
+@dataclass(frozen=True)
+class ConnectionClosed(Fact):
+    kind: Literal["connection_closed"] = "connection_closed"
+
+
+@dataclass(frozen=True)
+class AskedToLeave(Fact):
+    kind: Literal["asked_to_leave"] = "asked_to_leave"
+
+
+@dataclass(frozen=True)
+class HashMismatch(Fact):
+    """A peer uses other bytes of U or T_fixed than the run does."""
+
+    what: Shared
+    kind: Literal["hash_mismatch"] = "hash_mismatch"
+
+
+@dataclass(frozen=True)
+class DamagedBasis(Fact):
+    """A new basis did not reach a peer whole."""
+
+    version: int
+    kind: Literal["damaged_basis"] = "damaged_basis"
+
+
+@dataclass(frozen=True)
+class TooSlow(Fact):
+    """A stage was not ready in time: limits.build_seconds, reuse_seconds or link_seconds."""
+
+    stage: int
+    doing: Literal["build", "reuse", "link"]
+    seconds: float  # the limit
+    kind: Literal["too_slow"] = "too_slow"
+
+
+@dataclass(frozen=True)
+class PartUnreadable(Fact):
+    """A peer cannot read its part of a snapshot, which is whole at the coordinator."""
+
+    step: int
+    kind: Literal["part_unreadable"] = "part_unreadable"
+
+
+@dataclass(frozen=True)
+class PeerReport(Fact):
+    """In the peer's own words."""
+
+    text: str
+    trouble: str = ""  # its kind, where the peer's program has a name for it
+    kind: Literal["peer_report"] = "peer_report"
+
+
+@dataclass(frozen=True)
+class InvalidMessage(Fact):
+    """No honest peer says this."""
+
+    detail: str
+    kind: Literal["invalid_message"] = "invalid_message"
+
+
+@dataclass(frozen=True)
+class UnprocessableMessage(Fact):
+    """It broke the coordinator's machine: a bug, whose traceback is in the log."""
+
+    event: str
+    kind: Literal["unprocessable_message"] = "unprocessable_message"
+
+
+@dataclass(frozen=True)
+class InvalidBasis(Fact):
+    detail: str
+    kind: Literal["invalid_basis"] = "invalid_basis"
+
+
+Complaint = PeerReport | InvalidMessage | UnprocessableMessage | InvalidBasis
+Fault = Complaint | HashMismatch | DamagedBasis | TooSlow | PartUnreadable  # a peer with it is dismissed
+Silence = NoHeartbeat | ConnectionClosed
+Loss = Silence | Fault | AskedToLeave
+
+
+# Why a peer's session ends
+
+
+@dataclass(frozen=True)
+class RunFinished(Fact):
+    kind: Literal["run_finished"] = "run_finished"
+
+
+@dataclass(frozen=True)
+class RunStopped(Fact):
+    """By the owner."""
+
+    step: int  # of the newest snapshot
+    kind: Literal["run_stopped"] = "run_stopped"
+
+
+Dismissal = RunFinished | RunStopped | AskedToLeave | Fault
+
+
+# What is missing before stages can be assigned
+
+
+@dataclass(frozen=True)
+class InFlight:
+    """Memory that a spec could do without: most of a stage's is for microbatches in flight."""
+
+    size: Bytes
+    more_microbatches: bool  # batch.microbatches can be raised
+    fewer_in_flight: bool  # batch.in_flight can be lowered
+
+
+@dataclass(frozen=True)
+class Layers:
+    """What a stage is made of."""
+
+    first: int
+    end: int
+    head: bool  # the last stage's
+
+
+@dataclass(frozen=True)
+class NoPeers(Fact):
+    kind: Literal["no_peers"] = "no_peers"
+
+
+@dataclass(frozen=True)
+class TooFewPeers(Fact):
+    joined: int
+    needed: int
+    at_least: bool = False  # more would do as well
+    unusable: int = 0  # further peers, whose measured speed is no positive number
+    kind: Literal["too_few_peers"] = "too_few_peers"
+
+
+@dataclass(frozen=True)
+class StageTooLarge(Fact):
+    """For every joined peer. A cut that is not fixed has an end that is too large, however it is cut."""
+
+    stage: int | Literal["first", "last"]
+    layers: Layers
+    need: Bytes
+    largest: Bytes  # that a peer has
+    in_flight: InFlight | None = None
+    unusable: int = 0
+    kind: Literal["stage_too_large"] = "stage_too_large"
+
+
+@dataclass(frozen=True)
+class ModelTooLarge(Fact):
+    """For one stage, and there can be no more."""
+
+    need: Bytes
+    largest: Bytes
+    more_peers_help: bool
+    in_flight: InFlight | None = None
+    unusable: int = 0
+    kind: Literal["model_too_large"] = "model_too_large"
+
+
+@dataclass(frozen=True)
+class TooFewLargePeers(Fact):
+    stages: int  # that need this much or more each
+    need: Bytes
+    peers: int  # that have it
+    next_largest: Bytes  # what the largest of the others has
+    in_flight: InFlight | None = None
+    unusable: int = 0
+    kind: Literal["too_few_large_peers"] = "too_few_large_peers"
+
+
+@dataclass(frozen=True)
+class EndsTooLarge(Fact):
+    """One peer has the memory for the first stage or for the last, and no other has."""
+
+    first: Bytes
+    last: Bytes
+    unusable: int = 0
+    kind: Literal["ends_too_large"] = "ends_too_large"
+
+
+@dataclass(frozen=True)
+class TooFewLayersFit(Fact):
+    peers: int
+    fit: int  # layers that they have the memory for, cut into `stages`
+    layers: int
+    stages: int
+    first_stage: Bytes  # with one layer
+    in_flight: InFlight | None = None
+    unusable: int = 0
+    kind: Literal["too_few_layers_fit"] = "too_few_layers_fit"
+
+
+@dataclass(frozen=True)
+class StageNeed:
+    stage: int
+    need: Bytes
+
+
+@dataclass(frozen=True)
+class StagesWithoutPeer(Fact):
+    """A cut that stands has stages that nobody who is free has the memory for."""
+
+    stages: tuple[StageNeed, ...]
+    kind: Literal["stages_without_peer"] = "stages_without_peer"
+
+
+@dataclass(frozen=True)
+class HoldersDisconnected(Fact):
+    """They may come back with what they have in memory."""
+
+    stages: tuple[int, ...]
+    kind: Literal["holders_disconnected"] = "holders_disconnected"
+
+
+@dataclass(frozen=True)
+class CoordinatorRestarted(Fact):
+    """The peers from before have not reconnected yet."""
+
+    kind: Literal["coordinator_restarted"] = "coordinator_restarted"
+
+
+NoPlacement = TooFewPeers | StageTooLarge | ModelTooLarge | TooFewLargePeers | EndsTooLarge | TooFewLayersFit
+Missing = NoPeers | NoPlacement | StagesWithoutPeer | HoldersDisconnected | CoordinatorRestarted
+
+
+@dataclass(frozen=True)
+class AllStagesHeld(Fact):
+    stages: int
+    kind: Literal["all_stages_held"] = "all_stages_held"
+
+
+Spare = AllStagesHeld | Missing
+
+
+# What else a run waits for
+
+TaskKind = Literal["place", "link", "step", "sync", "evaluation", "finish"]
+
+
+@dataclass(frozen=True)
+class StagesWorking(Fact):
+    task: TaskKind
+    step: int
+    holders: tuple[Holder, ...]  # whose report has not come
+    seconds: float  # so far
+    kind: Literal["stages_working"] = "stages_working"
+
+
+@dataclass(frozen=True)
+class SnapshotIncomplete(Fact):
+    step: int
+    kind: Literal["snapshot_incomplete"] = "snapshot_incomplete"
+
+
+@dataclass(frozen=True)
+class NoRoomForSnapshot(Fact):
+    step: int
+    detail: str
+    kind: Literal["no_room_for_snapshot"] = "no_room_for_snapshot"
+
+
+@dataclass(frozen=True)
+class OwnersResume(Fact):
+    """The run is paused."""
+
+    kind: Literal["owners_resume"] = "owners_resume"
+
+
+@dataclass(frozen=True)
+class SubspaceReport(Fact):
+    """The last stage has yet to say what becomes of the subspace after this step."""
+
+    step: int
+    kind: Literal["subspace_report"] = "subspace_report"
+
+
+@dataclass(frozen=True)
+class BasisNotTaken(Fact):
+    version: int
+    holders: tuple[Holder, ...]  # who have not confirmed it
+    kind: Literal["basis_not_taken"] = "basis_not_taken"
+
+
+@dataclass(frozen=True)
+class Coordinator(Fact):
+    """Nothing but the coordinator's next move."""
+
+    kind: Literal["coordinator"] = "coordinator"
+
+
+@dataclass(frozen=True)
+class CoordinatorStopped(Fact):
+    """Nobody leads the run now."""
+
+    kind: Literal["coordinator_stopped"] = "coordinator_stopped"
+
+
+Blocker = SnapshotIncomplete | NoRoomForSnapshot | OwnersResume | SubspaceReport | BasisNotTaken
+Waiting = Blocker | Missing | StagesWorking | Coordinator | CoordinatorStopped
+
+
+# Why a run is paused
+
+
+@dataclass(frozen=True)
+class ByOwner(Fact):
+    kind: Literal["by_owner"] = "by_owner"
+
+
+@dataclass(frozen=True)
+class NonFinite(Fact):
+    """So many steps in a row, up to this one, had a loss or gradient that is not finite."""
+
+    steps: int
+    step: int
+    lr: float  # optimizer.lr
+    kind: Literal["non_finite"] = "non_finite"
+
+
+Pause = Annotated[ByOwner | NonFinite, Discriminator("kind")]
+
+
+# Why a run went back to a snapshot
+
+
+@dataclass(frozen=True)
+class StagesLost(Fact):
+    stages: tuple[int, ...]
+    step: int  # after which
+    kind: Literal["stages_lost"] = "stages_lost"
+
+
+@dataclass(frozen=True)
+class StageDiverged(Fact):
+    """A stage used other bytes of U or T_fixed than the run, as was found after this step."""
+
+    holder: Holder
+    what: Shared
+    step: int
+    kind: Literal["stage_diverged"] = "stage_diverged"
+
+
+@dataclass(frozen=True)
+class SnapshotDamaged(Fact):
+    step: int
+    kind: Literal["snapshot_damaged"] = "snapshot_damaged"
+
+
+Rollback = Annotated[StagesLost | StageDiverged | SnapshotDamaged | NonFinite, Discriminator("kind")]

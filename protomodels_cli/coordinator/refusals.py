@@ -1,0 +1,54 @@
+"""Why a caller is refused. Data, no English: sentences.py says how each reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from protomodels_cli.observe.notices import Fact
+
+
+@dataclass(frozen=True)
+class WrongToken(Fact):
+    kind: Literal["wrong_token"] = "wrong_token"
+
+
+@dataclass(frozen=True)
+class NotOwner(Fact):
+    kind: Literal["not_owner"] = "not_owner"
+
+
+@dataclass(frozen=True)
+class NotEnrolled(Fact):
+    kind: Literal["not_enrolled"] = "not_enrolled"
+
+
+@dataclass(frozen=True)
+class OtherProtocol(Fact):
+    version: str  # of pmtrain, the caller's
+    protocol: int
+    our_version: str
+    our_protocol: int
+    kind: Literal["other_protocol"] = "other_protocol"
+
+
+@dataclass(frozen=True)
+class TooManyPeers(Fact):
+    most: int
+    kind: Literal["too_many_peers"] = "too_many_peers"
+
+
+@dataclass(frozen=True)
+class InvalidKey(Fact):
+    detail: str
+    our_version: str
+    kind: Literal["invalid_key"] = "invalid_key"
+
+
+@dataclass(frozen=True)
+class OtherSpec(Fact):
+    kind: Literal["other_spec"] = "other_spec"
+
+
+Denial = WrongToken | NotOwner | NotEnrolled  # the caller has not shown the right to call
+Refusal = Denial | OtherProtocol | TooManyPeers | InvalidKey | OtherSpec

@@ -1,0 +1,371 @@
+"""How the coordinator's notices and reasons read: the one place where they become English. Nothing reads them back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import assert_never
+
+from protomodels_cli.coordinator import notices as n
+from protomodels_cli.coordinator import reasons as r
+from protomodels_cli.coordinator import refusals as no
+from protomodels_cli.observe.quantities import duration, plural, size
+
+CONTINUE = "continue with `pmtrain resume RUN_DIR`"
+
+
+def sentence(notice: n.Notice) -> str:
+    """What the owner reads."""
+    match notice:
+        case n.PeerJoined(peer, name, device):
+            return f"{name} ({peer}) joined with {device}"
+        case n.PeerReturned(peer, name, device):
+            return f"{name} ({peer}) reconnected with {device}"
+        case n.PeerLost(_, name, stage, reason):
+            return f"lost {_peer(name, stage)}: {loss(reason)}"
+        case n.PeerLeft(_, name, stage):
+            return f"{_peer(name, stage)} left the run as requested"
+        case n.PeerDismissed(_, name, stage, reason):
+            return f"dismissed {_peer(name, stage)}: {loss(reason)}"
+        case n.StagesAssigned(generation, layers, holders):
+            cut = f"{plural(len(layers), 'stage')} of {'+'.join(map(str, layers))} layers"
+            return f"generation {generation}: {cut}, held by {', '.join(holder.name for holder in holders)}"
+        case n.StagesLinked(generation):
+            return f"generation {generation}: all stages are linked"
+        case n.Relinking(_, name, stage, reason):
+            return f"trouble at {_peer(name, stage)}: {loss(reason)}; relinking all stages"
+        case n.Stalled(work):
+            return f"stalled, still waiting for {waiting(work)}; relinking all stages"
+        case n.RelayingAll(holders, seconds):
+            return f"{_stages(holders)} did not link within {duration(seconds)}; relaying all links by the coordinator"
+        case n.RolledBack(reason, step, redone):
+            where = f"the snapshot at step {step}" if step else "the beginning"
+            return f"rolled back to {where}, {plural(redone, 'step')} to redo: {rollback(reason)}"
+        case n.SnapshotComplete(step):
+            return f"saved the snapshot at step {step}"
+        case n.SnapshotSkipped(step, uploading):
+            return f"skipped the snapshot at step {step}: the one from step {uploading} is still uploading"
+        case n.SnapshotFailed(step, name, detail):
+            return f"could not save the snapshot at step {step}: {name or 'the coordinator'}: {detail}"
+        case n.SnapshotUnusable(step, detail):
+            return f"the snapshot at step {step} is unusable: {detail}"
+        case (
+            n.CopyFailed()
+            | n.CopyingLast()
+            | n.CopyAbandoned()
+            | n.CopyUnreachable()
+            | n.PartRestored()
+            | n.PartDamaged()
+        ):
+            return _copy(notice)
+        case n.JournalRefused() | n.SnapshotSetAside() | n.JournalRebuilt():
+            return _rebuilding(notice)
+        case n.Paused(reason):
+            return pause(reason)
+        case n.Resumed():
+            return "resumed by the owner"
+        case n.Continuing(step, steps, snapshot):
+            newest = f"snapshot at step {snapshot}" if snapshot else "no snapshot yet"
+            return f"continuing after step {step} of {steps} ({newest})"
+        case n.RunDone(steps):
+            return f"the run is done after {plural(steps, 'step')}"
+        case n.RunStopped(step):
+            command = "`pmtrain coordinator --resume --run-dir RUN_DIR`"
+            return f"stopped by the owner, saved up to step {step}; continue with {command}"
+        case n.Interrupted(step, path):
+            command = f"`pmtrain coordinator --resume --run-dir {path}`"
+            return f"interrupted after step {step}; the peers wait, continue with {command}"
+        case n.DiskFailed(path, detail):
+            return f"cannot write to {path}: {detail}; free some space and start the coordinator again"
+        case _:
+            assert_never(notice)
+
+
+def _copy(notice: n.AboutCopies) -> str:
+    match notice:
+        case n.CopyFailed(url, detail):
+            return f"could not copy all snapshots to {url}: {detail}; retrying after the next snapshot"
+        case n.CopyingLast(url):
+            return f"copying the last snapshot to {url} … (Ctrl-C leaves without the copy)"
+        case n.CopyAbandoned():
+            return "interrupted: the last snapshot is not copied"
+        case n.CopyUnreachable(stage, step, url, detail):
+            return f"{_part(stage, step)} is damaged, and the copy at {url} cannot be read: {detail}; retrying"
+        case n.PartRestored(stage, step, url):
+            return f"restored {_part(stage, step)}, which was damaged, from {url}"
+        case n.PartDamaged(stage, step, url):
+            return f"{_part(stage, step)} is damaged, and missing or damaged at {url} too"
+        case _:
+            assert_never(notice)
+
+
+def _rebuilding(notice: n.AboutRebuilding) -> str:
+    match notice:
+        case n.JournalRefused(detail):
+            return detail
+        case n.SnapshotSetAside(snapshot, detail):
+            return f"set the snapshot {snapshot} aside, which cannot be used: {detail}"
+        case n.JournalRebuilt(step, lost, aside):
+            start = f"the snapshot at step {step}" if step else "the beginning, without a whole snapshot"
+            redo = f"{plural(lost, 'step')} to redo" if lost else "nothing to redo"
+            return f"made a new journal from {start}, {redo}; the old journal is in {aside}"
+        case _:
+            assert_never(notice)
+
+
+# Reasons
+
+
+def loss(reason: r.Loss) -> str:
+    """After "lost desk (stage 2): "."""
+    match reason:
+        case r.NoHeartbeat(seconds):
+            return f"no heartbeat for {duration(seconds)}"
+        case r.ConnectionClosed():
+            return "the connection closed"
+        case r.AskedToLeave():
+            return "left the run"
+        case r.HashMismatch(what):
+            return f"computed a different {what} (hash mismatch)"
+        case r.DamagedBasis(version):
+            return f"received basis {version} damaged (hash mismatch)"
+        case r.TooSlow(stage, doing, seconds):
+            return f"did not {doing} stage {stage} within {duration(seconds)}"
+        case r.PartUnreadable(step):
+            return f"could not read a part of the snapshot at step {step}"
+        case r.PeerReport(text):
+            return text
+        case r.InvalidMessage(detail):
+            return f"sent an invalid message: {detail}"
+        case r.UnprocessableMessage(event):
+            return f"sent a message that the coordinator could not process ({event}); see coordinator.log"
+        case r.InvalidBasis(detail):
+            return f"sent an invalid basis: {detail}"
+        case _:
+            assert_never(reason)
+
+
+def dismissal(reason: r.Dismissal) -> tuple[str, str]:
+    """What the peer that is sent away reads: why, and what to do."""
+    match reason:
+        case r.RunFinished():
+            return "the run is done", ""
+        case r.RunStopped(step):
+            return f"the run was stopped by the owner, saved up to step {step}", ""
+        case r.AskedToLeave():
+            return "left the run", ""
+        case r.HashMismatch():
+            fix = "install the coordinator's version of pmtrain; if the versions agree, test this machine's memory"
+        case r.TooSlow(_, doing):
+            fix = f"use a faster machine, or ask the run's owner to raise limits.{doing}_seconds"
+        case (
+            r.DamagedBasis()
+            | r.PartUnreadable()
+            | r.PeerReport()
+            | r.InvalidMessage()
+            | r.UnprocessableMessage()
+            | r.InvalidBasis()
+        ):
+            fix = "join again; if the same happens again, tell the run's owner"
+        case _:
+            assert_never(reason)
+    return f"dismissed: {loss(reason)}", fix
+
+
+def refusal(reason: no.Refusal) -> tuple[str, str]:
+    """What a caller reads that is not let in: why, and what to do."""
+    fresh = "ask the run's owner for a fresh join link"
+    match reason:
+        case no.WrongToken():
+            return "the join token is not this run's", fresh
+        case no.NotOwner():
+            return "only the run's owner may do this", "run the command where the run directory is, as the owner"
+        case no.NotEnrolled():
+            return "this peer is not enrolled in this run", "join again"
+        case no.OtherProtocol(version, protocol, our_version, our_protocol):
+            theirs, ours = f"{version} (protocol {protocol})", f"{our_version} (protocol {our_protocol})"
+            return f"this peer has pmtrain {theirs}, the coordinator {ours}", f"install pmtrain {our_version} here"
+        case no.TooManyPeers(most):
+            return (
+                f"{plural(most, 'peer')} have joined this run already",
+                "ask the run's owner to restart the coordinator",
+            )
+        case no.InvalidKey(detail, our_version):
+            return f"this peer's key cannot be signed: {detail}", f"install pmtrain {our_version} here"
+        case no.OtherSpec():
+            return "this peer's spec is not the run's (hash mismatch)", "join again with this run's link"
+        case _:
+            assert_never(reason)
+
+
+def pause(reason: r.Pause) -> str:
+    """The whole sentence."""
+    match reason:
+        case r.ByOwner():
+            return f"paused by the owner; {CONTINUE}"
+        case r.NonFinite(lr=lr):
+            advice = f"lower optimizer.lr ({lr:g}) or lengthen the warm-up in a new run"
+            return f"paused: {rollback(reason)}; {advice}, or {CONTINUE}"
+        case _:
+            assert_never(reason)
+
+
+def rollback(reason: r.Rollback) -> str:
+    """After "rolled back to the snapshot at step 3, 2 steps to redo: "."""
+    match reason:
+        case r.StagesLost(stages, step):
+            were = "was" if len(stages) == 1 else "were"
+            return f"{_numbers(stages)} {were} lost after step {step}"
+        case r.StageDiverged(holder, what, step):
+            return f"{_stages([holder])} used a different {what} (hash mismatch), found after step {step}"
+        case r.SnapshotDamaged(step):
+            return f"the snapshot at step {step} is damaged"
+        case r.NonFinite(steps, step):
+            return f"{plural(steps, 'step')} in a row, up to step {step}, had a non-finite loss or gradient"
+        case _:
+            assert_never(reason)
+
+
+def spare(reason: r.Spare) -> str:
+    """What a peer without a stage reads, or one that holds on to its stage."""
+    if isinstance(reason, r.AllStagesHeld):
+        return f"spare: {'the only stage has' if reason.stages == 1 else f'all {reason.stages} stages have'} a holder"
+    return f"waiting for {waiting(reason)}"
+
+
+# What a run waits for
+
+
+def waiting(what: r.Waiting) -> str:
+    """After "waiting for "."""
+    match what:
+        case r.StagesWorking():
+            return _work(what)
+        case r.SnapshotIncomplete(step):
+            return f"the snapshot at step {step} to be uploaded"
+        case r.NoRoomForSnapshot(step, detail):
+            return f"room for the snapshot at step {step} ({detail})"
+        case r.OwnersResume():
+            return "the owner to resume the run"
+        case r.SubspaceReport(step):
+            return f"the last stage to report on the subspace after step {step}"
+        case r.BasisNotTaken(version, holders):
+            return f"{_stages(holders)} to take basis {version}"
+        case r.Coordinator():
+            return "the coordinator"
+        case r.CoordinatorStopped():
+            return "the coordinator to be started again"
+        case r.NoPeers():
+            return "peers to join"
+        case r.CoordinatorRestarted():
+            return "the peers from before the restart to reconnect"
+        case r.HoldersDisconnected(stages):
+            return f"the {'holder' if len(stages) == 1 else 'holders'} of {_numbers(stages)} to reconnect"
+        case r.StagesWithoutPeer(stages):
+            needs = ", ".join(f"stage {s.stage} ({size(s.need)})" for s in stages)
+            return f"{'a peer' if len(stages) == 1 else plural(len(stages), 'peer')} with the memory for {needs}"
+        case _:
+            unusable = f" ({what.unusable} more measured no usable speed)" if what.unusable else ""
+            return _no_placement(what) + unusable
+
+
+def _work(work: r.StagesWorking) -> str:
+    match work.task:
+        case "place":
+            doing = f"restore step {work.step}" if work.step else "build"
+        case "link":
+            doing = "link"
+        case "step":
+            doing = f"finish step {work.step}"
+        case "sync":
+            doing = f"report the hashes after step {work.step}"
+        case "evaluation":
+            doing = f"evaluate step {work.step}"
+        case "finish":
+            doing = "hash the final weights"
+        case _:
+            assert_never(work.task)
+    return f"{_stages(work.holders)} to {doing} ({duration(round(work.seconds))} so far)"
+
+
+def _no_placement(what: r.NoPlacement) -> str:
+    match what:
+        case r.TooFewPeers(joined, needed, at_least):
+            return f"peers: {joined} of {'at least ' if at_least else ''}{needed} {_have(joined)} joined"
+        case r.StageTooLarge(stage, layers, need, largest, in_flight):
+            part = f"stage {stage} ({_contents(layers)})"
+            if isinstance(stage, str):
+                part = f"the {stage} stage ({_contents(layers)} at the least)"
+            return _nobody_has(part, need, largest) + _hint(in_flight)
+        case r.ModelTooLarge(need, largest, more_peers_help, in_flight):
+            more = "; more peers could share the model" if more_peers_help else ""
+            return _nobody_has("the whole model in one stage", need, largest) + more + _hint(in_flight)
+        case r.TooFewLargePeers(stages, need, peers, next_largest, in_flight):
+            return (
+                f"larger peers: {stages} of the stages need {_sizes(need, next_largest)[0]} or more each, and only "
+                f"{peers} of the joined peers {_have(peers)} that much" + _hint(in_flight)
+            )
+        case r.EndsTooLarge(first, last):
+            return (
+                f"larger peers: the first stage needs at least {size(first)} and the last {size(last)}, and no two of "
+                "the joined peers have that"
+            )
+        case r.TooFewLayersFit(peers, fit, layers, stages, first_stage, in_flight):
+            return (
+                f"more or larger peers: the {peers} joined peers have memory for {fit} of the {layers} layers; "
+                f"cut into {stages}, the first stage takes {size(first_stage)} with one layer" + _hint(in_flight)
+            )
+        case _:
+            assert_never(what)
+
+
+def _nobody_has(part: str, need: int, have: int) -> str:
+    needed, largest = _sizes(need, have)
+    return f"a larger peer: no joined peer has the {needed} that {part} needs, the largest has {largest}"
+
+
+def _sizes(need: int, have: int) -> tuple[str, str]:
+    """Two sizes that differ, such that one can see it."""
+    if size(need) != size(have):
+        return size(need), size(have)
+    return f"{need:,} bytes", f"{have:,}"
+
+
+def _hint(in_flight: r.InFlight | None) -> str:
+    if in_flight is None:
+        return ""
+    levers = ["raise batch.microbatches"] * in_flight.more_microbatches
+    levers += ["set a lower batch.in_flight"] * in_flight.fewer_in_flight
+    return f" ({size(in_flight.size)} are for microbatches in flight: {' or '.join(levers)})"
+
+
+def _contents(layers: r.Layers) -> str:
+    words = [f"layer {layers.first}" if layers.end - layers.first == 1 else f"layers {layers.first}–{layers.end - 1}"]
+    if layers.first == 0:
+        words.insert(0, "the embedding")
+    if layers.head:
+        words.append("the head")
+    return " and ".join([", ".join(words[:-1])] * (len(words) > 1) + words[-1:])
+
+
+# Words
+
+
+def _peer(name: str, stage: int | None) -> str:
+    return f"{name} ({'spare' if stage is None else f'stage {stage}'})"
+
+
+def _part(stage: int, step: int) -> str:
+    return f"stage {stage}'s part of the snapshot at step {step}"
+
+
+def _stages(holders: Sequence[r.Holder]) -> str:
+    each = ", ".join(f"{h.stage} ({h.name})" if h.name else str(h.stage) for h in holders)
+    return f"stage{'' if len(holders) == 1 else 's'} {each}"
+
+
+def _numbers(stages: Sequence[int]) -> str:
+    return f"stage{'' if len(stages) == 1 else 's'} {', '.join(map(str, stages))}"
+
+
+def _have(count: int) -> str:
+    return "has" if count == 1 else "have"

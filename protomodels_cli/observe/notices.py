@@ -1,0 +1,65 @@
+"""Events as data: a notice has a kind, typed fields, and a sentence that one function renders.
+
+Here is what all notices have in common, and where they go: events.jsonl, the log, the terminal. Which notices there are
+and how they read is said by the program that gives them (coordinator/notices.py and sentences.py). Nothing ever reads a
+sentence back.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable
+from typing import Any, ClassVar, Generic, TypeVar
+
+from protomodels_cli.observe.logs import SHOWN
+from protomodels_cli.observe.metrics import JsonLines
+
+
+class Fact:
+    """Something known, as data. Each kind is a frozen dataclass whose last field names it, so that a fact that went
+    through JSON is known again: `kind: Literal["no_heartbeat"] = "no_heartbeat"`."""
+
+    kind: str
+
+
+class Notice(Fact):
+    """A fact that is told. Below INFO, the terminal shows it only with --verbose."""
+
+    level: ClassVar[int] = logging.INFO
+
+
+def as_row(fact: Fact) -> dict[str, Any]:
+    """The kind first, then the fields; facts within it have their kind too."""
+    assert dataclasses.is_dataclass(fact)
+    fields = dataclasses.asdict(fact)
+    return {"kind": fields.pop("kind"), **fields}
+
+
+N = TypeVar("N", bound=Notice)
+
+
+class Teller(Generic[N]):
+    """Every notice goes to the log, to events.jsonl where there is one, and to the terminal."""
+
+    def __init__(
+        self,
+        sentence: Callable[[N], str],
+        log: logging.Logger,
+        say: Callable[[str], None],
+        rows: JsonLines | None = None,
+    ):
+        self._sentence, self._log, self._say, self.rows = sentence, log, say, rows
+
+    def __call__(self, notice: N) -> None:
+        text = self._sentence(notice)
+        if self.rows is not None:
+            self.rows.write({**as_row(notice), "text": text})
+        shown = notice.level >= logging.INFO
+        self._log.log(notice.level, text, extra={SHOWN: shown})
+        if shown:
+            self._say(text)
+
+    def close(self) -> None:
+        if self.rows is not None:
+            self.rows.close()

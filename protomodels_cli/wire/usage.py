@@ -1,0 +1,27 @@
+"""Where a stage's time and bytes went over one task: the same figures in the worker, on the wire and in the metrics."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+from protomodels_cli.wire.pb import pmtrain_pb2 as pb
+
+
+@dataclass
+class Usage:
+    compute_s: float = 0.0  # in the model
+    wait_s: float = 0.0  # nothing to do: neighbours or the coordinator had not sent yet
+    wire_s: float = 0.0  # packing and unpacking, and idle while own frames were on their way out
+    forward_bytes: int = 0  # of the frames sent to the next stage
+    backward_bytes: int = 0  # … to the previous stage
+    most_in_flight: int = 0  # microbatches held at one time, at most
+    peak_memory: int = 0  # of the process, bytes, since it began
+    cpu_s: float = 0.0  # of the process, since its first step was granted
+    refused_frames: int = 0  # of another generation: dropped, since the stage was placed
+
+    @classmethod
+    def from_message(cls, message: pb.Usage) -> Usage:
+        return cls(**{name: getattr(message, name) for name in cls.__dataclass_fields__})
+
+    def to_message(self) -> pb.Usage:
+        return pb.Usage(**asdict(self))
