@@ -203,5 +203,5 @@ def stuck_device(patch: Any, stage: int, step: int) -> None:
 
 def impatient(patch: Any, seconds: float) -> None:
     """A coordinator that no longer believes in a task after this time."""
-    patch.setattr("protomodels_cli.coordinator.machine.STALL_SECONDS", seconds)
+    patch.setattr("protomodels_cli.coordinator.patience.STALL_SECONDS", seconds)
     mark(seconds=seconds)

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from protomodels_cli.coordinator import events as ev
-from protomodels_cli.coordinator import machine
+from protomodels_cli.coordinator import machine, notices, reasons, sentences
+from protomodels_cli.coordinator.checking import right_hashes
 from protomodels_cli.coordinator.history import (
     Record,
 )
 from protomodels_cli.coordinator.plan import waiting_for
 from protomodels_cli.coordinator.state import Holding, Peer, Report
 from protomodels_cli.spec import RunSpec
+
+KILLED = reasons.NoHeartbeat(5.0)
+CUT_OFF = reasons.ConnectionClosed()
+BROKEN = reasons.PeerReport("the stream broke")
+N = TypeVar("N", bound=notices.Notice)
 
 UNITS = ("embed", "layers.0", "layers.1", "layers.2", "layers.3", "head")
 
@@ -38,7 +44,9 @@ class Bench:
         self.state, records, commands = machine.apply(self.state, event, self.now)
         self.records += records
         self.commands += commands
-        assert bool(waiting_for(self.state, self.now)) == (not self.state.history.over), "every wait has a sentence"
+        waits = waiting_for(self.state, self.now)
+        assert (waits is None) == self.state.history.over, "every wait has a reason"
+        assert waits is None or sentences.waiting(waits), "and a sentence"
         return commands
 
     def join(self, *peers: int) -> None:
@@ -46,14 +54,13 @@ class Bench:
             self.tell(ev.Joined(peer(i)))
 
     def report(self, loss: float = 1.0) -> Report:
-        hashes = machine.right_hashes(self.state)
+        hashes = right_hashes(self.state)
         return Report(
             hashes=hashes,
             norms=(("layers.0", 0.25),),
             loss_sum=loss * 64,
             tokens=64,
             parameters=(("w", "h"),),
-            usage={},
         )
 
     def done(self, stage: int, **changes: Any) -> list[ev.Command]:
@@ -93,10 +100,18 @@ class Bench:
             if what():
                 return
             (answer or self.answer)()
-        raise AssertionError(f"after 500 answers it waits for {waiting_for(self.state, self.now)}")
+        raise AssertionError(f"after 500 answers it waits for {self.waits()}")
+
+    def waits(self) -> reasons.Waiting | None:
+        return waiting_for(self.state, self.now)
 
     def tasks(self) -> list[tuple[str, int]]:
         return [(c.task.kind, c.task.step) for c in self.commands if isinstance(c, ev.SendTurn) and c.task]
+
+
+def told(commands: Iterable[ev.Command], kind: type[N]) -> list[N]:
+    """Notices of this kind."""
+    return [c.notice for c in commands if isinstance(c, ev.Tell) and isinstance(c.notice, kind)]
 
 
 def to_step(b: Bench, step: int) -> None:

@@ -16,6 +16,7 @@ from conftest import make_spec
 from marks import injected, marks, write_mark
 from pool import Pool, Process
 from test_pipeline import reference_of
+from told import events
 from waiting import wait_for
 
 from protomodels_cli.launch.cable import Cable
@@ -74,7 +75,7 @@ class Scene:
         return [i for i in self.peers if self.pool.peers[i].gone]
 
     def wait_for(self, what: Callable[[], Any], why: str) -> Any:
-        return wait_for(what, why, details=lambda: self.events()[-600:])
+        return wait_for(what, why, details=lambda: str([e["text"] for e in self.events()][-10:]))
 
     # Faults
 
@@ -139,9 +140,13 @@ class Scene:
 
     # What can be seen of the run
 
-    def events(self) -> str:
-        file = self.run_dir / "events.jsonl"
-        return file.read_text() if file.exists() else ""
+    def events(self, kind: str | None = None, **fields: Any) -> list[dict[str, Any]]:
+        """What the coordinator told, of this kind and with these fields."""
+        return events(self.run_dir, kind, **fields)
+
+    def reasons(self, kind: str) -> list[str]:
+        """The kinds of the reasons for these events."""
+        return [e["reason"]["kind"] for e in self.events(kind)]
 
     def records(self, kind: str) -> list[dict[str, Any]]:
         """What the journal has of this kind."""

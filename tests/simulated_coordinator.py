@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,8 @@ from simulated_words import T_FIXED, Keep, NewBasis, PartFile, Place, Turn
 from protomodels_cli.coordinator import events as ev
 from protomodels_cli.coordinator import machine
 from protomodels_cli.coordinator.history import History, Record, fold
+from protomodels_cli.coordinator.sentences import sentence
+from protomodels_cli.observe.notices import as_row
 
 if TYPE_CHECKING:
     from simulated_world import World
@@ -136,6 +139,9 @@ class CoordinatorProcess:
                     self._say(peer, keep)
             case ev.Dismiss(peer) | ev.KeepSpare(peer) | ev.HoldOn(peer):
                 self._say(peer, command)
+            case ev.Tell(notice):
+                self.world.trace(sentence(notice))
+                json.dumps(as_row(notice), allow_nan=False)  # as for events.jsonl
             case ev.Quit():
                 self.world.coordinator_dies()
 

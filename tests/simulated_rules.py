@@ -8,6 +8,7 @@ from simulated_words import StageMemory, Violation
 
 from protomodels_cli.coordinator.history import Decided, Forgot, History, Placed, Record, RolledBack, fold
 from protomodels_cli.coordinator.plan import waiting_for
+from protomodels_cli.coordinator.reasons import NonFinite
 from protomodels_cli.coordinator.state import State
 
 if TYPE_CHECKING:
@@ -50,7 +51,10 @@ class Rules:
                 history = self._history()
                 if lineage != history.lineage + 1:
                     raise Violation(f"lineage {lineage} follows {history.lineage}")
-                if "non-finite" not in why and (from_lineage, step) != (history.newest.lineage, history.newest.step):
+                if not isinstance(why, NonFinite) and (from_lineage, step) != (
+                    history.newest.lineage,
+                    history.newest.step,
+                ):
                     raise Violation(f"went back to {step}, past the snapshot of {history.newest.step}")
                 self._decided[lineage] = step
             case Forgot(_, step):
@@ -67,7 +71,7 @@ class Rules:
         return max((r.lineage for r in self._world.disk.journal if isinstance(r, RolledBack)), default=1)
 
     def check_coordinator(self, state: State) -> None:
-        if not state.history.over and not state.stopped and not waiting_for(state, self._world.now):
+        if not state.history.over and not state.stopped and waiting_for(state, self._world.now) is None:
             raise Violation("it waits, and does not say for what")
         if state.placed and state.task is not None and len(state.heard) == state.stages:
             raise Violation(f"all have reported on {state.task}, and nothing follows")

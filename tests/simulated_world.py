@@ -17,6 +17,7 @@ from simulated_words import Frame, PartFile, Violation
 from protomodels_cli.coordinator import events as ev
 from protomodels_cli.coordinator.history import beginning
 from protomodels_cli.coordinator.plan import waiting_for
+from protomodels_cli.coordinator.reasons import ConnectionClosed, NoHeartbeat, PeerReport
 from protomodels_cli.spec import RunSpec
 
 LEASE = 5.0
@@ -116,7 +117,7 @@ class World:
         c = self.coordinator
         if c is not None and c.sessions.get(process.id, (None, 0))[1] == process.session and process.session:
             del c.sessions[process.id]
-            event = ev.Left(process.id, "its connection ended", may_return)
+            event = ev.Left(process.id, ConnectionClosed(), may_return)
             wait = max(0.02, c.hears_at.get(process.id, 0.0) - self.now + 1e-6)
             self.after(wait, lambda: c.take(event) if process.id not in c.sessions else None)
         if process.alive:
@@ -138,7 +139,7 @@ class World:
 
         if self.random.random() < self.loss / 5:
             self.trace(f"the link between {sender.id} and stage {stage} broke")
-            sender.tell(ev.Trouble(sender.id, "the stream broke", stage, frame.generation))
+            sender.tell(ev.Trouble(sender.id, PeerReport("the stream broke"), stage, frame.generation))
             return
         if self.loses_a_frame:
             self.loses_a_frame = False
@@ -206,7 +207,7 @@ class World:
             c = self.coordinator
             if getattr(home, what) and c is not None and session and c.sessions.get(p.id, (None, 0))[1] == session:
                 del c.sessions[p.id]
-                c.take(ev.Left(p.id, "not heard of"))
+                c.take(ev.Left(p.id, NoHeartbeat(self.spec.limits.lease_seconds)))
 
         def mend() -> None:
             setattr(home, what, False)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import re
 import signal
 import time
 
@@ -40,8 +39,9 @@ def test_a_peer_whose_device_hangs_goes_and_says_so(scene):
     """Its process lives, and so do its beats."""
     s = scene(a_spec(limits={"device_seconds": 4.0}))
     s.start(4, {"kind": "stuck_device", "stage": 1, "step": 8})
-    said = s.wait_for(lambda: re.search(r"peer-(\d) \(\w+\) left: the device has been", s.events()), "nobody noticed")
-    gone = int(said[1])
+    [sent_away] = s.wait_for(lambda: s.events("peer_dismissed"), "nobody noticed")
+    assert (sent_away["reason"]["kind"], sent_away["stage"]) == ("peer_report", 1)
+    gone = int(sent_away["name"].removeprefix("peer-"))
     ended = s.pool.peers[gone].result()
     assert ended["exit"] == 3
     assert "the device has been at one piece of work for 4 s" in ended["error"]
@@ -52,7 +52,8 @@ def test_a_peer_whose_device_hangs_goes_and_says_so(scene):
 def test_a_step_that_stands_still_is_begun_again(scene):
     s = scene(a_spec())
     s.start(3, {"kind": "lose_message", "step": 8}, {"kind": "impatient", "seconds": 3})
-    s.wait_for(lambda: "to finish step 8" in s.events(), "nobody noticed")
+    [stalled] = s.wait_for(lambda: s.events("stalled"), "nobody noticed")
+    assert (stalled["waiting"]["task"], stalled["waiting"]["step"]) == ("step", 8)
     summary = s.ends_well()
     assert summary["generations"] >= 2
     assert summary["steps_redone"] == 0, "all that was decided is in memory"
@@ -61,7 +62,7 @@ def test_a_step_that_stands_still_is_begun_again(scene):
 def test_ids_that_come_out_of_order_are_asked_for_again(scene):
     s = scene(a_spec())
     s.start(3, coordinator_fault={"kind": "feed_out_of_order", "step": 8})
-    s.wait_for(lambda: "the coordinator sent a message that cannot be" in s.events(), "nobody noticed")
+    s.wait_for(lambda: s.events("relinking", stage=0), "nobody noticed")
     assert s.ends_well()["steps_redone"] == 0
 
 
@@ -138,9 +139,9 @@ def test_a_peer_that_is_stopped_for_longer_than_its_lease(scene, spares):
     s = scene(a_spec())
     s.start(3 + spares, s.fail_at("forward", 1, 8, "SIGSTOP"))
     s.wait_for_fault("fail_at")
-    s.wait_for(lambda: "not heard of" in s.events(), "nobody noticed")
+    s.wait_for(lambda: "no_heartbeat" in s.reasons("peer_lost"), "nobody noticed")
     if spares:
-        s.wait_for(lambda: "steps are redone" in s.events() or "step is redone" in s.events(), "nobody took over")
+        s.wait_for(lambda: s.events("rolled_back"), "nobody took over")
     s.go_on()
     assert s.ends_well()["lineage"] == 1 + spares
 
@@ -157,9 +158,9 @@ def test_a_peer_whose_line_is_cut_for_longer_than_its_lease(scene, spares):
             s.join(3)
             s.wait_for(lambda: len(s.status().peers) == 4, "the spare did not come")
         s.cut(line)
-        s.wait_for(lambda: "not heard of" in s.events(), "nobody noticed")
+        s.wait_for(lambda: "no_heartbeat" in s.reasons("peer_lost"), "nobody noticed")
         if spares:
-            s.wait_for(lambda: "generation 2" in s.events(), "nobody took over")
+            s.wait_for(lambda: s.events("stages_assigned", generation=2), "nobody took over")
         line.mend()
         assert s.ends_well()["generations"] >= 2
 
@@ -180,7 +181,7 @@ def test_a_spare_that_cannot_build_the_stage_says_so_and_the_next_is_asked(scene
     victim = s.holder(1)
     s.kill(victim)
     s.wait_for_fault("cannot_build")
-    s.wait_for(lambda: "ran out of memory" in s.events(), "it did not say so")
+    s.wait_for(lambda: "peer_report" in s.reasons("peer_dismissed"), "it did not say so")
     s.join(victim)
     led = s.pool.coordinator.result()
     assert led["exit"] == 0, led
@@ -196,7 +197,7 @@ def test_a_commit_that_does_not_reach_a_live_peer_is_told_again(scene):
     s.start(3, coordinator_fault={"kind": "lose_turn", "stage": 1, "step": 7})
     summary = s.ends_well()
     assert summary["steps_redone"] == 0
-    assert "is back" in s.events()
+    assert s.events("peer_returned")
 
 
 @pytest.mark.parametrize("what", ["u", "t_fixed"])
@@ -204,7 +205,8 @@ def test_a_flipped_bit_is_found_mended_and_what_it_spoilt_is_redone(scene, what)
     s = scene(a_spec())
     s.start(3, {"kind": "flip_bit", "what": what, "after_step": 6})
     summary = s.ends_well()
-    assert "used other bytes" in s.events()
+    [back] = s.events("rolled_back")
+    assert (back["reason"]["kind"], back["reason"]["what"]) == ("stage_diverged", {"u": "U"}.get(what, "T_fixed"))
     assert summary["lineage"] == 2
 
 

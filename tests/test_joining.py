@@ -14,9 +14,11 @@ from conftest import make_spec
 from pool import Pool, Process
 from rich.console import Console
 from test_pipeline import reference_of
-from waiting import wait_for
+from told import events, wait_for_event
 
 from protomodels_cli import PROTOCOL
+from protomodels_cli.coordinator.reasons import AllStagesHeld
+from protomodels_cli.coordinator.sentences import spare as spare_sentence
 from protomodels_cli.observe.view import peer_table, picture
 from protomodels_cli.wire.client import coordinator_channel
 from protomodels_cli.wire.join_link import JoinLink, fetch_authority
@@ -33,19 +35,21 @@ def wrong_fingerprint(link: str) -> str:
     return link.split("#")[0] + "#" + "A" * 43
 
 
-REFUSED = [
-    ("token", 5, "the token is not this run's"),
+REFUSED = [  # by the coordinator
+    ("token", 5, "wrong_token"),
+    ("other_protocol", 5, "other_protocol"),
+]
+GIVEN_UP = [  # before the coordinator is asked
     ("fingerprint", 5, "is not the coordinator this link was made by"),
-    ("other_protocol", 5, "protocol 99"),
     ("other_defaults", 5, "reads the run's spec differently"),
     ("wrong_clock", 5, "clock is 60 minutes ahead of"),
     ("little_memory", 3, "the smallest stage needs"),
     ("disk", 3, "cannot be written"),
 ]
 DISMISSED = [
-    ("other_table", 5, "makes other bytes of T_fixed than the run's"),
-    ("other_basis", 5, "makes other bytes of U than the run's"),
-    ("never_ready", 3, "did not build stage 0 within limits.build_seconds (3 s)"),
+    ("other_table", 5, {"kind": "hash_mismatch", "what": "T_fixed"}),
+    ("other_basis", 5, {"kind": "hash_mismatch", "what": "U"}),
+    ("never_ready", 3, {"kind": "too_slow", "stage": 0, "doing": "build", "seconds": 3.0}),
 ]
 
 
@@ -55,7 +59,7 @@ def test_bad_peers_get_one_sentence_and_the_run_goes_on(pool: Pool, tmp_path: Pa
     run_dir = pool.start(spec, [])
     link = (run_dir / "link").read_text().strip()
     (tmp_path / "file").write_text("")
-    for kind, code, words in REFUSED + DISMISSED:
+    for kind, code, why in [*REFUSED, *GIVEN_UP, *DISMISSED]:
         job = {"link": link, "name": "bad", "dir": str(tmp_path / "bad")}
         match kind:
             case "token":
@@ -72,7 +76,12 @@ def test_bad_peers_get_one_sentence_and_the_run_goes_on(pool: Pool, tmp_path: Pa
         result = pool.peers[0].result()
         said = result.get("error", "") + log.read_text()[before:]
         assert result["exit"] == code, (kind, result, said)
-        assert words in said, (kind, said)
+        if (kind, code, why) in REFUSED:
+            assert result["refused"] == why, (kind, result)
+        elif (kind, code, why) in DISMISSED:
+            assert events(run_dir, "peer_dismissed")[-1]["reason"] == why, kind
+        else:
+            assert why in said, (kind, said)
         assert "fix:" in said
         assert "Traceback" not in said
     pool.peers[0].start(kind="join", link=link, name="good", dir=str(tmp_path / "good"))
@@ -125,13 +134,11 @@ def test_the_coordinator_checks_the_spec_hash_too_and_strangers_get_nothing(pool
             errors.append(caught.value)
         return errors
 
-    wrong_spec, wrong_secret, no_secret, junk_key, unasked, beyond, wrong_token = asyncio.run(calls())
-    assert "holds no stage" in unasked.details()
-    assert "another spec" in wrong_spec.details()
-    assert "not enrolled" in wrong_secret.details()
-    assert "not enrolled" in no_secret.details()
-    assert "cannot be signed" in junk_key.details()
-    assert "token" in wrong_token.details()
+    found = asyncio.run(calls())
+    kinds = [dict(error.trailing_metadata() or ()).get("kind") for error in found]
+    assert kinds == ["other_spec", "not_enrolled", "not_enrolled", "invalid_key", None, None, "wrong_token"]
+    unasked, beyond = found[4:6]
+    assert unasked.code() == grpc.StatusCode.INVALID_ARGUMENT, "an upload that nobody asked for"
     assert beyond.code() == grpc.StatusCode.INVALID_ARGUMENT
     pool.peers[0].start(kind="join", link=str(link), name="good", dir=str(run_dir / "p"))
     assert pool.peers[0].result()["exit"] == 0
@@ -178,20 +185,23 @@ def test_extra_peers_wait_as_spares_and_say_so(pool: Pool):
     led, peers = pool.run(make_spec(stages=2, steps=4), 3)
     assert led["exit"] == 0
     assert [p["exit"] for p in peers] == [0, 0, 0]
-    [spare] = [p for p in peers if not any("stage" in s and "generation" in s for s in p["said"])]
-    assert "waiting: this peer is a spare, all 2 stages have a holder" in spare["said"]
+    holders = {h["peer"] for e in events(led["run_dir"], "stages_assigned") for h in e["holders"]}
+    everyone = {e["peer"] for e in events(led["run_dir"], "peer_joined")}
+    assert (len(everyone), len(everyone - holders)) == (3, 1)
+    [spare] = [p for p in peers if spare_sentence(AllStagesHeld(2)) in p["said"]]
+    assert spare["exit"] == 0
 
 
 def test_a_holder_that_never_becomes_ready_is_replaced(pool: Pool):
     spec = make_spec(stages=2, steps=3, limits={"build_seconds": 4.0})
     run_dir = pool.start(spec, [{"fault": {"kind": "never_ready"}}, {}])
-    wait_for_event(run_dir, "generation 1")  # both hold a stage
+    wait_for_event(run_dir, "stages_assigned", generation=1)  # both hold a stage
     link = (run_dir / "link").read_text().strip()
     pool.peers[2].start(kind="join", link=link, name="late", dir=str(run_dir / "late"))
     assert [p.result()["exit"] for p in pool.peers[:3]] == [3, 0, 0]
     led = pool.coordinator.result()
     assert led["exit"] == 0
-    assert any("generation 2" in s for s in led["said"])
+    assert events(run_dir, "stages_assigned", generation=2)
 
 
 def test_a_holder_lost_in_the_first_step_is_replaced_and_nothing_old_leaks_in(pool: Pool, tmp_path: Path):
@@ -203,16 +213,16 @@ def test_a_holder_lost_in_the_first_step_is_replaced_and_nothing_old_leaks_in(po
     link = (run_dir / "link").read_text().strip()
     slow = {"kind": "slow", "seconds": 0.1}
     victim.start(kind="join", link=link, name="victim", dir=str(tmp_path / "victim"), fault=slow)
-    wait_for_event(run_dir, "placed and linked")
+    wait_for_event(run_dir, "stages_linked")
     pool.peers[2].start(kind="join", link=link, name="spare", dir=str(tmp_path / "spare"))
-    wait_for_event(run_dir, "spare (")
+    wait_for_event(run_dir, "peer_joined", name="spare")
     assert victim.at_work
     victim.close()
     results = [p.result() for p in pool.peers[:3]]
     led = pool.coordinator.result()
     assert led["exit"] == 0, led
     assert [r["exit"] for r in results] == [0, 0, 0], results
-    assert any("generation 2" in s for s in led["said"])
+    assert events(run_dir, "stages_assigned", generation=2)
     summary = json.loads((run_dir / "summary.json").read_text())
     assert summary["weights_sha256"] == reference_of(spec)[0].weights_sha256()
 
@@ -225,20 +235,15 @@ def test_survivors_of_the_first_step_wait_for_the_next_joiner(pool: Pool, tmp_pa
     link = (run_dir / "link").read_text().strip()
     slow = {"kind": "slow", "seconds": 0.1}
     victim.start(kind="join", link=link, name="victim", dir=str(tmp_path / "victim"), fault=slow)
-    wait_for_event(run_dir, "placed and linked")
+    wait_for_event(run_dir, "stages_linked")
     assert victim.at_work
     victim.close()
-    wait_for_event(run_dir, "its connection ended")
+    lost = wait_for_event(run_dir, "peer_lost", name="victim")
+    assert lost["reason"]["kind"] == "connection_closed"
     time.sleep(2)  # twice as long as this peer waits for an explanation why its neighbour hung up
     pool.peers[1].start(kind="join", link=link, name="late", dir=str(tmp_path / "late"))
     assert [p.result()["exit"] for p in pool.peers[:2]] == [0, 0]
-    led = pool.coordinator.result()
-    assert led["exit"] == 0
-    assert any("generation 2" in s for s in led["said"])
+    assert pool.coordinator.result()["exit"] == 0
+    assert events(run_dir, "stages_assigned", generation=2)
     summary = json.loads((run_dir / "summary.json").read_text())
     assert summary["weights_sha256"] == reference_of(spec)[0].weights_sha256()
-
-
-def wait_for_event(run_dir: Path, words: str) -> None:
-    file = run_dir / "events.jsonl"
-    wait_for(lambda: file.exists() and words in file.read_text(), f"no event {words!r}")

@@ -8,18 +8,19 @@ import pytest
 from conftest import make_spec
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from machine_bench import Bench, peer
+from machine_bench import BROKEN, KILLED, Bench, peer, told
 
 from protomodels_cli.coordinator import events as ev
+from protomodels_cli.coordinator import notices, reasons
 from protomodels_cli.coordinator.history import (
     Decided,
     Ended,
     History,
+    Paused,
     RolledBack,
     Saved,
     fold,
 )
-from protomodels_cli.coordinator.plan import waiting_for
 from protomodels_cli.protocol.steps import clip_coefficient, learning_rate
 
 
@@ -27,7 +28,7 @@ def test_a_run_is_a_chain_of_tasks():
     spec = make_spec(stages=2, steps=6, subspace={"sync_interval": 2}, eval={"interval": 3}, snapshots={"interval": 4})
     b = Bench(spec)
     b.join(0)
-    assert "1 of 2" in waiting_for(b.state, b.now)
+    assert b.waits() == reasons.TooFewPeers(1, 2)
     b.join(1)
     b.finish()
     assert b.tasks() == [
@@ -90,10 +91,12 @@ def test_one_bad_number_anywhere_skips_the_step_everywhere(bad):
     assert not turn.decision.apply
     b.done(0, **bad)
     b.done(1)
-    assert "2 steps in a row, up to step 2" in b.state.history.paused.why
+    why = reasons.NonFinite(2, 2, b.state.spec.optimizer.lr)
+    assert b.state.history.paused == Paused(why)
+    assert told(b.commands, notices.Paused) == [notices.Paused(why)]
     b.answer(), b.answer(), b.answer()
     assert b.state.task is None
-    assert "its owner to resume it: 2 steps in a row" in waiting_for(b.state, b.now)
+    assert b.waits() == reasons.OwnersResume()
     b.tell(ev.ResumeRun())
     assert (b.state.task.kind, b.state.task.step) == ("step", 3)
 
@@ -115,9 +118,9 @@ def test_stale_and_foreign_words_change_nothing():
         ev.PartFailed(None, 1, 1, "full"),
         ev.PartFailed("p2", 1, 0, "a spare's"),
         ev.SnapshotLost("p0", 1, 1, 1, "damaged"),
-        ev.Trouble("p2", "a spare blames", 1, 1),
-        ev.Trouble("p0", "of another generation", 1, 0),
-        ev.Left("nobody", ""),
+        ev.Trouble("p2", BROKEN, 1, 1),  # a spare blames
+        ev.Trouble("p0", BROKEN, 1, 0),  # of another generation
+        ev.Left("nobody", KILLED),
     ):
         assert b.tell(event) == []
         assert b.state == before
@@ -153,20 +156,20 @@ def test_the_step_of_a_switch_waits_for_the_basis_and_says_so():
     turn = [c for c in b.commands if isinstance(c, ev.SendTurn)][-1]
     assert turn.decision is not None, "the decision is not held back: the basis is computed from it"
     assert turn.task is None
-    assert "what becomes of the subspace after step 2" in waiting_for(b.state, b.now)
+    assert b.waits() == reasons.SubspaceReport(2)
     b.tell(ev.SubspaceReported(b.state.history.holders[-1], 1, 2, {}, "new"))
     b.tell(ev.BasisTaken(b.state.history.holders[0], 1, 1, "new"))
-    assert "to take basis 1" in waiting_for(b.state, b.now)
+    assert b.waits() == reasons.BasisNotTaken(1, b.state.holders_of([1]))
     b.tell(ev.BasisTaken(b.state.history.holders[1], 1, 1, "new"))
     assert (b.state.task.kind, b.state.task.step) == ("step", 3)
 
 
 EVENTS = st.one_of(
     st.builds(ev.Joined, st.integers(0, 5).map(peer)),
-    st.builds(ev.Left, st.integers(0, 5).map("p{}".format), st.just("gone")),
+    st.builds(ev.Left, st.integers(0, 5).map("p{}".format), st.just(KILLED)),
     st.builds(ev.Leaving, st.integers(0, 5).map("p{}".format)),
-    st.builds(ev.Trouble, st.integers(0, 5).map("p{}".format), st.just("trouble")),
-    st.builds(ev.Trouble, st.integers(0, 5).map("p{}".format), st.just("blame"), st.integers(0, 9)),
+    st.builds(ev.Trouble, st.integers(0, 5).map("p{}".format), st.just(BROKEN)),
+    st.builds(ev.Trouble, st.integers(0, 5).map("p{}".format), st.just(BROKEN), st.integers(0, 9)),
     st.builds(
         ev.BasisTaken,
         st.integers(0, 5).map("p{}".format),

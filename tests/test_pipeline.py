@@ -16,6 +16,7 @@ from injection import fault
 from marks import injected
 from pool import Pool
 from safetensors.torch import load_file
+from told import events
 
 from protomodels_cli.codecs import Carrier, parse_codec
 from protomodels_cli.cost.traffic import kept_by_codecs, kept_on_host
@@ -213,7 +214,8 @@ def test_a_step_that_is_not_finite_is_skipped_everywhere(pool):
     led, peers = pool.run(spec, 3)
     assert led["exit"] == 0
     assert [p["exit"] for p in peers] == [0, 0, 0]
-    assert "paused: 3 steps in a row" in "".join(led["said"])
+    [paused] = events(led["run_dir"], "paused")
+    assert (paused["reason"]["kind"], paused["reason"]["steps"]) == ("non_finite", 3)
     rows = [json.loads(line) for line in (led["run_dir"] / "metrics.jsonl").read_text().splitlines()]
     applied = [r["applied"] for r in rows if r["event"] == "step"]
     reference = Reference(spec, corpus_of(spec), Carrier(spec))

@@ -7,15 +7,14 @@ from dataclasses import replace
 
 import pytest
 from conftest import make_spec
-from machine_bench import Bench, holding, peer, to_step
+from machine_bench import BROKEN, CUT_OFF, KILLED, Bench, holding, peer, to_step, told
 
 from protomodels_cli.coordinator import events as ev
-from protomodels_cli.coordinator import machine
+from protomodels_cli.coordinator import machine, notices, reasons
 from protomodels_cli.coordinator.history import (
     Decided,
     RolledBack,
 )
-from protomodels_cli.coordinator.plan import waiting_for
 from protomodels_cli.coordinator.status import describe
 
 
@@ -24,7 +23,7 @@ def test_who_is_lost_before_the_first_decision_is_replaced_and_the_cut_may_chang
     b.join(0, 1, 2)
     b.answer(), b.answer()
     gone = b.state.history.holders[1]
-    b.tell(ev.Left(gone, "killed", may_return=True))
+    b.tell(ev.Left(gone, KILLED, may_return=True))
     assert b.state.history.generation == 2
     assert gone not in b.state.history.holders
     b.finish()
@@ -35,7 +34,7 @@ def test_who_is_lost_later_is_replaced_from_the_newest_snapshot():
     b.join(0, 1, 2)
     to_step(b, 6)
     gone, stays = b.state.history.holders
-    b.tell(ev.Left(gone, "killed"))
+    b.tell(ev.Left(gone, KILLED))
     [back] = [r for r in b.records if isinstance(r, RolledBack)]
     assert (back.lineage, back.from_lineage, back.step) == (2, 1, 3)
     assert b.state.history.holders == ("p2", stays)
@@ -51,7 +50,7 @@ def test_the_speed_of_a_run_that_went_back_is_still_a_speed():
     b.join(0, 1, 2)
     to_step(b, 6)
     before = describe(b.state, b.now, 0.0, 0).tokens_per_s
-    b.tell(ev.Left(b.state.history.holders[0], "killed"))
+    b.tell(ev.Left(b.state.history.holders[0], KILLED))
     to_step(b, 5)
     after = describe(b.state, b.now, 0.0, 0)
     assert 0 < after.tokens_per_s < before, "it stood still for a while"
@@ -63,8 +62,10 @@ def test_without_a_spare_it_waits_and_says_for_what_and_the_others_keep_what_the
     b.join(0, 1)
     to_step(b, 6)
     gone, stays = b.state.history.holders
-    commands = b.tell(ev.Left(gone, "killed"))
-    assert "a peer with the memory for stage 0" in waiting_for(b.state, b.now)
+    commands = b.tell(ev.Left(gone, KILLED))
+    waits = b.waits()
+    assert isinstance(waits, reasons.StagesWithoutPeer)
+    assert [s.stage for s in waits.stages] == [0]
     assert [c for c in commands if isinstance(c, ev.HoldOn)] == [ev.HoldOn(stays, b.state.missing)]
     b.tell(ev.Joined(replace(peer(int(gone[1:])), holding=holding(b, 0))))
     assert [c.keep for c in b.commands if isinstance(c, ev.PlaceStage)][-2:] == [True, True]
@@ -101,8 +102,8 @@ def test_a_connection_that_breaks_is_waited_for_before_a_spare_is_asked():
     b.join(0, 1, 2)
     to_step(b, 6)
     gone = b.state.history.holders[0]
-    b.tell(ev.Left(gone, "its connection ended", may_return=True))
-    assert "who was cut off to come back: stage 0" in waiting_for(b.state, b.now)
+    b.tell(ev.Left(gone, CUT_OFF, may_return=True))
+    assert b.waits() == reasons.HoldersDisconnected((0,))
     b.tell(ev.Tick())
     assert not b.state.placed
     b.now += machine.REDIAL_SECONDS
@@ -117,7 +118,7 @@ def test_a_coordinator_that_comes_back_goes_on_with_what_its_peers_have():
     to_step(b, 6)
     history, holders = b.state.history, b.state.history.holders
     b.state = machine.resume(b.state.spec, b.state.t_fixed, history, b.now)
-    assert "the peers of before" in waiting_for(b.state, b.now)
+    assert b.waits() == reasons.CoordinatorRestarted()
     one, other = (replace(peer(int(p[1:])), holding=holding(b, i)) for i, p in enumerate(holders))
     b.tell(ev.Joined(replace(other, holding=holding(b, 1, applied=4, prepared=1))))
     b.tell(ev.Joined(one))
@@ -152,7 +153,7 @@ def test_who_wants_to_leave_goes_after_the_step_with_a_snapshot_and_nothing_is_r
     assert b.state.task.kind == "step", "the step is finished first"
     b.answer_until(lambda: leaver not in b.state.peers)
     assert b.state.history.newest.step == 4
-    assert ev.Dismiss(leaver, "left the run", "", 0) in b.commands
+    assert ev.Dismiss(leaver, reasons.AskedToLeave()) in b.commands
     placed = [c for c in b.commands if isinstance(c, ev.PlaceStage)][-2:]
     assert [(c.peer, c.keep) for c in placed] == [("p2", False), (stays, True)]
     b.finish()
@@ -165,11 +166,11 @@ def test_who_cannot_work_with_each_other_is_linked_anew_and_at_last_sent_away():
     b.answer(), b.answer()
     for i in range(1, 6):
         blamer, blamed, _ = b.state.history.holders
-        b.tell(ev.Trouble(blamer, "stage 1 sent a message that cannot be", 1, b.state.history.generation))
+        b.tell(ev.Trouble(blamer, BROKEN, 1, b.state.history.generation))
         assert b.state.relay_all == (i >= 3)
         assert {blamer, blamed} <= set(b.state.peers)
         b.answer(), b.answer()
-    b.tell(ev.Trouble(blamer, "stage 1 sent a message that cannot be", 1, b.state.history.generation))
+    b.tell(ev.Trouble(blamer, BROKEN, 1, b.state.history.generation))
     assert not {blamer, blamed} & set(b.state.peers)
     b.finish()
 
@@ -203,7 +204,8 @@ def test_the_owner_pauses_resumes_and_stops():
     for _ in range(9):
         b.answer()
     assert b.state.history.newest.step == 4, "and saved"
-    assert "its owner to resume it" in waiting_for(b.state, b.now)
+    assert b.waits() == reasons.OwnersResume()
+    assert told(b.commands, notices.Paused) == [notices.Paused(reasons.ByOwner())]
     b.tell(ev.ResumeRun())
     assert (b.state.task.kind, b.state.task.step) == ("step", 5)
     b.tell(ev.StopRun())
@@ -244,7 +246,7 @@ def test_who_wants_to_leave_and_lost_its_stage_meanwhile_goes_and_the_run_goes_o
     b.done(0, hashes=replace(b.report().hashes, basis="other"))  # back to the beginning
     assert b.state.history.holders == ("p1",)
     b.finish()
-    assert ev.Dismiss("p0", "left the run", "", 0) in b.commands
+    assert ev.Dismiss("p0", reasons.AskedToLeave()) in b.commands
 
 
 def test_a_spare_leaves_at_once():
@@ -270,23 +272,26 @@ def test_a_link_that_does_not_come_up_is_relayed_then_given_up():
     b.now += 6
     commands = b.tell(ev.Tick())
     assert len([c for c in commands if isinstance(c, ev.Dismiss)]) == 2
-    assert waiting_for(b.state, b.now) == "peers: 0 of 2 peers have joined"
+    assert b.waits() == reasons.TooFewPeers(0, 2)
+    assert {n.reason for n in told(commands, notices.PeerDismissed)} == {
+        reasons.TooSlow(i, "link", 5.0) for i in (0, 1)
+    }
     assert not b.state.placed
     b.join(2, 3)
     assert not b.state.relay_all, "these two have not been tried"
 
 
-def stall(b: Bench, seconds: float) -> list[str]:
-    """A task that ends neither shortly before this time nor shortly after it. What is said then."""
+def stall(b: Bench, seconds: float) -> reasons.StagesWorking:
+    """A task that ends neither shortly before this time nor shortly after it. What is told then."""
     assert b.state.task is not None
     begun, before = b.state.task.started, b.state.history.generation
     b.now = begun + seconds - 2
     b.tell(ev.Tick())
     assert b.state.history.generation == before, "too soon"
     b.now = begun + seconds + 2
-    said = [c.text for c in b.tell(ev.Tick()) if isinstance(c, ev.Say)]
+    [stalled] = told(b.tell(ev.Tick()), notices.Stalled)
     assert b.state.history.generation == before + 1, "too late"
-    return said
+    return stalled.waiting
 
 
 def test_a_step_that_does_not_end_is_begun_again_and_a_slow_one_gets_more_time_each_time():
@@ -297,7 +302,9 @@ def test_a_step_that_does_not_end_is_begun_again_and_a_slow_one_gets_more_time_e
             to_step(b, step)
             b.state = replace(b.state, broken=5)  # links that broke are another matter
             b.done(0)  # stage 1 does not answer
-            assert f"stage 1 (name-1) to finish step {step}" in stall(b, first * times)[0]
+            silent = b.state.holders_of([1])
+            found = stall(b, first * times)
+            assert (found.task, found.step, found.holders) == ("step", step, silent)
     b.finish()
     assert b.state.history.redone == 0
 
@@ -323,7 +330,7 @@ def test_who_has_its_stage_in_memory_may_not_take_for_ever_to_say_so():
     b = Bench(make_spec(stages=2, steps=8, snapshots={"interval": 2}, limits={"reuse_seconds": 50.0}))
     b.join(0, 1)
     to_step(b, 4)
-    b.tell(ev.Trouble("p0", "the stream broke", 1, 1))
+    b.tell(ev.Trouble("p0", BROKEN, 1, 1))
     b.done(0)
     b.now += 60
     commands = b.tell(ev.Tick())

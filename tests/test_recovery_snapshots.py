@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from conftest import make_spec
-from machine_bench import Bench, peer, to_step
+from machine_bench import BROKEN, CUT_OFF, KILLED, Bench, peer, to_step, told
 
 from protomodels_cli.coordinator import events as ev
-from protomodels_cli.coordinator import seating
+from protomodels_cli.coordinator import notices, reasons, seating
 from protomodels_cli.coordinator.history import (
     Forgot,
 )
-from protomodels_cli.coordinator.plan import waiting_for
 
 
 def test_a_damaged_snapshot_is_forgotten_and_an_older_one_used():
@@ -20,7 +19,7 @@ def test_a_damaged_snapshot_is_forgotten_and_an_older_one_used():
     b.join(0, 1, 2)
     to_step(b, 6)
     assert [m.step for m in b.state.history.snapshots] == [0, 2, 4]
-    b.tell(ev.Left(b.state.history.holders[0], "killed"))
+    b.tell(ev.Left(b.state.history.holders[0], KILLED))
     history = b.state.history
     b.tell(ev.SnapshotLost(history.holders[0], history.generation, 1, 4, "damaged"))
     assert [r for r in b.records if isinstance(r, Forgot)] == [Forgot(1, 4)]
@@ -33,7 +32,7 @@ def test_a_peer_that_alone_cannot_read_a_snapshot_tries_again_and_goes_at_last()
     b = Bench(make_spec(stages=2, steps=6, snapshots={"interval": 2}))
     b.join(0, 1, 2)
     to_step(b, 6)
-    b.tell(ev.Left(b.state.history.holders[0], "killed"))
+    b.tell(ev.Left(b.state.history.holders[0], KILLED))
     bad = "p2"
     for _ in range(seating.PART_AFTER):
         history = b.state.history
@@ -62,7 +61,7 @@ def test_a_stage_is_asked_for_its_part_once_a_generation():
     to_a_step()
     assert ("evaluation", 2) in b.tasks()
     assert asked() == 1
-    b.tell(ev.Trouble(b.state.history.holders[0], "the stream broke", 1, 1))
+    b.tell(ev.Trouble(b.state.history.holders[0], BROKEN, 1, 1))
     to_a_step()
     assert asked() == 2, "the turn may have been lost"
 
@@ -71,7 +70,7 @@ def test_a_part_that_failed_is_given_up_also_while_the_run_waits_for_a_peer():
     b = Bench(make_spec(stages=2, steps=8, snapshots={"interval": 2}))
     b.join(0, 1)
     b.answer_until(lambda: b.state.history.pending)
-    b.tell(ev.Left("p0", "its connection ended", may_return=True))
+    b.tell(ev.Left("p0", CUT_OFF, may_return=True))
     assert not b.state.placed
     b.tell(ev.PartFailed("p1", 1, 2, "No space left on device"))
     assert not b.state.history.pending
@@ -87,7 +86,8 @@ def test_a_snapshot_that_fails_is_left_out_and_the_last_one_is_waited_for():
     b.answer_until(lambda: b.state.history.pending)
     b.answer_until(lambda: b.state.task is None, lambda: (b.done(0), b.done(1)))
     b.tell(ev.PartFailed(None, 1, 4, "No space left on device"))
-    assert "room for the snapshot of step 4 (No space left on device)" in waiting_for(b.state, b.now)
+    assert b.waits() == reasons.NoRoomForSnapshot(4, "No space left on device")
+    assert [n.step for n in told(b.commands, notices.SnapshotFailed)] == [2, 4]
     b.tell(ev.Tick())
     assert not b.state.history.pending
     b.now += 6
@@ -112,7 +112,7 @@ def test_a_snapshot_counts_once_the_subspace_of_its_step_is_settled():
     to_step(b, 8)
     assert b.state.history.basis_version == 1
     b.join(2)
-    b.tell(ev.Left(b.state.history.holders[0], "killed"))
+    b.tell(ev.Left(b.state.history.holders[0], KILLED))
     assert (b.state.history.step, b.state.history.basis_version) == (4, 0)
     assert b.state.history.next_basis.first_step == 7, "it waits for its step again"
     b.finish()
@@ -135,7 +135,7 @@ def test_a_spare_that_has_the_part_is_asked_before_one_that_has_not():
     b.tell(ev.Fetched("p3", part))
     b.tell(ev.Fetched("p3", replace(part, sha256="made up")))
     assert b.state.peers["p3"].parts == {part}, "only what a snapshot has"
-    b.tell(ev.Left(gone, "killed"))
+    b.tell(ev.Left(gone, KILLED))
     assert b.state.history.holders == ("p3", stays), "p2 was there first"
     b.finish()
 
@@ -144,7 +144,7 @@ def test_after_going_back_everyone_holds_the_stage_whose_part_is_on_its_disk():
     b = Bench(make_spec(stages=3, steps=9, snapshots={"interval": 3}))
     b.join(0, 1, 2)
     to_step(b, 6)
-    b.tell(ev.Left(b.state.history.holders[0], "killed"))
+    b.tell(ev.Left(b.state.history.holders[0], KILLED))
     b.tell(ev.Joined(peer(3)))
     to_step(b, 8)
     before = b.state.history.holders

@@ -14,7 +14,7 @@ from simulated_words import Violation
 from simulated_world import World
 from simulation import simulate
 
-from protomodels_cli.coordinator import machine, seating
+from protomodels_cli.coordinator import machine, patience, seating
 from protomodels_cli.coordinator.history import RECORDS, Placed, RolledBack
 from protomodels_cli.coordinator.snapshots import policy
 
@@ -134,7 +134,7 @@ def never_gives_up_waiting(patch: Any) -> None:
 
 def believes_in_every_task(patch: Any) -> None:
     """A step that stands still is waited for."""
-    patch.setattr(machine, "_patience", lambda state, task: math.inf)
+    patch.setattr(patience, "patience", lambda state, task: math.inf)
 
 
 def does_not_check(patch: Any) -> None:
@@ -144,7 +144,7 @@ def does_not_check(patch: Any) -> None:
 
 def says_nothing(patch: Any) -> None:
     """It waits without a word."""
-    patch.setattr(simulated_rules, "waiting_for", lambda state, now: "" if not state.placed else "something")
+    patch.setattr(simulated_rules, "waiting_for", lambda state, now: state.missing if state.placed else None)
 
 
 def speaks_before_it_writes(patch: Any) -> None:

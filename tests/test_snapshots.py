@@ -24,6 +24,7 @@ from protomodels_cli.coordinator import events
 from protomodels_cli.coordinator.history import Dropped, Ended, Mark, beginning
 from protomodels_cli.coordinator.identity import Identity
 from protomodels_cli.coordinator.journal import Journal, create
+from protomodels_cli.coordinator.notices import CopyUnreachable, Notice, PartDamaged, PartRestored
 from protomodels_cli.coordinator.run_dir import open_run_dir
 from protomodels_cli.coordinator.snapshots import upkeep as upkeeps
 from protomodels_cli.coordinator.snapshots.copies import Copies
@@ -239,8 +240,8 @@ def test_a_damaged_part_is_brought_back_where_there_is_a_copy(tmp_path: Path, da
     snapshots, [mark] = complete(tmp_path / "snapshots", [3])
     copies = None if copied == "no store" else Copies((tmp_path / "store").as_uri(), "home")
     history = replace(beginning("u"), snapshots=(mark,))
-    said: list[str] = []
-    upkeep = Upkeep(snapshots, copies, lambda: history, said.append, lambda e: None)
+    told: list[Notice] = []
+    upkeep = Upkeep(snapshots, copies, lambda: history, told.append, lambda e: None)
     if copies and copied != "not":
         copies.bring_up_to_date(snapshots.folders([mark]), [])
         if copied == "damaged":
@@ -264,10 +265,10 @@ def test_a_damaged_part_is_brought_back_where_there_is_a_copy(tmp_path: Path, da
     assert asyncio.run(upkeep.is_whole(mark, 1)) == (copied == "whole")
     assert asyncio.run(upkeep.is_whole(mark, 0)) == (damage != "folder gone" or copied in ("whole", "damaged"))
     if copied == "whole":
-        assert "brought back" in " ".join(said)
+        assert PartRestored(1, 3, copies.url) in told
         assert (folder / "stage-1.safetensors").read_bytes() == CONTENTS[1]
     elif copies:
-        assert "damaged" in " ".join(said)
+        assert PartDamaged(1, 3, copies.url) in told
 
 
 def test_a_store_that_cannot_be_reached_is_asked_again_before_a_snapshot_is_given_up(
@@ -286,8 +287,8 @@ def test_a_store_that_cannot_be_reached_is_asked_again_before_a_snapshot_is_give
         get(*names)
 
     monkeypatch.setattr(copies, "get", sometimes)
-    said: list[str] = []
-    upkeep = Upkeep(snapshots, copies, lambda: beginning("u"), said.append, lambda e: None)
+    told: list[Notice] = []
+    upkeep = Upkeep(snapshots, copies, lambda: beginning("u"), told.append, lambda e: None)
     part = tmp_path / "snapshots/0001-00000003/stage-1.safetensors"
     part.unlink()
 
@@ -296,8 +297,7 @@ def test_a_store_that_cannot_be_reached_is_asked_again_before_a_snapshot_is_give
 
     assert asyncio.run(two_ask()) == [True, True]
     assert len(tries) == 3, "one look for both"
-    assert "trying again" in said[0]
-    assert "brought back" in said[1]
+    assert told == [CopyUnreachable(1, 3, copies.url, "no route"), PartRestored(1, 3, copies.url)]
     part.unlink()
     assert asyncio.run(two_ask()) == [False, False], "not for ever"
 

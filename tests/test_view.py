@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import io
+import re
+from typing import Any
 
 import pytest
 from rich.console import Console
 
 from protomodels_cli.observe import progress
+from protomodels_cli.observe.quantities import duration
 from protomodels_cli.observe.view import picture
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 
@@ -33,7 +36,20 @@ def test_a_short_wait_of_a_running_run_is_not_worth_a_word():
 
 def test_how_far_it_is_saved_and_what_was_redone_is_said():
     status = pb.RunStatus(phase="running", step=30, steps=90, snapshot_step=20, rollbacks=2, steps_redone=7)
-    assert lines(status)[-1] == "saved up to step 20 | went back 2 ×, 7 steps redone"
+    last = lines(status)[-1]
+    assert re.findall(r"\d+", last) == ["20", "2", "7"]
+
+
+def test_a_paused_run_says_why_and_what_to_do():
+    status = pb.RunStatus(name="home", phase="paused", step=3, steps=9, reason="REASON", waiting_for="WAITS")
+    shown = lines(status)
+    assert "REASON" in shown
+    assert not any("WAITS" in line for line in shown)
+
+
+def a_step(step: int) -> dict[str, Any]:
+    row = {"loss": 4.0, "lr": 1e-3, "grad_norm": 1.0, "tokens": 1024, "applied": True}
+    return {"event": "step", "step": step, **row}
 
 
 def test_the_line_of_a_step_survives_going_back_behind_the_first_one_shown(monkeypatch: pytest.MonkeyPatch):
@@ -42,12 +58,12 @@ def test_the_line_of_a_step_survives_going_back_behind_the_first_one_shown(monke
     shown, found = progress.Progress(300), []
     for step in (230, 231, 229, 1, 300):
         now[0] += 3.0
-        found.append(shown.line(step, 4.0, 1e-3, 1.0, 1024, True))
+        found.append(shown.line(a_step(step)))
     assert [line.split(" ")[1].split("/")[0] for line in found] == ["230", "231", "229", "", "300"]
-    assert "eta 3m33s" in found[2], "71 steps of 3 s"
-    assert "eta 0s" in found[4]
+    assert found[2].endswith(f"eta {duration(71 * 3)}")
+    assert found[4].endswith(f"eta {duration(0)}")
 
 
 def test_two_steps_at_one_moment_of_a_coarse_clock(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(progress.time, "monotonic", lambda: 100.0)
-    assert "step 1/9" in progress.Progress(9).line(1, 4.0, 1e-3, 1.0, 1024, True)
+    assert "step 1/9" in progress.Progress(9).line(a_step(1))

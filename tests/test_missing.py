@@ -1,0 +1,75 @@
+"""What is missing where peers do not suffice: which kind, and with which figures. test_sentences.py has the words."""
+
+from __future__ import annotations
+
+from conftest import make_spec
+
+from protomodels_cli.coordinator.placement import Offer, place
+from protomodels_cli.coordinator.reasons import (
+    EndsTooLarge,
+    InFlight,
+    Layers,
+    ModelTooLarge,
+    StageTooLarge,
+    TooFewLargePeers,
+    TooFewLayersFit,
+    TooFewPeers,
+)
+from protomodels_cli.cost.memory import StageMemory
+from protomodels_cli.spec import RunSpec
+
+FIXED = {"stages": [2, 2], "batch": {"in_flight": 1}}
+AUTO = {"stages": "auto", "batch": {"in_flight": 1}}
+
+
+def peers(*flops: float, memory: int = 1 << 40) -> list[Offer]:
+    return [Offer(f"p{i}", memory, speed) for i, speed in enumerate(flops)]
+
+
+def need(spec: RunSpec, first: int, end: int, after: int) -> int:
+    return StageMemory(spec).total(first, end, after)
+
+
+def test_too_few_peers_are_counted():
+    assert place(make_spec(), peers(1e9)) == TooFewPeers(1, 4)
+    assert place(make_spec(stages="auto", min_peers=3), peers(1e9, 1e9)) == TooFewPeers(2, 3, at_least=True)
+    assert place(make_spec(stages="auto"), []) == TooFewPeers(0, 2, at_least=True)
+    broken = [Offer(f"x{i}", 1 << 40, f) for i, f in enumerate((0.0, -1.0, float("nan"), float("inf")))]
+    assert place(make_spec(), [*peers(1e9), *broken]) == TooFewPeers(1, 4, unusable=4)
+    assert place(make_spec(), [*broken, *peers(1e9, 1e9, 1e9, 1e9)]).holders == ("p0", "p1", "p2", "p3")
+
+
+def test_a_stage_too_large_for_anyone_is_named_with_what_it_needs():
+    spec = make_spec(**FIXED)
+    first, last = need(spec, 0, 2, 1), need(spec, 2, 4, 0)
+    assert last > first
+    for most in (last // 2, last - 1):
+        found = place(spec, peers(1e9, 1e9, memory=most))
+        assert found == StageTooLarge(1, Layers(2, 4, head=True), last, most)
+    several = place(spec, [Offer("big", last, 1e9), Offer("a", 1000, 1e9), Offer("b", 1000, 1e9)])
+    assert several == TooFewLargePeers(2, first, 1, 1000)
+
+
+def test_where_microbatches_take_the_memory_what_to_change_is_said_too():
+    spec = make_spec(stages=2, model={"context": 512}, batch={"size": 32, "microbatches": 16})
+    held = StageMemory(spec).in_flight(0, 2, 1)
+    assert place(spec, peers(1e9, 1e9, memory=1 << 20)).in_flight == InFlight(held, True, True)
+    spec = make_spec(stages=2, model={"context": 512}, batch={"size": 32, "microbatches": 32, "in_flight": 1})
+    assert place(spec, peers(1e9, 1e9, memory=1 << 20)).in_flight is None, "nothing left to change there"
+
+
+def test_no_cut_at_all_is_explained():
+    spec = make_spec(**AUTO, min_peers=1)
+    whole, first, last = need(spec, 0, 4, 0), need(spec, 0, 1, 1), need(spec, 3, 4, 0)
+    assert first < last
+    most = whole - 100_000
+    assert place(spec, peers(1e9, memory=most)) == ModelTooLarge(whole, most, more_peers_help=True)
+    found = place(spec, peers(1e9, 1e9, memory=last // 2))
+    assert found == StageTooLarge("last", Layers(3, 4, head=True), last, last // 2)
+    assert place(spec, [Offer("big", last, 1e9), Offer("small", first - 1, 1e9)]) == EndsTooLarge(first, last)
+    two = [Offer("a", first, 1e9), Offer("b", last, 1e9)]
+    assert place(spec, two) == TooFewLayersFit(2, 2, 4, 2, need(spec, 0, 1, 1))
+    assert place(spec, [*two, Offer("c", first, 1e9)]) == TooFewLayersFit(3, 3, 4, 3, need(spec, 0, 1, 2))
+    assert place(spec, [*two, *peers(1e9, 1e9, memory=first)]).layers == (1, 1, 1, 1)
+    together = make_spec(**AUTO, subspace={"unconstrained_layers": 4})
+    assert isinstance(place(together, peers(1e9, 1e9, memory=whole // 2)), ModelTooLarge)

@@ -1,0 +1,368 @@
+"""The one place that checks how the coordinator's words read. Everywhere else kinds and fields are checked."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Iterable
+from typing import Any, get_args, get_origin
+
+import pytest
+
+from protomodels_cli.coordinator import notices as n
+from protomodels_cli.coordinator import reasons as r
+from protomodels_cli.coordinator import refusals as no
+from protomodels_cli.coordinator.sentences import dismissal, loss, pause, refusal, rollback, sentence, spare, waiting
+from protomodels_cli.observe.notices import Fact, as_row
+
+DESK, ATTIC = r.Holder(1, "p2", "desk"), r.Holder(2, "p3", "attic")
+GIB, MIB = 1 << 30, 1 << 20
+HELD = r.InFlight(600 * MIB, more_microbatches=True, fewer_in_flight=True)
+WORK = r.StagesWorking("step", 5, (DESK,), 612.4)
+LR = 0.001
+
+NOTICES: list[tuple[n.Notice, str]] = [
+    (n.PeerJoined("p2", "desk", "cuda:0"), "desk (p2) joined with cuda:0"),
+    (n.PeerReturned("p2", "desk", "cuda:0"), "desk (p2) reconnected with cuda:0"),
+    (n.PeerLost("p2", "desk", 2, r.NoHeartbeat(5.0)), "lost desk (stage 2): no heartbeat for 5 s"),
+    (n.PeerLost("p2", "desk", None, r.ConnectionClosed()), "lost desk (spare): the connection closed"),
+    (n.PeerLeft("p2", "desk", 2), "desk (stage 2) left the run as requested"),
+    (
+        n.PeerDismissed("p2", "desk", 2, r.HashMismatch("T_fixed")),
+        "dismissed desk (stage 2): computed a different T_fixed (hash mismatch)",
+    ),
+    (
+        n.StagesAssigned(3, (2, 3), (r.Holder(0, "p1", "loft"), DESK)),
+        "generation 3: 2 stages of 2+3 layers, held by loft, desk",
+    ),
+    (n.StagesAssigned(1, (4,), (r.Holder(0, "p1", "loft"),)), "generation 1: 1 stage of 4 layers, held by loft"),
+    (n.StagesLinked(3), "generation 3: all stages are linked"),
+    (
+        n.Relinking("p2", "desk", 1, r.PeerReport("the stream to stage 2 broke")),
+        "trouble at desk (stage 1): the stream to stage 2 broke; relinking all stages",
+    ),
+    (
+        n.Stalled(WORK),
+        "stalled, still waiting for stage 1 (desk) to finish step 5 (10 min so far); relinking all stages",
+    ),
+    (
+        n.RelayingAll((DESK, ATTIC), 120.0),
+        "stages 1 (desk), 2 (attic) did not link within 2 min; relaying all links by the coordinator",
+    ),
+    (
+        n.RolledBack(r.StagesLost((0,), 5), 3, 2, 2),
+        "rolled back to the snapshot at step 3, 2 steps to redo: stage 0 was lost after step 5",
+    ),
+    (
+        n.RolledBack(r.StagesLost((0, 1), 1), 0, 1, 2),
+        "rolled back to the beginning, 1 step to redo: stages 0, 1 were lost after step 1",
+    ),
+    (n.SnapshotComplete(3), "saved the snapshot at step 3"),
+    (n.SnapshotSkipped(6, 3), "skipped the snapshot at step 6: the one from step 3 is still uploading"),
+    (
+        n.SnapshotFailed(6, "desk", "No space left on device"),
+        "could not save the snapshot at step 6: desk: No space left on device",
+    ),
+    (
+        n.SnapshotFailed(6, "", "No space left on device"),
+        "could not save the snapshot at step 6: the coordinator: No space left on device",
+    ),
+    (n.SnapshotUnusable(6, "hash mismatch"), "the snapshot at step 6 is unusable: hash mismatch"),
+    (
+        n.CopyFailed("s3://b/run", "no route"),
+        "could not copy all snapshots to s3://b/run: no route; retrying after the next snapshot",
+    ),
+    (
+        n.CopyingLast("s3://b/run"),
+        "copying the last snapshot to s3://b/run … (Ctrl-C leaves without the copy)",
+    ),
+    (n.CopyAbandoned(), "interrupted: the last snapshot is not copied"),
+    (
+        n.CopyUnreachable(1, 6, "s3://b/run", "no route"),
+        "stage 1's part of the snapshot at step 6 is damaged, and the copy at s3://b/run cannot be read: no route; "
+        "retrying",
+    ),
+    (
+        n.PartRestored(1, 6, "s3://b/run"),
+        "restored stage 1's part of the snapshot at step 6, which was damaged, from s3://b/run",
+    ),
+    (
+        n.PartDamaged(1, 6, "s3://b/run"),
+        "stage 1's part of the snapshot at step 6 is damaged, and missing or damaged at s3://b/run too",
+    ),
+    (n.Paused(r.ByOwner()), "paused by the owner; continue with `pmtrain resume RUN_DIR`"),
+    (n.Resumed(), "resumed by the owner"),
+    (n.Continuing(5, 9, 3), "continuing after step 5 of 9 (snapshot at step 3)"),
+    (n.Continuing(2, 9, 0), "continuing after step 2 of 9 (no snapshot yet)"),
+    (n.RunDone(9), "the run is done after 9 steps"),
+    (
+        n.RunStopped(5),
+        "stopped by the owner, saved up to step 5; continue with `pmtrain coordinator --resume --run-dir RUN_DIR`",
+    ),
+    (
+        n.Interrupted(5, "runs/home"),
+        "interrupted after step 5; the peers wait, continue with `pmtrain coordinator --resume --run-dir runs/home`",
+    ),
+    (
+        n.DiskFailed("runs/home", "No space left on device"),
+        "cannot write to runs/home: No space left on device; free some space and start the coordinator again",
+    ),
+]
+
+NOTICES += [
+    (n.JournalRefused("the journal is damaged"), "the journal is damaged"),
+    (
+        n.SnapshotSetAside("0001-00000006", "hash mismatch"),
+        "set the snapshot 0001-00000006 aside, which cannot be used: hash mismatch",
+    ),
+    (
+        n.JournalRebuilt(6, 2, "runs/home/set-aside-3"),
+        "made a new journal from the snapshot at step 6, 2 steps to redo; the old journal is in runs/home/set-aside-3",
+    ),
+    (
+        n.JournalRebuilt(0, 0, "aside"),
+        "made a new journal from the beginning, without a whole snapshot, nothing to redo; the old journal is in aside",
+    ),
+]
+
+LOSSES: list[tuple[r.Loss, str]] = [
+    (r.NoHeartbeat(5.0), "no heartbeat for 5 s"),
+    (r.ConnectionClosed(), "the connection closed"),
+    (r.AskedToLeave(), "left the run"),
+    (r.HashMismatch("U"), "computed a different U (hash mismatch)"),
+    (r.DamagedBasis(3), "received basis 3 damaged (hash mismatch)"),
+    (r.TooSlow(2, "build", 120.0), "did not build stage 2 within 2 min"),
+    (r.TooSlow(2, "reuse", 90.0), "did not reuse stage 2 within 1 min 30 s"),
+    (r.TooSlow(2, "link", 45.0), "did not link stage 2 within 45 s"),
+    (r.PartUnreadable(6), "could not read a part of the snapshot at step 6"),
+    (r.PeerReport("the device ran out of memory"), "the device ran out of memory"),
+    (r.InvalidMessage("a squared norm below zero"), "sent an invalid message: a squared norm below zero"),
+    (
+        r.UnprocessableMessage("Done"),
+        "sent a message that the coordinator could not process (Done); see coordinator.log",
+    ),
+    (r.InvalidBasis("not orthonormal"), "sent an invalid basis: not orthonormal"),
+]
+
+AGAIN = "join again; if the same happens again, tell the run's owner"
+DISMISSALS: list[tuple[r.Dismissal, str, str]] = [
+    (r.RunFinished(), "the run is done", ""),
+    (r.RunStopped(5), "the run was stopped by the owner, saved up to step 5", ""),
+    (r.AskedToLeave(), "left the run", ""),
+    (
+        r.HashMismatch("U"),
+        "dismissed: computed a different U (hash mismatch)",
+        "install the coordinator's version of pmtrain; if the versions agree, test this machine's memory",
+    ),
+    (
+        r.TooSlow(2, "build", 120.0),
+        "dismissed: did not build stage 2 within 2 min",
+        "use a faster machine, or ask the run's owner to raise limits.build_seconds",
+    ),
+    (r.DamagedBasis(3), "dismissed: received basis 3 damaged (hash mismatch)", AGAIN),
+    (r.PartUnreadable(6), "dismissed: could not read a part of the snapshot at step 6", AGAIN),
+    (r.PeerReport("the device hangs"), "dismissed: the device hangs", AGAIN),
+    (r.InvalidMessage("x"), "dismissed: sent an invalid message: x", AGAIN),
+    (
+        r.UnprocessableMessage("Done"),
+        "dismissed: sent a message that the coordinator could not process (Done); see coordinator.log",
+        AGAIN,
+    ),
+    (r.InvalidBasis("x"), "dismissed: sent an invalid basis: x", AGAIN),
+]
+
+REFUSALS: list[tuple[no.Refusal, str, str]] = [
+    (no.WrongToken(), "the join token is not this run's", "ask the run's owner for a fresh join link"),
+    (no.NotOwner(), "only the run's owner may do this", "run the command where the run directory is, as the owner"),
+    (no.NotEnrolled(), "this peer is not enrolled in this run", "join again"),
+    (
+        no.OtherProtocol("0.2", 3, "0.3", 4),
+        "this peer has pmtrain 0.2 (protocol 3), the coordinator 0.3 (protocol 4)",
+        "install pmtrain 0.3 here",
+    ),
+    (
+        no.TooManyPeers(10_000),
+        "10,000 peers have joined this run already",
+        "ask the run's owner to restart the coordinator",
+    ),
+    (no.InvalidKey("not a key", "0.3"), "this peer's key cannot be signed: not a key", "install pmtrain 0.3 here"),
+    (no.OtherSpec(), "this peer's spec is not the run's (hash mismatch)", "join again with this run's link"),
+]
+
+PAUSES: list[tuple[r.Pause, str]] = [
+    (r.ByOwner(), "paused by the owner; continue with `pmtrain resume RUN_DIR`"),
+    (
+        r.NonFinite(3, 9, LR),
+        "paused: 3 steps in a row, up to step 9, had a non-finite loss or gradient; lower optimizer.lr (0.001) or "
+        "lengthen the warm-up in a new run, or continue with `pmtrain resume RUN_DIR`",
+    ),
+]
+
+ROLLBACKS: list[tuple[r.Rollback, str]] = [
+    (r.StagesLost((0,), 5), "stage 0 was lost after step 5"),
+    (r.StageDiverged(DESK, "U", 4), "stage 1 (desk) used a different U (hash mismatch), found after step 4"),
+    (r.SnapshotDamaged(4), "the snapshot at step 4 is damaged"),
+    (r.NonFinite(3, 9, LR), "3 steps in a row, up to step 9, had a non-finite loss or gradient"),
+]
+
+SPARES: list[tuple[r.Spare, str]] = [
+    (r.AllStagesHeld(4), "spare: all 4 stages have a holder"),
+    (r.AllStagesHeld(1), "spare: the only stage has a holder"),
+    (r.TooFewPeers(1, 2), "waiting for peers: 1 of 2 has joined"),
+]
+
+WAITS: list[tuple[r.Waiting, str]] = [
+    (r.NoPeers(), "peers to join"),
+    (r.TooFewPeers(1, 2), "peers: 1 of 2 has joined"),
+    (
+        r.TooFewPeers(0, 2, at_least=True, unusable=1),
+        "peers: 0 of at least 2 have joined (1 more measured no usable speed)",
+    ),
+    (
+        r.StageTooLarge(2, r.Layers(4, 6, head=True), 3 * GIB, 2 * GIB),
+        "a larger peer: no joined peer has the 3 GiB that stage 2 (layers 4–5 and the head) needs, the largest has "
+        "2 GiB",
+    ),
+    (
+        r.StageTooLarge("first", r.Layers(0, 1, head=False), GIB + 1, GIB, HELD),
+        "a larger peer: no joined peer has the 1,073,741,825 bytes that the first stage (the embedding and layer 0 at "
+        "the least) needs, the largest has 1,073,741,824 (600 MiB are for microbatches in flight: raise "
+        "batch.microbatches or set a lower batch.in_flight)",
+    ),
+    (
+        r.ModelTooLarge(3 * GIB, 2 * GIB, more_peers_help=True, unusable=2),
+        "a larger peer: no joined peer has the 3 GiB that the whole model in one stage needs, the largest has 2 GiB; "
+        "more peers could share the model (2 more measured no usable speed)",
+    ),
+    (
+        r.TooFewLargePeers(2, 3 * GIB, 1, 2 * GIB, r.InFlight(2 * GIB, False, True)),
+        "larger peers: 2 of the stages need 3 GiB or more each, and only 1 of the joined peers has that much (2 GiB "
+        "are for microbatches in flight: set a lower batch.in_flight)",
+    ),
+    (
+        r.EndsTooLarge(GIB, 2 * GIB),
+        "larger peers: the first stage needs at least 1 GiB and the last 2 GiB, and no two of the joined peers have "
+        "that",
+    ),
+    (
+        r.TooFewLayersFit(3, 5, 8, 3, GIB, r.InFlight(MIB, True, False)),
+        "more or larger peers: the 3 joined peers have memory for 5 of the 8 layers; cut into 3, the first stage takes "
+        "1 GiB with one layer (1 MiB are for microbatches in flight: raise batch.microbatches)",
+    ),
+    (r.StagesWithoutPeer((r.StageNeed(0, 12 * MIB),)), "a peer with the memory for stage 0 (12 MiB)"),
+    (
+        r.StagesWithoutPeer((r.StageNeed(0, 12 * MIB), r.StageNeed(2, 1023 * MIB))),
+        "2 peers with the memory for stage 0 (12 MiB), stage 2 (1,023 MiB)",
+    ),
+    (r.HoldersDisconnected((0,)), "the holder of stage 0 to reconnect"),
+    (r.HoldersDisconnected((0, 2)), "the holders of stages 0, 2 to reconnect"),
+    (r.CoordinatorRestarted(), "the peers from before the restart to reconnect"),
+    (WORK, "stage 1 (desk) to finish step 5 (10 min so far)"),
+    (r.StagesWorking("place", 0, (DESK, ATTIC), 0.2), "stages 1 (desk), 2 (attic) to build (0 s so far)"),
+    (r.StagesWorking("place", 5, (DESK,), 3.0), "stage 1 (desk) to restore step 5 (3 s so far)"),
+    (r.StagesWorking("link", 5, (r.Holder(1, "p2"),), 3.0), "stage 1 to link (3 s so far)"),
+    (r.StagesWorking("sync", 5, (DESK,), 3.0), "stage 1 (desk) to report the hashes after step 5 (3 s so far)"),
+    (r.StagesWorking("evaluation", 5, (DESK,), 3.0), "stage 1 (desk) to evaluate step 5 (3 s so far)"),
+    (r.StagesWorking("finish", 5, (DESK,), 3.0), "stage 1 (desk) to hash the final weights (3 s so far)"),
+    (r.SnapshotIncomplete(4), "the snapshot at step 4 to be uploaded"),
+    (r.NoRoomForSnapshot(4, "No space left on device"), "room for the snapshot at step 4 (No space left on device)"),
+    (r.OwnersResume(), "the owner to resume the run"),
+    (r.SubspaceReport(2), "the last stage to report on the subspace after step 2"),
+    (r.BasisNotTaken(3, (DESK,)), "stage 1 (desk) to take basis 3"),
+    (r.Coordinator(), "the coordinator"),
+    (r.CoordinatorStopped(), "the coordinator to be started again"),
+]
+
+
+def _joined(texts: Iterable[str]) -> str:
+    """A sentence and what to do, where there is something to do."""
+    return " / ".join(filter(None, texts))
+
+
+TABLE: list[tuple[Fact, str, str]] = [
+    *((fact, sentence(fact), text) for fact, text in NOTICES),
+    *((fact, loss(fact), text) for fact, text in LOSSES),
+    *((fact, _joined(dismissal(fact)), _joined(text)) for fact, *text in DISMISSALS),
+    *((fact, _joined(refusal(fact)), _joined(text)) for fact, *text in REFUSALS),
+    *((fact, pause(fact), text) for fact, text in PAUSES),
+    *((fact, rollback(fact), text) for fact, text in ROLLBACKS),
+    *((fact, spare(fact), text) for fact, text in SPARES),
+    *((fact, waiting(fact), text) for fact, text in WAITS),
+]
+
+
+@pytest.mark.parametrize(("fact", "found", "text"), TABLE, ids=lambda x: x.kind if isinstance(x, Fact) else "")
+def test_what_is_said(fact: Fact, found: str, text: str):
+    assert found == text
+
+
+def members(union: Any) -> set[type]:
+    """Of a union, also one that is annotated or made of others."""
+    if get_args(union) and not isinstance(union, type):
+        parts = (
+            get_args(union)[:1] if get_origin(union) is not None and hasattr(union, "__metadata__") else get_args(union)
+        )
+        return set().union(*(members(part) for part in parts))
+    return {union}
+
+
+@pytest.mark.parametrize(
+    ("union", "rows"),
+    [
+        (n.Notice, NOTICES),
+        (r.Loss, LOSSES),
+        (r.Dismissal, DISMISSALS),
+        (no.Refusal, REFUSALS),
+        (r.Pause, PAUSES),
+        (r.Rollback, ROLLBACKS),
+        (r.Waiting, WAITS),
+    ],
+    ids=["notices", "losses", "dismissals", "refusals", "pauses", "rollbacks", "waits"],
+)
+def test_every_kind_has_a_row_in_the_table(union: Any, rows: list[tuple[Any, ...]]):
+    assert members(union) == {type(row[0]) for row in rows}
+
+
+def all_facts() -> list[type[Fact]]:
+    found = {x for module in (n, r, no) for x in vars(module).values() if isinstance(x, type) and issubclass(x, Fact)}
+    return sorted((x for x in found if dataclasses.is_dataclass(x)), key=lambda x: x.__name__)
+
+
+def test_every_fact_of_these_modules_is_said_somewhere():
+    assert set(all_facts()) == {type(row[0]) for row in TABLE}
+
+
+def test_kinds_are_snake_case_and_tell_facts_apart():
+    kinds = [fact.__dataclass_fields__["kind"].default for fact in all_facts()]
+    assert all(re.fullmatch(r"[a-z]+(_[a-z]+)*", kind) for kind in kinds)
+    reasons = [fact for fact in all_facts() if fact.__module__ in (r.__name__, no.__name__)]
+    told = [fact for fact in all_facts() if fact.__module__ == n.__name__]
+    for group in (reasons, told):
+        named = [fact.__dataclass_fields__["kind"].default for fact in group]
+        assert len(set(named)) == len(named)
+
+
+@pytest.mark.parametrize("text", sorted({text for _, _, text in TABLE}))
+def test_a_sentence_stands_on_its_own(text: str):
+    assert not re.match(r"(it|its|they|their|he|she|this|that) (?!peer)", text, re.IGNORECASE), (
+        "a pronoun without its noun"
+    )
+    assert not re.search(r"\b(its|they|their|anew)\b", text), "name what is meant"
+    assert not text.endswith("."), "sentences are joined to others"
+    assert not re.search(r"\d\.\d{4,}|\de[+-]\d", text), "no raw floats"
+    assert text == text.strip()
+    assert "  " not in text
+    assert "None" not in text
+
+
+@pytest.mark.parametrize("notice", [notice for notice, _ in NOTICES], ids=lambda notice: notice.kind)
+def test_an_event_is_a_row_of_json_with_its_kind_first(notice: n.Notice):
+    row = as_row(notice)
+    assert next(iter(row)) == "kind"
+    assert row["kind"] == notice.kind
+    assert set(row) == {f.name for f in dataclasses.fields(notice)}
+    back = json.loads(json.dumps(row))
+    for name in ("reason", "waiting"):
+        if name in row:
+            assert back[name]["kind"] == getattr(notice, name).kind, "a reason keeps its kind"
