@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import corpus_of, make_spec
@@ -21,6 +22,7 @@ from pool import Pool
 from test_cli import pmtrain
 from test_pipeline import reference_of
 from test_run import begin, ends, wait_for_line
+from told import events
 
 from protomodels_cli.coordinator.coordinator import Coordinator
 from protomodels_cli.coordinator.history import Began, Decided, History
@@ -302,8 +304,8 @@ def test_a_run_directory_of_the_old_format_is_refused_by_every_command(run_dir: 
 # With real processes
 
 
-def rebuilt(run_dir: Path, spec: RunSpec, *, peers: int = 2) -> str:
-    """What the coordinator says, from --rebuild to the run's end; checks its weights."""
+def rebuilt(run_dir: Path, spec: RunSpec, *, peers: int = 2) -> dict[str, Any]:
+    """What the coordinator tells of the rebuilding, after the run's end; checks its weights."""
     port = ("--host", "127.0.0.1", "--port", 0)
     leader = begin("coordinator", "--rebuild", "--run-dir", run_dir, *port, cwd=run_dir.parent)
     others = []
@@ -320,7 +322,9 @@ def rebuilt(run_dir: Path, spec: RunSpec, *, peers: int = 2) -> str:
             process.wait()
     summary = json.loads((run_dir / "summary.json").read_text())
     assert summary["weights_sha256"] == reference_of(spec)[0].weights_sha256()
-    return (run_dir / "events.jsonl").read_text()
+    assert events(run_dir, "journal_refused")
+    [told] = events(run_dir, "journal_rebuilt")
+    return told
 
 
 @pytest.mark.parametrize("damage", ["empty", "random behind its header"])
@@ -335,10 +339,11 @@ def test_a_rebuilt_run_ends_with_the_undisturbed_weights(killed: Run, run_dir: P
     newest = run_dir / "snapshots" / "0001-00000009" / "stage-1.safetensors"
     if damage != "empty":  # and the newest snapshot, too
         newest.write_bytes(newest.read_bytes()[:-1])
-    said = rebuilt(run_dir, killed.spec)
-    start, lost = (9, 1) if damage == "empty" else (6, 4)
-    assert f"goes on from the snapshot of step {start}; {lost} step" in said
+    told = rebuilt(run_dir, killed.spec)
+    assert (told["step"], told["lost"]) == ((9, 1) if damage == "empty" else (6, 4))
     [aside] = run_dir.glob("set-aside-*")
+    assert told["aside"] == str(aside)
+    assert bool(events(run_dir, "snapshot_set_aside", snapshot="0001-00000009")) == (damage != "empty")
     assert (aside / "journal.sqlite").read_bytes() == broken
     assert (aside / "snapshots" / "0001-00000009").exists() == (damage != "empty")
     history, _ = believe(run_dir, identity_of(run_dir))
@@ -351,8 +356,8 @@ def test_a_rebuilt_run_ends_with_the_undisturbed_weights(killed: Run, run_dir: P
 def test_without_any_snapshot_a_rebuilt_run_begins_again(killed: Run, run_dir: Path):
     DAMAGES["empty"](run_dir)
     shutil.rmtree(run_dir / "snapshots")
-    said = rebuilt(run_dir, killed.spec)
-    assert "goes on from the beginning: there is no whole snapshot; 10 steps are lost" in said
+    told = rebuilt(run_dir, killed.spec)
+    assert (told["step"], told["lost"]) == (0, 10)
 
 
 def test_peers_that_are_ahead_of_the_snapshot_are_not_believed(tmp_path: Path):

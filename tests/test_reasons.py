@@ -9,8 +9,10 @@ import pytest
 
 from protomodels_cli.coordinator import reasons as r
 from protomodels_cli.coordinator.history import Decided, History, Mark, Paused, Record, RolledBack, beginning, fold
-from protomodels_cli.coordinator.journal import Journal, read
+from protomodels_cli.coordinator.identity import Identity
+from protomodels_cli.coordinator.journal import Journal, create, read
 
+RUN = Identity("fingerprint", "spec")
 ROLLBACKS: list[r.Rollback] = [
     r.StagesLost((0, 2), 5),
     r.StageDiverged(r.Holder(1, "p2", "desk"), "T_fixed", 4),
@@ -38,10 +40,11 @@ def test_a_journalled_reason_comes_back(
         monkeypatch.setattr("protomodels_cli.coordinator.journal.FOLD_EVERY", 1)
     path, first = tmp_path / "journal.sqlite", beginning("u")
     records: list[Record] = [Decided(1, False, 1e-3, 0.0, float("nan"), float("inf"), 1, 10, 20), record]
-    journal = Journal(path, first)
+    create(path, RUN, first)
+    journal = Journal(path, RUN)
     journal.append(records, 1.0)
     journal.close()
-    found, expected = read(path)[0], fold(fold(first, records[0]), record)
+    found, expected = read(path, RUN)[0], fold(fold(first, records[0]), record)
     assert found.paused == expected.paused
     assert (found.lineage, found.step, found.snapshots) == (expected.lineage, expected.step, expected.snapshots)
     assert isinstance(found, History)

@@ -21,7 +21,7 @@ from protomodels_cli.coordinator.messages import keep_message
 from protomodels_cli.coordinator.reasons import UnprocessableMessage
 from protomodels_cli.coordinator.rebuild import check_beside, rebuild
 from protomodels_cli.coordinator.run_dir import BASES, JOURNAL, METRICS, SNAPSHOTS, RunDir
-from protomodels_cli.coordinator.sentences import dismissal, sentence, spare
+from protomodels_cli.coordinator.sentences import sentence
 from protomodels_cli.coordinator.service import Service
 from protomodels_cli.coordinator.snapshots.copies import Copies
 from protomodels_cli.coordinator.snapshots.store import Snapshots
@@ -264,10 +264,8 @@ class Coordinator:
                 self._teller(notice)
             case events.WriteRow(row):
                 self._write_row(row)
-            case events.KeepSpare(peer, why):
-                self._service.send(peer, spare=pb.Spare(why=spare(why), kind=why.kind))
-            case events.HoldOn(peer, why):
-                self._service.send(peer, hold_on=pb.HoldOn(why=spare(why), kind=why.kind))
+            case events.KeepSpare() | events.HoldOn() | events.Dismiss():
+                self._dispatch.explain(command)
             case events.PlaceStage():
                 self._dispatch.place(self.state, command)
             case events.SendTurn(_, task):
@@ -281,10 +279,6 @@ class Coordinator:
                 self._upkeep.settle()
                 if self._subspace is not None:
                     self._subspace.forget(self.state.history.basis_version, set(bases_needed(self.state.history)))
-            case events.Dismiss(peer, reason, exit_code):
-                text, fix = dismissal(reason)
-                message = pb.Dismissal(why=text, fix=fix, exit_code=exit_code, kind=reason.kind)
-                self._service.send(peer, dismissal=message)
             case events.Quit():
                 self._end()
             case _:
