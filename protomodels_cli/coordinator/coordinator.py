@@ -13,13 +13,13 @@ from dataclasses import replace
 from typing import Any, assert_never
 
 from protomodels_cli.coordinator import events, machine, notices
+from protomodels_cli.coordinator.books import open_books
 from protomodels_cli.coordinator.dispatch import Dispatch
 from protomodels_cli.coordinator.feed import Feed
 from protomodels_cli.coordinator.history import Decided, Record
-from protomodels_cli.coordinator.journal import Journal, create
+from protomodels_cli.coordinator.journal import create
 from protomodels_cli.coordinator.messages import keep_message
 from protomodels_cli.coordinator.reasons import UnprocessableMessage
-from protomodels_cli.coordinator.rebuild import check_beside, rebuild
 from protomodels_cli.coordinator.run_dir import BASES, JOURNAL, METRICS, SNAPSHOTS, RunDir
 from protomodels_cli.coordinator.sentences import sentence
 from protomodels_cli.coordinator.service import Service
@@ -33,7 +33,6 @@ from protomodels_cli.coordinator.summary import Totals, mend_metrics
 from protomodels_cli.data.prepare import Corpus
 from protomodels_cli.errors import EXIT_INTERRUPTED, UserError
 from protomodels_cli.observe import logs
-from protomodels_cli.observe.metrics import JsonLines
 from protomodels_cli.observe.notices import Teller
 from protomodels_cli.observe.progress import Progress
 from protomodels_cli.protocol.t_fixed import VERSION as T_FIXED_VERSION
@@ -99,18 +98,7 @@ class Coordinator:
                 self._over.exception()  # looked at, whatever else was raised: asyncio would print it as forgotten
 
     def _open_books(self) -> None:
-        path, identity, found = self.run_dir.path, self.run_dir.identity, list[notices.AboutRebuilding]()
-        if self.run_dir.rebuild:
-            rebuild(path, identity, self.state.history, found.append)
-        self._journal = Journal(path / JOURNAL, identity)
-        self._books.callback(self._journal.close)
-        check_beside(path, identity, self._journal.history)
-        self._metrics = JsonLines(path / METRICS, self.run_dir.resumed)
-        self._teller.rows = JsonLines(path / "events.jsonl", self.run_dir.resumed)
-        for file in (self._metrics, self._teller):
-            self._books.callback(_close, file)
-        for notice in found:
-            self._teller(notice)
+        self._journal, self._metrics = open_books(self.run_dir, self.state.history, self._teller, self._books)
 
     async def _lead_until_over(self) -> int:
         loop = asyncio.get_running_loop()
@@ -301,8 +289,3 @@ class Coordinator:
     def _write_summary(self) -> None:
         path = self.run_dir.path / "summary.json"
         self._totals.write(path, self.state.history, self.spec, self._dispatch.relayed())
-
-
-def _close(lines: JsonLines | Teller[notices.Notice]) -> None:
-    with contextlib.suppress(OSError):  # a full disk was reported already
-        lines.close()

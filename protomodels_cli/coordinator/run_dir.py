@@ -23,7 +23,7 @@ from protomodels_cli.wire.join_link import JoinLink, LinkError, new_token
 from protomodels_cli.wire.tls import Authority, new_authority
 
 PRIVATE = "private.json"
-JOURNAL, SNAPSHOTS, METRICS, BASES = "journal.sqlite", "snapshots", "metrics.jsonl", "basis"
+JOURNAL, SNAPSHOTS, METRICS, EVENTS, BASES = "journal.sqlite", "snapshots", "metrics.jsonl", "events.jsonl", "basis"
 
 
 @dataclass(frozen=True)

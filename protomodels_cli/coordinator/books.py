@@ -1,0 +1,37 @@
+"""What a coordinator writes down as it goes: journal, metrics and events. Opened together, closed together."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+
+from protomodels_cli.coordinator import notices
+from protomodels_cli.coordinator.history import History
+from protomodels_cli.coordinator.journal import Journal
+from protomodels_cli.coordinator.rebuild import check_beside, rebuild
+from protomodels_cli.coordinator.run_dir import EVENTS, JOURNAL, METRICS, RunDir
+from protomodels_cli.observe.metrics import JsonLines
+from protomodels_cli.observe.notices import Teller
+
+
+def open_books(
+    run_dir: RunDir, beginning: History, teller: Teller[notices.Notice], closing: contextlib.ExitStack
+) -> tuple[Journal, JsonLines]:
+    """The journal, rebuilt where that was asked for, and the metrics; from now on events go to their file too."""
+    path, identity, found = run_dir.path, run_dir.identity, list[notices.AboutRebuilding]()
+    if run_dir.rebuild:
+        rebuild(path, identity, beginning, found.append)
+    journal = Journal(path / JOURNAL, identity)
+    closing.callback(journal.close)
+    check_beside(path, identity, journal.history)
+    metrics, teller.rows = (JsonLines(path / name, run_dir.resumed) for name in (METRICS, EVENTS))
+    closing.callback(_suppressing, metrics.close)
+    closing.callback(_suppressing, teller.close)
+    for notice in found:
+        teller(notice)
+    return journal, metrics
+
+
+def _suppressing(close: Callable[[], None]) -> None:
+    with contextlib.suppress(OSError):  # a full disk was reported already
+        close()
