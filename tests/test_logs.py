@@ -77,7 +77,7 @@ def test_a_notice_goes_to_events_to_the_log_and_once_to_the_terminal(tmp_path: P
         "text": said[0],
     }
     assert second["kind"] == "snapshot_complete"
-    assert len(said) == 1, "below INFO the terminal has it from the log alone"
+    assert len(said) == 1, "the terminal has the other from the log alone"
     logged = (tmp_path / "x.log").read_text()
     assert said[0] in logged
     assert second["text"] in logged

@@ -20,7 +20,7 @@ import yaml
 from conftest import corpus_of, make_spec
 from test_cli import ROOT, pmtrain
 from test_pipeline import random_spec, reference_of
-from told import wait_for_event
+from told import events, wait_for_event
 from waiting import wait_for
 
 from protomodels_cli.coordinator.run_dir import open_run_dir
@@ -111,6 +111,14 @@ def test_from_nothing_to_the_references_weights(tmp_path, wire, stages, form, mo
     ]
     for secret in ("link", "private.json", "ca/ca.key"):
         assert (tmp_path / "run" / secret).stat().st_mode & 0o077 == 0
+    logs = [tmp_path / "run" / "coordinator.log", *tmp_path.glob("p*/*/peer.log")]
+    assert len(logs) == 1 + stages
+    private = json.loads((tmp_path / "run" / "private.json").read_text())
+    logged = "".join(log.read_text() for log in logs)
+    assert not any(secret in logged for secret in (private["token"], private["owner"], private["peers_key"]))
+    told = [event["text"] for event in events(tmp_path / "run")]
+    assert told
+    assert all(text in logs[0].read_text() for text in told)
 
 
 def test_status_and_peers_before_during_and_after(tmp_path):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 from typing import Any
+
+from waiting import wait_for
 
 
 def events(run_dir: Path, kind: str | None = None, since: float = 0.0, **fields: Any) -> list[dict[str, Any]]:
@@ -20,10 +21,11 @@ def events(run_dir: Path, kind: str | None = None, since: float = 0.0, **fields:
     ]
 
 
-def wait_for_event(run_dir: Path, kind: str, since: float = 0.0, seconds: float = 60, **fields: Any) -> dict[str, Any]:
+def wait_for_event(run_dir: Path, kind: str, since: float = 0.0, **fields: Any) -> dict[str, Any]:
     """The first such event, once it is there."""
-    until = time.monotonic() + seconds
-    while not (found := events(run_dir, kind, since, **fields)):
-        assert time.monotonic() < until, f"no {kind} with {fields} in {[e['text'] for e in events(run_dir)][-20:]}"
-        time.sleep(0.02)
+    found = wait_for(
+        lambda: events(run_dir, kind, since, **fields),
+        f"no {kind} with {fields}",
+        details=lambda: str([e["text"] for e in events(run_dir)][-20:]),
+    )
     return found[0]

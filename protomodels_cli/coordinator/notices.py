@@ -121,7 +121,7 @@ class RolledBack(Base):
 
 @dataclass(frozen=True)
 class SnapshotComplete(Base):
-    level: ClassVar[int] = logging.DEBUG
+    shown: ClassVar[bool] = False
     step: int
     kind: Literal["snapshot_complete"] = "snapshot_complete"
 

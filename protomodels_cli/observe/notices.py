@@ -24,9 +24,10 @@ class Fact:
 
 
 class Notice(Fact):
-    """A fact that is told. Below INFO, the terminal shows it only with --verbose."""
+    """A fact that is told."""
 
     level: ClassVar[int] = logging.INFO
+    shown: ClassVar[bool] = True  # on the terminal; otherwise only with --verbose
 
 
 def as_row(fact: Fact) -> dict[str, Any]:
@@ -55,9 +56,8 @@ class Teller(Generic[N]):
         text = self._sentence(notice)
         if self.rows is not None:
             self.rows.write({**as_row(notice), "text": text})
-        shown = notice.level >= logging.INFO
-        self._log.log(notice.level, text, extra={SHOWN: shown})
-        if shown:
+        self._log.log(notice.level, text, extra={SHOWN: notice.shown})
+        if notice.shown:
             self._say(text)
 
     def close(self) -> None:
