@@ -25,7 +25,7 @@ from waiting import until
 
 from protomodels_cli.coordinator import events as ev
 from protomodels_cli.coordinator.feed import Feed
-from protomodels_cli.coordinator.messages import decision_message, event_of, peer_of
+from protomodels_cli.coordinator.messages import decision_message, event_of, explanation, peer_of
 from protomodels_cli.coordinator.state import Peer
 from protomodels_cli.model.basis import basis_to_bytes, initial_basis
 from protomodels_cli.protocol.parts import Part
@@ -269,12 +269,8 @@ class RealPeer(rpc.PeeringServicer):
     def _bodies(self, word: Any) -> list[dict[str, Any]]:
         """As the coordinator says it: a task's ids go before it here, so that a word can be the last."""
         match word:
-            case ev.KeepSpare(_, why):
-                return [{"spare": pb.Spare(why=why)}]
-            case ev.HoldOn(_, why):
-                return [{"hold_on": pb.HoldOn(why=why)}]
-            case ev.Dismiss(_, why, fix, exit_code):
-                return [{"dismissal": pb.Dismissal(why=why, fix=fix, exit_code=exit_code)}]
+            case ev.KeepSpare() | ev.HoldOn() | ev.Dismiss():
+                return [explanation(word)]
             case Keep(places, begun, newest):
                 names = [[pb.SnapshotName(lineage=a, step=s) for a, s in sorted(n)] for n in (places - begun, begun)]
                 keep = pb.Keep(complete=names[0], begun=names[1], newest=map(part_message, newest))

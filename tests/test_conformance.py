@@ -17,6 +17,7 @@ from simulated_words import Keep, NewBasis, Place, Turn
 from waiting import until
 
 from protomodels_cli.coordinator import events as ev
+from protomodels_cli.coordinator import reasons
 from protomodels_cli.coordinator.history import Decided, Mark
 from protomodels_cli.protocol.parts import Part
 
@@ -29,7 +30,8 @@ SPEC = make_spec(
 )
 LAYERS = (4,)
 BEGINNING = Mark(1, 0, 0, "u0")
-SPARE, HOLD_ON, GOOD_BYE = ev.KeepSpare("p", "wait"), ev.HoldOn("p", "wait"), ev.Dismiss("p", "done", "", 0)
+SPARE, HOLD_ON = ev.KeepSpare("p", reasons.NoPeers()), ev.HoldOn("p", reasons.NoPeers())
+GOOD_BYE = ev.Dismiss("p", reasons.RunFinished())
 
 
 def place(generation: int, task: int, step: int = 0, decided: int = 0, owed: int = 0, **how: Any) -> Place:

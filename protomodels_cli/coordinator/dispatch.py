@@ -6,9 +6,9 @@ from __future__ import annotations
 import secrets
 from typing import Any
 
-from protomodels_cli.coordinator import events, sentences
+from protomodels_cli.coordinator import events
 from protomodels_cli.coordinator.feed import Feed
-from protomodels_cli.coordinator.messages import place_message, route_pair, turn_message
+from protomodels_cli.coordinator.messages import explanation, place_message, route_pair, turn_message
 from protomodels_cli.coordinator.service import Service
 from protomodels_cli.coordinator.state import State, Task
 from protomodels_cli.coordinator.subspace import Subspace
@@ -26,16 +26,8 @@ class Dispatch:
             self._service.send(peer, **body)
 
     def explain(self, command: events.KeepSpare | events.HoldOn | events.Dismiss) -> None:
-        """To a peer that has nothing to do: its program reads the kind, people the sentence."""
-        match command:
-            case events.KeepSpare(peer, spare):
-                self._service.send(peer, spare=pb.Spare(why=sentences.spare(spare), kind=spare.kind))
-            case events.HoldOn(peer, missing):
-                self._service.send(peer, hold_on=pb.HoldOn(why=sentences.spare(missing), kind=missing.kind))
-            case events.Dismiss(peer, reason, exit_code):
-                why, fix = sentences.dismissal(reason)
-                message = pb.Dismissal(why=why, fix=fix, exit_code=exit_code, kind=reason.kind)
-                self._service.send(peer, dismissal=message)
+        """To a peer that has nothing to do now, or nothing any more."""
+        self._service.send(command.peer, **explanation(command))
 
     def basis(self, state: State, version: int) -> None:
         assert self._subspace is not None

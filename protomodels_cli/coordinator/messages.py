@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any, assert_never
 
-from protomodels_cli.coordinator import events
+from protomodels_cli.coordinator import events, sentences
 from protomodels_cli.coordinator.history import Decided, History, Mark
 from protomodels_cli.coordinator.reasons import PeerReport
 from protomodels_cli.coordinator.state import Hashes, Holding, Peer, Report, State, Task
@@ -128,6 +129,20 @@ def place_message(state: State, stage: int, task: int, keep: bool) -> pb.Place:
         mark = history.newest
         place.restore.CopyFrom(pb.Restore(lineage=mark.lineage, step=mark.step, sha256=mark.parts[stage]))
     return place
+
+
+def explanation(command: events.KeepSpare | events.HoldOn | events.Dismiss) -> dict[str, Any]:
+    """The message's body. The peer's program reads the kind, people the sentence."""
+    match command:
+        case events.KeepSpare(_, spare):
+            return {"spare": pb.Spare(why=sentences.spare(spare), kind=spare.kind)}
+        case events.HoldOn(_, missing):
+            return {"hold_on": pb.HoldOn(why=sentences.spare(missing), kind=missing.kind)}
+        case events.Dismiss(_, reason, exit_code):
+            why, fix = sentences.dismissal(reason)
+            return {"dismissal": pb.Dismissal(why=why, fix=fix, exit_code=exit_code, kind=reason.kind)}
+        case _:
+            assert_never(command)
 
 
 def turn_message(
