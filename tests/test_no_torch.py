@@ -23,6 +23,8 @@ from test_cli import ROOT, pmtrain
 from test_pipeline import reference_of
 from test_run import begin, ends, wait_for_line
 
+from protomodels_cli.data.errors import DataError
+from protomodels_cli.data.prepare import Corpus, prepare
 from protomodels_cli.observe.usage import peak_memory_of
 
 MOST_MEMORY = 150_000_000
@@ -157,6 +159,23 @@ def test_a_coordinator_without_torch_stops_and_resumes(no_torch, tmp_path):
             assert ends(leader)[0] == 0
         finally:
             leader.kill()
+
+
+def test_tokens_made_in_a_process_of_their_own_are_the_same(tmp_path):
+    (tmp_path / "text.txt").write_text("".join(f"line {i} has {i * i} more words\n" for i in range(2000)))
+
+    def made(apart: bool, source: str = "text") -> Corpus:
+        data = {"source": source, "files": ["text.txt"], "cache_dir": f"cache-{apart}"}
+        spec = make_spec(data=data, tokenizer={"kind": "bpe", "vocab_size": 300})
+        return prepare(spec, tmp_path, apart)
+
+    assert made(True).sha256 == made(False).sha256
+    with pytest.raises(DataError) as here:
+        made(False, "jsonl")
+    with pytest.raises(DataError) as apart:
+        made(True, "jsonl")
+    assert str(apart.value) == str(here.value)
+    assert apart.value.exit_code == 3
 
 
 def test_the_coordinators_list_is_pyprojects_without_what_tensors_and_peers_need():
