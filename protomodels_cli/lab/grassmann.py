@@ -67,8 +67,8 @@ def follow(updates: int, interval: int, optimizer: str, step_size: float, seed: 
     rows, losses = [], []
     for row in reference.train():
         if row["event"] == "subspace":
-            assert reference.switch is not None
-            bases.append(reference.switch.basis.u)
+            assert reference.next_basis is not None
+            bases.append(reference.next_basis.basis.u)
             rows.append(row)
         elif row["event"] == "step":
             losses.append(row["loss"])

@@ -33,7 +33,7 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Switch:
+class NextBasis:
     """A computed basis that waits for its step."""
 
     basis: Basis
@@ -51,7 +51,7 @@ class Reference:
         self.trainers = [StageTrainer(spec, part, self.basis, device) for part in slices(spec)]
         self.stages = [trainer.stage for trainer in self.trainers]
         self.batches = Batches(corpus.train, spec)
-        self.switch: Switch | None = None
+        self.next_basis: NextBasis | None = None
         self.step = 0
         self._skipped_in_a_row = 0
         self._t_fixed = t_fixed_of(spec).sha256() if self.basis is not None else ""
@@ -76,8 +76,8 @@ class Reference:
         started = time.perf_counter()
         rows: list[Row] = []
         step = self.step + 1
-        if self.switch is not None and self.switch.first_step == step:
-            rows.append(self._switch_basis(self.switch))
+        if self.next_basis is not None and self.next_basis.first_step == step:
+            rows.append(self._switch_basis(self.next_basis))
         loss_sum = self.accumulate(step)
         outcome = steps.decide(self.spec, step, loss_sum, list(self.prepare().values()))
         self._decide(step, outcome)
@@ -142,17 +142,17 @@ class Reference:
             return []
         row, new = reported
         if new is not None:
-            self.switch = Switch(new, row["first_step"])
+            self.next_basis = NextBasis(new, row["first_step"])
         return [{"event": "subspace", "step": step, **row}]
 
-    def _switch_basis(self, switch: Switch) -> Row:
+    def _switch_basis(self, new: NextBasis) -> Row:
         for trainer in self.trainers:
-            trainer.switch_basis(switch.basis)
+            trainer.switch_basis(new.basis)
         self.carry.reset()
-        self.basis, self.switch = switch.basis, None
+        self.basis, self.next_basis = new.basis, None
         return {
             "event": "switch",
-            "step": switch.first_step,
+            "step": new.first_step,
             "version": self.basis.version,
             "sha256": self.basis.sha256,
         }
