@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 from conftest import corpus_of, make_spec
+from marks import injected
 from pool import Pool
 from test_cli import pmtrain
 from test_pipeline import reference_of
@@ -51,9 +52,9 @@ def a_spec(**changes: object) -> RunSpec:
     return make_spec(stages=2, steps=12, subspace={"update": update}, snapshots={"interval": 3}, **changes)
 
 
-def kill_at(step: int, once: Path) -> dict[str, object]:
+def kill_at(step: int) -> dict[str, object]:
     """After the decision on this step is in the journal, and before it is in the metrics."""
-    return {"kind": "fail_at", "phase": "commit", "step": step, "once": str(once)}
+    return {"kind": "fail_at", "phase": "commit", "step": step}
 
 
 @pytest.fixture(scope="module")
@@ -61,18 +62,18 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Real processes leave it behind, by kill -9."""
     folder = tmp_path_factory.mktemp("killed")
     pool, spec = Pool(folder, peers=2), a_spec()
-    stop_at = [kill_at(step, folder / str(step)) for step in (5, 11)]
     try:
         slow = {"fault": {"kind": "slow", "seconds": 0.05}}  # so that a snapshot is complete before the next one begins
-        run_dir = pool.start(spec, [slow, slow], fault=stop_at[0])
-        for once, copy in zip(stop_at, ("earlier", "run"), strict=True):
+        run_dir = pool.start(spec, [slow, slow], fault=kill_at(5))
+        for step, copy in ((5, "earlier"), (11, "run")):
             with contextlib.suppress(AssertionError):
                 pool.coordinator.result()
-            assert Path(str(once["once"])).exists(), "it was killed where it should be"
+            injected(pool.coordinator.marks, "fail_at", step=step)
             shutil.copytree(run_dir, folder / copy)
             if copy == "earlier":
+                pool.coordinator.marks = folder / "marks-again"  # the same fault happens a second time
                 pool.coordinator.start(
-                    kind="coordinator", spec=spec.model_dump(mode="json"), run_dir=str(run_dir), fault=stop_at[1]
+                    kind="coordinator", spec=spec.model_dump(mode="json"), run_dir=str(run_dir), fault=kill_at(11)
                 )
     finally:
         pool.close()
@@ -362,12 +363,12 @@ def test_without_any_snapshot_a_rebuilt_run_begins_again(killed: Run, run_dir: P
 
 def test_peers_that_are_ahead_of_the_snapshot_are_not_believed(tmp_path: Path):
     """They wait with the stages of a later step in memory while the journal is made anew."""
-    pool, spec, once = Pool(tmp_path, peers=2), a_spec(), tmp_path / "killed"
+    pool, spec = Pool(tmp_path, peers=2), a_spec()
     try:
-        run_dir = pool.start(spec, [{}, {}], fault=kill_at(8, once))
+        run_dir = pool.start(spec, [{}, {}], fault=kill_at(8))
         with contextlib.suppress(AssertionError):
             pool.coordinator.result()
-        assert once.exists()
+        injected(pool.coordinator.marks, "fail_at", step=8)
         DAMAGES["zeroed"](run_dir)
         leader = begin("coordinator", "--rebuild", "--run-dir", run_dir, "--host", "127.0.0.1", cwd=tmp_path)
         try:
