@@ -323,8 +323,7 @@ def rebuilt(run_dir: Path, spec: RunSpec, *, peers: int = 2) -> dict[str, Any]:
             process.wait()
     summary = json.loads((run_dir / "summary.json").read_text())
     assert summary["weights_sha256"] == reference_of(spec)[0].weights_sha256()
-    assert events(run_dir, "journal_refused")
-    [told] = events(run_dir, "journal_rebuilt")
+    [_], [told] = events(run_dir, "journal_refused"), events(run_dir, "journal_rebuilt")
     return told
 
 
@@ -340,10 +339,8 @@ def test_a_rebuilt_run_ends_with_the_undisturbed_weights(killed: Run, run_dir: P
     newest = run_dir / "snapshots" / "0001-00000009" / "stage-1.safetensors"
     if damage != "empty":  # and the newest snapshot, too
         newest.write_bytes(newest.read_bytes()[:-1])
-    told = rebuilt(run_dir, killed.spec)
-    assert (told["step"], told["lost"]) == ((9, 1) if damage == "empty" else (6, 4))
-    [aside] = run_dir.glob("set-aside-*")
-    assert told["aside"] == str(aside)
+    told, [aside] = rebuilt(run_dir, killed.spec), run_dir.glob("set-aside-*")
+    assert (told["step"], told["lost"], told["aside"]) == (*((9, 1) if damage == "empty" else (6, 4)), str(aside))
     assert bool(events(run_dir, "snapshot_set_aside", snapshot="0001-00000009")) == (damage != "empty")
     assert (aside / "journal.sqlite").read_bytes() == broken
     assert (aside / "snapshots" / "0001-00000009").exists() == (damage != "empty")
@@ -357,8 +354,7 @@ def test_a_rebuilt_run_ends_with_the_undisturbed_weights(killed: Run, run_dir: P
 def test_without_any_snapshot_a_rebuilt_run_begins_again(killed: Run, run_dir: Path):
     DAMAGES["empty"](run_dir)
     shutil.rmtree(run_dir / "snapshots")
-    told = rebuilt(run_dir, killed.spec)
-    assert (told["step"], told["lost"]) == (0, 10)
+    assert rebuilt(run_dir, killed.spec).items() >= {"step": 0, "lost": 10}.items()
 
 
 def test_peers_that_are_ahead_of_the_snapshot_are_not_believed(tmp_path: Path):
