@@ -12,7 +12,7 @@ def fail_at(patch: Any, phase: str, stage: int = 0, step: int = 0, signal: str =
     """The process that comes first to this point of a step gets a signal: for peers, whoever holds the stage."""
     import signal as signals
 
-    from protomodels_cli.coordinator.coordinator import Coordinator
+    from protomodels_cli.coordinator.dispatch import Dispatch
     from protomodels_cli.coordinator.history import Adopted, Decided, Ended
     from protomodels_cli.coordinator.journal import Journal
     from protomodels_cli.worker.session import Session
@@ -56,9 +56,9 @@ def fail_at(patch: Any, phase: str, stage: int = 0, step: int = 0, signal: str =
     before(PartStore, "write", lambda p, lineage, s, i, state: ("saving", i, s))
     # The coordinator; it has no stage
     before(
-        Coordinator,
-        "_send_turn",
-        lambda c, d, task, save: ("grant", 0, task.step if task and task.kind == "step" else -1),
+        Dispatch,
+        "turn",
+        lambda d, state, turn: ("grant", 0, turn.task.step if turn.task and turn.task.kind == "step" else -1),
     )
     before(Journal, "append", lambda j, records, now: ("ready", 0, decided(records, Decided)))
     after(Journal, "append", lambda j, records, now: ("commit", 0, decided(records, Decided)))
