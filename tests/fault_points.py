@@ -46,12 +46,12 @@ def fail_at(patch: Any, phase: str, stage: int = 0, step: int = 0, signal: str =
     def decided(records: Any, kind: type) -> int:
         return next((r.step if kind is Decided else r.after for r in records if isinstance(r, kind)), -1)
 
-    before(StageWork, "forward", lambda w, work, message: ("forward", w.part.index, work.step))
-    before(StageWork, "backward", lambda w, work, message: ("backward", w.part.index, work.step))
-    after(StageWork, "prepare", lambda w, work, *_: ("prepared", w.part.index, work.step))
-    before(StageWork, "decide", lambda w, s, *_: ("before decide", w.part.index, s))
-    after(StageWork, "decide", lambda w, s, *_: ("decided", w.part.index, s))
-    before(StageWork, "switch_basis", lambda w, *_: ("switch", w.part.index, w.step + 1))
+    before(StageWork, "forward", lambda w, work, message: ("forward", w.slice.index, work.step))
+    before(StageWork, "backward", lambda w, work, message: ("backward", w.slice.index, work.step))
+    after(StageWork, "prepare", lambda w, work, *_: ("prepared", w.slice.index, work.step))
+    before(StageWork, "decide", lambda w, s, *_: ("before decide", w.slice.index, s))
+    after(StageWork, "decide", lambda w, s, *_: ("decided", w.slice.index, s))
+    before(StageWork, "switch_basis", lambda w, *_: ("switch", w.slice.index, w.step + 1))
     after(Session, "_take_basis", lambda s, b: ("basis", s._generation.stage if s._generation else -1, b.version))
     before(PartStore, "write", lambda p, lineage, s, i, state: ("saving", i, s))
     # The coordinator; it has no stage

@@ -23,7 +23,7 @@ def flip_bit(patch: Any, what: str, after_step: int) -> None:
         if step == after_step and first():
             bits = self.stage.basis.u.view(torch.int32) if what == "u" else self.stage.t_fixed.signs
             bits[1, 1] ^= 1
-            mark(what=what, after_step=step, stage=self.part.index)
+            mark(what=what, after_step=step, stage=self.slice.index)
 
     patch.setattr(StageWork, "decide", and_flip)
 
@@ -177,7 +177,7 @@ def slow(patch: Any, seconds: float) -> None:
     def slowly(self: StageWork, *arguments: Any) -> Any:
         if not told:
             told.append(True)
-            mark(stage=self.part.index)
+            mark(stage=self.slice.index)
         time.sleep(seconds)
         return forward(self, *arguments)
 
@@ -193,7 +193,7 @@ def stuck_device(patch: Any, stage: int, step: int) -> None:
     forward = StageWork.forward
 
     def or_never(self: StageWork, work: Any, message: Any) -> Any:
-        if (self.part.index, work.step) == (stage, step) and first():
+        if (self.slice.index, work.step) == (stage, step) and first():
             mark(stage=stage, step=step)
             threading.Event().wait()
         return forward(self, work, message)

@@ -18,7 +18,7 @@ from typing import Any
 import grpc
 from conftest import corpus_of
 from simulated_peer import Process
-from simulated_words import Keep, NewBasis, PartFile, Place, Turn
+from simulated_words import Assignment, Keep, NewBasis, PartFile, Turn
 from simulated_world import World
 from test_session import a_session
 from waiting import until
@@ -47,7 +47,7 @@ class Again:
 
 @dataclass(frozen=True)
 class Lost:
-    """This word does not arrive; the next beat tells that there was one."""
+    """This word does not arrive; the next heartbeat tells that there was one."""
 
     word: Any
 
@@ -82,7 +82,7 @@ def answer_of(event: ev.Event) -> Answer:
             return "part failed", lineage, step
         case ev.SnapshotLost(_, generation, lineage, step):
             return "snapshot lost", generation, lineage, step
-        case ev.Fetched(_, part):
+        case ev.Prefetched(_, part):
             return "fetched", *part.snapshot, part.stage
         case _:
             return (type(event).__name__,)
@@ -121,12 +121,12 @@ class SimulatedPeer(World):
         process.redial()
 
     def take_part(self, process: Process, part: PartFile) -> bool:
-        self.handed.append(("part", *part.place))
-        self.disk.parts[part.place] = part
+        self.handed.append(("part", *part.key))
+        self.disk.parts[part.key] = part
         return True
 
-    def sha256_of(self, place: tuple[int, int, int]) -> str:
-        return self.disk.parts[place].sha256
+    def sha256_of(self, key: tuple[int, int, int]) -> str:
+        return self.disk.parts[key].sha256
 
     def tell(self, word: Any) -> None:
         p = self.process
@@ -156,7 +156,7 @@ def with_hashes(word: Any, sha256_of: Any) -> Any:
         except KeyError:
             return replace(part, sha256="0" * 64)
 
-    if isinstance(word, Place) and word.mark.parts:
+    if isinstance(word, Assignment) and word.mark.parts:
         mark = word.mark
         return replace(word, mark=replace(mark, parts=tuple(known(p).sha256 for p in mark.as_parts())))
     if isinstance(word, Keep):
@@ -226,20 +226,20 @@ class RealPeer(rpc.PeeringServicer):
         if header.kind == pb.UploadHeader.BASIS:
             answer: Answer = "subspace", header.generation, header.step, header.moved
         else:
-            place = header.lineage, header.step, header.stage
-            self._parts[place] = header.sha256, content
-            answer = "part", *place
+            key = header.lineage, header.step, header.stage
+            self._parts[key] = header.sha256, content
+            answer = "part", *key
         context.add_done_callback(lambda _: self.handed.append(answer))  # only then may it be asked for again
         return pb.UploadReply()
 
     async def Fetch(self, request: pb.FetchRequest, context: Any) -> AsyncIterator[pb.Piece]:
-        place = request.lineage, request.step, request.stage
-        if place not in self._parts:
+        key = request.lineage, request.step, request.stage
+        if key not in self._parts:
             await context.abort(grpc.StatusCode.NOT_FOUND, "no such part")
-        yield pb.Piece(data=self._parts[place][1][request.offset :])
+        yield pb.Piece(data=self._parts[key][1][request.offset :])
 
-    def sha256_of(self, place: tuple[int, int, int]) -> str:
-        return self._parts[place][0]
+    def sha256_of(self, key: tuple[int, int, int]) -> str:
+        return self._parts[key][0]
 
     def tell(self, word: Any) -> None:
         match word:
@@ -247,7 +247,7 @@ class RealPeer(rpc.PeeringServicer):
                 self._outbox.put_nowait(self._last)
             case Lost():
                 self._number += 1
-                self._outbox.put_nowait(pb.CoordinatorMessage(number=self._number, beat=pb.Beat()))
+                self._outbox.put_nowait(pb.CoordinatorMessage(number=self._number, heartbeat=pb.Heartbeat()))
             case HangUp():
                 self._outbox.put_nowait(None)
             case DiskFull(full):
@@ -269,16 +269,16 @@ class RealPeer(rpc.PeeringServicer):
     def _bodies(self, word: Any) -> list[dict[str, Any]]:
         """As the coordinator says it: a task's ids go before it here, so that a word can be the last."""
         match word:
-            case ev.KeepSpare() | ev.HoldOn() | ev.Dismiss():
+            case ev.MakeSpare() | ev.Wait() | ev.Dismiss():
                 return [explanation(word)]
-            case Keep(places, begun, newest):
-                names = [[pb.SnapshotName(lineage=a, step=s) for a, s in sorted(n)] for n in (places - begun, begun)]
+            case Keep(snapshots, begun, newest):
+                names = [[pb.SnapshotName(lineage=a, step=s) for a, s in sorted(n)] for n in (snapshots - begun, begun)]
                 keep = pb.Keep(complete=names[0], begun=names[1], newest=map(part_message, newest))
                 return [{"keep": keep}]
             case NewBasis(_, version):
                 return [{"basis": pb.NewBasis(basis=self._basis(version))}]
-            case Place():
-                return [{"place": self._place(word)}]
+            case Assignment():
+                return [{"assignment": self._assignment(word)}]
             case Turn():
                 return [*self._feeds(word), {"turn": self._turn(word)}]
         raise AssertionError(word)
@@ -287,26 +287,26 @@ class RealPeer(rpc.PeeringServicer):
         basis = replace(initial_basis(self.spec.model.width, self.spec.subspace.k, version), version=version)
         return pb.Basis(version=version, u=basis_to_bytes(basis), sha256=basis.sha256)
 
-    def _place(self, word: Place) -> pb.Place:
-        place = pb.Place(
+    def _assignment(self, word: Assignment) -> pb.Assignment:
+        assignment = pb.Assignment(
             task=word.task,
             generation=word.generation,
             stage=word.stage,
             layers_per_stage=word.layers,
             lineage=word.lineage,
             step=word.step,
-            keep=word.keep,
+            reuse=word.reuse,
             owed=word.owed,
         )
-        if word.keep:
+        if word.reuse:
             if word.decision is not None:
-                place.decision.CopyFrom(decision_message(word.decision))
+                assignment.decision.CopyFrom(decision_message(word.decision))
         elif word.mark.parts:
             mark = word.mark
-            place.restore.CopyFrom(pb.Restore(lineage=mark.lineage, step=mark.step, sha256=mark.parts[word.stage]))
+            assignment.restore.CopyFrom(pb.Restore(lineage=mark.lineage, step=mark.step, sha256=mark.parts[word.stage]))
         else:
-            place.basis.CopyFrom(self._basis(0))
-        return place
+            assignment.basis.CopyFrom(self._basis(0))
+        return assignment
 
     def _feeds(self, word: Turn) -> list[dict[str, Any]]:
         _, kind, step = word.task or (0, "", 0)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from simulated_peer import Process
-from simulated_words import T_FIXED, Keep, NewBasis, PartFile, Place, Turn
+from simulated_words import T_FIXED, Assignment, Keep, NewBasis, PartFile, Turn
 
 from protomodels_cli.coordinator import events as ev
 from protomodels_cli.coordinator import machine
@@ -108,15 +108,15 @@ class CoordinatorProcess:
     def _do(self, command: ev.Command) -> None:
         state, history = self.state, self.state.history
         match command:
-            case ev.PlaceStage(peer, stage, task, keep):
-                word = Place(
+            case ev.AssignStage(peer, stage, task, reuse):
+                word = Assignment(
                     history.generation,
                     history.lineage,
                     stage,
                     history.layers,
                     task,
                     history.step,
-                    keep,
+                    reuse,
                     history.decision,
                     history.newest,
                     state.owed or 0,
@@ -133,11 +133,11 @@ class CoordinatorProcess:
                     self._say(peer, NewBasis(history.generation, version, history.next_basis.sha256))
             case ev.KeepSnapshots():
                 keep = self._keep()
-                for place in [p for p in self.disk.parts if p[:2] not in keep.places]:
-                    del self.disk.parts[place]
+                for key in [p for p in self.disk.parts if p[:2] not in keep.snapshots]:
+                    del self.disk.parts[key]
                 for peer in list(self.sessions):
                     self._say(peer, keep)
-            case ev.Dismiss(peer) | ev.KeepSpare(peer) | ev.HoldOn(peer):
+            case ev.Dismiss(peer) | ev.MakeSpare(peer) | ev.Wait(peer):
                 self._say(peer, command)
             case ev.Tell(notice):
                 self.world.trace(sentence(notice))
@@ -171,5 +171,5 @@ class CoordinatorProcess:
     def take_part(self, part: PartFile) -> None:
         begun = {(m.lineage, m.step) for m in self.state.history.pending}
         if (part.lineage, part.step) in begun:
-            self.disk.parts[part.place] = part
+            self.disk.parts[part.key] = part
             self._look_at_parts()

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from simulated_words import T_FIXED, Frame, Keep, NewBasis, PartFile, Place, StageMemory, Turn, Violation, digest
+from simulated_words import T_FIXED, Assignment, Frame, Keep, NewBasis, PartFile, StageMemory, Turn, Violation, digest
 
 from protomodels_cli.coordinator import events as ev
 from protomodels_cli.coordinator.history import Decided
@@ -34,7 +34,7 @@ class Process:
     def __init__(self, world: World, home: Machine, name: str):
         self.world, self.home, self.id = world, home, name
         self._memory: StageMemory | None = None
-        self.place: Place | None = None  # the last that it was given
+        self.assigned: Assignment | None = None  # the last that it was given
         self.alive, self.session, self.dialling = True, 0, False
         self.expected = 0  # the number of the next word from the coordinator
         self.backlog: list[Callable[[], None]] = []  # what came while it was frozen
@@ -93,7 +93,7 @@ class Process:
         if m is not None:
             prepared = m.prepared[0] if m.prepared else 0
             holding = Holding(m.lineage, m.stage, m.layers, m.applied, prepared)
-        parts = frozenset(Part(*p.place, p.sha256) for p in self.home.disk.values())
+        parts = frozenset(Part(*p.key, p.sha256) for p in self.home.disk.values())
         return Peer(self.id, self.id, "cpu", 1 << 34, 1e9, "", "", 0, self.world.now, holding, parts)
 
     def hear(self, session: int, number: int, word: Any) -> None:
@@ -112,13 +112,13 @@ class Process:
     def tell(self, event: ev.Event) -> None:
         self.world.to_coordinator(self, event)
 
-    def _keepspare(self, word: ev.KeepSpare) -> None:
-        self.memory = self.place = None
+    def _makespare(self, word: ev.MakeSpare) -> None:
+        self.memory = self.assigned = None
         self.is_spare = True
         self._fetch_ahead()
 
-    def _holdon(self, word: ev.HoldOn) -> None:
-        self.place = None
+    def _wait(self, word: ev.Wait) -> None:
+        self.assigned = None
         if self.memory is not None:
             self._drop_work(0)
 
@@ -127,11 +127,11 @@ class Process:
         self.home.process = None
 
     def _keep(self, word: Keep) -> None:
-        for place in [p for p in self.home.disk if p[:2] not in word.places]:
-            del self.home.disk[place]
-            self.uploads.pop(place, None)
-        for place in [p for p in self.home.disk if p[:2] in word.begun]:
-            self.uploads.setdefault(place, self.home.disk[place])
+        for key in [p for p in self.home.disk if p[:2] not in word.snapshots]:
+            del self.home.disk[key]
+            self.uploads.pop(key, None)
+        for key in [p for p in self.home.disk if p[:2] in word.begun]:
+            self.uploads.setdefault(key, self.home.disk[key])
         self._upload()
         self.failed &= word.begun
         for lineage, step in sorted(self.failed):
@@ -145,12 +145,12 @@ class Process:
                 self.soon(lambda part=part: self._fetch(part), 0.1, 3.0)
 
     def _fetch(self, wanted: Part) -> None:
-        place = (*wanted.snapshot, wanted.stage)
-        if self.is_spare and wanted in self.newest and place not in self.home.disk:
-            part = self.world.fetch(self, place)
+        key = (*wanted.snapshot, wanted.stage)
+        if self.is_spare and wanted in self.newest and key not in self.home.disk:
+            part = self.world.fetch(self, key)
             if part is not None and not part.spoilt and part.sha256 == wanted.sha256:
-                self.home.disk[place] = part
-                self.tell(ev.Fetched(self.id, wanted))
+                self.home.disk[key] = part
+                self.tell(ev.Prefetched(self.id, wanted))
 
     def _drop_work(self, generation: int) -> None:
         m = self.memory
@@ -158,52 +158,52 @@ class Process:
         m.generation, m.run, m.forward = generation, None, None
         m.frames = {"forward": deque(), "backward": deque()}
 
-    def _place(self, word: Place) -> None:
-        self.place, self.is_spare = word, False
-        if word.keep:
+    def _assignment(self, word: Assignment) -> None:
+        self.assigned, self.is_spare = word, False
+        if word.reuse:
             m = self.memory
-            assert m is not None, "told to keep what it does not have"
+            assert m is not None, "told to reuse what it does not have"
             self._drop_work(word.generation)
             decided = word.decision
             if decided is not None and m.applied == decided.step - 1 and m.prepared is not None:
-                self._decide(decided)  # what it says of the subspace then is asked for with the place
+                self._decide(decided)  # what it says of the subspace then is asked for with the assignment
             m.prepared = None
             if (m.lineage, m.applied) != (word.lineage, word.step):
                 raise Violation(f"{self.id} keeps {m.lineage}/{m.applied} where {word.lineage}/{word.step} belongs")
-            self._placed(word)
+            self._built(word)
         else:
             self.memory = None
             self.soon(lambda: self._restore(word), 0.05, 0.5)
 
-    def _restore(self, word: Place) -> None:
-        if self.place is not word:
-            return  # another place was given since
+    def _restore(self, word: Assignment) -> None:
+        if self.assigned is not word:
+            return  # another assignment was given since
         mark = word.mark
         numbers, basis = digest("seed", word.stage), (0, mark.basis_sha256)
         if mark.parts:
-            place = (mark.lineage, mark.step, word.stage)
-            part = self.home.disk.get(place)
+            key = (mark.lineage, mark.step, word.stage)
+            part = self.home.disk.get(key)
             if self.world.random.random() < self.world.loss:  # its own disk, or memory
                 self.tell(ev.SnapshotLost(self.id, word.generation, mark.lineage, mark.step, "not to be read"))
                 return
             if part is None or part.spoilt or part.sha256 != mark.parts[word.stage]:
-                part = self.world.fetch(self, place)
+                part = self.world.fetch(self, key)
                 if part is None:
                     self.redial_if_lost()
                     return
                 if part.spoilt or part.sha256 != mark.parts[word.stage]:
                     self.tell(ev.SnapshotLost(self.id, word.generation, mark.lineage, mark.step, "damaged"))
                     return
-                self.home.disk[place] = part
+                self.home.disk[key] = part
             numbers, basis = part.numbers, part.basis
         self.memory = StageMemory(word.lineage, word.stage, word.layers, mark.step, numbers, basis, word.generation)
-        self._placed(word)
+        self._built(word)
 
     def redial_if_lost(self) -> None:
         if self.session:
             self.world.hang_up(self)
 
-    def _placed(self, word: Place) -> None:
+    def _built(self, word: Assignment) -> None:
         m = self.memory
         assert m is not None
         if word.owed and m.report is not None and m.report[0] == word.owed:
@@ -327,8 +327,8 @@ class Process:
         m = self.memory
         assert m is not None
         part = PartFile(m.lineage, m.applied, m.stage, m.numbers, m.basis)
-        if part.place in self.home.disk:
-            self.uploads.setdefault(part.place, self.home.disk[part.place])
+        if part.key in self.home.disk:
+            self.uploads.setdefault(part.key, self.home.disk[part.key])
             self._upload()
             return
 
@@ -339,16 +339,16 @@ class Process:
                 self.failed.add((part.lineage, part.step))
                 self.tell(ev.PartFailed(self.id, part.lineage, part.step, "No space left on device"))
                 return
-            self.home.disk[part.place] = self.uploads[part.place] = part
+            self.home.disk[part.key] = self.uploads[part.key] = part
             self._upload()
 
         self.soon(write, 0.1, 1.0)
 
     def _upload(self) -> None:
         def upload() -> None:
-            for place in list(self.uploads):
-                if self.world.take_part(self, self.uploads[place]):
-                    self.uploads.pop(place)
+            for key in list(self.uploads):
+                if self.world.take_part(self, self.uploads[key]):
+                    self.uploads.pop(key)
             self._upload()  # what is left, again
 
         if self.uploads:

@@ -65,7 +65,7 @@ class PartFile:
         return digest(self.step, self.stage, self.numbers, self.basis)
 
     @property
-    def place(self) -> tuple[int, int, int]:
+    def key(self) -> tuple[int, int, int]:
         return self.lineage, self.step, self.stage
 
 
@@ -73,14 +73,14 @@ class PartFile:
 
 
 @dataclass(frozen=True)
-class Place:
+class Assignment:
     generation: int
     lineage: int
     stage: int
     layers: tuple[int, ...]
     task: int
     step: int
-    keep: bool
+    reuse: bool
     decision: Decided | None
     mark: Mark
     owed: int
@@ -104,6 +104,6 @@ class NewBasis:
 
 @dataclass(frozen=True)
 class Keep:
-    places: frozenset[tuple[int, int]]
+    snapshots: frozenset[tuple[int, int]]
     begun: frozenset[tuple[int, int]]
     newest: tuple[Part, ...]

@@ -79,12 +79,12 @@ class World:
         if self.random.random() < self.loss:
             self.trace(f"lost: {type(word).__name__} to {process.id}")
 
-            # The next beat says how many words there were.
-            def beat() -> None:
+            # The next heartbeat says how many words there were.
+            def heartbeat() -> None:
                 if process.expected <= number:
                     process.hear(session, number + 1, None)
 
-            process.soon(beat, 1, 2, even_if_cut=False)
+            process.soon(heartbeat, 1, 2, even_if_cut=False)
             return
         times = 2 if self.random.random() < self.loss else 1
         for _ in range(times):
@@ -147,11 +147,11 @@ class World:
             return
         sender.soon(arrive)
 
-    def fetch(self, process: Process, place: tuple[int, int, int]) -> PartFile | None:
+    def fetch(self, process: Process, key: tuple[int, int, int]) -> PartFile | None:
         if self.coordinator is None or not process.reachable or not process.session:
             return None
-        part = self.disk.parts.get(place)
-        return part if part is not None else PartFile(*place, "nothing", (0, ""), spoilt=True)
+        part = self.disk.parts.get(key)
+        return part if part is not None else PartFile(*key, "nothing", (0, ""), spoilt=True)
 
     def take_part(self, process: Process, part: PartFile) -> bool:
         if self.coordinator is None or not process.reachable or not process.session:
@@ -247,9 +247,9 @@ class World:
             case 10:
                 files = home.disk if self.random.random() < 0.5 else self.disk.parts
                 if files:
-                    place = self.random.choice(sorted(files))
-                    self.trace(f"part {place} is spoilt")
-                    files[place] = replace(files[place], spoilt=True)
+                    key = self.random.choice(sorted(files))
+                    self.trace(f"part {key} is spoilt")
+                    files[key] = replace(files[key], spoilt=True)
             case 11:
                 home.disk_full = not home.disk_full
             case 12:

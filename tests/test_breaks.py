@@ -23,7 +23,7 @@ def boundary_error(reference) -> float:
     """How much of a constrained stage's stream is lost when it crosses the first boundary."""
     stage = reference.stages[0]
     kept = []
-    last = stage.layers[str(stage.part.layers[-1])]
+    last = stage.layers[str(stage.slice.layers[-1])]
     with last.register_forward_hook(lambda _m, _a, out: kept.append(out.detach())):
         tokens = torch.arange(16)[None]
         message = stage.run_forward(tokens, None).output

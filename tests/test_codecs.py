@@ -208,12 +208,12 @@ def test_numbers_from_outside_that_are_not_finite_are_refused(wire):
     sender, receiver = End(spec), End(spec)
     slots = [sender.slot(MessageKey(1, m, 0, "forward"), x.shape, x.dtype, windows_of(x)) for m in (0, 1)]
     receiver.unpack(sender.pack(x, slots[0]), slots[0], CPU)
-    parts = from_bytes(sender.pack(x, slots[1]), receiver.layout(slots[1]))
-    for part in parts:
+    tensors = from_bytes(sender.pack(x, slots[1]), receiver.layout(slots[1]))
+    for part in tensors:
         if part.is_floating_point():
             part.fill_(torch.inf)
     with pytest.raises(BadMessage, match="not finite"):
-        receiver.unpack(to_bytes(parts), slots[1], CPU)
+        receiver.unpack(to_bytes(tensors), slots[1], CPU)
 
 
 @pytest.mark.parametrize("share", [0.02, 0.3])  # indices, and a bitmap

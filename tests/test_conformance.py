@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from conftest import make_spec
 from scripted import Again, Answer, DiskFull, HangUp, Lost, RealPeer, SimulatedPeer
-from simulated_words import Keep, NewBasis, Place, Turn
+from simulated_words import Assignment, Keep, NewBasis, Turn
 from waiting import until
 
 from protomodels_cli.coordinator import events as ev
@@ -30,15 +30,15 @@ SPEC = make_spec(
 )
 LAYERS = (4,)
 BEGINNING = Mark(1, 0, 0, "u0")
-SPARE, HOLD_ON = ev.KeepSpare("p", reasons.NoPeers()), ev.HoldOn("p", reasons.NoPeers())
+SPARE, HOLD_ON = ev.MakeSpare("p", reasons.NoPeers()), ev.Wait("p", reasons.NoPeers())
 GOOD_BYE = ev.Dismiss("p", reasons.RunFinished())
 
 
-def place(generation: int, task: int, step: int = 0, decided: int = 0, owed: int = 0, **how: Any) -> Place:
-    """Fresh, unless it says keep=True or restores the snapshot of a step."""
+def assign(generation: int, task: int, step: int = 0, decided: int = 0, owed: int = 0, **how: Any) -> Assignment:
+    """Fresh, unless it says reuse=True or restores the snapshot of a step."""
     mark = Mark(1, how["restore"], 0, "u0", parts=("?",)) if "restore" in how else BEGINNING
-    keep = how.get("keep", False)
-    return Place(generation, 1, 0, LAYERS, task, step, keep, decision(decided) if decided else None, mark, owed)
+    reuse = how.get("reuse", False)
+    return Assignment(generation, 1, 0, LAYERS, task, step, reuse, decision(decided) if decided else None, mark, owed)
 
 
 def turn(generation: int, task: int = 0, kind: str = "", step: int = 0, decided: int = 0, **how: Any) -> Turn:
@@ -71,8 +71,8 @@ def part(step: int) -> Answer:
 
 
 NEW, MOVED = NewBasis(1, 1, "u1"), ("subspace", 1, 2, True)
-PLACED = [(place(1, 1), done(1, 1)), (turn(1, 2, "link"), done(1, 2))]
-ONE_STEP = [*PLACED, (turn(1, 3, "step", 1), done(1, 3))]
+BUILT = [(assign(1, 1), done(1, 1)), (turn(1, 2, "link"), done(1, 2))]
+ONE_STEP = [*BUILT, (turn(1, 3, "step", 1), done(1, 3))]
 TWO_STEPS = [*ONE_STEP, (turn(1, 4, "step", 2, decided=1), done(1, 4))]
 SAVED = [*TWO_STEPS, (turn(1, 5, "sync", 2, decided=2, save=True), done(1, 5), part(2), MOVED)]
 
@@ -90,49 +90,49 @@ SCRIPTS: dict[str, list[tuple[Any, ...]]] = {
     ],
     "a turn without a task": [*ONE_STEP, (turn(1, decided=1),), (turn(1, 4, "sync", 1), done(1, 4))],
     "a word that comes twice": [
-        *PLACED,
+        *BUILT,
         (turn(1, 3, "sync"), done(1, 3)),
         (Again(),),
         (turn(1, 4, "sync"), done(1, 4)),
     ],
     "a word that is lost": [*ONE_STEP, (Lost(turn(1, 4, "step", 2, decided=1)), register(0, prepared=1))],
     "a stream that breaks": [*TWO_STEPS, (HangUp(), register(1, prepared=1))],
-    "a lost place": [(SPARE,), (Lost(place(1, 1)), register()), (place(1, 1), done(1, 1))],
+    "a lost assignment": [(SPARE,), (Lost(assign(1, 1)), register()), (assign(1, 1), done(1, 1))],
     "turns of another generation": [
-        *PLACED,
+        *BUILT,
         (turn(2, 3, "sync", decided=1, save=True),),
         (turn(0, 4, "sync"),),
         (turn(1, 5, "sync"), done(1, 5)),
     ],
     "a turn for nobody": [(turn(1, 1, "sync"),), (NEW,), (SPARE,), (turn(1, 2, "sync"),), (NEW,)],
-    "kept as it is": [*PLACED, (place(2, 3, keep=True), done(2, 3)), (turn(2, 4, "step", 1), done(2, 4))],
-    "kept, and the decision comes with the place": [
+    "reused as it is": [*BUILT, (assign(2, 3, reuse=True), done(2, 3)), (turn(2, 4, "step", 1), done(2, 4))],
+    "reused, and the decision comes with the assignment": [
         *ONE_STEP,
-        (place(2, 4, step=1, decided=1, keep=True), done(2, 4)),
+        (assign(2, 4, step=1, decided=1, reuse=True), done(2, 4)),
         (HangUp(), register(1)),
     ],
     "kept, and the decision was known": [
         *TWO_STEPS,
-        (place(2, 5, step=1, decided=1, keep=True), done(2, 5)),
+        (assign(2, 5, step=1, decided=1, reuse=True), done(2, 5)),
         (HangUp(), register(1)),
-        (place(3, 6, step=1, decided=1, keep=True), done(3, 6)),
+        (assign(3, 6, step=1, decided=1, reuse=True), done(3, 6)),
         (turn(3, 7, "step", 2), done(3, 7)),
         (turn(3, 8, "finish", 2, decided=2), done(3, 8), ("subspace", 3, 2, True)),
     ],
     "what was prepared in an old generation is not decided": [
         *ONE_STEP,
-        (place(2, 4, keep=True), done(2, 4)),
+        (assign(2, 4, reuse=True), done(2, 4)),
         (HangUp(), register(0)),
     ],
     "what becomes of the subspace is owed": [
         *TWO_STEPS,
         (turn(1, 5, "sync", 2, decided=2), done(1, 5), MOVED),
-        (place(2, 6, step=2, decided=2, owed=2, keep=True), done(2, 6), ("subspace", 2, 2, True)),
-        (place(3, 7, step=2, decided=2, owed=0, keep=True), done(3, 7)),
+        (assign(2, 6, step=2, decided=2, owed=2, reuse=True), done(2, 6), ("subspace", 2, 2, True)),
+        (assign(3, 7, step=2, decided=2, owed=0, reuse=True), done(3, 7)),
     ],
-    "what is owed is decided with the place": [
+    "what is owed is decided with the assignment": [
         *TWO_STEPS,
-        (place(2, 5, step=2, decided=2, owed=2, keep=True), done(2, 5), ("subspace", 2, 2, True)),
+        (assign(2, 5, step=2, decided=2, owed=2, reuse=True), done(2, 5), ("subspace", 2, 2, True)),
     ],
     "hold on": [
         *ONE_STEP,
@@ -140,13 +140,13 @@ SCRIPTS: dict[str, list[tuple[Any, ...]]] = {
         (turn(1, 4, "sync"),),
         (NEW,),
         (HangUp(), register(0, prepared=1)),
-        (place(2, 5, step=1, decided=1, keep=True), done(2, 5)),
+        (assign(2, 5, step=1, decided=1, reuse=True), done(2, 5)),
     ],
     "a spare has nothing": [*ONE_STEP, (SPARE,), (HangUp(), register())],
     "a new basis is not kept for another stage": [
-        *PLACED,
+        *BUILT,
         (NEW, ("basis taken", 1, 1)),
-        (place(2, 3), done(2, 3)),
+        (assign(2, 3), done(2, 3)),
         (turn(2, 4, "step", 1), done(2, 4)),
     ],
     "a part is handed in, and again where it is asked for again": [
@@ -162,19 +162,19 @@ SCRIPTS: dict[str, list[tuple[Any, ...]]] = {
     "restored from its own disk": [
         *SAVED,
         (keep(0, 2),),
-        (place(2, 6, step=2, restore=2), done(2, 6)),
+        (assign(2, 6, step=2, restore=2), done(2, 6)),
         (HangUp(), register(2, parts=(2,))),
-        (place(3, 7, step=2, keep=True), done(3, 7)),
+        (assign(3, 7, step=2, reuse=True), done(3, 7)),
         (turn(3, 8, "step", 3), done(3, 8)),
     ],
     "restored from the coordinator": [
         *SAVED,
         (keep(0),),
         (HangUp(), register(2)),
-        (place(2, 6, step=2, restore=2), done(2, 6)),
+        (assign(2, 6, step=2, restore=2), done(2, 6)),
         (HangUp(), register(2, parts=(2,))),
     ],
-    "a snapshot that nobody has": [*PLACED, (place(2, 3, step=4, restore=4), ("snapshot lost", 2, 1, 4))],
+    "a snapshot that nobody has": [*BUILT, (assign(2, 3, step=4, restore=4), ("snapshot lost", 2, 1, 4))],
     "a spare fetches ahead": [
         *SAVED,
         (keep(0),),
@@ -203,8 +203,8 @@ SCRIPTS: dict[str, list[tuple[Any, ...]]] = {
         (keep(0, begun=(2,)), part(2)),
     ],
     "a step that was under way is void": [
-        *PLACED,
-        (place(2, 3, keep=True), done(2, 3)),
+        *BUILT,
+        (assign(2, 3, reuse=True), done(2, 3)),
         (turn(1, 4, "step", 1),),
         (turn(2, 5, "sync"), done(2, 5)),
     ],

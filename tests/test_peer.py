@@ -227,7 +227,7 @@ def test_every_wait_for_a_stage_to_be_ready_has_a_limit_of_its_own(doing: str, s
         b.tell(ev.Tick())
         b.answer()
     started = b.state.task.started
-    assert b.state.task.kind == ("link" if doing == "link" else "place")
+    assert b.state.task.kind == ("link" if doing == "link" else "build")
     b.done(0)
     b.now = started + seconds - 1
     assert not any(isinstance(c, ev.Dismiss) for c in b.tell(ev.Tick()))
@@ -243,7 +243,7 @@ def test_every_wait_for_a_stage_to_be_ready_has_a_limit_of_its_own(doing: str, s
 def test_what_keeps_a_relayed_link_from_opening_is_said_once_and_told_to_the_coordinator(monkeypatch, unused_port: int):
     monkeypatch.setattr(generations, "GRACE", 0.05)
     spec = make_spec(stages=2, limits={"link_seconds": 2.0})
-    assigned = pb.Place(generation=3, stage=1, layers_per_stage=[2, 2])
+    assigned = pb.Assignment(generation=3, stage=1, layers_per_stage=[2, 2])
     assigned.previous.add(way=pb.Route.RELAY_LISTEN, peer="q", ticket="ticket")
     said: list[str] = []
     troubles: list[tuple[str, int]] = []

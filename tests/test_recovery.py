@@ -38,8 +38,8 @@ def test_who_is_lost_later_is_replaced_from_the_newest_snapshot():
     [back] = [r for r in b.records if isinstance(r, RolledBack)]
     assert (back.lineage, back.from_lineage, back.step) == (2, 1, 3)
     assert b.state.history.holders == ("p2", stays)
-    placed = [c for c in b.commands if isinstance(c, ev.PlaceStage)][-2:]
-    assert [c.keep for c in placed] == [False, False], "what the other has in memory is of another history now"
+    placed = [c for c in b.commands if isinstance(c, ev.AssignStage)][-2:]
+    assert [c.reuse for c in placed] == [False, False], "what the other has in memory is of another history now"
     b.finish()
     assert [r.step for r in b.records if isinstance(r, Decided)] == [1, 2, 3, 4, 5, 4, 5, 6, 7, 8, 9]
     assert b.state.history.redone == 2
@@ -66,9 +66,9 @@ def test_without_a_spare_it_waits_and_says_for_what_and_the_others_keep_what_the
     waits = b.waits()
     assert isinstance(waits, reasons.StagesWithoutPeer)
     assert [s.stage for s in waits.stages] == [0]
-    assert [c for c in commands if isinstance(c, ev.HoldOn)] == [ev.HoldOn(stays, b.state.missing)]
+    assert [c for c in commands if isinstance(c, ev.Wait)] == [ev.Wait(stays, b.state.missing)]
     b.tell(ev.Joined(replace(peer(int(gone[1:])), holding=holding(b, 0))))
-    assert [c.keep for c in b.commands if isinstance(c, ev.PlaceStage)][-2:] == [True, True]
+    assert [c.reuse for c in b.commands if isinstance(c, ev.AssignStage)][-2:] == [True, True]
     b.finish()
     assert b.state.history.lineage == 1
     assert b.state.history.redone == 0
@@ -123,8 +123,8 @@ def test_a_coordinator_that_comes_back_goes_on_with_what_its_peers_have():
     b.tell(ev.Joined(replace(other, holding=holding(b, 1, applied=4, prepared=1))))
     b.tell(ev.Joined(one))
     assert b.state.history.generation == 2
-    placed = [c for c in b.commands if isinstance(c, ev.PlaceStage)][-2:]
-    assert [(c.peer, c.keep) for c in placed] == [(holders[0], True), (holders[1], True)]
+    placed = [c for c in b.commands if isinstance(c, ev.AssignStage)][-2:]
+    assert [(c.peer, c.reuse) for c in placed] == [(holders[0], True), (holders[1], True)]
     b.finish()
     assert b.state.history.lineage == 1
 
@@ -154,8 +154,8 @@ def test_who_wants_to_leave_goes_after_the_step_with_a_snapshot_and_nothing_is_r
     b.answer_until(lambda: leaver not in b.state.peers)
     assert b.state.history.newest.step == 4
     assert ev.Dismiss(leaver, reasons.AskedToLeave()) in b.commands
-    placed = [c for c in b.commands if isinstance(c, ev.PlaceStage)][-2:]
-    assert [(c.peer, c.keep) for c in placed] == [("p2", False), (stays, True)]
+    placed = [c for c in b.commands if isinstance(c, ev.AssignStage)][-2:]
+    assert [(c.peer, c.reuse) for c in placed] == [("p2", False), (stays, True)]
     b.finish()
     assert b.state.history.lineage == 1
 
@@ -336,7 +336,7 @@ def test_who_has_its_stage_in_memory_may_not_take_for_ever_to_say_so():
     commands = b.tell(ev.Tick())
     assert [c.peer for c in commands if isinstance(c, ev.Dismiss)] == ["p1"]
     b.join(2)
-    assert b.state.task.kind == "place"
+    assert b.state.task.kind == "build"
     assert b.state.history.lineage == 2
     b.now += 10_000
     assert b.tell(ev.Tick()) == [], "parts of a snapshot are on their way"

@@ -132,8 +132,8 @@ def test_a_spare_that_has_the_part_is_asked_before_one_that_has_not():
     gone, stays = b.state.history.holders
     part, other = b.state.history.newest.as_parts()
     assert (b.state.peers[gone].parts, b.state.peers[stays].parts) == ({part}, {other}), "who hands it in has it too"
-    b.tell(ev.Fetched("p3", part))
-    b.tell(ev.Fetched("p3", replace(part, sha256="made up")))
+    b.tell(ev.Prefetched("p3", part))
+    b.tell(ev.Prefetched("p3", replace(part, sha256="made up")))
     assert b.state.peers["p3"].parts == {part}, "only what a snapshot has"
     b.tell(ev.Left(gone, KILLED))
     assert b.state.history.holders == ("p3", stays), "p2 was there first"

@@ -41,7 +41,7 @@ def a_session(folder: Path, stub: Any = None, spec: RunSpec | None = None) -> Se
 
 
 def a_generation(session: Session, number: int) -> Generation:
-    assigned = pb.Place(generation=number)
+    assigned = pb.Assignment(generation=number)
     return Generation(assigned, session.spec, session._network, session._engine, session._link_trouble, print)
 
 

@@ -14,7 +14,7 @@ from simulated_words import Violation
 from simulated_world import World
 from simulation import simulate
 
-from protomodels_cli.coordinator import machine, patience, seating
+from protomodels_cli.coordinator import checking, machine, patience, seating
 from protomodels_cli.coordinator.history import RECORDS, Placed, RolledBack
 from protomodels_cli.coordinator.snapshots import policy
 
@@ -139,7 +139,7 @@ def believes_in_every_task(patch: Any) -> None:
 
 def does_not_check(patch: Any) -> None:
     """Other bytes of U go unnoticed."""
-    patch.setattr(machine, "_check_hashes", lambda moves, task, stage, report: True)
+    patch.setattr(checking, "check_hashes", lambda moves, task, stage, report: True)
 
 
 def says_nothing(patch: Any) -> None:
@@ -175,13 +175,13 @@ def speaks_before_it_writes(patch: Any) -> None:
 
 BROKEN: list[tuple[Callable[[Any], None], str]] = [
     (believes_anyone, "keeps|was told|was granted|not those of a run"),
-    (takes_any_generation, "was told|was granted|not those of a run|twice|beyond|keep what it does not have"),
+    (takes_any_generation, "was told|was granted|not those of a run|twice|beyond|reuse what it does not have"),
     (goes_back_too_far, "past the snapshot"),
     (keeps_the_generation, "opened twice|both hold"),
     (keeps_the_lineage, "lineage|twice"),
     (saves_too_soon, "still waits|not those of a run"),
     (never_gives_up_waiting, "still waits for"),
-    (believes_in_every_task, "still waits for .* to finish step"),
+    (believes_in_every_task, "still waits for StagesWorking.task=.step"),
     (does_not_check, "not those of a run"),
     (says_nothing, "does not say for what"),
     (speaks_before_it_writes, "beyond|not decided|keeps|was told|twice|both hold"),

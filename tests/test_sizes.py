@@ -32,23 +32,25 @@ class Bench:
     """One stage of a spec in real tensors."""
 
     def __init__(self, spec: RunSpec, index: int):
-        self.spec, self.part, self.after = spec, slices(spec)[index], len(slices(spec)) - 1 - index
+        self.spec, self.slice, self.after = spec, slices(spec)[index], len(slices(spec)) - 1 - index
         self.dtype = Shape.of(spec).dtype
         basis = initial_basis(spec.model.width, spec.subspace.k, 0, self.dtype)
-        self.stage = Stage(spec, self.part, None if spec.subspace.form == "dense" else basis)
+        self.stage = Stage(spec, self.slice, None if spec.subspace.form == "dense" else basis)
         self.optimizer = StageOptimizer(self.stage, spec.optimizer)
         self.covariance = GradientCovariance(spec.model.width, torch.device("cpu"))
-        if self.part.is_last and spec.subspace.form != "dense":
+        if self.slice.is_last and spec.subspace.form != "dense":
             self.stage.on_release = self.covariance.add
         windows = spec.batch.size // spec.batch.microbatches
         self.tokens = torch.randint(spec.vocab_size, (windows, spec.model.context))
 
     def forward(self) -> Any:
         shape = (*self.tokens.shape, self.spec.boundary_width)
-        return self.stage.run_forward(self.tokens, None if self.part.is_first else torch.randn(shape, dtype=self.dtype))
+        return self.stage.run_forward(
+            self.tokens, None if self.slice.is_first else torch.randn(shape, dtype=self.dtype)
+        )
 
     def backward(self, flight: Any) -> None:
-        if self.part.is_last:
+        if self.slice.is_last:
             self.stage.run_loss(flight, self.tokens, 1e-3)
         else:
             self.stage.run_backward(flight, torch.randn_like(flight.output))
@@ -87,7 +89,7 @@ def test_what_a_stage_keeps_is_counted_to_the_byte(form, optimizer, index):
     tensors += [t for slot in bench.optimizer.slots for t in slot.state.values()]
     if form != "dense":
         tensors += [bench.stage.basis.u, bench.stage.t_fixed.signs]
-    kept = StageMemory(bench.spec).kept(bench.part.first_layer, bench.part.end_layer)
+    kept = StageMemory(bench.spec).kept(bench.slice.first_layer, bench.slice.end_layer)
     assert kept == sum(t.nbytes for t in tensors)
 
 
@@ -110,7 +112,7 @@ def test_what_autograd_saves_is_what_is_counted_as_in_flight(form, model, index)
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
         flights = [bench.forward() for _ in range(in_flight_limit(bench.spec, bench.after))]
     measured = sum(storage.nbytes() for storage in saved.values())
-    said = StageMemory(bench.spec).in_flight(bench.part.first_layer, bench.part.end_layer, bench.after)
+    said = StageMemory(bench.spec).in_flight(bench.slice.first_layer, bench.slice.end_layer, bench.after)
     assert flights
     assert measured <= said <= 1.2 * measured
 

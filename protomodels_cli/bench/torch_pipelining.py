@@ -49,18 +49,18 @@ def run(
     prepare(spec)  # once, so that the ranks find the tokens in the cache
     spec_file, master = folder / "spec.yaml", f"{address(0)}:{_free_port()}"
     spec_file.write_text(yaml.safe_dump(spec.model_dump(mode="json"), sort_keys=False))
-    places = [folder / f"torch-{rank}.json" for rank in range(len(slices(spec)))]
+    files = [folder / f"torch-{rank}.json" for rank in range(len(slices(spec)))]
     processes: list[Process[bytes]] = []
     try:
-        for rank, place in enumerate(places):
+        for rank, file in enumerate(files):
             argv = [sys.executable, "-m", "protomodels_cli.bench.torch_rank", "--spec", str(spec_file)]
             argv += ["--rank", str(rank), "--master", master, "--interface", interface, "--wire", wire]
-            argv += ["--schedule", schedule, "--steps", str(steps), "--json", str(place)]
+            argv += ["--schedule", schedule, "--steps", str(steps), "--json", str(file)]
             processes.append(_start(command(rank, argv), _log(folder, rank)))
         _wait(processes, folder)
     finally:
         _kill(processes)
-    return _summary([json.loads(place.read_text()) for place in places])
+    return _summary([json.loads(file.read_text()) for file in files])
 
 
 def _start(argv: list[str], log: Path) -> Process[bytes]:

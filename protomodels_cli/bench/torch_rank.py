@@ -53,13 +53,12 @@ class Boundary(nn.Module):
         self.stage, self.wire = stage, wire
 
     def forward(self, arrived: Tensor) -> Tensor:
-        part = self.stage.part
-        if part.is_first:
+        if self.stage.slice.is_first:
             x = self.stage(arrived)
         else:
             only_their_shape = torch.empty(arrived.shape[:2], dtype=torch.int64, device="meta")
             x = self.stage(only_their_shape, arrived.to(self.stage.shape.dtype))  # its gradient is cast back likewise
-        return self.stage.head(x) if part.is_last else x.to(self.wire)
+        return self.stage.head(x) if self.stage.slice.is_last else x.to(self.wire)
 
 
 class Rank:

@@ -11,7 +11,7 @@ import typer
 from protomodels_cli.cli.say import say
 
 
-class Part(StrEnum):
+class Measurement(StrEnum):
     overhead = "overhead"
     commit = "commit"
     wire = "wire"
@@ -35,7 +35,7 @@ def bench() -> None:
 @app.command()
 def loopback(
     steps: Annotated[int, typer.Option(min=2, help="Steps of the run whose CPU time is compared.")] = 40,
-    only: Annotated[Part | None, typer.Option(help="One part of it.")] = None,
+    only: Annotated[Measurement | None, typer.Option(help="One part of it.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the numbers here.")] = None,
 ) -> None:
     """What the pipeline costs on this machine: CPU time, round trips a step, bytes at the socket, memory."""

@@ -89,7 +89,7 @@ def _due(step: int, interval: int) -> bool:
 
 def _header(spec: RunSpec, corpus: Corpus, reference: Reference, run_dir: Path, device: str) -> str:
     form = f"{spec.subspace.form} with k={spec.subspace.k}" if spec.form.has_basis else spec.subspace.form
-    layers = "+".join(str(len(s.part.layers)) for s in reference.stages)
+    layers = "+".join(str(len(s.slice.layers)) for s in reference.stages)
     return (
         f"{spec.name}: {form}, {spec.model.layers} layers ({layers}) of width {spec.model.width}, "
         f"{count(reference.parameters)} parameters, {spec.optimizer.name}, on {device}\n"

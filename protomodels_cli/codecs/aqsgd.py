@@ -74,19 +74,19 @@ class AQSGD(Feedback):
 
     def encode(self, message: Tensor, slot: Slot) -> list[Tensor]:
         x, (new, old) = message.clamp(-LARGEST, LARGEST), _split(slot)
-        parts = [x[new]] if new else []
+        tensors = [x[new]] if new else []
         if old:
-            parts += self.inner.encode(bounded_sum(x[old], -_last(slot, old, x.device)), _rows(slot, old))
-        self.decode(parts, slot)
-        return parts
+            tensors += self.inner.encode(bounded_sum(x[old], -_last(slot, old, x.device)), _rows(slot, old))
+        self.decode(tensors, slot)
+        return tensors
 
-    def decode(self, parts: Sequence[Tensor], slot: Slot) -> Tensor:
+    def decode(self, tensors: Sequence[Tensor], slot: Slot) -> Tensor:
         new, old = _split(slot)
-        whole = torch.empty(slot.shape, dtype=slot.dtype, device=parts[0].device)
+        whole = torch.empty(slot.shape, dtype=slot.dtype, device=tensors[0].device)
         if new:
-            whole[new] = parts[0]
+            whole[new] = tensors[0]
         if old:
-            change = self.inner.decode(parts[1 if new else 0 :], _rows(slot, old))
+            change = self.inner.decode(tensors[1 if new else 0 :], _rows(slot, old))
             whole[old] = bounded_sum(change, _last(slot, old, change.device))
         for sample, row in zip(slot.samples, whole.cpu(), strict=True):
             slot.memory.put(sample, row.clone())

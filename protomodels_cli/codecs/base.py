@@ -164,7 +164,7 @@ class Codec(Word, ABC):
 
     @abstractmethod
     def message_bytes(self, e: Extent) -> int:
-        """Of a microbatch's parts, to the byte; of a codec that remembers samples, once it has seen them."""
+        """Of a microbatch's tensors, to the byte; of a codec that remembers samples, once it has seen them."""
 
     def kept_bytes(self, e: Extent) -> AtEnds:
         """What it remembers between steps, at most."""
@@ -186,14 +186,14 @@ class Codec(Word, ABC):
 
     @abstractmethod
     def encode(self, message: Tensor, slot: Slot) -> list[Tensor]:
-        """The parts that travel, on the message's device. The message is finite, and so is what comes out."""
+        """The tensors that travel, on the message's device. The message is finite, and so is what comes out."""
 
     @abstractmethod
-    def decode(self, parts: Sequence[Tensor], slot: Slot) -> Tensor: ...
+    def decode(self, tensors: Sequence[Tensor], slot: Slot) -> Tensor: ...
 
     @abstractmethod
     def layout(self, slot: Slot) -> Layout:
-        """Shapes and types of the parts: what a receiver expects, to the byte."""
+        """Shapes and types of the tensors: what a receiver expects, to the byte."""
 
     def poison(self, slot: Slot, device: torch.device) -> Tensor:
         """What arrives in place of a message that was not finite and did not travel."""
@@ -279,10 +279,10 @@ class Feedback(Codec):
 
 
 class Packing(Word, ABC):
-    """What is done to the bytes of a message's parts, without loss: `+NAME` behind everything else."""
+    """What is done to the bytes of a message's tensors, without loss: `+NAME` behind everything else."""
 
     @abstractmethod
-    def pack(self, parts: Sequence[Tensor]) -> bytes: ...
+    def pack(self, tensors: Sequence[Tensor]) -> bytes: ...
 
     @abstractmethod
     def unpack(self, payload: bytes, layout: Layout) -> list[Tensor]:

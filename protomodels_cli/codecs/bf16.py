@@ -30,8 +30,8 @@ class BF16(BaseCodec):
     def encode(self, message: Tensor, slot: Slot) -> list[Tensor]:
         return [narrowed(message).to(torch.bfloat16)]
 
-    def decode(self, parts: Sequence[Tensor], slot: Slot) -> Tensor:
-        return parts[0].to(slot.dtype)
+    def decode(self, tensors: Sequence[Tensor], slot: Slot) -> Tensor:
+        return tensors[0].to(slot.dtype)
 
     def layout(self, slot: Slot) -> Layout:
         return [(slot.shape, torch.bfloat16)]

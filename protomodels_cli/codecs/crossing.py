@@ -58,37 +58,37 @@ class End:
         """What travels; None is poison."""
         if not _finite(message):
             return None
-        parts = self.codecs[slot.key.leg].encode(message, self._here(slot))
+        tensors = self.codecs[slot.key.leg].encode(message, self._here(slot))
         self._forget_positions(slot)
-        return parts
+        return tensors
 
-    def decode(self, parts: Sequence[Tensor] | None, slot: Slot, device: torch.device) -> Tensor:
+    def decode(self, tensors: Sequence[Tensor] | None, slot: Slot, device: torch.device) -> Tensor:
         codec = self.codecs[slot.key.leg]
-        if parts is None:
+        if tensors is None:
             return codec.poison(slot, device)
-        message = codec.decode(parts, self._here(slot))
+        message = codec.decode(tensors, self._here(slot))
         self._forget_positions(slot)
         return message
 
     def layout(self, slot: Slot) -> Layout:
-        """What a message's parts look like, as far as this end knows by now."""
+        """What a message's tensors look like, as far as this end knows by now."""
         return self.codecs[slot.key.leg].layout(self._here(slot))
 
     def pack(self, message: Tensor, slot: Slot) -> bytes | None:
-        parts = self.encode(message, slot)
-        if parts is None:
+        tensors = self.encode(message, slot)
+        if tensors is None:
             return None
         packing = self.packing[slot.key.leg]
-        return to_bytes(parts) if packing is None else packing.pack(parts)
+        return to_bytes(tensors) if packing is None else packing.pack(tensors)
 
     def unpack(self, payload: bytes | None, slot: Slot, device: torch.device) -> Tensor:
         if payload is None:
             return self.decode(None, slot, device)
         packing, layout = self.packing[slot.key.leg], self.layout(slot)
-        parts = from_bytes(payload, layout) if packing is None else packing.unpack(payload, layout)
-        if not all(_finite(p) for p in parts if p.is_floating_point()):
+        tensors = from_bytes(payload, layout) if packing is None else packing.unpack(payload, layout)
+        if not all(_finite(p) for p in tensors if p.is_floating_point()):
             raise BadMessage("a payload whose numbers are not finite")
-        message = self.decode([p.to(device) for p in parts], slot, device)
+        message = self.decode([p.to(device) for p in tensors], slot, device)
         if not _finite(message):
             raise BadMessage("a payload whose numbers become too large")
         return message
@@ -158,9 +158,9 @@ class Carrier:
             payload = sender.pack(message.detach(), slot)
             self.payload_bytes[key.leg] += len(payload or b"")
             return receiver.unpack(payload, slot, message.device)
-        parts = sender.encode(message.detach(), slot)
-        self.payload_bytes[key.leg] += sum(p.nbytes for p in parts or ())
-        return receiver.decode(parts, slot, message.device)
+        tensors = sender.encode(message.detach(), slot)
+        self.payload_bytes[key.leg] += sum(p.nbytes for p in tensors or ())
+        return receiver.decode(tensors, slot, message.device)
 
     def state(self, stage: int) -> dict[str, Tensor]:
         """What a stage's own ends remember, by the side they are on."""

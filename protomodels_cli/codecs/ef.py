@@ -25,12 +25,12 @@ class EF(Feedback):
 
     def encode(self, message: Tensor, slot: Slot) -> list[Tensor]:
         whole = bounded_sum(message.clamp(-LARGEST, LARGEST), slot.memory.get("error"))
-        parts = self.inner.encode(whole, slot)
-        slot.memory.put("error", whole - self.inner.decode(parts, slot))
-        return parts
+        tensors = self.inner.encode(whole, slot)
+        slot.memory.put("error", whole - self.inner.decode(tensors, slot))
+        return tensors
 
-    def decode(self, parts: Sequence[Tensor], slot: Slot) -> Tensor:
-        return self.inner.decode(parts, slot)
+    def decode(self, tensors: Sequence[Tensor], slot: Slot) -> Tensor:
+        return self.inner.decode(tensors, slot)
 
 
 CODECS = (EF,)

@@ -26,12 +26,12 @@ class EF21(Feedback):
     def encode(self, message: Tensor, slot: Slot) -> list[Tensor]:
         mirror = slot.memory.get("mirror")
         x = message.clamp(-LARGEST, LARGEST)
-        parts = self.inner.encode(x if mirror is None else bounded_sum(x, -mirror), slot)
-        self.decode(parts, slot)
-        return parts
+        tensors = self.inner.encode(x if mirror is None else bounded_sum(x, -mirror), slot)
+        self.decode(tensors, slot)
+        return tensors
 
-    def decode(self, parts: Sequence[Tensor], slot: Slot) -> Tensor:
-        mirror = bounded_sum(self.inner.decode(parts, slot), slot.memory.get("mirror"))
+    def decode(self, tensors: Sequence[Tensor], slot: Slot) -> Tensor:
+        mirror = bounded_sum(self.inner.decode(tensors, slot), slot.memory.get("mirror"))
         slot.memory.put("mirror", mirror)
         return mirror
 

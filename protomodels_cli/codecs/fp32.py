@@ -26,8 +26,8 @@ class FP32(BaseCodec):
     def encode(self, message: Tensor, slot: Slot) -> list[Tensor]:
         return [message]
 
-    def decode(self, parts: Sequence[Tensor], slot: Slot) -> Tensor:
-        return parts[0]
+    def decode(self, tensors: Sequence[Tensor], slot: Slot) -> Tensor:
+        return tensors[0]
 
     def layout(self, slot: Slot) -> Layout:
         return [(slot.shape, slot.dtype)]

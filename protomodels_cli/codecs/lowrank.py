@@ -58,8 +58,8 @@ class LowRank(BaseCodec):
             right = matrix.T @ left
         return [left.to(torch.bfloat16), narrowed(right * largest).to(torch.bfloat16)]
 
-    def decode(self, parts: Sequence[Tensor], slot: Slot) -> Tensor:
-        left, right = parts
+    def decode(self, tensors: Sequence[Tensor], slot: Slot) -> Tensor:
+        left, right = tensors
         return narrowed(left.float() @ right.float().T).to(slot.dtype).view(slot.shape)
 
     def layout(self, slot: Slot) -> Layout:

@@ -20,22 +20,22 @@ else:
     torch = lazy_import("torch")
 
 
-def to_bytes(parts: Sequence[Tensor]) -> bytes:
-    return b"".join(bytes_of(p).tobytes() for p in parts)
+def to_bytes(tensors: Sequence[Tensor]) -> bytes:
+    return b"".join(bytes_of(p).tobytes() for p in tensors)
 
 
 def from_bytes(payload: bytes, layout: Layout) -> list[Tensor]:
-    """The parts, each in memory of its own: torch aligns it, and unaligned numbers may add up differently."""
+    """The tensors, each in memory of its own: torch aligns it, and unaligned numbers may add up differently."""
     sizes = sizes_of(layout)
     if sum(sizes) != len(payload):
         raise BadMessage(f"a payload of {len(payload)} bytes where {sum(sizes)} belong")
-    parts, offset = [], 0
+    tensors, offset = [], 0
     for (shape, dtype), size in zip(layout, sizes, strict=True):
         raw = torch.empty(size, dtype=torch.uint8)
         raw.numpy()[:] = np.frombuffer(payload, np.uint8, size, offset)
-        parts.append(raw.view(dtype).view(shape))
+        tensors.append(raw.view(dtype).view(shape))
         offset += size
-    return parts
+    return tensors
 
 
 def bytes_of(part: Tensor) -> np.ndarray:

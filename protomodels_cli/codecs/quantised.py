@@ -37,8 +37,8 @@ class Quantised(BaseCodec):
             quotient = quotient.round()
         return [scale.squeeze(-1), self._packed(quotient.clamp(-self.levels, self.levels).to(torch.int8))]
 
-    def decode(self, parts: Sequence[Tensor], slot: Slot) -> Tensor:
-        scale, packed = parts
+    def decode(self, tensors: Sequence[Tensor], slot: Slot) -> Tensor:
+        scale, packed = tensors
         return (self._levels(packed, slot.shape[-1]).float() * scale.float().unsqueeze(-1)).to(slot.dtype)
 
     def _packed(self, level: Tensor) -> Tensor:

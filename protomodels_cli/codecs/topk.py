@@ -66,8 +66,8 @@ class TopK(BaseCodec):
         _offer(positions, slot)
         return [x.gather(1, positions).to(torch.bfloat16), _marked(positions, x.shape[1])]
 
-    def decode(self, parts: Sequence[Tensor], slot: Slot) -> Tensor:
-        values, marks = parts
+    def decode(self, tensors: Sequence[Tensor], slot: Slot) -> Tensor:
+        values, marks = tensors
         positions = _positions(marks, values.shape[1], math.prod(slot.shape[1:]))
         _offer(positions, slot)
         return _spread(values, positions, slot)
@@ -114,8 +114,8 @@ class MaskedTopK(BaseCodec):
     def encode(self, message: Tensor, slot: Slot) -> list[Tensor]:
         return [narrowed(message).flatten(1).gather(1, self._positions(slot)).to(torch.bfloat16)]
 
-    def decode(self, parts: Sequence[Tensor], slot: Slot) -> Tensor:
-        return _spread(parts[0], self._positions(slot), slot)
+    def decode(self, tensors: Sequence[Tensor], slot: Slot) -> Tensor:
+        return _spread(tensors[0], self._positions(slot), slot)
 
     def layout(self, slot: Slot) -> Layout:
         return [(tuple(self._positions(slot).shape), torch.bfloat16)]

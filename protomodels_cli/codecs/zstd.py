@@ -1,4 +1,4 @@
-"""The bytes of all parts, sorted into planes (first bytes, second bytes, …) and packed by zstd."""
+"""The bytes of all tensors, sorted into planes (first bytes, second bytes, …) and packed by zstd."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ LEVEL = 1  # higher ones gain a percent and cost several times the time
 
 class Zstd(Packing):
     name, usage = "zstd", "+zstd"
-    help = "the bytes of all parts, packed without loss"
+    help = "the bytes of all tensors, packed without loss"
 
-    def pack(self, parts: Sequence[Tensor]) -> bytes:
-        planes = b"".join(bytes_of(p).reshape(-1, p.itemsize).T.tobytes() for p in parts)
+    def pack(self, tensors: Sequence[Tensor]) -> bytes:
+        planes = b"".join(bytes_of(p).reshape(-1, p.itemsize).T.tobytes() for p in tensors)
         return zstandard.ZstdCompressor(level=LEVEL).compress(planes)
 
     def unpack(self, payload: bytes, layout: Layout) -> list[Tensor]:

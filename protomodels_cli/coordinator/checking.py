@@ -32,7 +32,7 @@ def check_hashes(moves: Moves, task: Task, stage: int, report: Report) -> bool:
     peer = state.peers[state.history.holders[stage]]
     same_basis = found is not None and (found.basis_version, found.basis) == (right.basis_version, right.basis)
     other: reasons.Shared = "T_fixed" if same_basis else "U"
-    if peer.id in state.suspects or (seating.fresh(state.history) and task.kind == "place"):
+    if peer.id in state.suspects or (seating.fresh(state.history) and task.kind == "build"):
         why = reasons.HashMismatch(other)
         moves.do(Dismiss(peer.id, why, EXIT_REFUSED))
         seating.lose(moves, {peer.id: why})

@@ -252,10 +252,10 @@ class Coordinator:
                 self._teller(notice)
             case events.WriteRow(row):
                 self._write_row(row)
-            case events.KeepSpare() | events.HoldOn() | events.Dismiss():
+            case events.MakeSpare() | events.Wait() | events.Dismiss():
                 self._dispatch.explain(command)
-            case events.PlaceStage():
-                self._dispatch.place(self.state, command)
+            case events.AssignStage():
+                self._dispatch.assign(self.state, command)
             case events.SendTurn(_, task):
                 if task is not None and task.kind == "step" and self._totals.saw_grant():
                     self._progress.start_clock()

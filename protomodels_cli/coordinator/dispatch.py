@@ -8,7 +8,7 @@ from typing import Any
 
 from protomodels_cli.coordinator import events
 from protomodels_cli.coordinator.feed import Feed
-from protomodels_cli.coordinator.messages import explanation, place_message, route_pair, turn_message
+from protomodels_cli.coordinator.messages import assignment_message, explanation, route_pair, turn_message
 from protomodels_cli.coordinator.service import Service
 from protomodels_cli.coordinator.state import State, Task
 from protomodels_cli.coordinator.subspace import Subspace
@@ -25,7 +25,7 @@ class Dispatch:
         for peer in state.history.holders:
             self._service.send(peer, **body)
 
-    def explain(self, command: events.KeepSpare | events.HoldOn | events.Dismiss) -> None:
+    def explain(self, command: events.MakeSpare | events.Wait | events.Dismiss) -> None:
         """To a peer that has nothing to do now, or nothing any more."""
         self._service.send(command.peer, **explanation(command))
 
@@ -33,23 +33,23 @@ class Dispatch:
         assert self._subspace is not None
         self._to_holders(state, basis=pb.NewBasis(basis=self._subspace.basis_message(version)))
 
-    def place(self, state: State, command: events.PlaceStage) -> None:
+    def assign(self, state: State, command: events.AssignStage) -> None:
         stage, history, holders = command.stage, state.history, [state.peers[p] for p in state.history.holders]
         if stage == 0:
             self._fed = history.step
             self._renew_tickets(len(holders) - 1)
-        place = place_message(state, stage, command.task, command.keep)
+        assignment = assignment_message(state, stage, command.task, command.reuse)
         if self._subspace is not None:
-            place.t_fixed.CopyFrom(self._subspace.table_message())
-            if not command.keep and not history.newest.parts:
-                place.basis.CopyFrom(self._subspace.basis_message(0))
+            assignment.t_fixed.CopyFrom(self._subspace.table_message())
+            if not command.reuse and not history.newest.parts:
+                assignment.basis.CopyFrom(self._subspace.basis_message(0))
         if stage > 0:
             pair = route_pair(holders[stage - 1], holders[stage], self._tickets[stage - 1], state.relay_all)
-            place.previous.append(pair[1])
+            assignment.previous.append(pair[1])
         if stage < len(holders) - 1:
             pair = route_pair(holders[stage], holders[stage + 1], self._tickets[stage], state.relay_all)
-            place.next.append(pair[0])
-        self._service.send(command.peer, place=place)
+            assignment.next.append(pair[0])
+        self._service.send(command.peer, assignment=assignment)
 
     def _renew_tickets(self, boundaries: int) -> None:
         door = self._service.door

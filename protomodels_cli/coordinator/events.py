@@ -107,7 +107,7 @@ class SnapshotLost:
 
 
 @dataclass(frozen=True)
-class Fetched:
+class Prefetched:
     """A spare has this part on its disk, should it be asked to hold that stage."""
 
     peer: str
@@ -134,7 +134,7 @@ class Tick:
     pass
 
 
-FromPeers = Joined | Left | Leaving | Trouble | Done | BasisTaken | SubspaceReported | SnapshotLost | Fetched
+FromPeers = Joined | Left | Leaving | Trouble | Done | BasisTaken | SubspaceReported | SnapshotLost | Prefetched
 FromOwner = PauseRun | ResumeRun | StopRun
 Event = FromPeers | FromOwner | PartFailed | SnapshotWhole | Tick
 
@@ -143,17 +143,17 @@ Event = FromPeers | FromOwner | PartFailed | SnapshotWhole | Tick
 
 
 @dataclass(frozen=True)
-class PlaceStage:
-    """Hold this stage. `keep`: as it is in this peer's memory; otherwise as it is in the newest snapshot."""
+class AssignStage:
+    """Hold this stage. `reuse`: as it is in this peer's memory; otherwise as it is in the newest snapshot."""
 
     peer: str
     stage: int
     task: int
-    keep: bool
+    reuse: bool
 
 
 @dataclass(frozen=True)
-class KeepSpare:
+class MakeSpare:
     """Hold nothing, and wait."""
 
     peer: str
@@ -161,7 +161,7 @@ class KeepSpare:
 
 
 @dataclass(frozen=True)
-class HoldOn:
+class Wait:
     """Keep what is in memory, drop the links, and wait."""
 
     peer: str
@@ -214,4 +214,4 @@ class Quit:
     """End this process; the run can be gone on with later."""
 
 
-Command = PlaceStage | KeepSpare | HoldOn | SendTurn | SendBasis | KeepSnapshots | Dismiss | WriteRow | Tell | Quit
+Command = AssignStage | MakeSpare | Wait | SendTurn | SendBasis | KeepSnapshots | Dismiss | WriteRow | Tell | Quit

@@ -169,7 +169,7 @@ class Mark:
     eval_loss: float | None = None
 
     @property
-    def place(self) -> tuple[int, int]:
+    def key(self) -> tuple[int, int]:
         return self.lineage, self.step
 
     def as_parts(self) -> list[Part]:
@@ -285,7 +285,7 @@ def fold(history: History, record: Record) -> History:
             given_up, others = _split(history.pending, lambda m: m.step == step)
             return replace(_drop(history, given_up, complete=False), pending=others)
         case Forgot(lineage, step):
-            forgotten, kept = _split(history.snapshots, lambda m: m.place == (lineage, step))
+            forgotten, kept = _split(history.snapshots, lambda m: m.key == (lineage, step))
             return replace(_drop(history, forgotten, complete=True), snapshots=kept)
         case RolledBack():
             return _roll_back(history, record)
@@ -324,7 +324,7 @@ def _decide(history: History, decided: Decided) -> History:
 
 
 def _roll_back(history: History, record: RolledBack) -> History:
-    index = [m.place for m in history.snapshots].index((record.from_lineage, record.step))
+    index = [m.key for m in history.snapshots].index((record.from_lineage, record.step))
     mark = history.snapshots[index]
     history = _drop(history, history.snapshots[index + 1 :], complete=True)
     history = _drop(history, history.pending, complete=False)

@@ -1,6 +1,6 @@
 """The coordinator's brain: a pure state machine, apply(state, event, now) → (state, records, commands).
 
-No clock, no I/O, no randomness. A run is a chain of *tasks* that all stages do together: place, link, then steps with a
+No clock, no I/O, no randomness. A run is a chain of *tasks* that all stages do together: build, link, then steps with a
 sync or an evaluation between them, and a finish. A task is concluded when every stage has reported; records say what
 was decided, and reach the journal before the commands that follow from them leave. Snapshots are taken beside it.
 """
@@ -17,12 +17,12 @@ from protomodels_cli.coordinator.events import (
     Dismiss,
     Done,
     Event,
-    Fetched,
     Joined,
     Leaving,
     Left,
     PartFailed,
     PauseRun,
+    Prefetched,
     Quit,
     ResumeRun,
     SendBasis,
@@ -123,7 +123,7 @@ def _take(moves: Moves, event: Event) -> None:
                 _go_on_if_idle(moves)
         case SnapshotLost():
             _lose_snapshot(moves, event)
-        case Fetched(peer_id, part):
+        case Prefetched(peer_id, part):
             policy.note_part(moves, peer_id, part)
         case PauseRun():
             if state.history.paused is None:
@@ -179,10 +179,10 @@ def _hear(moves: Moves, task: Task, stage: int, report: Report) -> None:
     state = moves.state
     if stage in state.heard:
         return
-    if task.kind in ("place", "sync") and not checking.check_hashes(moves, task, stage, report):
+    if task.kind in ("build", "sync") and not checking.check_hashes(moves, task, stage, report):
         return
     moves.set(heard={**state.heard, stage: report})
-    if task.kind == "place":
+    if task.kind == "build":
         peer, newest = state.history.holders[stage], state.history.newest
         moves.set(holds={**moves.state.holds, peer: stage})
         if newest.parts and newest.step == state.history.step:
@@ -196,7 +196,7 @@ def _hear(moves: Moves, task: Task, stage: int, report: Report) -> None:
 def _conclude(moves: Moves, task: Task, reports: list[Report]) -> None:
     """Every stage has reported: decide what follows."""
     match task.kind:
-        case "place":
+        case "build":
             if moves.state.spec.subspace.has_basis:
                 moves.record(Synced(task.step))
             moves.do(SendTurn(None, moves.begin("link", task.step)))
@@ -366,14 +366,14 @@ def _lose_snapshot(moves: Moves, event: SnapshotLost) -> None:
     that cannot read it, it may try again, a few times."""
     state, history = moves.state, moves.state.history
     known = state.stage_of(event.peer) is not None and event.generation == history.generation
-    place = (event.lineage, event.step)
-    if not known or place not in [(m.lineage, m.step) for m in history.snapshots[1:]]:
+    snapshot = (event.lineage, event.step)
+    if not known or snapshot not in [(m.lineage, m.step) for m in history.snapshots[1:]]:
         return
     if event.whole_here:
         seating.seat_again(moves, reasons.PartUnreadable(event.step), event.peer)
         return
     moves.tell(notices.SnapshotUnusable(event.step, event.why))
-    moves.record(Forgot(*place))
+    moves.record(Forgot(*snapshot))
     seating.roll_back(moves, moves.state.history.newest, reasons.SnapshotDamaged(event.step))
     seating.regroup(moves)
 

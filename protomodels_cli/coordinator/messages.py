@@ -65,8 +65,8 @@ def event_of(peer: str, message: pb.PeerMessage, spec: RunSpec) -> events.Event 
         case "snapshot_lost":
             lost = message.snapshot_lost
             return events.SnapshotLost(peer, lost.generation, lost.lineage, lost.step, clean(lost.why))
-        case "fetched":
-            return events.Fetched(peer, part_of(message.fetched))
+        case "prefetched":
+            return events.Prefetched(peer, part_of(message.prefetched))
         case _:
             return None
 
@@ -110,34 +110,34 @@ def keep_message(history: History) -> pb.Keep:
     return keep
 
 
-def place_message(state: State, stage: int, task: int, keep: bool) -> pb.Place:
+def assignment_message(state: State, stage: int, task: int, reuse: bool) -> pb.Assignment:
     """Without the ways to its neighbours, and without a basis."""
     history = state.history
-    place = pb.Place(
+    assignment = pb.Assignment(
         task=task,
         generation=history.generation,
         stage=stage,
         layers_per_stage=history.layers,
         lineage=history.lineage,
         step=history.step,
-        keep=keep,
+        reuse=reuse,
         owed=(state.owed or 0) if stage == len(history.layers) - 1 else 0,
     )
-    if keep and history.decision is not None:
-        place.decision.CopyFrom(decision_message(history.decision))
-    if not keep and history.newest.parts:
+    if reuse and history.decision is not None:
+        assignment.decision.CopyFrom(decision_message(history.decision))
+    if not reuse and history.newest.parts:
         mark = history.newest
-        place.restore.CopyFrom(pb.Restore(lineage=mark.lineage, step=mark.step, sha256=mark.parts[stage]))
-    return place
+        assignment.restore.CopyFrom(pb.Restore(lineage=mark.lineage, step=mark.step, sha256=mark.parts[stage]))
+    return assignment
 
 
-def explanation(command: events.KeepSpare | events.HoldOn | events.Dismiss) -> dict[str, Any]:
+def explanation(command: events.MakeSpare | events.Wait | events.Dismiss) -> dict[str, Any]:
     """The message's body. The peer's program reads the kind, people the sentence."""
     match command:
-        case events.KeepSpare(_, spare):
+        case events.MakeSpare(_, spare):
             return {"spare": pb.Spare(why=sentences.spare(spare), kind=spare.kind)}
-        case events.HoldOn(_, missing):
-            return {"hold_on": pb.HoldOn(why=sentences.spare(missing), kind=missing.kind)}
+        case events.Wait(_, missing):
+            return {"wait": pb.Wait(why=sentences.spare(missing), kind=missing.kind)}
         case events.Dismiss(_, reason, exit_code):
             why, fix = sentences.dismissal(reason)
             return {"dismissal": pb.Dismissal(why=why, fix=fix, exit_code=exit_code, kind=reason.kind)}
@@ -177,8 +177,8 @@ def turn_message(
             )
         case "finish":
             turn.finish.step = task.step
-        case "place":
-            raise AssertionError("a place is sent to each peer by itself")
+        case "build":
+            raise AssertionError("a assignment is sent to each peer by itself")
     return turn
 
 

@@ -21,7 +21,7 @@ def watch(moves: Moves) -> None:
     task = moves.state.task
     if task is None:
         return
-    if task.kind in ("place", "link"):
+    if task.kind in ("build", "link"):
         _watch_seating(moves, task)
     elif moves.now - task.started > patience(moves.state, task):
         moves.tell(notices.Stalled(still_working(moves.state, moves.now)))

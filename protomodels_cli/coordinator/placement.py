@@ -67,8 +67,8 @@ def fill(
     Whoever `has` a stage's part on its disk is asked first, then whoever joined first; but all stages get a peer if
     that can be, and a peer has the memory for its stage.
     """
-    parts, memory = _ranges(layers), StageMemory(spec)
-    needs = {i: memory.total(parts[i].start, parts[i].stop, len(layers) - 1 - i) for i in empty}
+    ranges, memory = _ranges(layers), StageMemory(spec)
+    needs = {i: memory.total(ranges[i].start, ranges[i].stop, len(layers) - 1 - i) for i in empty}
     able = {i: [o.peer for o in offers if o.memory >= needs[i]] for i in empty}
     at_home = {i: [peer for peer in able[i] if has(peer, i)] for i in empty}
     seated: dict[str, int] = {}
@@ -198,10 +198,10 @@ def _place_fixed(spec: RunSpec, offers: Sequence[Offer]) -> Placement | reasons.
     layers = layers_per_stage(spec)
     if len(offers) < len(layers):
         return reasons.TooFewPeers(len(offers), len(layers))
-    parts = _ranges(layers)
+    ranges = _ranges(layers)
     memory, flops = StageMemory(spec), list(unit_flops(spec).values())
-    needs = [memory.total(part.start, part.stop, len(layers) - 1 - i) for i, part in enumerate(parts)]
-    work = [sum(flops[i] for i in _units(part, spec)) for part in parts]
+    needs = [memory.total(span.start, span.stop, len(layers) - 1 - i) for i, span in enumerate(ranges)]
+    work = [sum(flops[i] for i in _units(span, spec)) for span in ranges]
     fits = np.array([[need <= offer.memory for offer in offers] for need in needs])
     times = np.array(work)[:, None] / np.array([offer.flops for offer in offers])
     none = -len(layers)
@@ -213,7 +213,7 @@ def _place_fixed(spec: RunSpec, offers: Sequence[Offer]) -> Placement | reasons.
     )
     found = _best(rooms)
     if found is None:
-        return _too_large(spec, offers, memory, parts, needs)
+        return _too_large(spec, offers, memory, ranges, needs)
     holders = _holders(rooms.at(*found), rooms.needed)
     return Placement(tuple(layers), tuple(offers[i].peer for i in holders))
 
@@ -223,9 +223,9 @@ def _ranges(layers: Sequence[int]) -> list[range]:
     return [range(end - n, end) for n, end in zip(layers, ends, strict=True)]
 
 
-def _units(part: range, spec: RunSpec) -> range:
+def _units(span: range, spec: RunSpec) -> range:
     """Positions of a stage's units in the list of all: the embedding, the layers, the head."""
-    return range(part.start + (part.start > 0), part.stop + 1 + (part.stop == spec.model.layers))
+    return range(span.start + (span.start > 0), span.stop + 1 + (span.stop == spec.model.layers))
 
 
 # A cut chosen to fit the peers.
@@ -304,7 +304,7 @@ def _share_out(spec: RunSpec, rooms: Sequence[int], flops: Sequence[float], laye
 
 
 def _too_large(
-    spec: RunSpec, offers: Sequence[Offer], memory: StageMemory, parts: list[range], needs: list[int]
+    spec: RunSpec, offers: Sequence[Offer], memory: StageMemory, ranges: list[range], needs: list[int]
 ) -> reasons.StageTooLarge | reasons.TooFewLargePeers:
     """A fixed cut does not fit. The largest stages must go to the largest peers: where does that fail first?"""
     by_need = sorted(range(len(needs)), key=lambda i: -needs[i])
@@ -312,9 +312,9 @@ def _too_large(
     for larger, (i, have) in enumerate(zip(by_need, by_size, strict=False)):
         if needs[i] <= have:
             continue
-        in_flight = _in_flight(memory, parts[i], len(parts) - 1 - i)
+        in_flight = _in_flight(memory, ranges[i], len(ranges) - 1 - i)
         if larger == 0:
-            return reasons.StageTooLarge(i, _layers(parts[i], spec), needs[i], have, in_flight)
+            return reasons.StageTooLarge(i, _layers(ranges[i], spec), needs[i], have, in_flight)
         return reasons.TooFewLargePeers(larger + 1, needs[i], larger, have, in_flight)
     raise AssertionError("every stage fits a peer of its own")
 
@@ -329,11 +329,11 @@ def _no_cut(
         return reasons.ModelTooLarge(memory.total(0, total, 0), largest, more, _in_flight(memory, range(total), 0))
     ends: list[tuple[Literal["first", "last"], range, int]]
     ends = [("first", range(1), 1), ("last", range(total - least_last, total), 0)]
-    least = [memory.total(part.start, part.stop, after) for _, part, after in ends]
-    for (name, part, after), need in zip(ends, least, strict=True):
+    least = [memory.total(span.start, span.stop, after) for _, span, after in ends]
+    for (name, span, after), need in zip(ends, least, strict=True):
         if need > largest:
-            in_flight = _in_flight(memory, part, after)
-            return reasons.StageTooLarge(name, _layers(part, spec), need, largest, in_flight)
+            in_flight = _in_flight(memory, span, after)
+            return reasons.StageTooLarge(name, _layers(span, spec), need, largest, in_flight)
     most, most_stages = 0, 0
     for stages in rooms.counts:
         room = rooms.at(stages, math.inf)
@@ -349,14 +349,14 @@ def _no_cut(
     return reasons.TooFewLayersFit(len(offers), most, total, most_stages, least_first, in_flight)
 
 
-def _in_flight(memory: StageMemory, part: range, stages_after: int) -> reasons.InFlight | None:
+def _in_flight(memory: StageMemory, span: range, stages_after: int) -> reasons.InFlight | None:
     """What to change, where it is the microbatches rather than the model that take the memory."""
-    batch, held = memory.spec.batch, memory.in_flight(part.start, part.stop, stages_after)
+    batch, held = memory.spec.batch, memory.in_flight(span.start, span.stop, stages_after)
     more, fewer = batch.microbatches < batch.size, batch.in_flight != 1
-    if not (more or fewer) or 2 * held < memory.total(part.start, part.stop, stages_after):
+    if not (more or fewer) or 2 * held < memory.total(span.start, span.stop, stages_after):
         return None
     return reasons.InFlight(held, more, fewer)
 
 
-def _layers(part: range, spec: RunSpec) -> reasons.Layers:
-    return reasons.Layers(part.start, part.stop, head=part.stop == spec.model.layers)
+def _layers(span: range, spec: RunSpec) -> reasons.Layers:
+    return reasons.Layers(span.start, span.stop, head=span.stop == spec.model.layers)

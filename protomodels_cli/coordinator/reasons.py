@@ -271,7 +271,7 @@ Spare = AllStagesHeld | Missing
 
 # What else a run waits for
 
-TaskKind = Literal["place", "link", "step", "sync", "evaluation", "finish"]
+TaskKind = Literal["build", "link", "step", "sync", "evaluation", "finish"]
 
 
 @dataclass(frozen=True)

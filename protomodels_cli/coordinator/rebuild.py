@@ -124,7 +124,7 @@ def _set_aside(path: Path, aside: Path, unusable: list[Path]) -> None:
 def _bring_back_bases(path: Path, whole: list[Manifest]) -> None:
     """Every snapshot has those that it needs."""
     for one in whole:
-        folder = path / SNAPSHOTS / manifest.folder_name(*one.mark.place)
+        folder = path / SNAPSHOTS / manifest.folder_name(*one.mark.key)
         for name in map(basis_name, bases_of(one.mark)):
             here = path / BASES / name
             if not here.exists() or hash_file(here) != one.files[name].sha256:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from protomodels_cli.coordinator import notices, reasons
-from protomodels_cli.coordinator.events import Dismiss, HoldOn, KeepSnapshots, KeepSpare, PlaceStage
+from protomodels_cli.coordinator.events import AssignStage, Dismiss, KeepSnapshots, MakeSpare, Wait
 from protomodels_cli.coordinator.history import History, Mark, Placed, RolledBack
 from protomodels_cli.coordinator.moves import Moves
 from protomodels_cli.coordinator.placement import Offer, Placement, fill, place
@@ -45,7 +45,7 @@ def join(moves: Moves, peer: Peer) -> None:
                 moves.set(holds={**moves.state.holds, peer.id: peer.holding.stage})
         regroup(moves)
     else:
-        moves.do(KeepSpare(peer.id, reasons.AllStagesHeld(state.stages)))
+        moves.do(MakeSpare(peer.id, reasons.AllStagesHeld(state.stages)))
 
 
 def is_current(history: History, holding: Holding | None) -> bool:
@@ -183,7 +183,7 @@ def _seat_afresh(moves: Moves) -> None:
         return
     moves.set(missing=found)
     for peer in state.peers:
-        moves.do(KeepSpare(peer, found))
+        moves.do(MakeSpare(peer, found))
 
 
 def _seat(moves: Moves, layers: tuple[int, ...], seats: dict[int, str]) -> None:
@@ -192,19 +192,19 @@ def _seat(moves: Moves, layers: tuple[int, ...], seats: dict[int, str]) -> None:
     generation = state.history.generation + 1
     moves.set(relay_all=state.relay_all and holders == state.history.holders)  # others may reach each other
     moves.record(Placed(generation, layers, tuple((peer,) for peer in holders)))
-    keep = {peer for peer in holders if peer in state.holds}
+    reuse = {peer for peer in holders if peer in state.holds}
     # Whoever has it in memory has it now too; the others once they say so.
-    moves.set(placed=True, absent={}, undelivered=False, holds={p: s for p, s in state.holds.items() if p in keep})
-    task = moves.begin("place", state.history.step)
+    moves.set(placed=True, absent={}, undelivered=False, holds={p: s for p, s in state.holds.items() if p in reuse})
+    task = moves.begin("build", state.history.step)
     for stage, peer in enumerate(holders):
-        moves.do(PlaceStage(peer, stage, task.number, peer in keep))
+        moves.do(AssignStage(peer, stage, task.number, peer in reuse))
     for peer in state.peers:
         if peer not in holders:
-            moves.do(KeepSpare(peer, reasons.AllStagesHeld(len(holders))))
+            moves.do(MakeSpare(peer, reasons.AllStagesHeld(len(holders))))
     moves.tell(notices.StagesAssigned(generation, layers, moves.state.holders_of(range(len(layers)))))
 
 
 def _wait(moves: Moves, what: reasons.Missing) -> None:
     moves.set(missing=what)
     for peer in moves.state.peers:
-        moves.do(HoldOn(peer, what) if peer in moves.state.holds else KeepSpare(peer, what))
+        moves.do(Wait(peer, what) if peer in moves.state.holds else MakeSpare(peer, what))

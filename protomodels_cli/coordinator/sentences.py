@@ -270,7 +270,7 @@ def waiting(what: r.Waiting) -> str:
 
 def _work(work: r.StagesWorking) -> str:
     match work.task:
-        case "place":
+        case "build":
             doing = f"restore step {work.step}" if work.step else "build"
         case "link":
             doing = "link"

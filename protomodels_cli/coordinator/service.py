@@ -128,8 +128,8 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
     # Leases
 
     async def _watch(self) -> None:
-        """Send heartbeats, and give up whoever sent none for all but one beat of a lease: at the next look the whole
-        lease may be over."""
+        """Send heartbeats, and give up whoever sent none for four fifths of a lease: at the next look the whole lease
+        may be over."""
         lease = self._spec.limits.lease_seconds
         every, before = lease / BEATS, time.monotonic()
         while True:
@@ -147,7 +147,7 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
                 if now - talk.heard > lease - every:
                     self._end(peer, talk, events.Left(peer, NoHeartbeat(lease)))
                 else:
-                    talk.outbox.put_nowait(pb.CoordinatorMessage(number=talk.said, beat=pb.Beat()))
+                    talk.outbox.put_nowait(pb.CoordinatorMessage(number=talk.said, heartbeat=pb.Heartbeat()))
 
     def _end(self, peer: str, talk: Conversation, event: events.Left) -> None:
         """A stream is over: the peer is gone, unless it has opened another meanwhile."""

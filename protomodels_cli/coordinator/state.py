@@ -66,7 +66,7 @@ class Hashes:
 class Report:
     """What a stage says at the end of a task."""
 
-    hashes: Hashes | None = None  # place, sync
+    hashes: Hashes | None = None  # build, sync
     norms: tuple[tuple[str, float], ...] = ()  # step: (unit, squared norm)
     loss_sum: float = 0.0  # step, evaluation; from the last stage
     tokens: int = 0

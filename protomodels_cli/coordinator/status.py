@@ -69,7 +69,7 @@ def phase_of(state: State) -> str:
         return "done"
     if not state.placed:
         return "waiting" if state.history.step else "gathering"
-    if state.task is not None and state.task.kind in ("place", "link"):
+    if state.task is not None and state.task.kind in ("build", "link"):
         return "placing"
     return "paused" if state.history.paused and state.task is None else "running"
 
@@ -117,7 +117,7 @@ def _doing(state: State, stage: int) -> str:
         return "gone"
     if state.task is None or stage in state.heard:
         return "waiting"
-    words = {"place": "building", "link": "linking", "step": "training", "sync": "checking", "evaluation": "evaluating"}
+    words = {"build": "building", "link": "linking", "step": "training", "sync": "checking", "evaluation": "evaluating"}
     return words.get(state.task.kind, "finishing")
 
 

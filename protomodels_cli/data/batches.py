@@ -58,8 +58,8 @@ class Batches:
         if self.sampling == "random":
             starts = len(self.stream) - self.context
             return counter.word(counter.subseed(self.seed, "random windows"), sample) % starts
-        epoch, place = divmod(sample, self.windows)
-        return permuted(place, self.windows, counter.subseed(self.seed, "epoch", epoch))
+        epoch, index = divmod(sample, self.windows)
+        return permuted(index, self.windows, counter.subseed(self.seed, "epoch", epoch))
 
 
 def permuted(index: int, size: int, key: int) -> int:

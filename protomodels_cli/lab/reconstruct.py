@@ -72,7 +72,7 @@ def compare(reference: Reference) -> dict[str, dict[str, float]]:
     stages = reference.stages
     sent: list[Tensor] = []  # each stage's own state, before it is encoded
     hooks = [
-        stage.layers[str(stage.part.layers[-1])].register_forward_hook(
+        stage.layers[str(stage.slice.layers[-1])].register_forward_hook(
             lambda _m, _a, state: sent.append(state.detach())
         )
         for stage in stages[:-1]
@@ -96,7 +96,7 @@ def compare(reference: Reference) -> dict[str, dict[str, float]]:
         basis, table = stage.basis, stage.t_fixed
         assert basis is not None
         assert table is not None
-        layer = stage.part.end_layer
+        layer = stage.slice.end_layer
         anchor = table.rows(ids, logits.dtype)
         arrived = stages[i + 1].form.decode(flights[i].output.detach(), anchor)
         x = stages[i + 1].form.read(arrived, anchor)

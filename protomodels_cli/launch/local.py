@@ -84,13 +84,13 @@ def local_run(
     (folder / "logs").mkdir(parents=True, exist_ok=True)
     spec_file = folder / f"{spec.name}.yaml"
     spec_file.write_text(yaml.safe_dump(spec.model_dump(mode="json"), sort_keys=False))
-    place = ["--host", hosts.address(0) if hosts else "127.0.0.1", "--port", "0", "--run-dir", str(folder)]
+    where = ["--host", hosts.address(0) if hosts else "127.0.0.1", "--port", "0", "--run-dir", str(folder)]
 
     def run(host: int, name: str, arguments: Sequence[str], speak: bool = False) -> Process[bytes]:
         wrap = (lambda argv: hosts.command(host, argv)) if hosts else list
         return start(folder, name, arguments, core, wrap, speak)
 
-    commands = {"coordinator": lambda: run(0, "coordinator", ["coordinator", str(spec_file), *place, *options], speak)}
+    commands = {"coordinator": lambda: run(0, "coordinator", ["coordinator", str(spec_file), *where, *options], speak)}
     coordinator = commands["coordinator"]()
     running: LocalRun | None = None
     try:

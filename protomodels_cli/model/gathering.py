@@ -1,4 +1,4 @@
-"""The last stage's part in moving the subspace: gather the stream's gradients, then say what basis comes next."""
+"""What the last stage does for moving the subspace: gather the stream's gradients, then say what basis comes next."""
 
 from __future__ import annotations
 

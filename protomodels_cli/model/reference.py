@@ -48,7 +48,7 @@ class Reference:
         self.basis: Basis | None = None
         if spec.form.has_basis:
             self.basis = initial_basis(shape.width, spec.subspace.k, spec.seed, shape.dtype)
-        self.trainers = [StageTrainer(spec, part, self.basis, device) for part in slices(spec)]
+        self.trainers = [StageTrainer(spec, slice_, self.basis, device) for slice_ in slices(spec)]
         self.stages = [trainer.stage for trainer in self.trainers]
         self.batches = Batches(corpus.train, spec)
         self.next_basis: NextBasis | None = None
@@ -175,7 +175,7 @@ class Reference:
         for stage in self.stages:
             if stage.sync() != right:
                 raise RunStopped(
-                    f"stage {stage.part.index} uses other bytes of U or T_fixed than the run "
+                    f"stage {stage.slice.index} uses other bytes of U or T_fixed than the run "
                     f"(found at step {self.step})",
                     "start again from the last snapshot; if it comes back, test that machine's memory",
                 )

@@ -65,11 +65,11 @@ class InFlight:
 
 
 class Stage(nn.Module):
-    """Layers `part.layers` of the model, with the embedding on the first stage and the head on the last."""
+    """Layers `slice.layers` of the model, with the embedding on the first stage and the head on the last."""
 
-    def __init__(self, spec: RunSpec, part: Slice, basis: Basis | None, device: torch.device | str = "cpu"):
+    def __init__(self, spec: RunSpec, slice_: Slice, basis: Basis | None, device: torch.device | str = "cpu"):
         super().__init__()
-        self.shape, self.part = Shape.of(spec), part
+        self.shape, self.slice = Shape.of(spec), slice_
         self.loss_chunk, self._message_width = spec.compute.loss_chunk, spec.boundary_width
         self.form: Form = spec.form(None if basis is None else basis.copy_to(device))
         self.t_fixed = t_fixed_of(spec, device) if spec.form.has_basis else None
@@ -77,12 +77,12 @@ class Stage(nn.Module):
         self.release_layer = self.shape.layers - self.shape.free_layers
         self.on_release: Callable[[Tensor], None] | None = None  # is given ∂loss/∂x there, per microbatch
         with torch.device(device):
-            if part.is_first:
+            if slice_.is_first:
                 self.embed = Writer(self.shape.vocab_size, self.form, self.shape)
             self.layers = nn.ModuleDict(
-                {str(i): Block(self.shape, self.form if i < self.release_layer else Dense()) for i in part.layers}
+                {str(i): Block(self.shape, self.form if i < self.release_layer else Dense()) for i in slice_.layers}
             )
-            if part.is_last:
+            if slice_.is_last:
                 self.head = Head(self.shape)
         initialise(self, self.shape, spec.seed)
 
@@ -97,17 +97,17 @@ class Stage(nn.Module):
     def forward(self, tokens_BT: Tensor, received: Tensor | None = None) -> Tensor:
         """The message for the next stage; on the last stage, the stream x before the head."""
         anchor = self.t_fixed.rows(tokens_BT, self.shape.dtype) if self.t_fixed else None
-        if self.part.is_first:
+        if self.slice.is_first:
             state = self.form.start(self.embed.lookup(tokens_BT), anchor)
         else:
             assert received is not None
             state = self.form.decode(received, anchor)
         cos, sin = rotary(tokens_BT.shape[1], self.shape.head_dim, self.shape.rope_theta, self.shape.dtype, self.device)
-        for i in self.part.layers:
+        for i in self.slice.layers:
             if i == self.release_layer:
                 state = self._release(state, anchor)
             state = self.layers[str(i)](state, anchor, cos, sin)
-        if not self.part.is_last:
+        if not self.slice.is_last:
             return self.form.encode(state, anchor)
         return self._release(state, anchor) if self.release_layer == self.shape.layers else state
 
@@ -138,8 +138,8 @@ class Stage(nn.Module):
         """One microbatch of zeros there and back, and forgotten: first calls are slow, and a step should not be."""
         tokens = torch.zeros((rows, columns), dtype=torch.int64, device=self.device)
         message = torch.zeros((rows, columns, self._message_width), dtype=self.shape.dtype, device=self.device)
-        flight = self.run_forward(tokens, None if self.part.is_first else message)
-        if self.part.is_last:
+        flight = self.run_forward(tokens, None if self.slice.is_first else message)
+        if self.slice.is_last:
             self.run_loss(flight, tokens, 1.0)
         else:
             self.run_backward(flight, message)

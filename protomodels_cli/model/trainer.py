@@ -22,11 +22,11 @@ from protomodels_cli.spec.schema import RunSpec
 
 
 class StageTrainer:
-    def __init__(self, spec: RunSpec, part: Slice, basis: Basis | None, device: torch.device | str = "cpu"):
+    def __init__(self, spec: RunSpec, slice_: Slice, basis: Basis | None, device: torch.device | str = "cpu"):
         self.spec = spec
-        self.stage = Stage(spec, part, basis, device)
+        self.stage = Stage(spec, slice_, basis, device)
         self.optimizer = StageOptimizer(self.stage, spec.optimizer)
-        self.gathering = Gathering(spec, self.stage) if part.is_last else None
+        self.gathering = Gathering(spec, self.stage) if slice_.is_last else None
 
     def begin(self, step: int) -> None:
         """Before the first microbatch of a step."""

@@ -42,7 +42,7 @@ def spec_from(data: dict[str, Any]) -> RunSpec:
 
 
 def _validate(data: Any, lines: dict[Loc, int], twice: list[Problem], file: str, base: Path) -> RunSpec:
-    def place(p: Problem, loc: Loc) -> Problem:
+    def located(p: Problem, loc: Loc) -> Problem:
         while loc and loc not in lines:
             loc = loc[:-1]
         return Problem(p.field, p.rule, p.fix, p.value, file, lines.get(loc, 0))
@@ -67,7 +67,7 @@ def _validate(data: Any, lines: dict[Loc, int], twice: list[Problem], file: str,
     except ValidationError as error:
         for e in error.errors():
             loc = e["loc"]
-            problems.append(place(_field_problem(e, loc), loc))
+            problems.append(located(_field_problem(e, loc), loc))
             if e["type"] != "extra_forbidden":  # an unknown field takes nothing away from the known ones
                 malformed.add(".".join(map(str, loc)))
         spec = _with_stand_ins(data, [e["loc"] for e in error.errors()])
@@ -75,7 +75,7 @@ def _validate(data: Any, lines: dict[Loc, int], twice: list[Problem], file: str,
     if not {"tokenizer", "tokenizer.file", "tokenizer.kind", "tokenizer.vocab_size"} & malformed:
         spec, missing = _with_vocabulary(spec, base)
         found += missing
-    problems += [place(p, tuple(p.field.split("."))) for p in found]
+    problems += [located(p, tuple(p.field.split("."))) for p in found]
     if problems:
         raise SpecError(sorted(problems, key=lambda p: p.line))
     return _resolve(spec)

@@ -143,8 +143,8 @@ class ControlStream:
         return message
 
     def _is_next(self, message: pb.CoordinatorMessage) -> bool:
-        """Not one that came before. One that did not come is missed, if only at the next beat."""
-        is_beat = message.WhichOneof("body") == "beat"
+        """Not one that came before. One that did not come is missed, if only at the next heartbeat."""
+        is_beat = message.WhichOneof("body") == "heartbeat"
         if message.number > self._heard + (not is_beat):
             raise Lost("a message of its was lost")
         if is_beat or message.number <= self._heard:
@@ -155,7 +155,7 @@ class ControlStream:
     async def _beat(self, outbox: asyncio.Queue[pb.PeerMessage | None]) -> None:
         while True:
             await asyncio.sleep(self._lease / BEATS)
-            outbox.put_nowait(pb.PeerMessage(beat=pb.Beat()))
+            outbox.put_nowait(pb.PeerMessage(heartbeat=pb.Heartbeat()))
 
     async def _outgoing(self, outbox: asyncio.Queue[pb.PeerMessage | None]) -> AsyncIterator[pb.PeerMessage]:
         while (message := await outbox.get()) is not None:

@@ -42,7 +42,7 @@ class Generation:
 
     def __init__(
         self,
-        assigned: pb.Place,
+        assigned: pb.Assignment,
         spec: RunSpec,
         network: Network,
         engine: Engine,

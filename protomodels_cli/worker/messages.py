@@ -9,7 +9,7 @@ from protomodels_cli.worker.generation import Generation
 from protomodels_cli.worker.orders import Assignment, Decide, Outcome
 
 
-def assignment_of(assigned: pb.Place, limit: int) -> Assignment:
+def assignment_of(assigned: pb.Assignment, limit: int) -> Assignment:
     return Assignment(
         assigned.task, assigned.generation, assigned.lineage, assigned.step, limit=limit, owed=assigned.owed
     )

@@ -79,7 +79,7 @@ class Session:
         connection = Connection(spec.wire.link) if spec.wire.link.emulated else None
         self._network = Network(identity, listener, door, connection)
         self._generation: Generation | None = None
-        self._in_memory: pb.Place | None = None  # the stage there, also while its generation is over
+        self._in_memory: pb.Assignment | None = None  # the stage there, also while its generation is over
         self._right: pb.Sync | None = None  # the hashes of U and T_fixed that a sync under way compares with
         self._chores: set[asyncio.Task[Any]] = set()
         self._snapshots = SnapshotExchange(
@@ -153,11 +153,11 @@ class Session:
                 self._engine.order(orders.Drop())
                 self.say(message.spare.why)
                 await self._snapshots.be_spare(True)
-            case "hold_on":
+            case "wait":
                 await self._end_generation()
-                self.say(f"{message.hold_on.why}; the stage stays in memory")
-            case "place":
-                await self._take_assignment(message.place)
+                self.say(f"{message.wait.why}; the stage stays in memory")
+            case "assignment":
+                await self._take_assignment(message.assignment)
             case "turn":
                 self._take_turn(message.turn)
             case "feed":
@@ -181,7 +181,7 @@ class Session:
             self.say(dismissal.why)
         self._over.set_result(EXIT_INTERRUPTED if self._interrupts else dismissal.exit_code)
 
-    async def _take_assignment(self, assigned: pb.Place) -> None:
+    async def _take_assignment(self, assigned: pb.Assignment) -> None:
         await self._end_generation(assigned.generation)
         await self._snapshots.be_spare(False)
         self._in_memory = assigned
@@ -194,10 +194,10 @@ class Session:
             f"layers {layers.first_layer}–{layers.end_layer - 1}"
             + (" with the embedding" if layers.is_first else "")
             + (" with the head" if layers.is_last else "")
-            + (", as it is in memory" if assigned.keep else source)
+            + (", as it is in memory" if assigned.reuse else source)
         )
         assignment = assignment_of(assigned, in_flight_limit(spec, stages - 1 - assigned.stage))
-        if assigned.keep:
+        if assigned.reuse:
             decision = decision_of(assigned.decision) if assigned.decision.step else None
             self._engine.order(orders.Reuse(assignment, decision))
         elif assigned.HasField("restore"):
@@ -206,7 +206,7 @@ class Session:
             basis = self._basis(assigned.basis) if assigned.HasField("basis") else None
             self._engine.order(orders.Build(assignment, spec, layers, basis, None))
 
-    async def _restore(self, assigned: pb.Place, assignment: orders.Assignment, spec: RunSpec) -> None:
+    async def _restore(self, assigned: pb.Assignment, assignment: orders.Assignment, spec: RunSpec) -> None:
         """Build the stage from its part of a snapshot, wherever that can be had."""
         self._engine.order(orders.Drop())  # the memory will be needed
         wanted = Part(assigned.restore.lineage, assigned.restore.step, assigned.stage, assigned.restore.sha256)

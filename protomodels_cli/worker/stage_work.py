@@ -52,13 +52,13 @@ class StageWork:
     def __init__(
         self,
         spec: RunSpec,
-        part: Slice,
+        slice_: Slice,
         basis: Basis | None,
         device: torch.device,
         saved: Mapping[str, Tensor] | None = None,
         step: int = 0,
     ):
-        self.spec, self.part, self.device = spec, part, device
+        self.spec, self.slice, self.device = spec, slice_, device
         self.step = step  # the last one whose outcome it knows
         self.prepared = 0  # the generation in which it has the gradients of the step after that; 0: it has not
         self.last_report: tuple[int, dict[str, Any], Basis | None] | None = (
@@ -67,11 +67,11 @@ class StageWork:
         if saved is not None:
             basis = basis_in(saved)
         self.dtype = Shape.of(spec).dtype
-        self.trainer = StageTrainer(spec, part, basis, device)
+        self.trainer = StageTrainer(spec, slice_, basis, device)
         self.stage = self.trainer.stage
         # One for each neighbour: what comes from it and goes to it passes here.
-        self.previous = None if part.is_first else End(spec)
-        self.next = None if part.is_last else End(spec)
+        self.previous = None if slice_.is_first else End(spec)
+        self.next = None if slice_.is_last else End(spec)
         self.tokens_in_step = spec.batch.size * spec.model.context
         self.packing_seconds = 0.0
         self._loss = torch.zeros((), dtype=torch.float64, device=home_of_float64(device))
@@ -111,13 +111,13 @@ class StageWork:
         windows = self._windows(message)
         tokens, targets = windows[:, :-1], windows[:, 1:]
         received = None
-        if not self.part.is_first:
+        if not self.slice.is_first:
             received = self._received(self.previous, message, (*tokens.shape, self.spec.boundary_width), windows)
         work.entered += 1
         if work.leg == "evaluation":
             return self._evaluate(work, message, windows, received)
         flight = self.stage.run_forward(tokens, received)
-        if not self.part.is_last:
+        if not self.slice.is_last:
             work.flights[message.microbatch] = flight
             return [self._message("forward", work, message, flight.output, windows)]
         loss, gradient = self.stage.run_loss(flight, targets, 1.0 / self.tokens_in_step)
@@ -142,7 +142,7 @@ class StageWork:
         tokens, targets = windows[:, :-1], windows[:, 1:]
         x = self.stage.evaluate(tokens, received)
         work.finished += 1
-        if not self.part.is_last:
+        if not self.slice.is_last:
             return [self._message("evaluation", work, message, x, windows)]
         work.loss_sum += float(self.stage.evaluate_loss(x, targets))
         work.tokens += targets.numel()
@@ -159,7 +159,7 @@ class StageWork:
     def _received(self, end: End | None, message: Message, shape: Sequence[int], windows: Tensor | None) -> Tensor:
         assert end is not None
         started = time.perf_counter()
-        boundary = self.part.index if end is self.next else self.part.index - 1
+        boundary = self.slice.index if end is self.next else self.slice.index - 1
         key = MessageKey(message.step, message.microbatch, boundary, message.leg)
         received = end.unpack(message.payload, end.slot(key, shape, self.dtype, windows), self.device)
         self.packing_seconds += time.perf_counter() - started
@@ -170,7 +170,7 @@ class StageWork:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)  # packing waits for the numbers anyway: count that as computing
         started = time.perf_counter()
-        end, boundary = (self.previous, self.part.index - 1) if leg == "backward" else (self.next, self.part.index)
+        end, boundary = (self.previous, self.slice.index - 1) if leg == "backward" else (self.next, self.slice.index)
         assert end is not None
         key = MessageKey(work.step, cause.microbatch, boundary, leg)
         payload = end.pack(tensor.detach(), end.slot(key, tensor.shape, self.dtype, windows))
@@ -204,7 +204,7 @@ class StageWork:
 
     def report_subspace(self) -> bool:
         """On the last stage: does the last step end a gathering? Then `last_report` is what is waited for."""
-        if not self.part.is_last or not steps.reports(self.spec.subspace, self.step):
+        if not self.slice.is_last or not steps.reports(self.spec.subspace, self.step):
             return False
         self.last_report = self.step, *(self.trainer.report(self.step) or ({}, None))
         return True

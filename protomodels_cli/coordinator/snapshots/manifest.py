@@ -77,7 +77,7 @@ def check(folder: Path, right: Identity) -> Manifest:
     if (wrong := manifest.identity.differs(right)) is not None:
         raise ValueError(wrong)
     mark = manifest.mark
-    if folder.name != folder_name(*mark.place) or not mark.parts or len(mark.layers) != len(mark.parts):
+    if folder.name != folder_name(*mark.key) or not mark.parts or len(mark.layers) != len(mark.parts):
         raise ValueError(f"{MANIFEST} is not of this folder")
     for name in [*map(part_name, range(len(mark.parts))), *map(basis_name, bases_of(mark))]:
         try:

@@ -35,7 +35,7 @@ class Snapshots:
         return self._folder / f".{folder_name(lineage, step)}"
 
     def _named(self, mark: Mark) -> Path:
-        return self._folder / folder_name(*mark.place)
+        return self._folder / folder_name(*mark.key)
 
     def coming(self, lineage: int, step: int, stage: int, sha256: str) -> Path:
         """Where a part is put together; what is there of it already is its beginning."""
@@ -81,7 +81,7 @@ class Snapshots:
                 shutil.rmtree(self._folder / gone, ignore_errors=True)
 
     def _complete(self, mark: Mark) -> None:
-        work = self._begun(*mark.place)
+        work = self._begun(*mark.key)
         if not work.exists():
             return  # somebody removed it; whoever needs it will find out, and say so
         for stage, sha256 in enumerate(mark.parts):
@@ -126,7 +126,7 @@ class Snapshots:
 
     def open_part(self, mark: Mark, stage: int) -> BufferedReader | None:
         """Of a complete one, which may be given its name just now."""
-        begun, plain = self._begun(*mark.place), part_name(stage)
+        begun, plain = self._begun(*mark.key), part_name(stage)
         ways = (
             begun / f"stage-{stage}.{mark.parts[stage]}.safetensors",
             begun / plain,
@@ -140,11 +140,11 @@ class Snapshots:
 
 def unknown_to(complete: Collection[Mark], dropped: Collection[Dropped], folder: Path, run: Identity) -> Path | None:
     """A snapshot of this run that is newer than any that a journal with these has ever had: then that is too old."""
-    known = {mark.place for mark in complete} | {(d.lineage, d.step) for d in dropped if d.complete}
+    known = {mark.key for mark in complete} | {(d.lineage, d.step) for d in dropped if d.complete}
     found = [(int(m[1]), int(m[2])) for path in _listed(folder) if (m := NAMED.fullmatch(path.name))]
-    for place in sorted(found, reverse=True):
-        if place > max(known, default=(0, 0)):
-            path = folder / folder_name(*place)
+    for key in sorted(found, reverse=True):
+        if key > max(known, default=(0, 0)):
+            path = folder / folder_name(*key)
             with contextlib.suppress(ValueError):
                 if manifest.read(path).identity.run != run.run:
                     continue  # another run's, which somebody put here

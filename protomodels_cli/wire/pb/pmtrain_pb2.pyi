@@ -52,28 +52,28 @@ class ReachabilityReply(_message.Message):
     def __init__(self, reachable: bool = ..., host: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class PeerMessage(_message.Message):
-    __slots__ = ("register", "done", "basis_taken", "leaving", "trouble", "beat", "part_failed", "snapshot_lost", "fetched")
+    __slots__ = ("register", "done", "basis_taken", "leaving", "trouble", "heartbeat", "part_failed", "snapshot_lost", "prefetched")
     REGISTER_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
     BASIS_TAKEN_FIELD_NUMBER: _ClassVar[int]
     LEAVING_FIELD_NUMBER: _ClassVar[int]
     TROUBLE_FIELD_NUMBER: _ClassVar[int]
-    BEAT_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     PART_FAILED_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_LOST_FIELD_NUMBER: _ClassVar[int]
-    FETCHED_FIELD_NUMBER: _ClassVar[int]
+    PREFETCHED_FIELD_NUMBER: _ClassVar[int]
     register: Register
     done: Done
     basis_taken: BasisTaken
     leaving: Leaving
     trouble: Trouble
-    beat: Beat
+    heartbeat: Heartbeat
     part_failed: PartFailed
     snapshot_lost: SnapshotLost
-    fetched: Part
-    def __init__(self, register: _Optional[_Union[Register, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., basis_taken: _Optional[_Union[BasisTaken, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., trouble: _Optional[_Union[Trouble, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., part_failed: _Optional[_Union[PartFailed, _Mapping]] = ..., snapshot_lost: _Optional[_Union[SnapshotLost, _Mapping]] = ..., fetched: _Optional[_Union[Part, _Mapping]] = ...) -> None: ...
+    prefetched: Part
+    def __init__(self, register: _Optional[_Union[Register, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., basis_taken: _Optional[_Union[BasisTaken, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., trouble: _Optional[_Union[Trouble, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., part_failed: _Optional[_Union[PartFailed, _Mapping]] = ..., snapshot_lost: _Optional[_Union[SnapshotLost, _Mapping]] = ..., prefetched: _Optional[_Union[Part, _Mapping]] = ...) -> None: ...
 
-class Beat(_message.Message):
+class Heartbeat(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
@@ -236,28 +236,28 @@ class Trouble(_message.Message):
     def __init__(self, what: _Optional[str] = ..., about: _Optional[int] = ..., generation: _Optional[int] = ..., kind: _Optional[str] = ...) -> None: ...
 
 class CoordinatorMessage(_message.Message):
-    __slots__ = ("spare", "place", "turn", "feed", "basis", "dismissal", "hold_on", "keep", "beat", "number")
+    __slots__ = ("spare", "assignment", "turn", "feed", "basis", "dismissal", "wait", "keep", "heartbeat", "number")
     SPARE_FIELD_NUMBER: _ClassVar[int]
-    PLACE_FIELD_NUMBER: _ClassVar[int]
+    ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
     TURN_FIELD_NUMBER: _ClassVar[int]
     FEED_FIELD_NUMBER: _ClassVar[int]
     BASIS_FIELD_NUMBER: _ClassVar[int]
     DISMISSAL_FIELD_NUMBER: _ClassVar[int]
-    HOLD_ON_FIELD_NUMBER: _ClassVar[int]
+    WAIT_FIELD_NUMBER: _ClassVar[int]
     KEEP_FIELD_NUMBER: _ClassVar[int]
-    BEAT_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     spare: Spare
-    place: Place
+    assignment: Assignment
     turn: Turn
     feed: Feed
     basis: NewBasis
     dismissal: Dismissal
-    hold_on: HoldOn
+    wait: Wait
     keep: Keep
-    beat: Beat
+    heartbeat: Heartbeat
     number: int
-    def __init__(self, spare: _Optional[_Union[Spare, _Mapping]] = ..., place: _Optional[_Union[Place, _Mapping]] = ..., turn: _Optional[_Union[Turn, _Mapping]] = ..., feed: _Optional[_Union[Feed, _Mapping]] = ..., basis: _Optional[_Union[NewBasis, _Mapping]] = ..., dismissal: _Optional[_Union[Dismissal, _Mapping]] = ..., hold_on: _Optional[_Union[HoldOn, _Mapping]] = ..., keep: _Optional[_Union[Keep, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., number: _Optional[int] = ...) -> None: ...
+    def __init__(self, spare: _Optional[_Union[Spare, _Mapping]] = ..., assignment: _Optional[_Union[Assignment, _Mapping]] = ..., turn: _Optional[_Union[Turn, _Mapping]] = ..., feed: _Optional[_Union[Feed, _Mapping]] = ..., basis: _Optional[_Union[NewBasis, _Mapping]] = ..., dismissal: _Optional[_Union[Dismissal, _Mapping]] = ..., wait: _Optional[_Union[Wait, _Mapping]] = ..., keep: _Optional[_Union[Keep, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., number: _Optional[int] = ...) -> None: ...
 
 class Spare(_message.Message):
     __slots__ = ("why", "kind")
@@ -267,7 +267,7 @@ class Spare(_message.Message):
     kind: str
     def __init__(self, why: _Optional[str] = ..., kind: _Optional[str] = ...) -> None: ...
 
-class HoldOn(_message.Message):
+class Wait(_message.Message):
     __slots__ = ("why", "kind")
     WHY_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
@@ -293,8 +293,8 @@ class SnapshotName(_message.Message):
     step: int
     def __init__(self, lineage: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
 
-class Place(_message.Message):
-    __slots__ = ("task", "generation", "stage", "layers_per_stage", "basis", "t_fixed", "previous", "next", "lineage", "step", "keep", "decision", "restore", "owed")
+class Assignment(_message.Message):
+    __slots__ = ("task", "generation", "stage", "layers_per_stage", "basis", "t_fixed", "previous", "next", "lineage", "step", "reuse", "decision", "restore", "owed")
     TASK_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
@@ -305,7 +305,7 @@ class Place(_message.Message):
     NEXT_FIELD_NUMBER: _ClassVar[int]
     LINEAGE_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
-    KEEP_FIELD_NUMBER: _ClassVar[int]
+    REUSE_FIELD_NUMBER: _ClassVar[int]
     DECISION_FIELD_NUMBER: _ClassVar[int]
     RESTORE_FIELD_NUMBER: _ClassVar[int]
     OWED_FIELD_NUMBER: _ClassVar[int]
@@ -319,11 +319,11 @@ class Place(_message.Message):
     next: _containers.RepeatedCompositeFieldContainer[Route]
     lineage: int
     step: int
-    keep: bool
+    reuse: bool
     decision: Decision
     restore: Restore
     owed: int
-    def __init__(self, task: _Optional[int] = ..., generation: _Optional[int] = ..., stage: _Optional[int] = ..., layers_per_stage: _Optional[_Iterable[int]] = ..., basis: _Optional[_Union[Basis, _Mapping]] = ..., t_fixed: _Optional[_Union[Table, _Mapping]] = ..., previous: _Optional[_Iterable[_Union[Route, _Mapping]]] = ..., next: _Optional[_Iterable[_Union[Route, _Mapping]]] = ..., lineage: _Optional[int] = ..., step: _Optional[int] = ..., keep: bool = ..., decision: _Optional[_Union[Decision, _Mapping]] = ..., restore: _Optional[_Union[Restore, _Mapping]] = ..., owed: _Optional[int] = ...) -> None: ...
+    def __init__(self, task: _Optional[int] = ..., generation: _Optional[int] = ..., stage: _Optional[int] = ..., layers_per_stage: _Optional[_Iterable[int]] = ..., basis: _Optional[_Union[Basis, _Mapping]] = ..., t_fixed: _Optional[_Union[Table, _Mapping]] = ..., previous: _Optional[_Iterable[_Union[Route, _Mapping]]] = ..., next: _Optional[_Iterable[_Union[Route, _Mapping]]] = ..., lineage: _Optional[int] = ..., step: _Optional[int] = ..., reuse: bool = ..., decision: _Optional[_Union[Decision, _Mapping]] = ..., restore: _Optional[_Union[Restore, _Mapping]] = ..., owed: _Optional[int] = ...) -> None: ...
 
 class Restore(_message.Message):
     __slots__ = ("lineage", "step", "sha256")

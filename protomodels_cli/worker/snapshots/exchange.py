@@ -182,6 +182,6 @@ class SnapshotExchange:
                 self._say(f"cannot prefetch the run's snapshot: {e.strerror or e}")
                 return
             fetched += 1
-            self._tell(fetched=part_message(part))
+            self._tell(prefetched=part_message(part))
         if fetched:
             self._say(f"has the snapshot of step {wanted[0].step} on disk, should a stage need a holder")

@@ -61,12 +61,12 @@ class Delta(BaseCodec):
     def encode(self, message: Tensor, slot: Slot) -> list[Tensor]:
         last = slot.memory.get("last")
         change = message if last is None else message - last
-        parts = [(change / self.grid).round().clamp(-MOST, MOST).to(torch.int16)]
-        self.decode(parts, slot)
-        return parts
+        tensors = [(change / self.grid).round().clamp(-MOST, MOST).to(torch.int16)]
+        self.decode(tensors, slot)
+        return tensors
 
-    def decode(self, parts: Sequence[Tensor], slot: Slot) -> Tensor:
-        last = bounded_sum(parts[0].to(slot.dtype) * self.grid, slot.memory.get("last"))
+    def decode(self, tensors: Sequence[Tensor], slot: Slot) -> Tensor:
+        last = bounded_sum(tensors[0].to(slot.dtype) * self.grid, slot.memory.get("last"))
         slot.memory.put("last", last)
         return last
 
