@@ -102,8 +102,11 @@ class Process:
     @property
     def at_work(self) -> bool:
         """Whether it has a job, and lives, and has not said what came of it."""
+        if not self._busy or self.gone:
+            return False
+        self.wait_until_ready()
         said, _, _ = select.select([self._process.stdout], [], [], 0)
-        return self._busy and not self.gone and not said
+        return not said
 
     @property
     def stopped(self) -> bool:
