@@ -13,7 +13,7 @@ from protomodels_cli.model import loss
 from protomodels_cli.model.export import hugging_face_config, multiplied_out
 from protomodels_cli.model.llama import Head
 from protomodels_cli.model.shape import Shape
-from protomodels_cli.model.snapshot import weights
+from protomodels_cli.model.state import weights
 
 FORMS = ("reparam", "constrained", "dense")
 

@@ -14,7 +14,8 @@ from safetensors.torch import load_file
 from protomodels_cli.codecs import Carrier
 from protomodels_cli.errors import RunStopped
 from protomodels_cli.lab.reconstruct import relative
-from protomodels_cli.model.snapshot import weights, write_snapshot
+from protomodels_cli.model.snapshot import write_snapshot
+from protomodels_cli.model.state import weights
 from protomodels_cli.protocol.messages import MessageKey
 
 UPDATES = {"interval": 4, "window": 2, "delay": 1}

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from protomodels_cli.lab.results import Result, say
 from protomodels_cli.lab.small import small_reference
 from protomodels_cli.lab.vision import Cnn, Mixer, Vit, digits
-from protomodels_cli.model.snapshot import weights
+from protomodels_cli.model.state import weights
 from protomodels_cli.observe.pictures import figure, save_figure
 
 POINTS = 16

@@ -20,8 +20,8 @@ from protomodels_cli.errors import RunStopped
 from protomodels_cli.model.basis import Basis, initial_basis
 from protomodels_cli.model.precise import home_of_float64
 from protomodels_cli.model.shape import Shape, slices
-from protomodels_cli.model.snapshot import parameter_hashes
 from protomodels_cli.model.stage import Carry, InFlight, Sync, t_fixed_of
+from protomodels_cli.model.state import parameter_hashes
 from protomodels_cli.model.trainer import StageTrainer
 from protomodels_cli.protocol import steps
 from protomodels_cli.protocol.hashes import weights_sha256

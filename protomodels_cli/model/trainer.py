@@ -15,8 +15,8 @@ from protomodels_cli.model.basis import Basis
 from protomodels_cli.model.gathering import Gathering
 from protomodels_cli.model.optim import StageOptimizer
 from protomodels_cli.model.shape import Slice
-from protomodels_cli.model.snapshot import load_stage_state, part_of, stage_state
 from protomodels_cli.model.stage import Stage
+from protomodels_cli.model.state import load_stage_state, section_of, stage_state
 from protomodels_cli.protocol import steps
 from protomodels_cli.spec.schema import RunSpec
 
@@ -73,4 +73,4 @@ class StageTrainer:
     def load(self, saved: Mapping[str, Tensor]) -> None:
         load_stage_state(self.stage, self.optimizer, saved)
         if self.gathering is not None:
-            self.gathering.load(part_of(saved, "gathered"))
+            self.gathering.load(section_of(saved, "gathered"))

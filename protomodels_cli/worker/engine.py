@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file
 
 from protomodels_cli.model.basis import Basis
-from protomodels_cli.model.snapshot import parameter_hashes
+from protomodels_cli.model.state import parameter_hashes
 from protomodels_cli.protocol.messages import BadMessage, Leg
 from protomodels_cli.protocol.schedule import View, next_work
 from protomodels_cli.wire.frames import Message

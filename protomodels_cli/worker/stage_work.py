@@ -19,8 +19,8 @@ from protomodels_cli.cost.traffic import id_bytes
 from protomodels_cli.model.basis import Basis
 from protomodels_cli.model.precise import home_of_float64
 from protomodels_cli.model.shape import Shape, Slice
-from protomodels_cli.model.snapshot import basis_in, part_of
 from protomodels_cli.model.stage import InFlight
+from protomodels_cli.model.state import basis_in, section_of
 from protomodels_cli.model.trainer import StageTrainer
 from protomodels_cli.protocol import steps
 from protomodels_cli.protocol.messages import BadMessage, Leg, MessageKey
@@ -82,7 +82,7 @@ class StageWork:
     def _load(self, saved: Mapping[str, Tensor]) -> None:
         self.trainer.load(saved)
         for side, end in self.ends.items():
-            end.load(part_of(saved, f"codecs/{side}"), self.device)
+            end.load(section_of(saved, f"codecs/{side}"), self.device)
 
     def state(self) -> dict[str, Tensor]:
         """All of it, copied to the host."""
