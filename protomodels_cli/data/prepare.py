@@ -65,7 +65,7 @@ def prepare(spec: RunSpec, base: Path = Path(), apart: bool = False) -> Corpus:
 
     `apart`: in a process of its own, since training a tokenizer takes memory that this one would keep."""
     files, val_files = source_files(spec.data, "files", base), source_files(spec.data, "val_files", base)
-    if overlap := {f.resolve() for f in files} & {f.resolve() for f in val_files}:
+    if val_files and (overlap := {f.resolve() for f in files} & {f.resolve() for f in val_files}):
         raise DataError(
             f"data.val_files: {min(overlap)} is in data.files too", "train and held-out text must be disjoint"
         )

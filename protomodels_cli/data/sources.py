@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import glob
 import json
+import os
 import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -39,9 +40,11 @@ def builtin_files() -> list[Path]:
         "encodings",
         "lib2to3",
     }
-    sources = sorted(
-        p for p in library.rglob("*.py") if not skipped & set(p.relative_to(library).parts) and p != topics
-    )
+    sources = []
+    for folder, below, names in os.walk(library):
+        below[:] = set(below) - skipped  # not walked: a coordinator lists these files whenever it starts
+        sources += [path for name in names if name.endswith(".py") and (path := Path(folder, name)) != topics]
+    sources.sort()
     return [topics, *sources] if topics.exists() else sources
 
 
