@@ -16,9 +16,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter
-from pydantic_core import to_json
-
+from protomodels_cli.coordinator.as_json import as_json, from_json
 from protomodels_cli.coordinator.history import RECORDS, History, Record, fold
 from protomodels_cli.coordinator.identity import Identity
 from protomodels_cli.errors import UserError
@@ -37,8 +35,6 @@ CREATE TABLE records (
 CREATE TABLE folded (id INTEGER PRIMARY KEY, at REAL NOT NULL, history TEXT NOT NULL, chain BLOB NOT NULL) STRICT;
 CREATE TABLE head (only INTEGER PRIMARY KEY CHECK (only = 1), id INTEGER NOT NULL, chain BLOB NOT NULL) STRICT;
 """
-_IDENTITY, _HISTORY = TypeAdapter(Identity), TypeAdapter(History)
-_KINDS: dict[str, TypeAdapter[Record]] = {kind: TypeAdapter(record) for kind, record in RECORDS.items()}
 
 
 class JournalError(UserError):
@@ -154,10 +150,10 @@ class _Found:
 
     def __init__(self, db: sqlite3.Connection, right: Identity):
         [body] = _only(db, "SELECT body FROM identity", "identity")
-        if (wrong := _IDENTITY.validate_json(body, strict=True).differs(right)) is not None:
+        if (wrong := from_json(Identity, body).differs(right)) is not None:
             raise ValueError(wrong)
         self.id, self.at, text, self.chain = _only(db, "SELECT id, at, history, chain FROM folded", "folded history")
-        self.history, self.loose = _HISTORY.validate_json(text, strict=True), 0
+        self.history, self.loose = from_json(History, text), 0
         if self.chain != _link(_start(body), self.id, self.at, "folded", text):
             raise ValueError("its folded history was changed")
         for number, at, kind, body, chain in db.execute("SELECT id, at, kind, body, chain FROM records ORDER BY id"):
@@ -165,9 +161,9 @@ class _Found:
                 raise ValueError(f"row {self.id + 1} is missing")
             if chain != _link(self.chain, number, at, kind, body):
                 raise ValueError(f"row {number} was changed")
-            if kind not in _KINDS:
+            if kind not in RECORDS:
                 raise ValueError(f"row {number} is of a kind that this pmtrain does not know, {kind[:40]!r}")
-            self.history = fold(self.history, _KINDS[kind].validate_json(body, strict=True))
+            self.history = fold(self.history, from_json(RECORDS[kind], body))
             self.id, self.at, self.chain, self.loose = number, at, chain, self.loose + 1
         last, chain = _only(db, "SELECT id, chain FROM head", "newest row")
         if (last, chain) != (self.id, self.chain):
@@ -234,7 +230,7 @@ def _link(before: bytes, number: int, at: float, kind: str, body: str) -> bytes:
 
 
 def _text(value: Identity | History | Record) -> str:
-    return to_json(value, inf_nan_mode="constants").decode()
+    return as_json(value).decode()
 
 
 def _checkpoint(path: Path, mode: str) -> None:

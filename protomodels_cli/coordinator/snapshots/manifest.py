@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import TypeAdapter, ValidationError
-from pydantic_core import to_json
+from pydantic import ValidationError
 
+from protomodels_cli.coordinator.as_json import as_json, from_json
 from protomodels_cli.coordinator.history import Mark
 from protomodels_cli.coordinator.identity import Identity
 from protomodels_cli.files import hash_file, write_whole
@@ -30,9 +30,6 @@ class Manifest:
     mark: Mark  # lineage, step, basis and the hashes of all parts among it
     t_fixed: tuple[int, str]  # version and hash
     files: dict[str, File]  # the parts, and the bytes of the bases that were not made from the seed
-
-
-_MANIFEST = TypeAdapter(Manifest)
 
 
 def part_name(stage: int) -> str:
@@ -57,14 +54,13 @@ def write(folder: Path, identity: Identity, mark: Mark, t_fixed: tuple[int, str]
         if (bases / name).exists():
             write_whole(folder / name, (bases / name).read_bytes())
             files[name] = File((folder / name).stat().st_size, hash_file(folder / name))
-    content = to_json(Manifest(identity, mark, t_fixed, files), indent=1, inf_nan_mode="constants")
-    write_whole(folder / MANIFEST, content)
+    write_whole(folder / MANIFEST, as_json(Manifest(identity, mark, t_fixed, files), indent=1))
 
 
 def read(folder: Path) -> Manifest:
     """Raises ValueError with the reason in words."""
     try:
-        return _MANIFEST.validate_json((folder / MANIFEST).read_bytes(), strict=True)
+        return from_json(Manifest, (folder / MANIFEST).read_bytes())
     except OSError as e:
         raise ValueError(f"{MANIFEST} cannot be read ({e.strerror})") from None
     except ValidationError as e:
