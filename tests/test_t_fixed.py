@@ -12,14 +12,20 @@ from protomodels_cli.model.basis import initial_basis
 from protomodels_cli.model.shape import slices
 from protomodels_cli.model.stage import Stage
 from protomodels_cli.model.t_fixed import TFixed
-from protomodels_cli.protocol.t_fixed import packed_signs
+from protomodels_cli.protocol import t_fixed
 
 GOLDEN = "0c989d3d4c03937617e2606df2fdd210ba10267eccabd34e7fcc93190ab1bac1"
 
 
-def test_golden_bytes():
-    """Must never change: a run's peers derive the table from its seed on whatever machine they have."""
-    assert hashlib.sha256(packed_signs(1000, 200, seed=7).tobytes()).hexdigest() == GOLDEN
+@pytest.mark.parametrize(("block", "count"), [(1, 1000), (100, 334), (1 << 20, 1)])
+def test_golden_bytes(monkeypatch, block, count):
+    """Must never change: a run's peers derive the table from its seed on whatever machine they have. However many rows
+    are made at once."""
+    monkeypatch.setattr(t_fixed, "_BLOCK", block)
+    assert hashlib.sha256(t_fixed.packed_signs(1000, 200, seed=7).tobytes()).hexdigest() == GOLDEN
+    blocks = [*t_fixed.sign_blocks(1000, 200, seed=7)]
+    assert len(blocks) == count
+    assert t_fixed.t_fixed_sha256(blocks, 1000, 200, 0.1) == TFixed(1000, 200, 0.1, 7).sha256()
 
 
 @pytest.mark.parametrize("width", [1, 7, 8, 63, 64, 65, 200])

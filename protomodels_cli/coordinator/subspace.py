@@ -14,7 +14,7 @@ from protomodels_cli.errors import UserError
 from protomodels_cli.files import write_whole
 from protomodels_cli.protocol.basis import initial_u, orthonormality_error, u_from_bytes, u_sha256
 from protomodels_cli.protocol.t_fixed import VERSION as T_FIXED_VERSION
-from protomodels_cli.protocol.t_fixed import packed_signs, t_fixed_sha256
+from protomodels_cli.protocol.t_fixed import sign_blocks, t_fixed_sha256
 from protomodels_cli.spec.schema import RunSpec
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 
@@ -34,8 +34,8 @@ class Subspace:
         self._spec, self._folder = spec, folder
         self._width, self._k, self._dtype = spec.model.width, spec.subspace.k, spec.compute.dtype
         table = spec.subspace.t_fixed
-        signs = packed_signs(spec.vocab_size, self._width, table.seed)
-        self.t_fixed_sha256 = t_fixed_sha256(signs, self._width, table.scale)
+        signs = sign_blocks(spec.vocab_size, self._width, table.seed)
+        self.t_fixed_sha256 = t_fixed_sha256(signs, spec.vocab_size, self._width, table.scale)
         folder.mkdir(exist_ok=True)
         first = initial_u(self._width, self._k, spec.seed, self._dtype)
         self._bases = {0: _Kept(first.tobytes(), u_sha256(first))}

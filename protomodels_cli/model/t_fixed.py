@@ -25,4 +25,4 @@ class TFixed:
 
     def sha256(self) -> str:
         """Hash of the bytes in use."""
-        return t_fixed_sha256(self.signs.cpu().numpy(), self.width, self.scale)
+        return t_fixed_sha256([self.signs.cpu().numpy()], self.vocab_size, self.width, self.scale)
