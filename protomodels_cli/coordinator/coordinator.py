@@ -49,10 +49,11 @@ class Coordinator:
         self.spec, self.run_dir, self.say = run_dir.spec, run_dir, say
         self._events: asyncio.Queue[events.Event] = asyncio.Queue()
         self._teller: Teller[notices.Notice] = Teller(sentence, logs.COORDINATOR, say)
-        self._subspace = Subspace(self.spec, run_dir.path / BASES) if self.spec.subspace.has_basis else None
+        bases, has_basis = run_dir.path / BASES, self.spec.subspace.has_basis
+        self._subspace = Subspace(self.spec, bases, run_dir.resumed) if has_basis else None
         basis, t_fixed = ("", (0, "")) if self._subspace is None else self._first_hashes(self._subspace)
         self.state = machine.start(self.spec, basis, t_fixed)
-        self._snapshots = Snapshots(run_dir.path / SNAPSHOTS, run_dir.identity, t_fixed, run_dir.path / BASES)
+        self._snapshots = Snapshots(run_dir.path / SNAPSHOTS, run_dir.identity, t_fixed, bases)
         self._uploads = Uploads(lambda: self.state, self._subspace, self._snapshots, self.tell, self._fail)
         self._service = Service(self.spec, run_dir, self.tell, self._uploads, self._status)
         self._dispatch = Dispatch(self._service, Feed(self.spec, corpus), self._subspace)

@@ -30,15 +30,20 @@ class _Kept:
 class Subspace:
     """Only for forms that have one."""
 
-    def __init__(self, spec: RunSpec, folder: Path):
+    def __init__(self, spec: RunSpec, folder: Path, resumed: bool):
         self._spec, self._folder = spec, folder
         self._width, self._k, self._dtype = spec.model.width, spec.subspace.k, spec.compute.dtype
         table = spec.subspace.t_fixed
         signs = sign_blocks(spec.vocab_size, self._width, table.seed)
         self.t_fixed_sha256 = t_fixed_sha256(signs, spec.vocab_size, self._width, table.scale)
         folder.mkdir(exist_ok=True)
-        first = initial_u(self._width, self._k, spec.seed, self._dtype)
-        self._bases = {0: _Kept(first.tobytes(), u_sha256(first))}
+        self._bases = {0: self._read(0) if resumed and self._file(0).exists() else self._make_first()}
+
+    def _make_first(self) -> _Kept:
+        """Once per run: the last bits of QR differ by platform, and a run may be continued on another machine."""
+        first = initial_u(self._width, self._k, self._spec.seed, self._dtype)
+        write_whole(self._file(0), first.tobytes())
+        return _Kept(first.tobytes(), u_sha256(first))
 
     @property
     def basis_bytes(self) -> int:
@@ -59,21 +64,22 @@ class Subspace:
 
     def load(self, version: int, sha256: str) -> None:
         """One that was accepted before."""
-        if version in self._bases:
-            return
-        try:
-            content = self._file(version).read_bytes()
-            found = u_sha256(u_from_bytes(content, (self._width, self._k), self._dtype))
-        except (OSError, ValueError) as e:
-            raise UserError(f"{self._file(version)} cannot be read: {e}", "put it back from a copy") from None
-        if found != sha256:
+        if version not in self._bases:
+            self._bases[version] = self._read(version)
+        if self._bases[version].sha256 != sha256:
             raise UserError(
                 f"{self._file(version)} is damaged: not the basis of the journal", "put it back from a copy"
             )
-        self._bases[version] = _Kept(content, sha256)
+
+    def _read(self, version: int) -> _Kept:
+        try:
+            content = self._file(version).read_bytes()
+            return _Kept(content, u_sha256(u_from_bytes(content, (self._width, self._k), self._dtype)))
+        except (OSError, ValueError) as e:
+            raise UserError(f"{self._file(version)} cannot be read: {e}", "put it back from a copy") from None
 
     def forget(self, current: int, needed: set[int]) -> None:
-        """Older ones, but for these and the first, which is made from the seed. A newer one may be adopted just now."""
+        """Older ones, but for these and the first, with which the run began. A newer one may be adopted just now."""
         for old in [v for v in self._bases if 0 < v < current and v not in needed]:
             del self._bases[old]
             self._file(old).unlink(missing_ok=True)

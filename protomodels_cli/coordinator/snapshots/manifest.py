@@ -29,7 +29,7 @@ class Manifest:
     identity: Identity
     mark: Mark  # lineage, step, basis and the hashes of all parts among it
     t_fixed: tuple[int, str]  # version and hash
-    files: dict[str, File]  # the parts, and the bytes of the bases that were not made from the seed
+    files: dict[str, File]  # the parts, and the bytes of the bases but the first
 
 
 def part_name(stage: int) -> str:
@@ -41,7 +41,7 @@ def basis_name(version: int) -> str:
 
 
 def bases_of(mark: Mark) -> list[int]:
-    """Versions of those that a run needs to go on from here; the first is made from the seed."""
+    """Versions of those that a run needs to go on from here, but the first, which every run has."""
     versions = [mark.basis_version, *([] if mark.next_basis is None else [mark.next_basis.version])]
     return [version for version in versions if version > 0]
 
