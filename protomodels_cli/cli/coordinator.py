@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from pathlib import Path
 from typing import Annotated
 
@@ -47,6 +48,7 @@ def coordinator(
     """Lead a run: hand out stages, grant steps, keep the books. Needs no GPU.
 
     The same command again continues a run that was interrupted."""
+    gc.disable()  # what is imported stays: looking for garbage among it is a tenth of a restart's time
     from protomodels_cli.spec import load_spec
 
     if rebuild and run_dir is None:
@@ -64,6 +66,8 @@ def coordinator(
     from protomodels_cli.data.prepare import prepare
     from protomodels_cli.wire.channels import bind_address, own_address
 
+    gc.freeze()
+    gc.enable()
     path = claim_or_find(run_dir, spec)
     if resume and not holds_a_run(path):
         raise UserError(f"{path} holds no run to continue", "name the run's directory with --run-dir")

@@ -22,7 +22,7 @@ from protomodels_cli.coordinator.identity import Identity
 from protomodels_cli.errors import UserError
 from protomodels_cli.files import put_in_place
 
-FOLD_EVERY = 5000  # records
+FOLD_EVERY = 1000  # records, which are read back in some 25 ms
 COPY_EVERY = 500  # writes
 LONGEST_LOG = 32 << 20  # bytes
 
