@@ -128,7 +128,7 @@ def test_exit_codes_are_documented():
 
 
 LAYERS = (  # each may import from those before it, and from its own
-    {"errors", "files", "retry", "counter", "lazy", "plugins"},
+    {"errors", "files", "retry", "counter", "lazy", "plugins", "quantities"},
     {"protocol"},
     {"forms"},
     {"codecs"},

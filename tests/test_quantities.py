@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protomodels_cli.observe.quantities import count, duration, figures, plural, rate, size
+from protomodels_cli.quantities import count, duration, figures, plural, rate, size
 
 
 @pytest.mark.parametrize(

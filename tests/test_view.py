@@ -10,8 +10,8 @@ import pytest
 from rich.console import Console
 
 from protomodels_cli.observe import progress
-from protomodels_cli.observe.quantities import duration
 from protomodels_cli.observe.view import picture
+from protomodels_cli.quantities import duration
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 
 

@@ -18,7 +18,7 @@ from protomodels_cli.cost.memory import StageMemory
 from protomodels_cli.errors import OptionError
 from protomodels_cli.forms import form_named
 from protomodels_cli.observe.metrics import strict
-from protomodels_cli.observe.quantities import duration, rate, size
+from protomodels_cli.quantities import duration, rate, size
 from protomodels_cli.spec.cut import even_cut
 from protomodels_cli.spec.link import parse_link
 from protomodels_cli.spec.load import load_spec, spec_from, with_absolute_paths

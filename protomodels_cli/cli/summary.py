@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from protomodels_cli.observe.quantities import duration, rate, size
+from protomodels_cli.quantities import duration, rate, size
 from protomodels_cli.spec.schema import RunSpec
 
 

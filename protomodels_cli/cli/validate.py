@@ -59,7 +59,7 @@ def _summary(spec: Any) -> dict[str, Any]:
 
 
 def _sentence(spec: Any) -> str:
-    from protomodels_cli.observe.quantities import count, size
+    from protomodels_cli.quantities import count, size
 
     s = _summary(spec)
     sent = s["boundary_bytes_per_token"]

@@ -8,7 +8,7 @@ from typing import assert_never
 from protomodels_cli.coordinator import notices as n
 from protomodels_cli.coordinator import reasons as r
 from protomodels_cli.coordinator import refusals as no
-from protomodels_cli.observe.quantities import duration, plural, size
+from protomodels_cli.quantities import duration, plural, size
 
 CONTINUE = "continue with `pmtrain resume RUN_DIR`"
 

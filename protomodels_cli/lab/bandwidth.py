@@ -19,7 +19,7 @@ from protomodels_cli.lab.frontier_report import steps_to
 from protomodels_cli.lab.results import Result
 from protomodels_cli.lab.runs import SCALES, Bench, Recipe, Run, Scale
 from protomodels_cli.observe.pictures import figure, save_figure
-from protomodels_cli.observe.quantities import rate
+from protomodels_cli.quantities import rate
 from protomodels_cli.spec.schema import LinkSpec, RunSpec
 from protomodels_cli.worker.device import measure_flops
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from protomodels_cli.observe.quantities import duration, rate
+from protomodels_cli.quantities import duration, rate
 
 EVERY = 2.0  # seconds between two steps that are shown
 

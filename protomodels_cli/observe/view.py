@@ -9,7 +9,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from protomodels_cli.observe.quantities import duration, plural, rate, size
+from protomodels_cli.quantities import duration, plural, rate, size
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 
 LONG = 2.0  # seconds of waiting in a running run that are worth a word

@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 
 from protomodels_cli.errors import UserError
-from protomodels_cli.observe.quantities import duration
+from protomodels_cli.quantities import duration
 from protomodels_cli.retry import Backoff
 from protomodels_cli.wire.client import Refused, in_words
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb

@@ -24,7 +24,7 @@ from protomodels_cli import PROTOCOL, __version__
 from protomodels_cli.cost.memory import StageMemory
 from protomodels_cli.errors import UserError
 from protomodels_cli.observe import logs
-from protomodels_cli.observe.quantities import rate, size
+from protomodels_cli.quantities import rate, size
 from protomodels_cli.retry import Backoff, retry
 from protomodels_cli.spec.cut import layers_per_stage
 from protomodels_cli.spec.load import spec_from

@@ -19,8 +19,8 @@ from protomodels_cli.coordinator.subspace import Subspace
 from protomodels_cli.cost.memory import StageMemory
 from protomodels_cli.files import hash_file
 from protomodels_cli.observe.logs import SNAPSHOTS
-from protomodels_cli.observe.quantities import size
 from protomodels_cli.protocol import steps
+from protomodels_cli.quantities import size
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 
 ROOM_FOR_NAMES = 1 << 20  # beside the numbers of a snapshot's part
