@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any, TypeVar
 
 from pydantic import TypeAdapter
 from pydantic_core import to_json
 
 T = TypeVar("T")
+_CHECKERS: dict[type, TypeAdapter[Any]] = {}  # made when needed: most kinds of records are rare, and a restart waits
 
 
 def as_json(value: Any, indent: int | None = None) -> bytes:
@@ -17,10 +17,7 @@ def as_json(value: Any, indent: int | None = None) -> bytes:
 
 def from_json(kind: type[T], content: str | bytes) -> T:
     """Raises pydantic's ValidationError, which is a ValueError."""
-    return _checker(kind).validate_json(content, strict=True)
-
-
-@cache
-def _checker(kind: type[T]) -> TypeAdapter[T]:
-    """Made when it is needed: a coordinator that comes back waits for it, and most kinds of records are rare."""
-    return TypeAdapter(kind)
+    if kind not in _CHECKERS:
+        _CHECKERS[kind] = TypeAdapter(kind)
+    checked: T = _CHECKERS[kind].validate_json(content, strict=True)
+    return checked

@@ -36,5 +36,5 @@ def t_fixed_sha256(blocks: Iterable[np.ndarray], vocab_size: int, width: int, sc
     """Hash of a table's bytes, with the scale and version that give them their meaning."""
     digest = hashlib.sha256(f"t_fixed {VERSION} {vocab_size} {width} {scale!r}\n".encode())
     for block in blocks:
-        digest.update(block.reshape(-1))
+        digest.update(block.data)
     return digest.hexdigest()
