@@ -17,17 +17,19 @@ class UserError(Exception):
 
     exit_code = EXIT_OUTSIDE
 
-    def __init__(self, what: str, fix: str):
+    def __init__(self, what: str, fix: str, *, kind: str = ""):
         super().__init__(f"{what}\n    fix:  {fix}")
+        self.kind = kind  # what programs and tests read
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _said_again, (type(self), str(self))
+        return _rebuilt, (type(self), str(self), self.kind)
 
 
-def _said_again(kind: type[UserError], text: str) -> UserError:
+def _rebuilt(error_type: type[UserError], text: str, kind: str) -> UserError:
     """An error that came from another process."""
-    error = kind.__new__(kind)
+    error = error_type.__new__(error_type)
     Exception.__init__(error, text)
+    error.kind = kind
     return error
 
 

@@ -71,10 +71,10 @@ async def test_mutual_tls_through_the_relay_and_again_after_it_broke(authority):
         door.forbid(TICKET)
         assert await to_the_end(third[0]) == b""
         await until(lambda: acceptor.problem is not None)
-        assert "ticket is not valid" in acceptor.problem
+        assert acceptor.error.kind == "unknown_ticket"
         with pytest.raises((ConnectionError, ssl.SSLError)):
             await transfer(1)
-        assert "ticket is not valid" in dialler.problem
+        assert dialler.error.kind == "unknown_ticket"
         door.allow(TICKET)
         await transfer(1000)
         await acceptor.close()
@@ -91,7 +91,8 @@ async def test_an_acceptor_waits_for_its_relay_to_come_back(authority, monkeypat
         acceptor = RelayedAcceptor((HERE, port), TICKET, (HERE, target_port))
         acceptor.start()
         await until(lambda: acceptor.problem is not None)
-        assert f"relay 127.0.0.1 port {port}" in acceptor.problem
+        assert f"127.0.0.1:{port}" in acceptor.problem
+        assert isinstance(acceptor.error, ConnectionRefusedError)
         door = Door(authority.certificate_pem, (HERE, 1), QUICK)
         await door.open(HERE, port)
         door.allow(TICKET)
@@ -107,10 +108,10 @@ async def test_an_acceptor_waits_for_its_relay_to_come_back(authority, monkeypat
 @in_loop
 async def test_a_ticket_is_needed_and_can_be_withdrawn(authority):
     async with a_door(authority) as (door, port):
-        with pytest.raises(RelayError, match="ticket is not valid") as error:
+        with pytest.raises(RelayError, match=f":{port}") as error:
             await dial_relay(HERE, port, TICKET, "dial")
-        assert error.value.exit_code == EXIT_REFUSED
-        assert door.refused == {"unknown ticket": 1}
+        assert (error.value.kind, error.value.exit_code) == ("unknown_ticket", EXIT_REFUSED)
+        assert door.refused == {"unknown_ticket": 1}
         assert await answer_to(port, b"PMTRAIN 1 RELAY a-ticket_1 accept\n") == b"UNKNOWN\n"
         door.allow(TICKET)
         waits = asyncio.create_task(answer_to(port, b"PMTRAIN 1 RELAY a-ticket_1 accept\n"))
@@ -118,11 +119,11 @@ async def test_a_ticket_is_needed_and_can_be_withdrawn(authority):
         door.forbid(TICKET)
         assert await waits == b"UNKNOWN\n"
         for bad in ("", "a b", "a\n", "t" * 65):
-            with pytest.raises(ValueError, match="a ticket has"):
+            with pytest.raises(ValueError, match="64"):
                 door.allow(bad)
-            with pytest.raises(ValueError, match="a ticket has"):
+            with pytest.raises(ValueError, match="64"):
                 await dial_relay(HERE, port, bad, "dial")
-            with pytest.raises(ValueError, match="a ticket has"):
+            with pytest.raises(ValueError, match="64"):
                 RelayedAcceptor((HERE, port), bad, (HERE, port))
 
 
@@ -131,8 +132,9 @@ async def test_who_waits_alone_is_told_so(authority):
     async with a_door(authority) as (door, port):
         door.allow(TICKET)
         began = time.monotonic()
-        with pytest.raises(RelayError, match="the other peer did not come"):
+        with pytest.raises(RelayError) as error:
             await dial_relay(HERE, port, TICKET, "dial")
+        assert error.value.kind == "other_peer_missing"
         assert QUICK.relay_seconds * 0.9 < time.monotonic() - began < 5
         assert not door.refused  # waiting in vain is no offence
 
@@ -173,8 +175,9 @@ async def test_nobody_is_connected_to_someone_who_has_left(authority, rudely):
             writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
         writer.transport.abort()
         await until(lambda: waits.stream[0].at_eof() or waits.stream[1].is_closing(), "it is not known to have left")
-        with pytest.raises(RelayError, match="did not come"):
+        with pytest.raises(RelayError) as error:
             await dial_relay(HERE, port, TICKET, "dial")
+        assert error.value.kind == "other_peer_missing"
 
 
 @in_loop

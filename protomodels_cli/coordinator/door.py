@@ -1,6 +1,6 @@
 """The one public TCP port: hands out the CA, splices relayed links, passes TLS on to gRPC on loopback.
 
-It bounds what a stranger can make us hold before a handshake. It must not know keys, tokens, gRPC or what peers say.
+Limits what a stranger can make us hold before a handshake. Must not know keys, tokens, gRPC or messages.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from protomodels_cli.errors import UserError
 from protomodels_cli.observe.logs import WIRE
 from protomodels_cli.wire.join_link import ASK_AUTHORITY, address
 from protomodels_cli.wire.relay import RELAY, WAIT_SECONDS, Address, Meetings, Role
-from protomodels_cli.wire.splice import BACK, Stream, Watch, say, splice, tune
+from protomodels_cli.wire.splice import BACK, Stream, Watch, send_last, splice, tune
 
 TLS_RECORD = b"\x16\x03"  # a handshake record of any TLS version
 FILES_EACH = 3  # descriptors a connection takes: the caller's, ours to gRPC, and gRPC's end of that
@@ -39,11 +39,11 @@ class DoorLimits:
 
 
 class _Refused(Exception):
-    """Cut this connection; the argument is the reason to count it under."""
+    """Cut this connection; the argument is the kind of refusal that is counted."""
 
 
 class Door:
-    """Counters: `refused` by reason, and `connections` that are open now."""
+    """Counters: `refused` by kind, and `connections` that are open now."""
 
     def __init__(self, authority_pem: bytes, backend: Address, limits: DoorLimits = DoorLimits()):
         self.limits = limits
@@ -99,14 +99,14 @@ class Door:
         peer = writer.get_extra_info("peername")
         caller = _plain_ip(peer[0]) if peer else None  # None: gone again already
         neighbourhood = _neighbourhood(caller) if caller else ""
-        reason = None
+        kind = None
         if len(self._tasks) >= self._most:
-            reason = "too many connections"
+            kind = "too_many_connections"
         elif self._by_neighbourhood[neighbourhood] >= self.limits.connections_per_address:
-            reason = "too many connections from one address"
-        if reason or caller is None or self._server is None or not self._server.is_serving():
-            if reason:
-                self._refuse(reason, caller)
+            kind = "too_many_from_one_address"
+        if kind or caller is None or self._server is None or not self._server.is_serving():
+            if kind:
+                self._refuse(kind, caller)
             writer.transport.abort()
             return
         self._by_neighbourhood[neighbourhood] += 1
@@ -114,9 +114,9 @@ class Door:
         self._tasks.add(task)
         task.add_done_callback(lambda done: self._went(done, neighbourhood))
 
-    def _refuse(self, reason: str, caller: str | None) -> None:
-        self.refused[reason] += 1
-        WIRE.debug("refused a connection from %s: %s", caller, reason)
+    def _refuse(self, kind: str, caller: str | None) -> None:
+        self.refused[kind] += 1
+        WIRE.debug("refused a connection from %s: %s", caller, kind)
 
     def _went(self, task: asyncio.Task[None], neighbourhood: str) -> None:
         self._tasks.discard(task)
@@ -131,31 +131,31 @@ class Door:
             if opening == TLS_RECORD:
                 await self._to_backend(stream, caller)
             elif opening == ASK_AUTHORITY:
-                await say(stream[1], self._authority_pem)
+                await send_last(stream[1], self._authority_pem)
             elif relay := RELAY.fullmatch(opening):
                 if not await self._meetings.attend(stream, relay[1].decode(), relay[2].decode()):
-                    raise _Refused("unknown ticket")
+                    raise _Refused("unknown_ticket")
             else:
-                raise _Refused("garbage")
+                raise _Refused("unknown_request")
         except _Refused as refusal:
             self._refuse(str(refusal), caller)
         except OSError:
-            pass  # it hung up on us: their right, and no news
+            pass  # the caller closed the connection: nothing to report
         finally:
             stream[1].transport.abort()
 
     async def _opening(self, reader: StreamReader) -> bytes:
-        """The first two bytes of TLS, or the first line; not a byte more, the rest belongs to the other side."""
+        """The first two bytes of TLS, or the first line; not a byte more: the rest is for gRPC or the other peer."""
         try:
             async with asyncio.timeout(self.limits.first_seconds):
                 opening = await reader.readexactly(2)
                 while opening != TLS_RECORD and not opening.endswith(b"\n"):
                     if len(opening) >= self.limits.line_bytes:
-                        raise _Refused("line too long")
+                        raise _Refused("line_too_long")
                     opening += await reader.readexactly(1)
                 return opening
         except (TimeoutError, asyncio.IncompleteReadError):
-            raise _Refused("said nothing") from None
+            raise _Refused("no_request") from None
 
     async def _to_backend(self, client: Stream, caller: str) -> None:
         clock = asyncio.timeout(self.limits.handshake_seconds)
@@ -165,14 +165,14 @@ class Door:
                 try:
                     backend = await asyncio.open_connection(*self._backend)
                 except OSError:
-                    raise _Refused("backend not there") from None
+                    raise _Refused("backend_unavailable") from None
                 tune(backend[1])
                 port = backend[1].get_extra_info("sockname")[1]
                 self._callers[port] = (caller, client[1])
                 backend[1].write(TLS_RECORD)
                 await splice(client, backend, _handshake(clock, self.limits.handshake_bytes))
         except TimeoutError:
-            raise _Refused("handshake too slow") from None
+            raise _Refused("handshake_too_slow") from None
         finally:
             # The port may be a newer connection's by now.
             if port is not None and self._callers.get(port) == (caller, client[1]):
@@ -190,7 +190,7 @@ def _handshake(clock: asyncio.Timeout, most: int) -> Watch:
         elif not answered:
             sent += count
             if sent > most:
-                raise _Refused("handshake too long")
+                raise _Refused("handshake_too_long")
         elif clock.when() is not None and not clock.expired():
             clock.reschedule(None)
 
@@ -227,10 +227,13 @@ def _room_for(connections: int) -> int:
 def _cannot_listen(error: OSError, host: str, port: int) -> UserError:
     where = f"cannot listen on {address(host, port)}"
     if error.errno == errno.EADDRINUSE:
-        return UserError(f"{where}: port {port} is taken by another program", "stop that one, or choose another port")
+        fix = "stop the other program, or choose another --port"
+        return UserError(f"{where}: another program uses port {port}", fix, kind="port_taken")
     # No number at all is how asyncio says "cannot assign" from Python 3.13 on.
     if error.errno in (errno.EADDRNOTAVAIL, None) or isinstance(error, socket.gaierror):
-        return UserError(f"{where}: this machine has no address {host}", "use 0.0.0.0 for all it has, or one of them")
+        fix = "choose one of this machine's addresses, or 0.0.0.0 for all of them"
+        return UserError(f"{where}: this machine has no address {host}", fix, kind="no_such_address")
     if error.errno in (errno.EACCES, errno.EPERM):
-        return UserError(f"{where}: port {port} is reserved for the system", "choose a port from 1024 up")
-    return UserError(f"{where}: {error.strerror or error}", "choose another host or port")
+        fix = "choose a --port of 1024 or more"
+        return UserError(f"{where}: port {port} is reserved for the system", fix, kind="port_reserved")
+    return UserError(f"{where}: {error.strerror or error}", "choose another address or port", kind="cannot_listen")

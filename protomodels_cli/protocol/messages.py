@@ -23,3 +23,7 @@ class BadMessage(ValueError):
     """A neighbour sent what cannot be; `leg` says which one, where that is not plain from who found it."""
 
     leg: Leg | None = None
+
+    def __init__(self, what: str, *, kind: str = ""):
+        super().__init__(what)
+        self.kind = kind

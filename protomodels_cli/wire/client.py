@@ -1,6 +1,6 @@
-"""The client of a coordinator: a channel that trusts one run alone, its status, its control, and its errors in words.
+"""The client of a coordinator: a channel that trusts one run's authority, the calls, and their errors.
 
-Knows how to ask. It must not know what a peer does, nor show anything.
+Knows how to call. It must not know what a peer does, nor show anything.
 """
 
 from __future__ import annotations
@@ -19,13 +19,9 @@ from protomodels_cli.wire.tls import COORDINATOR_NAME
 
 
 class Refused(UserError):
-    """The coordinator said no."""
+    """The coordinator said no; the kind is that of the reason it gave."""
 
     exit_code = EXIT_REFUSED
-
-    def __init__(self, what: str, fix: str, kind: str = ""):
-        super().__init__(what, fix)
-        self.kind = kind  # of the coordinator's reason
 
 
 class Operator:
@@ -47,13 +43,12 @@ class Operator:
 
 
 def in_words(error: grpc.aio.AioRpcError) -> UserError:
-    """A refusal carries its own sentence and fix; anything else is the network's."""
+    """A refusal carries a sentence and a fix of the coordinator's; anything else is a failure of the network."""
     what, _, fix = (error.details() or "").partition("\n")
     if error.code() in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.FAILED_PRECONDITION) and fix:
-        return Refused(what, fix, str(dict(error.trailing_metadata() or ()).get("kind", "")))
-    return UnreachableError(
-        f"the coordinator cannot be reached: {what}", "check your connection, and that it still runs"
-    )
+        return Refused(what, fix, kind=str(dict(error.trailing_metadata() or ()).get("kind", "")))
+    fix = "check this machine's connection, and that the coordinator still runs"
+    return UnreachableError(f"cannot reach the coordinator: {what}", fix, kind="unreachable")
 
 
 @asynccontextmanager
@@ -65,8 +60,8 @@ async def coordinator_channel(
         *CHANNEL_OPTIONS,
         ("grpc.ssl_target_name_override", COORDINATOR_NAME),
         ("grpc.max_receive_message_length", most_bytes),
-        # By itself gRPC waits for up to two minutes between tries: whoever comes back is looked for sooner. What it
-        # calls the least time between tries is how long one may take, also over a line that is slow or full.
+        # By default gRPC waits up to two minutes between attempts: reconnect sooner. What gRPC calls the minimum
+        # backoff is also the time that one attempt may take, which a slow or full connection needs.
         ("grpc.initial_reconnect_backoff_ms", 200),
         ("grpc.max_reconnect_backoff_ms", 1000),
         ("grpc.min_reconnect_backoff_ms", 4000),

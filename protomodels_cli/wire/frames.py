@@ -60,20 +60,20 @@ class Assembler:
     def add(self, frame: pb.Frame) -> Message | None:
         """The message that this frame completes, if it does."""
         if frame.leg not in _NAMES:
-            raise BadMessage(f"leg {frame.leg} of a frame is unknown")
+            raise BadMessage(f"a frame has the unknown leg {frame.leg}", kind="unknown_leg")
         if frame.crc != crc32(frame.payload, crc32(frame.ids)):
-            raise BadMessage("a frame was damaged on its way")
+            raise BadMessage("a frame arrived damaged (checksum mismatch)", kind="frame_damaged")
         if self._pieces:
             first = self._pieces[0]
             same = (frame.leg, frame.step, frame.microbatch) == (first.leg, first.step, first.microbatch)
             if not same or frame.ids:
-                raise BadMessage("a frame in the middle of another message")
+                raise BadMessage("a frame interrupts another message", kind="frame_out_of_order")
         if frame.more and not frame.payload:
-            raise BadMessage("an empty piece of a message")
+            raise BadMessage("a frame of a longer message is empty", kind="frame_empty")
         self._pieces.append(frame)
         self._size += len(frame.payload) + len(frame.ids)
         if self._size > self.most_bytes:
-            raise BadMessage(f"a message of more than {self.most_bytes} bytes")
+            raise BadMessage(f"a message has more than {self.most_bytes:,} bytes", kind="message_too_large")
         if frame.more:
             return None
         pieces, self._pieces, self._size = self._pieces, [], 0
@@ -81,6 +81,6 @@ class Assembler:
         first = pieces[0]
         if first.poison:
             if payload:
-                raise BadMessage("poison with a payload")
+                raise BadMessage("a poisoned message has a payload", kind="poison_with_payload")
             payload = None
         return Message(_NAMES[first.leg], first.step, first.microbatch, first.basis_version, first.ids, payload)

@@ -1,6 +1,6 @@
-"""The join link that people pass around, and the first thing done with it: fetch the CA and compare.
+"""The join link that people pass around, and the first use of it: fetch the run's CA and compare the fingerprint.
 
-Knows what the link says and how to ask a door for its CA. It must not know gRPC, nor ever send the token.
+Knows the parts of a link and how to ask a coordinator's port for the CA. Must not know gRPC, nor ever send the token.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import socket
 from dataclasses import dataclass, field
 
 from protomodels_cli.errors import EXIT_OUTSIDE, EXIT_REFUSED, EXIT_SPEC, UserError
+from protomodels_cli.quantities import duration
 from protomodels_cli.wire.tls import MAX_PEM, fingerprint_of, one_certificate
 
 LOOKS_LIKE = "pm://HOST:PORT/TOKEN#FINGERPRINT"
@@ -26,16 +27,16 @@ PASTED_AROUND = " \t\r\n'\"`<>“”‘’"  # what chats, mails and shells leav
 
 
 class LinkError(UserError):
-    """A join link that cannot be right: says which part."""
+    """A join link that cannot be right: names the part that is wrong, which is also its kind."""
 
     exit_code = EXIT_SPEC
 
-    def __init__(self, what: str, fix: str = "copy the whole link again from the coordinator's output"):
-        super().__init__(f"join link: {what}", f"{fix}; it looks like {LOOKS_LIKE}")
+    def __init__(self, kind: str, what: str, fix: str = "copy the whole link again from the coordinator's output"):
+        super().__init__(f"join link: {what}", f"{fix}; a join link has the form {LOOKS_LIKE}", kind=f"link_{kind}")
 
 
 class FingerprintError(UserError):
-    """Whoever answers is not the coordinator that the link was made by."""
+    """The server that answers is not the coordinator that made the link."""
 
     exit_code = EXIT_REFUSED
 
@@ -58,7 +59,7 @@ class JoinLink:
     def __post_init__(self) -> None:
         _check_host(self.host)
         if not 1 <= self.port <= 65535:
-            raise LinkError(f"the port is {self.port}, not between 1 and 65535")
+            raise LinkError("port", f"the port is {self.port}, and must be between 1 and 65535")
         _check_code("token", self.token, TOKEN_LENGTH)
         _check_code("fingerprint", self.fingerprint, FINGERPRINT_LENGTH)
 
@@ -69,21 +70,21 @@ class JoinLink:
     def parse(cls, text: str) -> JoinLink:
         text = text.strip(PASTED_AROUND)
         if not text:
-            raise LinkError("it is empty")
+            raise LinkError("empty", "the link is empty")
         if len(text) > MAX_LINK:
-            raise LinkError(f"it has {len(text)} characters, far too many")
+            raise LinkError("length", f"the link has {len(text)} characters, and may have {MAX_LINK} at most")
         if re.search(r"\s", text):
-            raise LinkError("there is a space or a line break in it", "paste it in one piece, on one line")
+            raise LinkError("space", "the link has a space or a line break inside", "paste the link on one line")
         if not text.startswith("pm://"):
-            raise LinkError(f"it begins with {text[:5]!r}, not with pm://")
+            raise LinkError("scheme", f"the link begins with {text[:5]!r}, and must begin with pm://")
         before, hash_mark, fingerprint = text.removeprefix("pm://").partition("#")
         where, _, token = before.partition("/")
         host, port = _host_and_port(where)
         if not token:
-            raise LinkError("the token is missing, and with it all that follows the port")
+            raise LinkError("token", "the token is missing after the port")
         if not hash_mark or not fingerprint:
-            fix = "put the link in quotes, because a shell may take # for the start of a comment, and copy all of it"
-            raise LinkError("the fingerprint is missing: there is nothing from the # on", fix)
+            fix = "copy the whole link and put it in quotes, because a shell may take # for the start of a comment"
+            raise LinkError("fingerprint", "the fingerprint is missing after the token", fix)
         return cls(host, port, token, fingerprint)
 
 
@@ -96,21 +97,25 @@ def address(host: str, port: int) -> str:
 
 
 async def fetch_authority(link: JoinLink, timeout: float = 10.0) -> bytes:
-    """The CA certificate of the run, asked of its door and held against the link's fingerprint."""
+    """The run's CA certificate, fetched from the coordinator's port and compared with the link's fingerprint."""
     where = address(link.host, link.port)
     answer = await _ask_authority(link, timeout)
     try:
         authority_pem = one_certificate(answer)
     except ValueError:
-        what = f"{where} hung up without a word" if not answer else f"{where} answers, but is no pmtrain coordinator"
-        fix = "check host and port; if they are right, it may have too many connections: try again in a minute"
-        raise UnreachableError(what, fix) from None
+        kind, what = "not_a_coordinator", "answers, but is not a pmtrain coordinator"
+        if not answer:
+            kind, what = "no_answer", "closed the connection without an answer"
+        fix = "check the host and the port; if both are right, the coordinator may have too many connections: try again"
+        raise UnreachableError(f"{where} {what}", f"{fix} in a minute", kind=kind) from None
     found = fingerprint_of(authority_pem)
     if not hmac.compare_digest(found, link.fingerprint):
         raise FingerprintError(
-            f"{where} is not the coordinator this link was made by: its fingerprint is {found}, not {link.fingerprint}",
-            "ask for a fresh link (the run may have been set up anew); if it is the same, someone sits in between: "
-            "do not join. The token was not sent",
+            f"{where} is not the coordinator that made this link: the fingerprint is {found}, and the link says "
+            f"{link.fingerprint} (the token was not sent)",
+            "ask the run's owner for a fresh join link; if the fresh link is the same as this one, someone intercepts "
+            "the connection: do not join",
+            kind="fingerprint_mismatch",
         )
     return authority_pem
 
@@ -123,41 +128,45 @@ async def _ask_authority(link: JoinLink, timeout: float) -> bytes:
             reader, writer = await asyncio.open_connection(link.host, link.port)
             writer.write(ASK_AUTHORITY)
             answer = b""
-            with contextlib.suppress(ConnectionResetError):  # a rude way to hang up
+            with contextlib.suppress(ConnectionResetError):  # one way to close a connection
                 # One byte too many is kept, so that a long answer is refused and not cut to something that fits.
                 while len(answer) <= MAX_PEM and (chunk := await reader.read(MAX_PEM + 1 - len(answer))):
                     answer += chunk
             return answer
     except TimeoutError:
-        what, fix = f"no answer from {where} within {timeout:g} s", "check that a firewall or router lets the port in"
+        kind, what = "timeout", f"no answer from {where} within {duration(timeout)}"
+        fix = "check that the coordinator's firewall and router let the port through"
     except socket.gaierror:
-        what, fix = f"there is no host {link.host!r}", "check the host's spelling and your own connection"
+        kind, what = "unknown_host", f"cannot resolve the host {link.host!r}"
+        fix = "check the spelling of the host, and this machine's connection"
     except ConnectionRefusedError:
-        what, fix = f"nothing listens at {where}", "check that the coordinator runs and that the port is right"
+        kind, what = "connection_refused", f"nothing listens at {where}"
+        fix = "check that the coordinator runs, and that the port is right"
     except OSError as error:
-        what, fix = f"cannot reach {where}: {error.strerror or error}", "check host and port, and your own connection"
+        kind, what = "unreachable", f"cannot reach {where}: {error.strerror or error}"
+        fix = "check the host and the port, and this machine's connection"
     finally:
         if writer is not None:
             writer.transport.abort()
-    raise UnreachableError(what, fix)
+    raise UnreachableError(what, fix, kind=kind)
 
 
 def _host_and_port(where: str) -> tuple[str, int]:
     if where.startswith("["):
         host, bracket, rest = where[1:].partition("]")
         if not bracket:
-            raise LinkError(f"the host {where!r} opens a bracket and does not close it")
+            raise LinkError("host", f"the host {where!r} opens a bracket and does not close it")
         colon, port = rest[:1], rest[1:]
     else:
         host, colon, port = where.rpartition(":") if ":" in where else (where, "", "")
         if ":" in host:
-            raise LinkError(f"the host {where!r} has several colons", "write an IPv6 address in brackets")
+            raise LinkError("host", f"the host {where!r} has several colons", "write an IPv6 address in brackets")
     if not host:
-        raise LinkError("the host is missing")
+        raise LinkError("host", "the host is missing after pm://")
     if colon != ":" or not port:
-        raise LinkError(f"the port is missing after the host {host!r}")
+        raise LinkError("port", f"the port is missing after the host {host!r}")
     if not re.fullmatch(r"[0-9]{1,5}", port):
-        raise LinkError(f"the port is {port[:20]!r}, not a number")
+        raise LinkError("port", f"the port is {port[:20]!r}, and must be a number")
     return host, int(port)
 
 
@@ -166,16 +175,16 @@ def _check_host(host: str) -> None:
         try:
             zone = ipaddress.IPv6Address(host).scope_id
         except ValueError:
-            raise LinkError(f"the host {host[:60]!r} is not an IPv6 address") from None
+            raise LinkError("host", f"the host {host[:60]!r} is not an IPv6 address") from None
         if zone is not None:
-            raise LinkError(f"the host {host[:60]!r} names a network card, which others do not have")
+            raise LinkError("host", f"the host {host[:60]!r} names a network card, which other machines do not have")
     elif not HOST.fullmatch(host):
-        raise LinkError(f"the host {host[:60]!r} is not a name or an address")
+        raise LinkError("host", f"the host {host[:60]!r} is neither a name nor an address")
 
 
 def _check_code(part: str, code: str, length: int) -> None:
     """The code itself is never shown: it may be a good token."""
     if not re.fullmatch(r"[A-Za-z0-9_-]*", code):
-        raise LinkError(f"the {part} has a character other than letters, digits, - and _")
+        raise LinkError(part, f"the {part} may have letters, digits, - and _ only")
     if len(code) != length:
-        raise LinkError(f"the {part} has {len(code)} characters instead of {length}")
+        raise LinkError(part, f"the {part} has {len(code)} characters, and must have {length}")

@@ -16,7 +16,8 @@ from typing import Any, Literal
 
 from protomodels_cli.errors import EXIT_REFUSED, UserError
 from protomodels_cli.retry import Backoff
-from protomodels_cli.wire.splice import FORTH, Stream, say, splice, tune
+from protomodels_cli.wire.join_link import address
+from protomodels_cli.wire.splice import FORTH, Stream, send_last, splice, tune
 
 Role = Literal["accept", "dial"]
 Address = tuple[str, int]  # host and port
@@ -24,6 +25,7 @@ TICKET = re.compile(r"[A-Za-z0-9_-]{1,64}")
 RELAY = re.compile(rb"PMTRAIN 1 RELAY ([A-Za-z0-9_-]{1,64}) (accept|dial)\n")
 OPPOSITE = {"accept": "dial", "dial": "accept"}
 OK, NOBODY, UNKNOWN = b"OK\n", b"NOBODY\n", b"UNKNOWN\n"
+ALONE = "other_peer_missing"  # kind of a RelayError: an idle link, no fault
 WAIT_SECONDS = 30.0  # how long a relay lets one side wait for the other
 ANSWER_SECONDS = WAIT_SECONDS + 15  # a relay that has not answered by then is gone
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 10.0
@@ -35,13 +37,19 @@ class RelayError(UserError):
 
     exit_code = EXIT_REFUSED
 
-    def __init__(self, answer: bytes, address: Address):
-        self.answer = answer
-        what, fix = {
-            NOBODY: ("the other peer did not come", "wait for it; pmtrain tries again by itself"),
-            UNKNOWN: ("the ticket is not valid, or not any more", "join the run again"),
-        }.get(answer, ("it hung up or speaks another language", "check that the address is a pmtrain coordinator's"))
-        super().__init__(f"relay {address[0]} port {address[1]}: {what}", fix)
+    def __init__(self, answer: bytes, relay: Address):
+        kind, what, fix = {
+            NOBODY: (ALONE, "the other peer did not connect in time", "wait: pmtrain retries by itself"),
+            UNKNOWN: ("unknown_ticket", "the ticket is not valid, or was withdrawn", "join the run again"),
+        }.get(
+            answer,
+            (
+                "not_a_relay",
+                "closed the connection, or is not a relay of pmtrain",
+                "check that the address is the coordinator's",
+            ),
+        )
+        super().__init__(f"relay {address(*relay)}: {what}", fix, kind=kind)
 
 
 @dataclass(eq=False)
@@ -64,7 +72,7 @@ class Meetings:
         self._moved: dict[str, Counter[str]] = {}  # ticket → role → bytes that it sent
 
     def allow(self, ticket: str) -> None:
-        """Let two peers meet under this ticket, as often as they need to. It is a secret of theirs and ours."""
+        """Let two peers meet under this ticket, as often as they need to. The ticket is a secret of the three of us."""
         self._tickets.add(checked(ticket))
 
     def forbid(self, ticket: str) -> None:
@@ -79,7 +87,7 @@ class Meetings:
     async def attend(self, stream: Stream, ticket: str, role: str) -> bool:
         """Serve one connection to its end, which includes closing it. False if it had no valid ticket."""
         if ticket not in self._tickets:
-            await say(stream[1], UNKNOWN)
+            await send_last(stream[1], UNKNOWN)
             return False
         other = self._waiting.get((ticket, OPPOSITE[role]))
         if other is not None and (other.stream[0].at_eof() or other.stream[1].is_closing()):  # it left while it waited
@@ -107,11 +115,11 @@ class Meetings:
             if self._waiting.get((ticket, role)) is side:
                 del self._waiting[ticket, role]
         if not side.met.done():
-            await say(stream[1], NOBODY)
+            await send_last(stream[1], NOBODY)
         elif side.met.result():
             await side.ended.wait()
         elif ticket not in self._tickets:
-            await say(stream[1], UNKNOWN)
+            await send_last(stream[1], UNKNOWN)
 
     async def _connect(self, ticket: str, role: str, stream: Stream, other: _Side) -> None:
         pair = (stream, other.stream)
@@ -139,7 +147,7 @@ class Meetings:
 
 def checked(ticket: str) -> str:
     if not TICKET.fullmatch(ticket):
-        raise ValueError("a ticket has 1 to 64 letters, digits, - and _")
+        raise ValueError("a ticket must have 1 to 64 letters, digits, - and _")
     return ticket
 
 
@@ -167,16 +175,18 @@ async def dial_relay(host: str, port: int, ticket: str, role: Role, timeout: flo
 
 
 class _Relayed:
-    """What both ends of a relayed link have: `problem` is what keeps it from working, in words, or None. Whoever made
-    it hears of every change, once."""
+    """What both ends of a relayed link have: `error` is what keeps the link from working, `problem` the same as a
+    sentence; None where the link works. `on_problem` is called at every change, once."""
 
     def __init__(self, relay: Address, ticket: str, on_problem: Callable[[str | None], None]):
         self.relay, self.ticket = relay, checked(ticket)
+        self.error: OSError | RelayError | None = None
         self.problem: str | None = None
         self._on_problem = on_problem
         self._live: set[asyncio.Task[None]] = set()
 
-    def _note(self, problem: str | None) -> None:
+    def _note(self, error: OSError | RelayError | None) -> None:
+        self.error, problem = error, None if error is None else _in_words(error, self.relay)
         if problem != self.problem:
             self.problem = problem
             self._on_problem(problem)
@@ -208,10 +218,10 @@ class RelayedAcceptor(_Relayed):
             try:
                 stream = await dial_relay(*self.relay, self.ticket, "accept")
             except (OSError, RelayError) as error:
-                # Nobody came: that is how an idle link looks, so no fault, and the pause stays short.
-                if idle := isinstance(error, RelayError) and error.answer == NOBODY:
+                # The other peer is missing: that is how an idle link looks, so no fault, and the pause stays short.
+                if idle := isinstance(error, RelayError) and error.kind == ALONE:
                     backoff.reset()
-                self._note(None if idle else _in_words(error, self.relay))
+                self._note(None if idle else error)
                 wait = backoff.after_failure(time.monotonic())
                 assert wait is not None, "its generation ends it"
                 await asyncio.sleep(wait)
@@ -255,7 +265,7 @@ class RelayedDialler(_Relayed):
             self._note(None)
             await splice(local, remote)
         except (OSError, RelayError) as error:
-            self._note(_in_words(error, self.relay))  # gRPC sees a failed connection and tries again by itself
+            self._note(error)  # gRPC sees a failed connection and retries by itself
         finally:
             local[1].transport.abort()
 
@@ -266,7 +276,7 @@ async def _pipe_to(target: Address, stream: Stream) -> None:
         tune(local[1])
         await splice(stream, local)
     except OSError:
-        pass  # our own server is not up: the dialler sees the connection end and comes again
+        pass  # our own server is not up: the dialler sees the connection end and retries
     finally:
         stream[1].transport.abort()
 
@@ -275,7 +285,7 @@ def _in_words(error: OSError | RelayError, relay: Address) -> str:
     if isinstance(error, RelayError):
         return str(error).splitlines()[0]
     reason = "no answer in time" if isinstance(error, TimeoutError) else error.strerror or str(error)
-    return f"relay {relay[0]} port {relay[1]}: {reason}"
+    return f"relay {address(*relay)}: {reason}"
 
 
 def _spawn(live: set[asyncio.Task[None]], work: Coroutine[Any, Any, None]) -> None:

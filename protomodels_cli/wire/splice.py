@@ -59,9 +59,9 @@ async def hang_up(writer: StreamWriter) -> None:
         writer.transport.abort()
 
 
-async def say(writer: StreamWriter, words: bytes) -> None:
-    """The last words on a connection."""
-    writer.write(words)
+async def send_last(writer: StreamWriter, content: bytes) -> None:
+    """Send this and close the connection."""
+    writer.write(content)
     await hang_up(writer)
 
 

@@ -23,6 +23,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from protomodels_cli.errors import UserError
 from protomodels_cli.files import write_whole
+from protomodels_cli.quantities import size
 
 COORDINATOR_NAME = "coordinator.pmtrain"
 MAX_PEM = 16 * 1024  # of anything we parse; our own certificates have under 1 KiB
@@ -35,6 +36,18 @@ Parsed = TypeVar("Parsed")
 
 class AuthorityError(UserError):
     """The run's CA on disk is not as it should be."""
+
+
+class InvalidPem(ValueError):
+    """Bytes that are not the one key or certificate that they should be."""
+
+    def __init__(self, what: str, *, kind: str):
+        super().__init__(what)
+        self.kind = kind
+
+
+class InvalidName(ValueError):
+    """A name that no certificate of ours may have."""
 
 
 @dataclass(frozen=True)
@@ -65,10 +78,10 @@ class Authority:
         """A certificate for this name and key, good for serving and for dialling. Never outlives the CA."""
         labels = name.split(".")
         if len(name) > 64 or not all(LABEL.fullmatch(label) for label in labels):  # 64: what a common name may have
-            raise ValueError(f"{name[:80]!r} is no name for a certificate")
+            raise InvalidName(f"{name[:80]!r} cannot be the name of a certificate")
         public = _parse("a public key", public_key_pem, serialization.load_pem_public_key)
         if not isinstance(public, ec.EllipticCurvePublicKey) or not isinstance(public.curve, ec.SECP256R1):
-            raise ValueError("not a P-256 public key")
+            raise InvalidPem("not a P-256 public key", kind="not_p256")
         end = min(datetime.now(UTC) + timedelta(days=days), self.certificate.not_valid_after_utc)
         signer = x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key())
         uses = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
@@ -89,23 +102,18 @@ class Authority:
     def save(self, folder: Path) -> None:
         """Write ca.key, then ca.pem: where ca.pem is, the authority is whole. Never replaces one."""
         if (folder / "ca.pem").exists():
-            raise AuthorityError(
-                f"{folder} has a CA already", "load it; a new one would lock every peer out of the run"
-            )
+            fix = "keep that CA: a new one would lock every peer out of the run"
+            raise AuthorityError(f"{folder} already has the run's CA", fix, kind="authority_exists")
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_whole(folder / "ca.key", _private_pem(self.key), mode=0o600)
         write_whole(folder / "ca.pem", self.certificate_pem)
 
     @classmethod
     def load(cls, folder: Path) -> Authority:
-        try:
-            certificate = _certificate(_read(folder / "ca.pem"))
-            key = _private_key(_read(folder / "ca.key"))
-            if key.public_key() != certificate.public_key():
-                raise ValueError("ca.key is not the key of ca.pem")
-        except (OSError, ValueError) as error:
-            fix = "restore ca.pem and ca.key from a copy; without them the peers of this run cannot come back"
-            raise AuthorityError(f"the run's CA in {folder} cannot be used: {error}", fix) from None
+        certificate = _load(folder / "ca.pem", _certificate)
+        key = _load(folder / "ca.key", _private_key)
+        if key.public_key() != certificate.public_key():
+            raise _unusable(folder, "ca.key is not the key of ca.pem", "authority_key_mismatch")
         return cls(certificate, key)
 
 
@@ -137,15 +145,15 @@ def fingerprint_of(certificate_pem: bytes) -> str:
 def one_certificate(pem: bytes) -> bytes:
     """The single certificate in `pem` and nothing else.
 
-    gRPC trusts every certificate in the roots it is given, a fingerprint speaks for one: what stands beside that one
-    must never reach gRPC.
+    gRPC trusts every certificate in the roots it is given, but a fingerprint vouches for one: any other must never
+    reach gRPC.
     """
     return _certificate(pem).public_bytes(Encoding.PEM)
 
 
 def peer_name(peer_id: str) -> str:
     if not LABEL.fullmatch(peer_id):
-        raise ValueError(f"peer id {peer_id[:80]!r}: lower-case letters, digits and inner hyphens only")
+        raise InvalidName(f"peer id {peer_id[:80]!r} may have lower-case letters, digits and inner hyphens only")
     return f"{peer_id}.peer.pmtrain"
 
 
@@ -179,14 +187,14 @@ def _key_usage(signs_certificates: bool) -> x509.KeyUsage:
 def _certificate(pem: bytes) -> x509.Certificate:
     found = _parse("a certificate", pem, x509.load_pem_x509_certificates)
     if len(found) != 1:
-        raise ValueError(f"one certificate expected, {len(found)} found")
+        raise InvalidPem(f"not one certificate but {len(found)}", kind="several_certificates")
     return found[0]
 
 
 def _private_key(pem: bytes) -> ec.EllipticCurvePrivateKey:
     key = _parse("a private key", pem, lambda text: serialization.load_pem_private_key(text, password=None))
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP256R1):
-        raise ValueError("not a P-256 private key")
+        raise InvalidPem("not a P-256 private key", kind="not_p256")
     return key
 
 
@@ -196,16 +204,26 @@ def _private_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 def _parse(what: str, pem: bytes, parse: Callable[[bytes], Parsed]) -> Parsed:
     if len(pem) > MAX_PEM:
-        raise ValueError(f"{what} of {len(pem)} bytes: {MAX_PEM} are the most")
+        raise InvalidPem(f"{what} has {size(MAX_PEM)} at most, and this file has more", kind="too_large")
     try:
         return parse(pem)
-    except Exception as error:  # the parsers raise half a dozen types; callers shall have to know one
-        raise ValueError(f"not {what} in PEM form") from error
+    except Exception as error:  # the parsers raise half a dozen types; callers need to know one
+        raise InvalidPem(f"not {what} in PEM form", kind="not_pem") from error
 
 
-def _read(path: Path) -> bytes:
-    with path.open("rb") as file:
-        return file.read(MAX_PEM + 1)
+def _load(path: Path, parse: Callable[[bytes], Parsed]) -> Parsed:
+    try:
+        with path.open("rb") as file:
+            return parse(file.read(MAX_PEM + 1))
+    except OSError as error:
+        raise _unusable(path.parent, f"{path.name}: {error.strerror}", "authority_unreadable") from None
+    except InvalidPem as error:
+        raise _unusable(path.parent, f"{path.name}: {error}", "authority_damaged") from None
+
+
+def _unusable(folder: Path, why: str, kind: str) -> AuthorityError:
+    fix = "restore ca.pem and ca.key from a copy; without them the peers of this run cannot come back"
+    return AuthorityError(f"cannot use the run's CA in {folder}: {why}", fix, kind=kind)
 
 
 def client_context(identity: Identity) -> ssl.SSLContext:
