@@ -27,11 +27,11 @@ def poison(patch: Any, once: bool = False, **key: Any) -> None:
 
 def lose_turn(patch: Any, stage: int, step: int) -> None:
     """The coordinator's word on this step does not reach a peer, whose connection stays."""
-    from protomodels_cli.coordinator.service import Conversation
+    from protomodels_cli.coordinator.service import ControlStream
 
-    say, said = Conversation.say, []
+    say, said = ControlStream.send, []
 
-    def or_not(self: Conversation, message: Any) -> None:
+    def or_not(self: ControlStream, message: Any) -> None:
         say(self, message)
         if message.HasField("turn") and message.turn.decision.step == step:
             said.append(message)
@@ -39,7 +39,7 @@ def lose_turn(patch: Any, stage: int, step: int) -> None:
                 lost = self.outbox._queue.pop()  # type: ignore[attr-defined]
                 mark(stage=stage, step=lost.turn.decision.step)
 
-    patch.setattr(Conversation, "say", or_not)
+    patch.setattr(ControlStream, "send", or_not)
 
 
 def damage_frame(patch: Any, step: int) -> None:

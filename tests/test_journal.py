@@ -29,7 +29,8 @@ from protomodels_cli.coordinator.history import (
     fold,
 )
 from protomodels_cli.coordinator.identity import Identity
-from protomodels_cli.coordinator.journal import Journal, create, read
+from protomodels_cli.coordinator.journal import Journal, JournalError, create, read
+from protomodels_cli.coordinator.reasons import StagesLost
 
 RUN = Identity("run", "spec")
 
@@ -106,3 +107,31 @@ def test_a_failed_write_leaves_the_journal_as_it_was(tmp_path: Path):
     assert journal.history.synced == 1
     journal.append([Synced(3)], 3.0)
     assert read(tmp_path / "j.sqlite", RUN) == (replace(beginning(""), synced=3), 3.0)
+
+
+@pytest.mark.parametrize("where", ["record", "nested", "history"])
+def test_a_field_that_this_version_does_not_know_is_refused(tmp_path: Path, where: str):
+    """Written by another version, say: what it means cannot be guessed."""
+    journal = new(tmp_path / "j.sqlite", beginning(""))
+    journal.append([RolledBack(2, 0, 0, StagesLost((0,), 1))], 1.0)
+    journal.close()
+    table, column, old = {
+        "record": ("records", "body", '{"lineage"'),
+        "nested": ("records", "body", '{"stages"'),
+        "history": ("folded", "history", '{"snapshots"'),
+    }[where]
+    with contextlib.closing(sqlite3.connect(tmp_path / "j.sqlite")) as db, db:
+        [text] = db.execute(f"SELECT {column} FROM {table}").fetchone()
+        assert text.count(old) >= 1
+        changed = text.replace(old, '{"surprise": 1, ' + old[1:], 1)
+        body = db.execute("SELECT body FROM identity").fetchone()[0]
+        start = journals._start(body)
+        if table == "records":
+            start = db.execute("SELECT chain FROM folded").fetchone()[0]
+            chain = journals._link(start, 1, 1.0, "RolledBack", changed)
+        else:
+            chain = journals._link(start, 0, 0.0, "folded", changed)
+        db.execute(f"UPDATE {table} SET {column} = ?, chain = ?", (changed, chain))
+    with pytest.raises(JournalError, match="surprise") as error:
+        read(tmp_path / "j.sqlite", RUN)
+    assert error.value.kind == "journal_damaged"

@@ -118,11 +118,13 @@ NOTICES += [
     ),
     (
         n.JournalRebuilt(6, 2, "runs/home/set-aside-3"),
-        "made a new journal from the snapshot at step 6, 2 steps to redo; the old journal is in runs/home/set-aside-3",
+        "made a new journal from the snapshot at step 6, 2 steps to redo; a paused run continues; the old journal is "
+        "in runs/home/set-aside-3",
     ),
     (
         n.JournalRebuilt(0, 0, "aside"),
-        "made a new journal from the beginning, without a whole snapshot, nothing to redo; the old journal is in aside",
+        "made a new journal from the beginning, without a complete snapshot, nothing to redo; a paused run continues; "
+        "the old journal is in aside",
     ),
 ]
 

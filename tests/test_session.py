@@ -16,7 +16,7 @@ from waiting import until
 from protomodels_cli.coordinator import machine
 from protomodels_cli.coordinator.messages import turn_message
 from protomodels_cli.coordinator.run_dir import open_run_dir
-from protomodels_cli.coordinator.service import Conversation, Known, Service
+from protomodels_cli.coordinator.service import ControlStream, EnrolledPeer, Service
 from protomodels_cli.coordinator.state import Task
 from protomodels_cli.errors import UserError
 from protomodels_cli.model.stage import Sync
@@ -129,14 +129,14 @@ def test_what_was_decided_about_a_peer_as_it_was_is_not_said_to_the_peer_that_it
         spec = make_spec()
         nothing: Any = None
         service = Service(spec, open_run_dir(tmp_path / "run", spec, Path()), nothing, nothing, nothing)
-        talk = Conversation()
-        service._known["p"] = Known(0.0, talk=talk, announced=2)  # it came, and came again
+        stream = ControlStream()
+        service._enrolled["p"] = EnrolledPeer(0.0, stream=stream, unannounced=2)  # it came, and came again
         for _ in range(2):
             service.send("p", spare=pb.Spare(why="a stage that it has now was not known to be there"))
-            assert talk.outbox.empty()
-            service.has_heard_of("p")
+            assert stream.outbox.empty()
+            service.joined_processed("p")
         service.send("p", spare=pb.Spare(why="now it is meant"))
-        assert talk.outbox.get_nowait().number == 1
+        assert stream.outbox.get_nowait().number == 1
 
     asyncio.run(story())
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from pydantic import TypeAdapter
+from pydantic import ConfigDict, TypeAdapter, with_config
 from pydantic_core import to_json
 
 T = TypeVar("T")
@@ -18,6 +18,7 @@ def as_json(value: Any, indent: int | None = None) -> bytes:
 def from_json(kind: type[T], content: str | bytes) -> T:
     """Raises pydantic's ValidationError, which is a ValueError."""
     if kind not in _CHECKERS:
-        _CHECKERS[kind] = TypeAdapter(kind)
+        # A field that is not known is refused, also in what is nested: what another version meant cannot be guessed.
+        _CHECKERS[kind] = TypeAdapter(with_config(ConfigDict(extra="forbid"))(kind))
     checked: T = _CHECKERS[kind].validate_json(content, strict=True)
     return checked

@@ -219,7 +219,7 @@ class Coordinator:
                 await asyncio.get_running_loop().run_in_executor(self._writing, self._journal.append, records, now)
                 self._note(records)
             if isinstance(event, events.Joined):
-                self._service.has_heard_of(event.peer.id)
+                self._service.joined_processed(event.peer.id)
                 # It may have parts that are not needed, or that never arrived.
                 self._service.send(event.peer.id, keep=keep_message(self.state.history))
             for command in commands:

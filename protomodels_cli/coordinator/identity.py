@@ -16,12 +16,24 @@ class Identity:
     spec_sha256: str
     format: int = FORMAT
 
-    def differs(self, right: Identity) -> str | None:
-        """What is wrong where `right` was expected, in words."""
+    def check(self, right: Identity) -> None:
+        """Raises WrongIdentity where this is not `right`."""
         if self.format != right.format:
-            return f"it has format {self.format}, and this pmtrain reads format {right.format}"
+            what = f"has format {self.format}, and this pmtrain reads format {right.format}"
+            raise WrongIdentity(what, kind="other_format")
         if self.run != right.run:
-            return f"it is another run's (authority {self.run[:8]}…, and this run's is {right.run[:8]}…)"
+            what = f"belongs to another run (authority {self.run[:8]}…, and this run has {right.run[:8]}…)"
+            raise WrongIdentity(what, kind="other_run")
         if self.spec_sha256 != right.spec_sha256:
-            return f"it was made with another spec (hash {self.spec_sha256[:8]}…, not {right.spec_sha256[:8]}…)"
-        return None
+            what = (
+                f"was made with another spec (hash {self.spec_sha256[:8]}…, and this run has {right.spec_sha256[:8]}…)"
+            )
+            raise WrongIdentity(what, kind="other_spec")
+
+
+class WrongIdentity(ValueError):
+    """What is wrong, to be read after the name of the file."""
+
+    def __init__(self, what: str, *, kind: str):
+        super().__init__(what)
+        self.kind = kind

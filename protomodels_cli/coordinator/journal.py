@@ -3,7 +3,7 @@
 Now and then the records so far are folded into one history and dropped, so that a run of a million steps is read back
 as fast as one of a thousand. A write waits for one sync and no more: folding is part of the write that is due then, and
 the log is copied into the database beside it. Each row carries a hash of itself and of the rows before it, back to the
-folded history and the run's identity, and the newest hash is kept apart: what is read is what was written, or nothing.
+folded history and the run's identity, and the newest hash is stored apart: a journal that was changed is refused.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ import sqlite3
 import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
 
 from protomodels_cli.coordinator.as_json import as_json, from_json
 from protomodels_cli.coordinator.history import RECORDS, History, Record, fold
-from protomodels_cli.coordinator.identity import Identity
+from protomodels_cli.coordinator.identity import Identity, WrongIdentity
 from protomodels_cli.errors import UserError
 from protomodels_cli.files import put_in_place
 
@@ -35,22 +37,28 @@ CREATE TABLE records (
 CREATE TABLE folded (id INTEGER PRIMARY KEY, at REAL NOT NULL, history TEXT NOT NULL, chain BLOB NOT NULL) STRICT;
 CREATE TABLE head (only INTEGER PRIMARY KEY CHECK (only = 1), id INTEGER NOT NULL, chain BLOB NOT NULL) STRICT;
 """
+T = TypeVar("T")
 
 
 class JournalError(UserError):
-    """A journal that cannot be believed."""
+    """A journal that cannot be trusted. `why` follows the name of the file."""
 
-    def __init__(self, path: Path, why: str):
+    def __init__(self, path: Path, why: str, kind: str = "damaged"):
         super().__init__(
-            f"{path} cannot be used: {why}",
-            f"put the run's own journal back from a copy, or `pmtrain coordinator --rebuild --run-dir {path.parent}`: "
-            "a new journal is made from the newest whole snapshot (without any, the run begins again), and nothing is "
-            "deleted",
+            f"cannot use the journal: {path} {why}",
+            f"restore the run's own journal from a copy, or run `pmtrain coordinator --rebuild --run-dir {path.parent}`"
+            ": a new journal is made from the newest complete snapshot (without one, the run starts over), and nothing "
+            "is deleted",
+            kind=f"journal_{kind}",
         )
 
 
+class _Damaged(ValueError):
+    """What is wrong with a journal's rows."""
+
+
 def create(path: Path, identity: Identity, first: History, now: float = 0.0) -> None:
-    """A new journal that begins with this history; whole, or not there."""
+    """A new journal that begins with this history; the file is complete or does not exist."""
     work = path.with_name(f".{path.name}.partial")
     work.unlink(missing_ok=True)
     body, text = _text(identity), _text(first)
@@ -68,7 +76,7 @@ def create(path: Path, identity: Identity, first: History, now: float = 0.0) -> 
 
 
 class Journal:
-    """One that exists. Written from a thread beside the event loop, one write at a time."""
+    """A journal that exists. Written from a thread beside the event loop, one write at a time."""
 
     def __init__(self, path: Path, identity: Identity):
         """Raises JournalError, without having touched the file; OSError where the disk is full."""
@@ -146,35 +154,45 @@ def read(path: Path, identity: Identity) -> tuple[History, float]:
 
 
 class _Found:
-    """A journal on its way through its rows, each of which must follow from the one before."""
+    """The rows of a journal read in order; each must follow from the one before."""
 
     def __init__(self, db: sqlite3.Connection, right: Identity):
         [body] = _only(db, "SELECT body FROM identity", "identity")
-        if (wrong := from_json(Identity, body).differs(right)) is not None:
-            raise ValueError(wrong)
+        _parsed(Identity, body, "an identity").check(right)
         self.id, self.at, text, self.chain = _only(db, "SELECT id, at, history, chain FROM folded", "folded history")
-        self.history, self.loose = from_json(History, text), 0
+        self.history, self.loose = _parsed(History, text, "a folded history"), 0
         if self.chain != _link(_start(body), self.id, self.at, "folded", text):
-            raise ValueError("its folded history was changed")
+            raise _Damaged("was changed: hash mismatch in the folded history")
         for number, at, kind, body, chain in db.execute("SELECT id, at, kind, body, chain FROM records ORDER BY id"):
             if number != self.id + 1:
-                raise ValueError(f"row {self.id + 1} is missing")
+                raise _Damaged(f"is incomplete: row {self.id + 1} is missing")
             if chain != _link(self.chain, number, at, kind, body):
-                raise ValueError(f"row {number} was changed")
+                raise _Damaged(f"was changed: hash mismatch in row {number}")
             if kind not in RECORDS:
-                raise ValueError(f"row {number} is of a kind that this pmtrain does not know, {kind[:40]!r}")
-            self.history = fold(self.history, from_json(RECORDS[kind], body))
+                raise _Damaged(f"has a row of a kind that this pmtrain does not know: {kind[:40]!r} (row {number})")
+            self.history = fold(self.history, _parsed(RECORDS[kind], body, f"a row {number}"))
             self.id, self.at, self.chain, self.loose = number, at, chain, self.loose + 1
         last, chain = _only(db, "SELECT id, chain FROM head", "newest row")
         if (last, chain) != (self.id, self.chain):
-            raise ValueError(f"its last rows are missing: it ends with row {self.id}, and row {last} was written")
+            raise _Damaged(f"is incomplete: the file ends with row {self.id}, and row {last} was written")
 
 
 def _only(db: sqlite3.Connection, query: str, what: str) -> tuple[Any, ...]:
     rows = db.execute(query).fetchmany(2)
     if len(rows) != 1:
-        raise ValueError(f"it has {'more than one' if rows else 'no'} {what}")
+        raise _Damaged(f"has {'more than one' if rows else 'no'} {what}")
     return tuple(rows[0])
+
+
+def _parsed(kind: type[T], text: str, what: str) -> T:
+    try:
+        return from_json(kind, text)
+    except ValidationError as e:
+        first = e.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise _Damaged(
+            f"has {what} that this pmtrain cannot read: {first['msg']}{f' ({where})' * bool(where)}"
+        ) from None
 
 
 def _read(path: Path, identity: Identity) -> _Found:
@@ -182,30 +200,37 @@ def _read(path: Path, identity: Identity) -> _Found:
         with path.open("rb") as file:
             begins = file.read(len(_MAGIC))
     except FileNotFoundError:
-        raise JournalError(path, "there is no such file") from None
+        raise JournalError(path, "does not exist", "missing") from None
     except OSError as e:
-        raise JournalError(path, f"it cannot be read ({e.strerror})") from None
+        raise JournalError(path, f"cannot be read ({e.strerror})", "unreadable") from None
+    if not begins:
+        raise JournalError(path, "is empty", "empty")
     if begins != _MAGIC:
-        raise JournalError(path, "it is empty" if not begins else "it is not an SQLite database")
+        raise JournalError(path, "is not an SQLite database")
     try:
         uri = f"{path.resolve().as_uri()}?mode=ro"
         with contextlib.closing(sqlite3.connect(uri, uri=True, isolation_level=None)) as db:
-            db.execute("BEGIN")  # one look: it may be folded meanwhile
+            db.execute("BEGIN")  # all reads see one state: the coordinator may fold the journal meanwhile
             [check] = db.execute("PRAGMA quick_check(1)").fetchone()
             if check != "ok":
-                raise ValueError(f"SQLite finds it damaged ({check.splitlines()[-1]})")
+                raise _Damaged(f"is damaged (SQLite: {check.splitlines()[-1]})")
             return _Found(db, identity)
     except sqlite3.Error as e:
         if _is_outside(e):
-            fix = "free space there, check its permissions, and start again: the journal itself is as it was"
-            raise UserError(f"{path} cannot be opened: {e}", fix) from None
-        raise JournalError(path, f"SQLite finds it damaged ({e})") from None
+            fix = "free space on that disk, check the permissions and start again; the journal was not changed"
+            raise UserError(f"cannot open {path}: {e}", fix, kind="journal_not_opened") from None
+        raise JournalError(path, f"is damaged (SQLite: {e})") from None
+    except WrongIdentity as e:
+        raise JournalError(path, str(e), e.kind) from None
+    except _Damaged as e:
+        raise JournalError(path, str(e)) from None
     except (ValueError, TypeError, LookupError, OverflowError, MemoryError) as e:
-        raise JournalError(path, str(e).splitlines()[0] if str(e) else type(e).__name__) from None
+        detail = str(e).splitlines()[0] if str(e) else type(e).__name__
+        raise JournalError(path, f"is damaged ({detail})") from None
 
 
 def _is_outside(error: sqlite3.Error) -> bool:
-    """A disk that is full or must not be written, say: nothing is wrong with the file's bytes."""
+    """The cause is outside the file, a full or read-only disk, say: nothing is wrong with the file's bytes."""
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT)
     if code & 0xFF == sqlite3.SQLITE_IOERR:
         return code not in (sqlite3.SQLITE_IOERR_READ, sqlite3.SQLITE_IOERR_SHORT_READ, sqlite3.SQLITE_IOERR_CORRUPTFS)
@@ -234,7 +259,7 @@ def _text(value: Identity | History | Record) -> str:
 
 
 def _checkpoint(path: Path, mode: str) -> None:
-    """What fails here is tried again later: nothing rests on it but the log's size."""
+    """A failure here is retried later: only the log's size depends on it."""
     with contextlib.suppress(sqlite3.Error), contextlib.closing(sqlite3.connect(path)) as db:
         db.execute(f"PRAGMA wal_checkpoint({mode})")
 

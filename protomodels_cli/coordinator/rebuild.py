@@ -1,6 +1,6 @@
-"""A run whose journal cannot be believed: how that is noticed, and how the newest whole snapshot makes a new one.
+"""A journal that cannot be trusted: how that is noticed, and how the newest complete snapshot makes a new one.
 
-Nothing is deleted here. What the new journal does not know is set aside, in a folder that its owner may look into.
+Nothing is deleted here. What the new journal does not know is moved to a folder of its own, for the owner to look into.
 """
 
 from __future__ import annotations
@@ -34,13 +34,14 @@ def check_beside(path: Path, identity: Identity, history: History) -> None:
     copy. Raises JournalError."""
     newer = unknown_to(history.snapshots, history.dropped, path / SNAPSHOTS, identity)
     if newer is not None:
-        raise JournalError(path / JOURNAL, f"it is older than {newer}, of which it does not know")
+        raise JournalError(path / JOURNAL, f"is older than {newer}, which the journal does not know", "outdated")
     seen = last_in_metrics(path)
     if seen > (history.lineage, history.step):
         raise JournalError(
             path / JOURNAL,
-            f"it is older than {path / METRICS}: it ends with step {history.step} of lineage {history.lineage}, and "
-            f"step {seen[1]} of lineage {seen[0]} was done",
+            f"is older than {path / METRICS}: the journal ends with step {history.step} of lineage {history.lineage}, "
+            f"the metrics with step {seen[1]} of lineage {seen[0]}",
+            "outdated",
         )
 
 
@@ -70,8 +71,9 @@ def rebuild(
         tell(notices.JournalRefused(str(e).splitlines()[0]))
     else:
         raise UserError(
-            f"{path / JOURNAL} is whole, up to step {step}: there is nothing to rebuild",
+            f"nothing to rebuild: {path / JOURNAL} is complete, up to step {step}",
             f"continue with `pmtrain coordinator --resume --run-dir {path}`",
+            kind="nothing_to_rebuild",
         )
     whole, unusable = _look(path / SNAPSHOTS, identity)
     for folder, why in unusable.items():
@@ -95,12 +97,12 @@ def _look(folder: Path, identity: Identity) -> tuple[list[Manifest], dict[Path, 
         try:
             one = manifest.check(path, identity)
             if whole and one.mark.step >= whole[0].mark.step:
-                raise ValueError(f"a later lineage has saved step {whole[0].mark.step}")
+                raise ValueError(f"a later lineage saved step {whole[0].mark.step} already")
             whole.insert(0, one)
         except ValueError as e:
             unusable[path] = str(e)
     begun = [path for path in folder.iterdir() if path not in found] if folder.is_dir() else []
-    return whole, unusable | dict.fromkeys(begun, "it was not complete")
+    return whole, unusable | dict.fromkeys(begun, "the snapshot was not complete")
 
 
 def _highest_lineage(path: Path) -> int:

@@ -37,14 +37,14 @@ class RunDir:
     owner: str  # … may pause, resume and stop
     peers_key: bytes
     resumed: bool
-    rebuild: bool = False  # its journal is to be made anew first
+    rebuild: bool = False  # make a new journal first
 
     @property
     def identity(self) -> Identity:
         return Identity(self.authority.fingerprint, self.spec.sha256())
 
     def secret_of(self, peer: str) -> str:
-        """What a peer shows to be known again: also to a coordinator that was started again."""
+        """What a peer authenticates itself with, also after a restart of the coordinator."""
         return hmac.new(self.peers_key, peer.encode(), hashlib.sha256).hexdigest()
 
     def write_link(self, host: str, port: int) -> JoinLink:
@@ -53,7 +53,7 @@ class RunDir:
         return link
 
     def last_address(self) -> tuple[str, int] | None:
-        """Where its peers look for it."""
+        """The address at which this run's peers dial the coordinator."""
         try:
             link = JoinLink.parse((self.path / "link").read_text(encoding="utf-8"))
         except (OSError, LinkError):
@@ -62,28 +62,32 @@ class RunDir:
 
 
 def holds_a_run(path: Path) -> bool:
-    """Also one whose journal is gone: what is beside it was made after it."""
+    """True also where the journal is gone: metrics and snapshots are only made after it."""
     beside = (path / METRICS).exists() or any((path / SNAPSHOTS).glob("[0-9]*"))
     return (path / JOURNAL).exists() or ((path / PRIVATE).exists() and beside)
 
 
 def open_run_dir(path: Path, spec: RunSpec | None, base: Path, rebuild: bool = False) -> RunDir:
-    """A new run's directory, or that of a run to go on with: then the spec must be the same, or left out."""
+    """The directory of a new run, or of a run to continue: then the spec must be the same, or None."""
     try:
         path.mkdir(parents=True, exist_ok=True)
         lock = (path / "lock").open("a")
     except OSError as e:
-        raise UserError(f"{path} cannot be written: {e.strerror}", "choose another --run-dir") from None
+        fix = "choose another --run-dir"
+        raise UserError(f"cannot write to {path}: {e.strerror}", fix, kind="run_dir_not_writable") from None
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        raise UserError(f"another coordinator runs in {path}", "stop it first, or choose another --run-dir") from None
+        fix = f"stop that coordinator first (`pmtrain stop {path}`), or choose another --run-dir"
+        raise UserError(f"another coordinator is running in {path}", fix, kind="run_dir_in_use") from None
     if holds_a_run(path):
         return _go_on(path, lock, spec, rebuild)
     if spec is None:
-        raise UserError(f"{path} holds no run", "name its directory with --run-dir, or give the spec")
+        fix = "name the directory of a run with --run-dir, or give the spec of a new run"
+        raise UserError(f"{path} holds no run", fix, kind="run_dir_empty")
     if (path / METRICS).exists():
-        raise UserError(f"{path} holds another run", "choose another --run-dir; nothing is written over")
+        fix = "choose another --run-dir; pmtrain overwrites no run"
+        raise UserError(f"{path} holds the metrics of another run", fix, kind="run_dir_taken")
     if (path / "ca" / "ca.pem").exists():  # of a start that came no further
         authority = Authority.load(path / "ca")
     else:
@@ -105,23 +109,24 @@ def open_run_dir(path: Path, spec: RunSpec | None, base: Path, rebuild: bool = F
 
 
 def private_of(path: Path) -> dict[str, Any]:
-    """What only the owner of a run's directory can read. Raises UserError, also where the directory has another
+    """The content of the file that only the owner can read. Raises UserError, also where the run directory has another
     format."""
     try:
         private = json.loads((path / PRIVATE).read_text(encoding="utf-8"))
         found = private.get("format", 1)
     except (OSError, ValueError, AttributeError) as e:
-        raise UserError(f"{path / PRIVATE} cannot be read: {e}", "put it back from a copy") from None
+        raise _unreadable(path / PRIVATE, e) from None
     if found != FORMAT:
         raise UserError(
-            f"{path} has format {found}, and pmtrain {__version__} reads run directories of format {FORMAT}",
-            "go on with the version of pmtrain that made it, or begin a new run in another --run-dir",
+            f"the run directory {path} has format {found}, and pmtrain {__version__} reads format {FORMAT}",
+            "continue with the version of pmtrain that began the run, or begin a new run in another --run-dir",
+            kind="run_dir_other_format",
         )
     return dict(private)
 
 
 def identity_of(path: Path) -> Identity:
-    """Of the run in a directory, for whoever only reads it."""
+    """The identity of the run in a directory, without claiming the directory."""
     spec = spec_from(private_of(path)["spec"])
     return Identity(Authority.load(path / "ca").fingerprint, spec.sha256())
 
@@ -131,10 +136,12 @@ def _go_on(path: Path, lock: TextIO, asked: RunSpec | None, rebuild: bool) -> Ru
     try:
         spec, key = spec_from(private["spec"]), bytes.fromhex(private["peers_key"])
     except (ValueError, KeyError) as e:
-        raise UserError(f"{path / PRIVATE} cannot be read: {e}", "put it back from a copy") from None
+        raise _unreadable(path / PRIVATE, e) from None
     if asked is not None and asked.sha256() != spec.sha256():
         raise UserError(
-            f"{path} holds a run with another spec", "choose another --run-dir, or leave the spec out to go on with it"
+            f"{path} holds a run with another spec",
+            "choose another --run-dir, or leave out the spec to continue the run that is there",
+            kind="run_dir_other_spec",
         )
     authority = Authority.load(path / "ca")
     base = Path(private["base"])
@@ -142,8 +149,16 @@ def _go_on(path: Path, lock: TextIO, asked: RunSpec | None, rebuild: bool) -> Ru
 
 
 def owner_secret(path: Path) -> str:
-    """Of whoever can read the run's directory."""
+    """What the owner shows to pause, resume and stop the run."""
     try:
         return str(json.loads((path / PRIVATE).read_text(encoding="utf-8"))["owner"])
     except (OSError, ValueError, KeyError):
-        raise UserError(f"{path} is not a run's directory, or not yours", "name the run's directory") from None
+        fix = "name the run's directory, as the user who started the coordinator"
+        raise UserError(
+            f"cannot read {path / PRIVATE}, which only the run's owner can", fix, kind="not_owner"
+        ) from None
+
+
+def _unreadable(file: Path, error: Exception) -> UserError:
+    detail = error.strerror if isinstance(error, OSError) else f"damaged ({error})"
+    return UserError(f"cannot read {file}: {detail}", f"restore {file} from a copy", kind="run_dir_damaged")

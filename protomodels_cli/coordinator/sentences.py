@@ -105,9 +105,9 @@ def _rebuilding(notice: n.AboutRebuilding) -> str:
         case n.SnapshotSetAside(snapshot, detail):
             return f"set the snapshot {snapshot} aside, which cannot be used: {detail}"
         case n.JournalRebuilt(step, lost, aside):
-            start = f"the snapshot at step {step}" if step else "the beginning, without a whole snapshot"
+            start = f"the snapshot at step {step}" if step else "the beginning, without a complete snapshot"
             redo = f"{plural(lost, 'step')} to redo" if lost else "nothing to redo"
-            return f"made a new journal from {start}, {redo}; the old journal is in {aside}"
+            return f"made a new journal from {start}, {redo}; a paused run continues; the old journal is in {aside}"
         case _:
             assert_never(notice)
 

@@ -1,6 +1,6 @@
-"""gRPC around the coordinator: who may call, what they say, and the streams over which they are answered.
+"""The coordinator's gRPC services: authentication, sessions and heartbeats, uploads, status and control.
 
-Knows peers' identities and sessions. What an event means is the machine's to say; this hands it on.
+Knows peers' identities and sessions. Turns requests into events for the machine; must not know what an event means.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ import grpc
 from cryptography import x509
 
 from protomodels_cli import PROTOCOL, __version__
-from protomodels_cli.coordinator import events, refusals
+from protomodels_cli.coordinator import bad_requests, events, refusals
+from protomodels_cli.coordinator.bad_requests import BadRequest
 from protomodels_cli.coordinator.door import Door
 from protomodels_cli.coordinator.messages import clean, event_of, peer_of
 from protomodels_cli.coordinator.reasons import ConnectionClosed, InvalidMessage, NoHeartbeat
@@ -28,47 +29,49 @@ from protomodels_cli.coordinator.run_dir import RunDir
 from protomodels_cli.coordinator.sentences import refusal
 from protomodels_cli.coordinator.snapshots.uploads import Damaged, Later, TooLarge, Uploads
 from protomodels_cli.observe.logs import WIRE
+from protomodels_cli.quantities import duration
 from protomodels_cli.spec.schema import RunSpec
 from protomodels_cli.wire.channels import SERVER_OPTIONS
+from protomodels_cli.wire.join_link import address
 from protomodels_cli.wire.parts import TOO_LARGE
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.pb import pmtrain_pb2_grpc as rpc
 from protomodels_cli.wire.tls import COORDINATOR_NAME, Identity, client_context, peer_name
 
 DENIED, UNFIT = grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.FAILED_PRECONDITION
-MOST_KNOWN = 10_000
+MOST_ENROLLED = 10_000
 MOST_UPLOADS = 2  # of one peer: a basis and a part of a snapshot may fall together
 BEATS = 5  # in a lease
 PIECE = 1 << 20
-MOST_OFFSET = 2**63 - 1  # that a file can be read from
+MOST_OFFSET = 2**63 - 1  # at which a file can be read
 SESSION_WITHIN = 600.0  # seconds after Enrol
-REGISTER_SECONDS, STRANGER_SECONDS = 30.0, 1.0  # for the first word of a session
+REGISTER_SECONDS, STRANGER_SECONDS = 30.0, 1.0  # for the first message of a session
 REACH_SECONDS = 4.0
 
 
 @dataclass
-class Conversation:
-    """One stream of a peer's session."""
+class ControlStream:
+    """The stream of one session, from the coordinator's side. A peer that reconnects opens another."""
 
-    outbox: asyncio.Queue[pb.CoordinatorMessage | None] = field(default_factory=asyncio.Queue)
-    said: int = 0  # messages
-    heard: float = field(default_factory=time.monotonic)  # when
+    outbox: asyncio.Queue[pb.CoordinatorMessage | None] = field(default_factory=asyncio.Queue)  # None: the end
+    sent: int = 0  # messages
+    last_received: float = field(default_factory=time.monotonic)
 
-    def say(self, message: pb.CoordinatorMessage) -> None:
-        self.said += 1
-        message.number = self.said
+    def send(self, message: pb.CoordinatorMessage) -> None:
+        self.sent += 1
+        message.number = self.sent
         self.outbox.put_nowait(message)
 
 
 @dataclass
-class Known:
-    """A peer that showed the token, now or to a coordinator before this one."""
+class EnrolledPeer:
+    """A peer that showed the token, to this coordinator or to the one before a restart."""
 
     since: float
-    reached: tuple[str, int] | None = None  # where we have dialled it
+    reached: tuple[str, int] | None = None  # where the coordinator has dialled the peer
     uploads: int = 0
-    talk: Conversation | None = None
-    announced: int = 0  # streams that the coordinator has not heard of yet
+    stream: ControlStream | None = None
+    unannounced: int = 0  # streams of which the machine has not processed the Joined event yet
 
 
 class Service(rpc.PeeringServicer, rpc.OperatorServicer):
@@ -82,7 +85,7 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
     ):
         self._spec, self._run_dir = spec, run_dir
         self._tell, self._uploads, self._status = tell, uploads, status
-        self._known: dict[str, Known] = {}
+        self._enrolled: dict[str, EnrolledPeer] = {}
         self._watching: asyncio.Task[None] | None = None
         self._identity: Identity = run_dir.authority.issue_with_key(COORDINATOR_NAME)
         self._server = grpc.aio.server(options=SERVER_OPTIONS)
@@ -103,27 +106,27 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
         """Send what is still queued, then close all streams."""
         if self._watching is not None:
             self._watching.cancel()
-        for peer in self._known.values():
-            if peer.talk is not None:
-                peer.talk.outbox.put_nowait(None)
+        for peer in self._enrolled.values():
+            if peer.stream is not None:
+                peer.stream.outbox.put_nowait(None)
         await self._server.stop(grace=2)
         if self.door is not None:
             await self.door.close()
 
     def send(self, peer: str, **body: Any) -> None:
-        known = self._known.get(peer)
-        if known is not None and known.talk is not None and not known.announced:
-            known.talk.say(pb.CoordinatorMessage(**body))
+        known = self._enrolled.get(peer)
+        if known is not None and known.stream is not None and not known.unannounced:
+            known.stream.send(pb.CoordinatorMessage(**body))
 
     def send_all(self, **body: Any) -> None:
-        for peer in list(self._known):
+        for peer in list(self._enrolled):
             self.send(peer, **body)
 
-    def has_heard_of(self, peer: str) -> None:
-        """The coordinator takes the peer as it described itself. What it decided before that was meant for the peer as
-        it was, and is not said on a new stream."""
-        if peer in self._known:
-            self._known[peer].announced -= 1
+    def joined_processed(self, peer: str) -> None:
+        """The machine has processed the Joined event of the newest stream. What was decided before that was meant for
+        the stream before, and is not sent on the new one."""
+        if peer in self._enrolled:
+            self._enrolled[peer].unannounced -= 1
 
     # Leases
 
@@ -135,26 +138,26 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
         while True:
             await asyncio.sleep(every)
             now = time.monotonic()
-            if now - before > 2 * every:  # we were stopped ourselves, and everyone's words wait unread
-                for known in self._known.values():
-                    if known.talk is not None:
-                        known.talk.heard = now
+            if now - before > 2 * every:  # this process was stopped: heartbeats have arrived and wait unread
+                for known in self._enrolled.values():
+                    if known.stream is not None:
+                        known.stream.last_received = now
             before = now
-            for peer, known in list(self._known.items()):
-                talk = known.talk
-                if talk is None:
+            for peer, known in list(self._enrolled.items()):
+                stream = known.stream
+                if stream is None:
                     continue
-                if now - talk.heard > lease - every:
-                    self._end(peer, talk, events.Left(peer, NoHeartbeat(lease)))
+                if now - stream.last_received > lease - every:
+                    self._end(peer, stream, events.Left(peer, NoHeartbeat(lease)))
                 else:
-                    talk.outbox.put_nowait(pb.CoordinatorMessage(number=talk.said, heartbeat=pb.Heartbeat()))
+                    stream.outbox.put_nowait(pb.CoordinatorMessage(number=stream.sent, heartbeat=pb.Heartbeat()))
 
-    def _end(self, peer: str, talk: Conversation, event: events.Left) -> None:
-        """A stream is over: the peer is gone, unless it has opened another meanwhile."""
-        known = self._known.get(peer)
-        if known is not None and known.talk is talk:
-            known.talk, known.since = None, time.monotonic()
-            talk.outbox.put_nowait(None)
+    def _end(self, peer: str, stream: ControlStream, event: events.Left) -> None:
+        """A stream has ended: the peer is gone, unless it has opened another."""
+        known = self._enrolled.get(peer)
+        if known is not None and known.stream is stream:
+            known.stream, known.since = None, time.monotonic()
+            stream.outbox.put_nowait(None)
             self._tell(event)
 
     # Joining
@@ -166,14 +169,14 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
             theirs = clean(request.version), request.protocol
             await _refuse(context, refusals.OtherProtocol(*theirs, __version__, PROTOCOL))
         self._forget_the_absent()
-        if len(self._known) >= MOST_KNOWN:
-            await _refuse(context, refusals.TooManyPeers(MOST_KNOWN))
+        if len(self._enrolled) >= MOST_ENROLLED:
+            await _refuse(context, refusals.TooManyPeers(MOST_ENROLLED))
         peer = f"p{secrets.token_hex(4)}"
         try:
             certificate = self._run_dir.authority.issue(peer_name(peer), request.public_key_pem)
         except ValueError as e:
             await _refuse(context, refusals.InvalidKey(str(e), __version__))
-        self._known[peer] = Known(time.monotonic())
+        self._enrolled[peer] = EnrolledPeer(time.monotonic())
         WIRE.info("%s enrolled from %s", peer, self._address(context))
         return pb.EnrolReply(
             peer=peer,
@@ -185,22 +188,22 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
         )
 
     def _forget_the_absent(self) -> None:
-        """Whoever was admitted and never came, or left. If it comes after all, its secret says who it is."""
+        """Peers that enrolled and opened no session, or left. One that comes back is known by its secret."""
         long_ago = time.monotonic() - SESSION_WITHIN
-        for peer in [p for p, known in self._known.items() if known.talk is None and known.since < long_ago]:
-            del self._known[peer]
+        for peer in [p for p, known in self._enrolled.items() if known.stream is None and known.since < long_ago]:
+            del self._enrolled[peer]
 
     async def _caller(self, context: grpc.aio.ServicerContext) -> str:
-        """The enrolled peer that calls, or the call's end."""
-        if not self._is_known(context):
+        """The id of the enrolled peer that calls; refuses the call of any other."""
+        if not self._is_enrolled(context):
             await _refuse(context, refusals.NotEnrolled())
-        peer = _said(context, "peer")
-        self._known.setdefault(peer, Known(time.monotonic()))
+        peer = _metadata(context, "peer")
+        self._enrolled.setdefault(peer, EnrolledPeer(time.monotonic()))
         return peer
 
-    def _is_known(self, context: grpc.aio.ServicerContext) -> bool:
-        right = self._run_dir.secret_of(_said(context, "peer"))
-        return hmac.compare_digest(_said(context, "secret").encode(), right.encode())
+    def _is_enrolled(self, context: grpc.aio.ServicerContext) -> bool:
+        right = self._run_dir.secret_of(_metadata(context, "peer"))
+        return hmac.compare_digest(_metadata(context, "secret").encode(), right.encode())
 
     def _address(self, context: grpc.aio.ServicerContext) -> str:
         """The caller's real address: gRPC sees the door's loopback connection only."""
@@ -212,26 +215,27 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
     ) -> pb.ReachabilityReply:
         peer, host = await self._caller(context), self._address(context)
         reason = await self._dial_back(peer, host, request.port)
-        if not reason and peer in self._known:
-            self._known[peer].reached = host, request.port
+        if not reason and peer in self._enrolled:
+            self._enrolled[peer].reached = host, request.port
         return pb.ReachabilityReply(reachable=not reason, host=host, reason=reason)
 
     async def _dial_back(self, peer: str, host: str, port: int) -> str:
-        """Shake hands with whoever answers there. Empty: it is that peer; otherwise what is wrong."""
+        """Do a TLS handshake with whoever answers there. Empty: it is that peer; otherwise the reason."""
         if not 1 <= port <= 65535 or not host:
-            return "the peer's address or port is not known"
+            return "the coordinator does not know the peer's address or port"
+        where = address(host, port)
         try:
             async with asyncio.timeout(REACH_SECONDS):
                 _, writer = await asyncio.open_connection(host, port, ssl=client_context(self._identity))
         except TimeoutError:
-            return f"no answer at {host}:{port}"
+            return f"no answer from {where} within {duration(REACH_SECONDS)}"
         except (OSError, ssl.SSLError) as e:
-            return f"{host}:{port}: {getattr(e, 'strerror', None) or e}"
+            return f"cannot reach {where}: {getattr(e, 'strerror', None) or e}"
         try:
             der = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
             names = x509.load_der_x509_certificate(der).extensions.get_extension_for_class(x509.SubjectAlternativeName)
             right = peer_name(peer) in names.value.get_values_for_type(x509.DNSName)
-            return "" if right else f"another peer answers at {host}:{port}"
+            return "" if right else f"another peer answers at {where}"
         finally:
             writer.transport.abort()
 
@@ -240,34 +244,34 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
     async def Session(
         self, request_iterator: AsyncIterator[pb.PeerMessage], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[pb.CoordinatorMessage]:
-        # The first word is read before any refusal: a caller that still writes may see its write fail instead of why.
-        patience = REGISTER_SECONDS if self._is_known(context) else STRANGER_SECONDS
+        # Read the first message before any refusal: a caller that still writes may see a failed write, not the refusal.
+        patience = REGISTER_SECONDS if self._is_enrolled(context) else STRANGER_SECONDS
         register = await self._registration(request_iterator, patience)
         peer, address = await self._caller(context), self._address(context)
         if register is None or register.spec_sha256 != self._spec.sha256():
             await _refuse(context, refusals.OtherSpec())
             return
-        known, talk = self._known.setdefault(peer, Known(time.monotonic())), Conversation()
+        known, stream = self._enrolled.setdefault(peer, EnrolledPeer(time.monotonic())), ControlStream()
         reached = known.reached == (address, register.port)
         try:
             joined = events.Joined(peer_of(peer, register, address, reached, time.time()))
         except ValueError as e:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(e))
-        if known.talk is not None:  # of a connection that broke without our noticing
-            known.talk.outbox.put_nowait(None)
-        known.talk = talk
-        known.announced += 1
+            await _reject(context, bad_requests.InvalidRegistration(str(e)))
+        if known.stream is not None:  # of a connection that broke unnoticed
+            known.stream.outbox.put_nowait(None)
+        known.stream = stream
+        known.unannounced += 1
         self._tell(joined)
-        reading = asyncio.create_task(self._listen(peer, talk, request_iterator))
+        reading = asyncio.create_task(self._receive(peer, stream, request_iterator))
         try:
-            while (message := await self._next_word(talk, reading)) is not None:
+            while (message := await self._next_message(stream, reading)) is not None:
                 yield message
         finally:
             reading.cancel()
-            self._end(peer, talk, events.Left(peer, ConnectionClosed(), may_return=True))
+            self._end(peer, stream, events.Left(peer, ConnectionClosed(), may_return=True))
 
     async def _registration(self, messages: AsyncIterator[pb.PeerMessage], seconds: float) -> pb.Register | None:
-        """A session's first message, if it is that and comes in time."""
+        """The first message of a session; None if it is not a registration, or late."""
         try:
             async with asyncio.timeout(seconds):
                 first = await anext(aiter(messages), None)
@@ -275,22 +279,22 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
             return None
         return first.register if first is not None and first.HasField("register") else None
 
-    async def _next_word(self, talk: Conversation, reading: asyncio.Task[None]) -> pb.CoordinatorMessage | None:
-        """What to say to the peer next; None when there is nothing more, or nobody listens."""
-        if not talk.outbox.empty():
-            return talk.outbox.get_nowait()
-        word = asyncio.ensure_future(talk.outbox.get())
+    async def _next_message(self, stream: ControlStream, reading: asyncio.Task[None]) -> pb.CoordinatorMessage | None:
+        """The next message to the peer; None at the end, or when the peer has closed the stream."""
+        if not stream.outbox.empty():
+            return stream.outbox.get_nowait()
+        waiting = asyncio.ensure_future(stream.outbox.get())
         try:
-            await asyncio.wait({word, reading}, return_when=asyncio.FIRST_COMPLETED)
-            return word.result() if word.done() else None
+            await asyncio.wait({waiting, reading}, return_when=asyncio.FIRST_COMPLETED)
+            return waiting.result() if waiting.done() else None
         finally:
-            word.cancel()
+            waiting.cancel()
 
-    async def _listen(self, peer: str, talk: Conversation, messages: AsyncIterator[pb.PeerMessage]) -> None:
+    async def _receive(self, peer: str, stream: ControlStream, messages: AsyncIterator[pb.PeerMessage]) -> None:
         async for message in messages:
-            talk.heard = time.monotonic()
-            if self._known[peer].talk is not talk:
-                return  # it has opened another stream
+            stream.last_received = time.monotonic()
+            if self._enrolled[peer].stream is not stream:
+                return  # the peer has opened another stream
             try:
                 event = event_of(peer, message, self._spec)
             except ValueError as e:
@@ -302,14 +306,14 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
         peer = await self._caller(context)
         try:
             offset = self._uploads.offered(peer, request)
-        except ValueError as e:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(e))
+        except BadRequest as e:
+            await _reject(context, e.reason)
         except TooLarge as e:
             await context.abort(TOO_LARGE, str(e))
         except OSError as e:
             why = e.strerror or str(e)
             self._tell(events.PartFailed(None, request.lineage, request.step, why))
-            await context.abort(grpc.StatusCode.UNAVAILABLE, f"the coordinator: {why}")
+            await context.abort(grpc.StatusCode.UNAVAILABLE, f"the coordinator cannot write the part: {why}")
         return pb.OfferReply(wanted=offset is not None, offset=offset or 0)
 
     async def Upload(
@@ -318,16 +322,16 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
         peer = await self._caller(context)
         first = await anext(aiter(request_iterator), None)
         if first is None or not first.HasField("header"):
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "an upload begins with its header")
+            await _reject(context, bad_requests.NoHeader())
             return pb.UploadReply()
-        known = self._known[peer]
+        known = self._enrolled[peer]
         if known.uploads >= MOST_UPLOADS:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "too many uploads at a time")
+            await context.abort(grpc.StatusCode.UNAVAILABLE, f"a peer may have {MOST_UPLOADS} uploads at a time")
         known.uploads += 1
         try:
             await self._uploads.receive(peer, first.header, request_iterator)
-        except ValueError as e:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(e))
+        except BadRequest as e:
+            await _reject(context, e.reason)
         except TooLarge as e:
             await context.abort(TOO_LARGE, str(e))
         except Later as e:
@@ -341,11 +345,12 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
     async def Fetch(self, request: pb.FetchRequest, context: grpc.aio.ServicerContext) -> AsyncIterator[pb.Piece]:
         await self._caller(context)
         if request.offset > MOST_OFFSET:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "an offset beyond any file's end")
+            await _reject(context, bad_requests.InvalidOffset(request.offset))
         try:
             found = self._uploads.open_part(request)
             if found is None:
-                await context.abort(grpc.StatusCode.NOT_FOUND, "the coordinator has no such part")
+                what = f"the coordinator has no part of stage {request.stage} of a snapshot at step {request.step}"
+                await context.abort(grpc.StatusCode.NOT_FOUND, what)
                 return
             with found as file:
                 file.seek(request.offset)
@@ -354,7 +359,7 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
         except OSError as e:
             await context.abort(grpc.StatusCode.DATA_LOSS, f"the coordinator cannot read the part: {e.strerror or e}")
 
-    # The owner, and whoever looks on
+    # Status and control
 
     async def Status(self, request: pb.StatusRequest, context: grpc.aio.ServicerContext) -> pb.RunStatus:
         await self._check("token", self._run_dir.token, context, refusals.WrongToken())
@@ -362,25 +367,32 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
 
     async def Control(self, request: pb.ControlRequest, context: grpc.aio.ServicerContext) -> pb.ControlReply:
         await self._check("owner", self._run_dir.owner, context, refusals.NotOwner())
-        said: dict[int, events.Event] = {0: events.PauseRun(), 1: events.ResumeRun(), 2: events.StopRun()}
-        if request.action in said:
-            self._tell(said[request.action])
+        actions: dict[int, events.Event] = {0: events.PauseRun(), 1: events.ResumeRun(), 2: events.StopRun()}
+        if request.action in actions:
+            self._tell(actions[request.action])
         return pb.ControlReply()
 
     async def _check(
         self, name: str, right: str, context: grpc.aio.ServicerContext, otherwise: refusals.Refusal
     ) -> None:
-        if not hmac.compare_digest(_said(context, name).encode(), right.encode()):
+        if not hmac.compare_digest(_metadata(context, name).encode(), right.encode()):
             await _refuse(context, otherwise)
 
 
 async def _refuse(context: grpc.aio.ServicerContext, reason: refusals.Refusal) -> None:
-    """End the call. The caller shows the sentence; its program reads the kind."""
+    """End the call. The caller's program reads the kind, and shows the sentence."""
     WIRE.info("refused a call: %s", reason.kind)
     code = DENIED if isinstance(reason, refusals.Denial) else UNFIT
     await context.abort(code, "\n".join(refusal(reason)), trailing_metadata=(("kind", reason.kind),))
 
 
-def _said(context: grpc.aio.ServicerContext, name: str) -> str:
-    """The value that a call's metadata has under this name; empty: none."""
+async def _reject(context: grpc.aio.ServicerContext, reason: bad_requests.Reason) -> None:
+    """End a call that no peer of this version makes."""
+    WIRE.warning("rejected a request: %s", bad_requests.sentence(reason))
+    metadata = (("kind", reason.kind),)
+    await context.abort(grpc.StatusCode.INVALID_ARGUMENT, bad_requests.sentence(reason), trailing_metadata=metadata)
+
+
+def _metadata(context: grpc.aio.ServicerContext, name: str) -> str:
+    """The value of a call's metadata under this name; empty if there is none."""
     return str(dict(context.invocation_metadata() or ()).get(name, ""))

@@ -28,7 +28,7 @@ class _Kept:
 
 
 class Subspace:
-    """Only for forms that have one."""
+    """The bases and T_fixed of a run whose form has them."""
 
     def __init__(self, spec: RunSpec, folder: Path, resumed: bool):
         self._spec, self._folder = spec, folder
@@ -53,33 +53,32 @@ class Subspace:
         return self._bases[version].sha256
 
     async def accept(self, version: int, content: bytes) -> str:
-        """A basis that the last stage computed: its hash. Raises ValueError if it cannot be one."""
+        """Store a basis that the last stage computed; returns the hash. Raises ValueError if it is not a basis."""
         u = u_from_bytes(content, (self._width, self._k), self._dtype)
         error = orthonormality_error(u)
         if not error <= MOST_SKEWED:
-            raise ValueError(f"‖UᵀU − I‖ is {error:.2g}: not orthonormal")
+            raise ValueError(f"the basis is not orthonormal: ‖UᵀU − I‖ is {error:.2g}, and {MOST_SKEWED:g} is the most")
         await asyncio.to_thread(write_whole, self._file(version), content)
         self._bases[version] = _Kept(content, u_sha256(u))
         return self._bases[version].sha256
 
     def load(self, version: int, sha256: str) -> None:
-        """One that was accepted before."""
+        """A basis that was accepted before, from disk."""
         if version not in self._bases:
             self._bases[version] = self._read(version)
         if self._bases[version].sha256 != sha256:
-            raise UserError(
-                f"{self._file(version)} is damaged: not the basis of the journal", "put it back from a copy"
-            )
+            raise _unusable(self._file(version), "the journal has another hash (hash mismatch)", "basis_mismatch")
 
     def _read(self, version: int) -> _Kept:
         try:
             content = self._file(version).read_bytes()
             return _Kept(content, u_sha256(u_from_bytes(content, (self._width, self._k), self._dtype)))
         except (OSError, ValueError) as e:
-            raise UserError(f"{self._file(version)} cannot be read: {e}", "put it back from a copy") from None
+            raise _unusable(self._file(version), str(e), "basis_unreadable") from None
 
     def forget(self, current: int, needed: set[int]) -> None:
-        """Older ones, but for these and the first, with which the run began. A newer one may be adopted just now."""
+        """Delete the bases before `current` that are not needed, but not the first, with which the run began. A newer
+        one than `current` may be about to be adopted."""
         for old in [v for v in self._bases if 0 < v < current and v not in needed]:
             del self._bases[old]
             self._file(old).unlink(missing_ok=True)
@@ -94,6 +93,10 @@ class Subspace:
     def table_message(self) -> pb.Table:
         table = self._spec.subspace.t_fixed
         return pb.Table(seed=table.seed, scale=table.scale, version=T_FIXED_VERSION, sha256=self.t_fixed_sha256)
+
+
+def _unusable(file: Path, why: str, kind: str) -> UserError:
+    return UserError(f"cannot use the basis {file}: {why}", f"restore {file} from a copy", kind=kind)
 
 
 def bases_needed(history: History) -> dict[int, str]:

@@ -25,9 +25,8 @@ class Copies:
         try:
             fsspec.get_filesystem_class(fsspec.core.split_protocol(url)[0])
         except (ImportError, ValueError) as e:
-            raise UserError(
-                f"snapshots.copy_to: {url}: {e}", "install what it names (for s3:// that is s3fs), or take another URL"
-            ) from None
+            fix = "install the package for that kind of URL (s3fs for s3://), or choose another snapshots.copy_to"
+            raise UserError(f"cannot use snapshots.copy_to = {url}: {e}", fix, kind="store_unknown") from None
         self.url = f"{url.rstrip('/')}/{run}"
 
     def bring_up_to_date(self, snapshots: Collection[Path], dropped: Collection[str]) -> None:

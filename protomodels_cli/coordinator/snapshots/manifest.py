@@ -1,6 +1,6 @@
-"""What a snapshot says of itself: snapshot.json, beside its parts, enough to go on from it where there is no journal.
+"""A snapshot's description of itself: snapshot.json, beside the parts, enough to continue from without a journal.
 
-Knows the files of one snapshot. Which of several is to be used, and what becomes of the run, is decided elsewhere.
+Knows the files of one snapshot. Which of several is used, and how the run continues, is decided elsewhere.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from protomodels_cli.coordinator.as_json import as_json, from_json
 from protomodels_cli.coordinator.history import Mark
-from protomodels_cli.coordinator.identity import Identity
+from protomodels_cli.coordinator.identity import Identity, WrongIdentity
 from protomodels_cli.files import hash_file, write_whole
 
 MANIFEST = "snapshot.json"
@@ -70,11 +70,13 @@ def read(folder: Path) -> Manifest:
 def check(folder: Path, right: Identity) -> Manifest:
     """All of it: that it is this run's, and that every file has the right bytes. Raises ValueError with the reason."""
     manifest = read(folder)
-    if (wrong := manifest.identity.differs(right)) is not None:
-        raise ValueError(wrong)
+    try:
+        manifest.identity.check(right)
+    except WrongIdentity as e:
+        raise ValueError(f"the snapshot {e}") from None
     mark = manifest.mark
     if folder.name != folder_name(*mark.key) or not mark.parts or len(mark.layers) != len(mark.parts):
-        raise ValueError(f"{MANIFEST} is not of this folder")
+        raise ValueError(f"{MANIFEST} describes another snapshot")
     for name in [*map(part_name, range(len(mark.parts))), *map(basis_name, bases_of(mark))]:
         try:
             found = File((folder / name).stat().st_size, hash_file(folder / name))

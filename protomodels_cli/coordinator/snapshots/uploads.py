@@ -1,4 +1,4 @@
-"""What peers hand in: parts of snapshots, and new bases. Nothing is taken unasked, and nothing counts in pieces."""
+"""Uploads of peers: parts of snapshots, and new bases. Only what was asked for is taken, and counts once complete."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from collections.abc import AsyncIterator, Callable
 from io import BufferedReader, BufferedWriter
 from pathlib import Path
 
-from protomodels_cli.coordinator import events
+from protomodels_cli.coordinator import bad_requests, events
+from protomodels_cli.coordinator.bad_requests import BadRequest
 from protomodels_cli.coordinator.reasons import InvalidBasis
 from protomodels_cli.coordinator.snapshots.store import Snapshots
 from protomodels_cli.coordinator.state import State
@@ -29,11 +30,11 @@ Chunks = AsyncIterator[pb.UploadChunk]
 
 
 class Later(Exception):
-    """Not now, but it is wanted."""
+    """The upload is needed, but not now: the peer retries."""
 
 
 class TooLarge(Exception):
-    """A part of more bytes than its stage can have: there is no use in trying again."""
+    """A part with more bytes than its stage can have: a retry does not help."""
 
 
 class Damaged(Exception):
@@ -50,27 +51,27 @@ class Uploads:
         fail: Callable[[OSError], None],
     ):
         self._state, self._subspace, self._snapshots, self._tell, self._fail = state, subspace, snapshots, tell, fail
-        self._basis_offered = (0, 0)  # generation and step of the last basis that was handed in
+        self._basis_offered = (0, 0)  # generation and step of the last basis that was uploaded
         self._one_basis = asyncio.Lock()
         self._coming: set[Path] = set()
 
     # Parts of snapshots
 
     def offered(self, peer: str, header: pb.UploadHeader) -> int | None:
-        """From which byte on this part is wanted; None: not at all. Raises ValueError on what nobody asked for, and
-        TooLarge, with which its snapshot is given up."""
+        """The byte from which on this part is needed; None: not at all. Raises BadRequest, and TooLarge, with which the
+        snapshot is given up."""
         history = self._state().history
         if not self._is_pending(header):
             return None
         stages = len(history.layers)
         if header.stage >= stages or not re.fullmatch(r"[0-9a-f]{64}", header.sha256):
-            raise ValueError("not a part of this run's snapshots")
+            raise BadRequest(bad_requests.UnknownPart(header.stage))
         if history.holders[header.stage : header.stage + 1] != (peer,):
-            raise ValueError("this peer does not hold that stage")
+            raise BadRequest(bad_requests.NotHolder(header.stage))
         end = sum(history.layers[: header.stage + 1])
         most = StageMemory(self._state().spec).saved(end - history.layers[header.stage], end) + ROOM_FOR_NAMES
         if header.size > most:
-            why = f"stage {header.stage}: its part has {size(header.size)}, and {size(most)} is the most it can have"
+            why = f"the part of stage {header.stage} has {size(header.size)}, and may have {size(most)} at most"
             self._tell(events.PartFailed(peer, header.lineage, header.step, why))
             raise TooLarge(why)
         if self._snapshots.has(header.lineage, header.step, header.stage):
@@ -79,15 +80,14 @@ class Uploads:
         return path.stat().st_size if path.exists() else 0
 
     async def receive(self, peer: str, header: pb.UploadHeader, chunks: Chunks) -> None:
-        """Raises ValueError on what nobody asked for, Later, TooLarge and Damaged. A failure of our own disk is not
-        the peer's fault."""
+        """Raises BadRequest, Later, TooLarge and Damaged. A failure of our own disk is not the peer's fault."""
         if header.kind == pb.UploadHeader.BASIS:
             await self._receive_basis(peer, header, chunks)
             return
         try:
             await self._receive_part(peer, header, chunks)
         except FileNotFoundError:
-            raise Later("the snapshot was given up or begun again; retry") from None
+            raise Later(f"the snapshot at step {header.step} was given up or begun again; retry") from None
         except OSError as e:
             if self._is_pending(header) and header.step not in self._state().whole:
                 self._snapshots.drop(header.lineage, header.step)  # first: the journal needs the room too
@@ -99,15 +99,15 @@ class Uploads:
             return
         path = self._snapshots.coming(header.lineage, header.step, header.stage, header.sha256)
         if have != header.offset or path in self._coming:
-            raise Later(f"{have} bytes of the part are here or on their way; retry from there")
+            raise Later(f"the coordinator has {have:,} bytes of the part, or another upload of it is under way; retry")
         self._coming.add(path)
         try:
             arrived = await self._append(chunks, header, path)
             if arrived < header.size:
-                return  # it broke off; the rest will come
+                return  # the upload broke off; the peer sends the rest later
             if await asyncio.to_thread(hash_file, path) != header.sha256:
                 path.unlink()
-                raise Damaged("the part arrived damaged (hash mismatch)")
+                raise Damaged(f"the part of stage {header.stage} arrived damaged (hash mismatch)")
             await asyncio.to_thread(self._snapshots.arrived, path)
             SNAPSHOTS.info("stage %d's part of the snapshot at step %d arrived", header.stage, header.step)
         finally:
@@ -118,15 +118,15 @@ class Uploads:
         return any((m.lineage, m.step) == (header.lineage, header.step) for m in self._state().history.pending)
 
     async def _append(self, chunks: Chunks, header: pb.UploadHeader, path: Path) -> int:
-        """Returns the file's size then. What came of an upload that broke off stays."""
+        """Returns the size of the file then. The bytes of an upload that broke off stay."""
         arrived = header.offset
         with path.open("ab") as file:
             async for chunk in chunks:
                 arrived += len(chunk.data)
                 if arrived > header.size:
-                    raise ValueError("more bytes than announced")
+                    raise BadRequest(bad_requests.TooManyBytes(header.size))
                 if not self._is_pending(header):
-                    raise ValueError("the snapshot is not wanted any more")
+                    raise BadRequest(bad_requests.SnapshotGivenUp(header.step))
                 await asyncio.to_thread(file.write, chunk.data)
             await asyncio.to_thread(_to_disk, file)
         return arrived
@@ -138,7 +138,7 @@ class Uploads:
             self._tell(events.SnapshotWhole(lineage, step, parts))
 
     def open_part(self, request: pb.FetchRequest) -> BufferedReader | None:
-        """Of a complete snapshot."""
+        """A part of a complete snapshot."""
         for mark in self._state().history.snapshots:
             if (mark.lineage, mark.step) == (request.lineage, request.step) and request.stage < len(mark.parts):
                 return self._snapshots.open_part(mark, request.stage)
@@ -165,7 +165,7 @@ class Uploads:
                 return
             except ValueError as e:
                 self._tell(events.Trouble(peer, InvalidBasis(str(e))))
-                raise
+                raise BadRequest(bad_requests.InvalidBasis(str(e))) from None
         self._basis_offered = header.generation, header.step
         self._tell(events.SubspaceReported(peer, header.generation, header.step, row, sha256))
 
@@ -173,21 +173,22 @@ class Uploads:
         state = self._state()
         stage = state.stage_of(peer)
         if stage is None or header.generation != state.history.generation:
-            raise ValueError("this peer holds no stage")
+            raise BadRequest(bad_requests.NotHolder(None))
         asked = stage == state.stages - 1 and state.owed == header.step
         if self._subspace is None or not asked or self._basis_offered == (header.generation, header.step):
-            raise ValueError("nobody asked this stage for a basis")
-        if header.size != (self._subspace.basis_bytes if header.moved else 0):
-            raise ValueError("not the size of a basis")
+            raise BadRequest(bad_requests.BasisNotRequested(header.step))
+        right = self._subspace.basis_bytes if header.moved else 0
+        if header.size != right:
+            raise BadRequest(bad_requests.BasisSize(header.size, right))
 
 
 def _numbers(row_json: str) -> dict[str, float]:
-    """What the metrics say of a basis: these names, and numbers, whatever a peer sends."""
+    """The metrics of a basis: known names with numbers, whatever else a peer sends."""
     try:
-        said = json.loads(row_json[:10_000] or "{}")
-        return {name: float(said[name]) for name in steps.REPORTED if name in said}
-    except (TypeError, OverflowError, RecursionError):
-        raise ValueError("the metrics of a basis must be numbers by name") from None
+        row = json.loads(row_json[:10_000] or "{}")
+        return {name: float(row[name]) for name in steps.REPORTED if name in row}
+    except (TypeError, ValueError, OverflowError, RecursionError):
+        raise BadRequest(bad_requests.InvalidMetrics()) from None
 
 
 async def _bytes(chunks: Chunks, header: pb.UploadHeader) -> bytes:
@@ -195,9 +196,9 @@ async def _bytes(chunks: Chunks, header: pb.UploadHeader) -> bytes:
     async for chunk in chunks:
         content += chunk.data
         if len(content) > header.size:
-            raise ValueError("more bytes than announced")
+            raise BadRequest(bad_requests.TooManyBytes(header.size))
     if (len(content), hashlib.sha256(content).hexdigest()) != (header.size, header.sha256):
-        raise ValueError("the bytes that arrived are not those announced")
+        raise BadRequest(bad_requests.OtherBytes())
     return bytes(content)
 
 
