@@ -112,6 +112,6 @@ def unreachable(patch: Any) -> None:
 
     async def nobody(*_: Any) -> str:
         mark()
-        return "no answer"
+        return "BLOCKED"
 
     patch.setattr("protomodels_cli.coordinator.service.Service._dial_back", nobody)

@@ -6,7 +6,6 @@ import contextlib
 import itertools
 import json
 import random
-import re
 from typing import Any
 
 import pytest
@@ -231,7 +230,7 @@ def test_peers_that_nobody_can_dial_meet_through_the_coordinator(pool):
     spec = make_spec(stages=3, steps=4)
     led, peers = pool.run(spec, 3, fault={"kind": "unreachable"})
     assert led["exit"] == 0
-    assert all("go through the coordinator" in " ".join(p["said"]) for p in peers)
+    assert all("BLOCKED" in " ".join(p["said"]) for p in peers), "told why"
     assert led["summary"]["weights_sha256"] == reference_of(spec)[0].weights_sha256()
 
 
@@ -275,8 +274,5 @@ def test_a_part_that_a_peer_cannot_write_costs_that_snapshot_only(pool):
     led, peers = pool.run(spec, [{}, {"fault": {"kind": "full_disk_once"}}])
     assert led["exit"] == 0, led
     assert [p["exit"] for p in peers] == [0, 0]
-    assert any(
-        re.fullmatch(r"the snapshot of step 2 could not be written: stage \d: No space left on device", s)
-        for s in led["said"]
-    )
+    assert [event["step"] for event in events(led["run_dir"], "snapshot_failed")] == [2]
     assert [p.name for p in sorted((led["run_dir"] / "snapshots").iterdir())] == ["0001-00000004", "0001-00000006"]

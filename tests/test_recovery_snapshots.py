@@ -72,7 +72,7 @@ def test_a_part_that_failed_is_given_up_also_while_the_run_waits_for_a_peer():
     b.answer_until(lambda: b.state.history.pending)
     b.tell(ev.Left("p0", CUT_OFF, may_return=True))
     assert not b.state.placed
-    b.tell(ev.PartFailed("p1", 1, 2, "No space left on device"))
+    b.tell(ev.PartFailed("p1", 1, 2, "ENOSPC"))
     assert not b.state.history.pending
 
 
@@ -81,12 +81,12 @@ def test_a_snapshot_that_fails_is_left_out_and_the_last_one_is_waited_for():
     b.join(0, 1)
     to_step(b, 3)
     assert [m.step for m in b.state.history.pending] == [2]
-    b.tell(ev.PartFailed(None, 1, 2, "No space left on device"))
+    b.tell(ev.PartFailed(None, 1, 2, "ENOSPC"))
     assert (b.state.task.kind, b.state.task.step) == ("step", 3), "the run goes on"
     b.answer_until(lambda: b.state.history.pending)
     b.answer_until(lambda: b.state.task is None, lambda: (b.done(0), b.done(1)))
-    b.tell(ev.PartFailed(None, 1, 4, "No space left on device"))
-    assert b.waits() == reasons.NoRoomForSnapshot(4, "No space left on device")
+    b.tell(ev.PartFailed(None, 1, 4, "ENOSPC"))
+    assert b.waits() == reasons.NoRoomForSnapshot(4, "ENOSPC")
     assert [n.step for n in told(b.commands, notices.SnapshotFailed)] == [2, 4]
     b.tell(ev.Tick())
     assert not b.state.history.pending

@@ -24,8 +24,8 @@ from protomodels_cli.coordinator.run_dir import JOURNAL, identity_of
 from protomodels_cli.errors import UserError
 from protomodels_cli.launch.cable import Cable, cable
 from protomodels_cli.launch.local import LocalRun, local_run, peers_of
-from protomodels_cli.observe.quantities import duration, size
 from protomodels_cli.observe.usage import peak_memory_of
+from protomodels_cli.quantities import duration, size
 
 KINDS = ("kill -9", "SIGSTOP", "cut line")
 LONG, BUSY = 1_000_000, 20  # steps
