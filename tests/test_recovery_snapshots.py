@@ -7,8 +7,8 @@ from dataclasses import replace
 from conftest import make_spec
 from machine_bench import BROKEN, CUT_OFF, KILLED, Bench, peer, to_step, told
 
+from protomodels_cli.coordinator import assigning, notices, reasons
 from protomodels_cli.coordinator import events as ev
-from protomodels_cli.coordinator import notices, reasons, seating
 from protomodels_cli.coordinator.history import (
     Forgot,
 )
@@ -34,7 +34,7 @@ def test_a_peer_that_alone_cannot_read_a_snapshot_tries_again_and_goes_at_last()
     to_step(b, 6)
     b.tell(ev.Left(b.state.history.holders[0], KILLED))
     bad = "p2"
-    for _ in range(seating.PART_AFTER):
+    for _ in range(assigning.DISMISS_AFTER):
         history = b.state.history
         assert bad in history.holders
         b.tell(ev.SnapshotLost(bad, history.generation, 1, 4, "not to be read", whole_here=True))

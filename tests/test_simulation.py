@@ -14,7 +14,7 @@ from simulated_words import Violation
 from simulated_world import World
 from simulation import simulate
 
-from protomodels_cli.coordinator import checking, machine, patience, seating
+from protomodels_cli.coordinator import assigning, checking, machine, patience
 from protomodels_cli.coordinator.history import RECORDS, Placed, RolledBack
 from protomodels_cli.coordinator.snapshots import policy
 
@@ -69,7 +69,7 @@ def test_a_thousand_peers():
 
 def believes_anyone(patch: Any) -> None:
     """What a peer has in memory counts whatever it is."""
-    patch.setattr(seating, "is_current", lambda history, holding: holding is not None)
+    patch.setattr(assigning, "is_current", lambda history, holding: holding is not None)
 
 
 def takes_any_generation(patch: Any) -> None:
@@ -88,32 +88,32 @@ def takes_any_generation(patch: Any) -> None:
 
 def goes_back_too_far(patch: Any) -> None:
     """… to the beginning, always."""
-    back = seating.roll_back
-    patch.setattr(seating, "roll_back", lambda moves, mark, why: back(moves, moves.state.history.snapshots[0], why))
+    back = assigning.roll_back
+    patch.setattr(assigning, "roll_back", lambda moves, mark, why: back(moves, moves.state.history.snapshots[0], why))
 
 
 def keeps_the_generation(patch: Any) -> None:
     """New holders, old number."""
-    record = seating.Moves.record
+    record = assigning.Moves.record
 
     def same(self: Any, entry: Any) -> None:
         if isinstance(entry, Placed):
             entry = replace(entry, generation=max(1, entry.generation - 1))
         record(self, entry)
 
-    patch.setattr(seating.Moves, "record", same)
+    patch.setattr(assigning.Moves, "record", same)
 
 
 def keeps_the_lineage(patch: Any) -> None:
     """Goes back without opening a new one."""
-    record = seating.Moves.record
+    record = assigning.Moves.record
 
     def same(self: Any, entry: Any) -> None:
         if isinstance(entry, RolledBack):
             entry = replace(entry, lineage=entry.lineage - 1)
         record(self, entry)
 
-    patch.setattr(seating.Moves, "record", same)
+    patch.setattr(assigning.Moves, "record", same)
 
 
 def saves_too_soon(patch: Any) -> None:
@@ -129,7 +129,7 @@ def _complete_at_once(moves: Any) -> None:
 
 
 def never_gives_up_waiting(patch: Any) -> None:
-    patch.setattr(seating, "give_up_waiting", lambda moves: None)
+    patch.setattr(assigning, "give_up_waiting", lambda moves: None)
 
 
 def believes_in_every_task(patch: Any) -> None:

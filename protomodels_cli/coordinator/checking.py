@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from protomodels_cli.coordinator import reasons, seating
+from protomodels_cli.coordinator import assigning, reasons
 from protomodels_cli.coordinator.events import Dismiss
 from protomodels_cli.coordinator.moves import Moves
 from protomodels_cli.coordinator.state import Hashes, Report, State, Task
@@ -32,14 +32,14 @@ def check_hashes(moves: Moves, task: Task, stage: int, report: Report) -> bool:
     peer = state.peers[state.history.holders[stage]]
     same_basis = found is not None and (found.basis_version, found.basis) == (right.basis_version, right.basis)
     other: reasons.Shared = "T_fixed" if same_basis else "U"
-    if peer.id in state.suspects or (seating.fresh(state.history) and task.kind == "build"):
+    if peer.id in state.suspects or (assigning.fresh(state.history) and task.kind == "build"):
         why = reasons.HashMismatch(other)
         moves.do(Dismiss(peer.id, why, EXIT_REFUSED))
-        seating.lose(moves, {peer.id: why})
+        assigning.lose(moves, {peer.id: why})
         return False
     moves.set(suspects=state.suspects | {peer.id})
     moves.write_row("mismatch", task.step, stage=stage, peer=peer.id, what=other)
     [holder] = state.holders_of([stage])
-    seating.roll_back(moves, state.history.newest, reasons.StageDiverged(holder, other, task.step))
-    seating.regroup(moves)
+    assigning.roll_back(moves, state.history.newest, reasons.StageDiverged(holder, other, task.step))
+    assigning.regroup(moves)
     return False

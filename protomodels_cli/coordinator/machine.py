@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import assert_never
 
-from protomodels_cli.coordinator import checking, notices, patience, reasons, seating
+from protomodels_cli.coordinator import assigning, checking, notices, patience, reasons
 from protomodels_cli.coordinator.events import (
     BasisTaken,
     Command,
@@ -93,17 +93,17 @@ def _take(moves: Moves, event: Event) -> None:
     state = moves.state
     match event:
         case Joined(peer):
-            seating.join(moves, peer)
+            assigning.join(moves, peer)
         case Left(peer_id, why, may_return):
-            seating.lose(moves, {peer_id: why}, until=moves.now + REDIAL_SECONDS if may_return else None)
+            assigning.lose(moves, {peer_id: why}, until=moves.now + REDIAL_SECONDS if may_return else None)
         case Leaving(peer_id):
             _hear_leaving(moves, peer_id)
         case Trouble(peer_id, what, about, generation):
             known = state.stage_of(peer_id) is not None and generation == state.history.generation
             if about is None:
-                seating.part_with(moves, what, peer_id)
+                assigning.dismiss(moves, what, peer_id)
             elif known and about < state.stages:
-                seating.break_up(moves, what, peer_id, about)
+                assigning.break_up(moves, what, peer_id, about)
         case Done(peer_id, generation, number, report):
             stage = state.stage_of(peer_id)
             known = stage is not None and generation == state.history.generation
@@ -141,7 +141,7 @@ def _take(moves: Moves, event: Event) -> None:
                 _stop(moves)
             _go_on_if_idle(moves)
         case Tick():
-            seating.give_up_waiting(moves)
+            assigning.give_up_waiting(moves)
             if policy.may_try_again(moves):
                 _go_on_if_idle(moves)
             patience.watch(moves)
@@ -169,7 +169,7 @@ def _hear_leaving(moves: Moves, peer: str) -> None:
 def _let_go(moves: Moves, *peers: str) -> None:
     """They asked to go."""
     moves.do(*(Dismiss(peer, reasons.AskedToLeave()) for peer in peers))
-    seating.lose(moves, dict.fromkeys(peers, reasons.AskedToLeave()))
+    assigning.lose(moves, dict.fromkeys(peers, reasons.AskedToLeave()))
 
 
 # Tasks
@@ -277,8 +277,8 @@ def _answer_bad_numbers(moves: Moves) -> None:
     why = reasons.NonFinite(many, step, spec.optimizer.lr)
     before = [mark for mark in history.snapshots if mark.step <= step - many]
     if spec.limits.nonfinite_action == "return" and history.answered < step:
-        seating.roll_back(moves, before[-1], why, answered=step)
-        seating.regroup(moves)
+        assigning.roll_back(moves, before[-1], why, answered=step)
+        assigning.regroup(moves)
         return
     _pause(moves, why)
 
@@ -295,7 +295,7 @@ def _go_on(moves: Moves) -> None:
         if state.leaving:
             _let_go(moves, *sorted(state.leaving))
             if moves.state.task != state.task or not moves.state.placed:
-                return  # their stages are seated anew
+                return  # their stages are assigned again
             state = moves.state  # they had none any more
         if state.stopping:
             _stop(moves)
@@ -350,7 +350,7 @@ def _take_basis(moves: Moves, event: BasisTaken) -> None:
     if not known or new is None or event.version != new.version:
         return
     if event.sha256 != new.sha256:
-        seating.part_with(moves, reasons.DamagedBasis(new.version), event.peer)
+        assigning.dismiss(moves, reasons.DamagedBasis(new.version), event.peer)
         return
     assert stage is not None
     moves.set(took_basis=state.took_basis | {stage})
@@ -370,12 +370,12 @@ def _lose_snapshot(moves: Moves, event: SnapshotLost) -> None:
     if not known or snapshot not in [(m.lineage, m.step) for m in history.snapshots[1:]]:
         return
     if event.whole_here:
-        seating.seat_again(moves, reasons.PartUnreadable(event.step), event.peer)
+        assigning.assign_again(moves, reasons.PartUnreadable(event.step), event.peer)
         return
     moves.tell(notices.SnapshotUnusable(event.step, event.why))
     moves.record(Forgot(*snapshot))
-    seating.roll_back(moves, moves.state.history.newest, reasons.SnapshotDamaged(event.step))
-    seating.regroup(moves)
+    assigning.roll_back(moves, moves.state.history.newest, reasons.SnapshotDamaged(event.step))
+    assigning.regroup(moves)
 
 
 def _dismiss_all(moves: Moves) -> None:

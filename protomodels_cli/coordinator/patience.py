@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from typing import Literal
 
-from protomodels_cli.coordinator import notices, seating
+from protomodels_cli.coordinator import assigning, notices
 from protomodels_cli.coordinator.events import Dismiss
 from protomodels_cli.coordinator.moves import Moves
 from protomodels_cli.coordinator.plan import still_working
@@ -22,14 +22,14 @@ def watch(moves: Moves) -> None:
     if task is None:
         return
     if task.kind in ("build", "link"):
-        _watch_seating(moves, task)
+        _watch_assigning(moves, task)
     elif moves.now - task.started > patience(moves.state, task):
         moves.tell(notices.Stalled(still_working(moves.state, moves.now)))
         moves.set(stalled=moves.state.stalled + 1)
-        seating.regroup(moves)
+        assigning.regroup(moves)
 
 
-def _watch_seating(moves: Moves, task: Task) -> None:
+def _watch_assigning(moves: Moves, task: Task) -> None:
     state, limits = moves.state, moves.state.spec.limits
     doing: Literal["build", "reuse", "link"]
     if task.kind == "link":
@@ -49,12 +49,12 @@ def _watch_seating(moves: Moves, task: Task) -> None:
     if doing == "link" and not state.relay_all:
         moves.tell(notices.RelayingAll(state.holders_of(late), limit))
         moves.set(relay_all=True)
-        seating.regroup(moves)
+        assigning.regroup(moves)
         return
     slow = {state.history.holders[i]: TooSlow(i, doing, limit) for i in late}
     for peer, why in slow.items():
         moves.do(Dismiss(peer, why, EXIT_OUTSIDE))
-    seating.lose(moves, slow)
+    assigning.lose(moves, slow)
 
 
 def patience(state: State, task: Task) -> float:

@@ -1,8 +1,8 @@
-"""Who holds which stage, and from what: memory where every stage is still there, a snapshot where one is gone.
+"""Which peer is assigned which stage, and from what: its memory where every stage is still held, else a snapshot.
 
-Every change of holders and every broken link goes through `regroup`: a new generation, in which all holders link anew
-and a step that was under way is done again. What is in a peer's memory counts if it has applied exactly the decisions
-of this lineage; a stage that nobody has so is taken from the newest complete snapshot, and then all stages are.
+Every change of holders and every broken link goes through `regroup`: a new generation, in which all holders relink and
+a step that was under way is redone. A stage in a peer's memory counts if it has applied exactly the decisions of this
+lineage; if that is true of no peer, all stages are restored from the newest complete snapshot.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from protomodels_cli.coordinator.state import Holding, Peer, State
 from protomodels_cli.errors import EXIT_OUTSIDE
 
 RELAY_AFTER = 3  # generations in a row that ended before a step was decided
-PART_AFTER = 6
+DISMISS_AFTER = 6
 
 
 def fresh(history: History) -> bool:
@@ -27,7 +27,7 @@ def fresh(history: History) -> bool:
 
 
 def join(moves: Moves, peer: Peer) -> None:
-    """A peer is here, or here again."""
+    """A peer joined or reconnected."""
     state = moves.state
     again = peer.id in state.peers or peer.id in state.absent
     was_holder = state.stage_of(peer.id) is not None
@@ -49,7 +49,7 @@ def join(moves: Moves, peer: Peer) -> None:
 
 
 def is_current(history: History, holding: Holding | None) -> bool:
-    """Has it applied exactly the decisions of this lineage, or all but the last, which it is prepared for?"""
+    """Has the stage applied exactly the decisions of this lineage, or all but the last, which it is prepared for?"""
     if holding is None or (holding.lineage, holding.layers) != (history.lineage, history.layers):
         return False
     if holding.applied == history.step:
@@ -59,7 +59,7 @@ def is_current(history: History, holding: Holding | None) -> bool:
 
 
 def lose(moves: Moves, gone: Mapping[str, reasons.Loss], until: float | None = None) -> None:
-    """These peers are not here any more; `until`: holders are waited for so long before others take their place."""
+    """These peers are gone; `until`: wait that long for holders to reconnect before others take over their stages."""
     state = moves.state
     lost = [state.peers[peer] for peer in gone if peer in state.peers]
     if not lost:
@@ -91,30 +91,30 @@ def _parting(peer: Peer, stage: int | None, why: reasons.Loss) -> notices.Notice
 
 
 def _stage(state: State, peer: str) -> int | None:
-    """That it holds, or has in memory while nobody is seated."""
+    """The stage that the peer holds, or has in memory while no stage is assigned."""
     stage = state.stage_of(peer)
     return state.holds.get(peer) if stage is None else stage
 
 
-def part_with(moves: Moves, what: reasons.Fault, *peers: str) -> None:
+def dismiss(moves: Moves, what: reasons.Fault, *peers: str) -> None:
     for peer in (p for p in peers if p in moves.state.peers):
         moves.do(Dismiss(peer, what, EXIT_OUTSIDE))
     lose(moves, dict.fromkeys(peers, what))
 
 
 def break_up(moves: Moves, what: reasons.Complaint, peer: str, about: int) -> None:
-    """Two holders cannot work with each other: link all anew, at last without these two."""
+    """Two holders cannot work with each other: relink all stages, and after several tries dismiss these two."""
     if moves.state.broken + 1 >= RELAY_AFTER:
         moves.set(relay_all=True)
-    seat_again(moves, what, peer, moves.state.history.holders[about])
+    assign_again(moves, what, peer, moves.state.history.holders[about])
 
 
-def seat_again(moves: Moves, what: reasons.Complaint | reasons.PartUnreadable, *peers: str) -> None:
-    """In a new generation; if that did not help several times, without these."""
+def assign_again(moves: Moves, what: reasons.Complaint | reasons.PartUnreadable, *peers: str) -> None:
+    """Assign all stages again, in a new generation; after several tries, dismiss these peers."""
     broken = moves.state.broken + 1
     moves.set(broken=broken)
-    if broken >= PART_AFTER:
-        part_with(moves, what, *dict.fromkeys(peers))
+    if broken >= DISMISS_AFTER:
+        dismiss(moves, what, *dict.fromkeys(peers))
         return
     peer = moves.state.peers[peers[0]]
     moves.tell(notices.Relinking(peer.id, peer.name, moves.state.stage_of(peer.id), what))
@@ -122,7 +122,7 @@ def seat_again(moves: Moves, what: reasons.Complaint | reasons.PartUnreadable, *
 
 
 def give_up_waiting(moves: Moves) -> None:
-    """Holders that did not come back in time."""
+    """Stop waiting for holders that did not reconnect in time."""
     late = {peer for peer, until in moves.state.absent.items() if until <= moves.now}
     if late:
         moves.set(absent={p: until for p, until in moves.state.absent.items() if p not in late})
@@ -131,31 +131,31 @@ def give_up_waiting(moves: Moves) -> None:
 
 
 def regroup(moves: Moves) -> None:
-    """Seat the peers that are here, if they suffice; otherwise say what is missing."""
+    """Assign the stages to the peers that are here, if they suffice; otherwise tell them what is missing."""
     moves.set(placed=False, task=None, heard={}, took_basis=frozenset(), usage={})
     history = moves.state.history
     if history.over:
         return
     if fresh(history):
-        _seat_afresh(moves)
+        _assign_afresh(moves)
         return
-    seats = {stage: peer for peer, stage in moves.state.holds.items()}
-    absent = [stage for stage in range(len(history.layers)) if stage not in seats]
+    held = {stage: peer for peer, stage in moves.state.holds.items()}
+    absent = [stage for stage in range(len(history.layers)) if stage not in held]
     if absent and moves.state.absent:
         _wait(moves, reasons.HoldersDisconnected(tuple(absent)))
         return
-    found = _fill(moves.state, absent, seats)
+    found = _fill(moves.state, absent, held)
     if not isinstance(found, dict):
         _wait(moves, found)
         return
     if absent and history.newest.step != history.step:
         roll_back(moves, history.newest, reasons.StagesLost(tuple(absent), history.step))
-    _seat(moves, history.layers, {**seats, **found})
+    _assign(moves, history.layers, {**held, **found})
 
 
-def _fill(state: State, absent: list[int], seats: dict[int, str]) -> dict[int, str] | reasons.StagesWithoutPeer:
-    """With peers that have no stage."""
-    free = [Offer(p.id, p.memory, p.flops) for p in state.peers.values() if p.id not in seats.values()]
+def _fill(state: State, absent: list[int], held: dict[int, str]) -> dict[int, str] | reasons.StagesWithoutPeer:
+    """Holders for these stages, from the peers without a stage."""
+    free = [Offer(p.id, p.memory, p.flops) for p in state.peers.values() if p.id not in held.values()]
     wanted = dict(enumerate(state.history.newest.as_parts()))
 
     def has(peer: str, stage: int) -> bool:
@@ -165,7 +165,7 @@ def _fill(state: State, absent: list[int], seats: dict[int, str]) -> dict[int, s
 
 
 def roll_back(moves: Moves, mark: Mark, why: reasons.Rollback, answered: int = 0) -> None:
-    """Nothing in memory counts any more."""
+    """Continue from this snapshot: no stage in a peer's memory counts any more."""
     history = moves.state.history
     redo = history.step - mark.step
     moves.record(RolledBack(history.lineage + 1, mark.lineage, mark.step, why, answered))
@@ -174,26 +174,26 @@ def roll_back(moves: Moves, mark: Mark, why: reasons.Rollback, answered: int = 0
     moves.tell(notices.RolledBack(why, mark.step, redo, history.lineage + 1))
 
 
-def _seat_afresh(moves: Moves) -> None:
+def _assign_afresh(moves: Moves) -> None:
     state = moves.state
     found = place(state.spec, [Offer(p.id, p.memory, p.flops) for p in state.peers.values()])
     moves.set(holds={}, absent={})
     if isinstance(found, Placement):
-        _seat(moves, found.layers, dict(enumerate(found.holders)))
+        _assign(moves, found.layers, dict(enumerate(found.holders)))
         return
     moves.set(missing=found)
     for peer in state.peers:
         moves.do(MakeSpare(peer, found))
 
 
-def _seat(moves: Moves, layers: tuple[int, ...], seats: dict[int, str]) -> None:
+def _assign(moves: Moves, layers: tuple[int, ...], held: dict[int, str]) -> None:
     state = moves.state
-    holders = tuple(seats[stage] for stage in range(len(layers)))
+    holders = tuple(held[stage] for stage in range(len(layers)))
     generation = state.history.generation + 1
     moves.set(relay_all=state.relay_all and holders == state.history.holders)  # others may reach each other
     moves.record(Placed(generation, layers, tuple((peer,) for peer in holders)))
     reuse = {peer for peer in holders if peer in state.holds}
-    # Whoever has it in memory has it now too; the others once they say so.
+    # Peers that reuse their memory hold their stage at once; the others once they report it.
     moves.set(placed=True, absent={}, undelivered=False, holds={p: s for p, s in state.holds.items() if p in reuse})
     task = moves.begin("build", state.history.step)
     for stage, peer in enumerate(holders):
