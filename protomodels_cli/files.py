@@ -1,4 +1,4 @@
-"""Files that are whole or not there, also after a power cut."""
+"""Atomic file writes: a file is complete or does not exist, also after a power cut."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def write_whole(path: Path, content: bytes, mode: int = 0o644) -> None:
-    """The file has no wider mode than this at any moment: what a key is written to is never readable by others."""
+    """The file never has a wider mode than this, not even while it is written: nobody else can read a key."""
     work = path.with_name(f".{path.name}.partial")
     work.unlink(missing_ok=True)  # what a crash left may have another mode, or lead elsewhere
     handle = os.open(work, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
@@ -22,7 +22,7 @@ def write_whole(path: Path, content: bytes, mode: int = 0o644) -> None:
 
 
 def put_in_place(work: Path, path: Path) -> None:
-    """Give a finished file its name, for good."""
+    """Rename a finished file to its final name, durably."""
     with work.open("rb") as file:
         os.fsync(file.fileno())
     os.replace(work, path)
@@ -30,7 +30,7 @@ def put_in_place(work: Path, path: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make a rename last."""
+    """Make a rename durable."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -1,6 +1,6 @@
-"""When to try again, and when to give up: one rule for every loop that waits for somebody to come back.
+"""Retries: exponential backoff with jitter, and when to give up. The one rule for every loop that retries.
 
-Knows time and chance. It must not know what is tried, nor say anything about it.
+Knows time and chance. Must not know what is retried, nor report anything.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ T = TypeVar("T")
 
 
 class Backoff:
-    """Waits that double from `first` to `longest` seconds, each shortened at random by up to `jitter` of itself, so
-    that many peers do not come back all at once.
+    """Waits that double from `first` to `longest` seconds, each shortened at random by up to `jitter` of its length, so
+    that many peers do not reconnect all at once.
 
     Pure: the time is given to it. It gives up `give_up_after` seconds after the first failure, or after `most_tries`.
     """
@@ -38,7 +38,7 @@ class Backoff:
         self.failures, self._since = 0, 0.0  # in a row, and the time of the first
 
     def reset(self) -> None:
-        """It worked: the next failure is the first again."""
+        """After a success: the next failure counts as the first."""
         self.failures = 0
 
     def after_failure(self, now: float) -> float | None:
@@ -57,10 +57,10 @@ async def retry(
     work: Callable[[], Awaitable[T]],
     backoff: Backoff,
     on: type[Exception] | tuple[type[Exception], ...],
-    heard: Callable[[Exception], None] = lambda error: None,
+    on_failure: Callable[[Exception], None] = lambda error: None,
 ) -> T:
-    """What `work` returns at last. A failure of the kinds `on` is waited out, after `heard` was told of it (which may
-    raise instead); the one at which `backoff` gives up is raised."""
+    """Retry `work` until it returns. After a failure of the types `on`, `on_failure` is called (it may raise instead)
+    and the backoff waited for; the failure at which `backoff` gives up is raised."""
     while True:
         try:
             return await work()
@@ -68,5 +68,5 @@ async def retry(
             wait = backoff.after_failure(time.monotonic())
             if wait is None:
                 raise
-            heard(error)
+            on_failure(error)
         await asyncio.sleep(wait)

@@ -1,4 +1,4 @@
-"""A state on its way through one event: what was recorded, and what is to be done."""
+"""One event's effect on the state, collected: the records to journal and the commands to carry out."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from rich.text import Text
 from protomodels_cli.quantities import duration, plural, rate, size
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 
-LONG = 2.0  # seconds of waiting in a running run that are worth a word
+LONG = 2.0  # seconds: shorter waits of a running run are not shown
 
 
 def headline(s: pb.RunStatus) -> str:
@@ -68,7 +68,7 @@ def stage_table(s: pb.RunStatus) -> Table:
 
 def peer_table(s: pb.RunStatus) -> RenderableType:
     if not s.peers:
-        return Text("no peer takes part now")
+        return Text("no peer is connected")
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="dim")
     for name in ("peer", "name", "state", "device", "free memory", "speed", "address", "dialled", "joined"):
         table.add_column(name, no_wrap=True)

@@ -1,4 +1,4 @@
-"""A part of a snapshot, by name, as it is said over the wire, and the answer to one that cannot be."""
+"""The identity of a snapshot's part to and from protobuf, and the status code for a part that is too large."""
 
 from __future__ import annotations
 

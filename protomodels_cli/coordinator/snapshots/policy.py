@@ -15,7 +15,7 @@ SAVE_AGAIN = 5.0  # seconds
 
 
 def is_due(state: State) -> bool:
-    """Should the stages hand in what they are now, after the last step decided?"""
+    """Should the stages be saved as they are now, after the last decided step?"""
     history, step = state.history, state.history.step
     if step == 0 or history.newest.step == step or any(m.step == step for m in history.pending):
         return False
@@ -30,15 +30,14 @@ def _at_interval(state: State) -> bool:
 
 
 def is_needed(state: State) -> bool:
-    """Does the run wait here until it is saved?"""
+    """Does the run wait until this step is saved?"""
     history = state.history
     ends = state.leaving or state.stopping or history.paused is not None
     return history.newest.step < history.step and (history.step == state.spec.steps or bool(ends))
 
 
 def begin_if_due(moves: Moves) -> bool:
-    """Whether the next turn asks for the parts. In a new generation it asks again: it may be new because a turn that
-    asked did not arrive."""
+    """Whether the next turn asks for the parts. A new generation asks again: the turn that asked may have been lost."""
     state = moves.state
     if is_due(state) and (not state.spec.subspace.has_basis or state.history.synced == state.history.step):
         moves.record(Began(state.history.step))
@@ -81,7 +80,7 @@ def complete(moves: Moves) -> None:
 
 
 def _note_parts(moves: Moves) -> None:
-    """Whoever handed in a part has it on its own disk too."""
+    """A peer that uploaded a part has it on its own disk too."""
     history = moves.state.history
     for peer, part in zip(history.holders, history.newest.as_parts(), strict=False):
         note_part(moves, peer, part)

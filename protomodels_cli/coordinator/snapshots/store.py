@@ -1,7 +1,7 @@
-"""Snapshots at the coordinator: parts come in piece by piece, and count once all of them are whole.
+"""The files of snapshots at the coordinator: parts arrive in pieces; a snapshot is complete once all parts are.
 
 snapshots/LINEAGE-STEP/stage-I.safetensors, VERSION.u, snapshot.json     a complete one, which describes itself
-snapshots/.LINEAGE-STEP/stage-I.HASH.safetensors[.partial]               one that is being handed in
+snapshots/.LINEAGE-STEP/stage-I.HASH.safetensors[.partial]               one that is being uploaded
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ TRIES, AGAIN = 10, 6.0  # to reach the store, and seconds between two
 
 
 class Repeated:
-    """Work that is done once more after every wish, however many come while it is under way."""
+    """Work that runs again after every request; requests that come while it runs are merged into one."""
 
     def __init__(self, work: Callable[[], Awaitable[None]]):
         self._work, self._wished = work, False
@@ -46,7 +46,7 @@ class Repeated:
 
 
 async def _beside(work: Callable[..., T], *arguments: Any) -> T:
-    """In a thread that nobody waits for at the end: a store may hang."""
+    """In a daemon thread, which does not hold up the end of the program: a store may hang."""
     loop, result = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
 
     def settle(do: Callable[[Any], None], value: Any) -> None:
@@ -79,7 +79,7 @@ class Upkeep:
         self._looks: dict[tuple[int, int, int], asyncio.Task[bool]] = {}
 
     def settle(self) -> None:
-        """The history has other snapshots than before."""
+        """Bring the files in line with the history, whose snapshots have changed."""
         self._settling.again()
 
     async def end(self) -> None:
@@ -108,8 +108,7 @@ class Upkeep:
             self._tell(notices.CopyFailed(self._copies.url, in_words(e)))
 
     async def is_whole(self, mark: Mark, stage: int) -> bool:
-        """Has this part the right bytes, now or once they are brought back from the copy? Whoever asks while that is
-        being found out hears the same."""
+        """Does this part have the right bytes, now or once restored from the copy? Concurrent calls share one check."""
         part = mark.lineage, mark.step, stage
         if part not in self._looks:
             self._looks[part] = asyncio.create_task(self._look(mark, stage))
@@ -123,12 +122,12 @@ class Upkeep:
             return False
         copies, backoff = self._copies, Backoff(AGAIN, jitter=0, most_tries=TRIES)
 
-        def heard(error: Exception) -> None:
+        def report(error: Exception) -> None:
             if backoff.failures == 1:
                 self._tell(notices.CopyUnreachable(stage, mark.step, copies.url, in_words(error)))
 
         try:  # a store may raise anything
-            whole = await retry(lambda: self._bring_back(mark, stage, copies), backoff, Exception, heard)
+            whole = await retry(lambda: self._bring_back(mark, stage, copies), backoff, Exception, report)
         except Exception:
             return False
         kind = notices.PartRestored if whole else notices.PartDamaged

@@ -70,45 +70,45 @@ class PeeringServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def Enrol(self, request, context):
-        """Presents the join token; gets an id, a certificate for the peer's key and the run's spec. Changes nothing else: a
-        peer that was admitted and opens no session within ten minutes is forgotten.
+        """Shows the join token; returns an id, a certificate for the peer's key and the run's spec. A peer that opens no
+        session within ten minutes is forgotten.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CheckReachability(self, request, context):
-        """Asks the coordinator to dial back to the caller's address at this port, and to say who answered there.
+        """Asks the coordinator to dial back to the caller's address at this port, and to check that the caller answers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Session(self, request_iterator, context):
-        """The run: the coordinator says what to do next, the peer what came of it. Metadata: `peer` and `secret` from Enrol.
-        A stream that breaks is opened again, by the same peer, and takes the place of the one before.
+        """The control stream: the coordinator assigns stages and grants tasks, the peer reports. Metadata: `peer` and `secret`
+        from Enrol. A peer reconnects after a broken stream; the new stream replaces the old one.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Offer(self, request, context):
-        """Announces a part of a snapshot. The answer says from which byte on it is wanted: an upload that broke off goes on.
+        """Announces a part of a snapshot. The reply has the byte to upload from, so that an upload that broke off continues.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Upload(self, request_iterator, context):
-        """Sends a file-sized thing in chunks: a part of a snapshot, or a new basis. Metadata as for Session. Nothing counts
-        until the whole has arrived with the hash that its first message announced.
+        """Uploads a part of a snapshot or a new basis in chunks. Metadata as for Session. The upload counts once all of it has
+        arrived with the hash that the header announced.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Fetch(self, request, context):
-        """A part of a complete snapshot, from a byte on.
+        """Fetches a part of a complete snapshot, from a byte on.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -419,14 +419,14 @@ class OperatorServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def Status(self, request, context):
-        """What the run is doing, in numbers and in words. Metadata: `token`, the run's join token.
+        """What the run is doing, as numbers, kinds and sentences. Metadata: `token`, the run's join token.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Control(self, request, context):
-        """Pauses, resumes or stops the run. Metadata: `owner`, which is in the run's directory alone.
+        """Pauses, resumes or stops the run. Metadata: `owner`, the secret in the run directory.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
