@@ -13,28 +13,29 @@ EXIT_INTERRUPTED = 130  # Ctrl-C
 
 
 class UserError(Exception):
-    """What is wrong and, on a line of its own, the fix."""
+    """What is wrong and, on a line of its own, the fix. `kind` names the error to programs; it is never shown."""
 
     exit_code = EXIT_OUTSIDE
+    kind = ""
 
-    def __init__(self, what: str, fix: str, *, kind: str = ""):
+    def __init__(self, what: str, fix: str, kind: str = ""):
         super().__init__(f"{what}\n    fix:  {fix}")
-        self.kind = kind  # what programs and tests read
+        self.kind = kind or self.kind
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuilt, (type(self), str(self), self.kind)
+        return _restored, (type(self), str(self), vars(self))
 
 
-def _rebuilt(error_type: type[UserError], text: str, kind: str) -> UserError:
-    """An error that came from another process."""
+def _restored(error_type: type[UserError], text: str, facts: dict[str, Any]) -> UserError:
+    """An error that another process raised; the constructors of subclasses take other arguments."""
     error = error_type.__new__(error_type)
     Exception.__init__(error, text)
-    error.kind = kind
+    vars(error).update(facts)
     return error
 
 
 class OptionError(UserError):
-    """A command-line option that cannot be."""
+    """A command-line option with a value that cannot be used."""
 
     exit_code = EXIT_SPEC
 

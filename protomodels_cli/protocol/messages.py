@@ -20,10 +20,11 @@ class MessageKey:
 
 
 class BadMessage(ValueError):
-    """A neighbour sent what cannot be; `leg` says which one, where that is not plain from who found it."""
+    """A neighbour sent a message that no correct peer sends. `kind` names the fault to programs; `leg` says on which
+    leg, where whoever finds the fault cannot know."""
 
     leg: Leg | None = None
 
-    def __init__(self, what: str, *, kind: str = ""):
+    def __init__(self, what: str, kind: str = ""):
         super().__init__(what)
         self.kind = kind
