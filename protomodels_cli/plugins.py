@@ -37,10 +37,11 @@ class Registry(Generic[T]):
         found: dict[str, EntryPoint] = {}
         for point in entry_points(group=self.group):
             if point.name in self.builtin or point.name in found:
-                other = self._described(found[point.name]) if point.name in found else "pmtrain's own"
+                other = self._described(found[point.name]) if point.name in found else "one of pmtrain's own"
                 raise UserError(
-                    f"{self._described(point)} has the name of another: {other}",
-                    "uninstall one of the packages, or rename it there: peers must mean the same by a name",
+                    f"{self._described(point)} has the same name as {other}",
+                    "uninstall one of the packages, or rename the entry point: a name must mean the same to every peer",
+                    "plugin_name_taken",
                 )
             found[point.name] = point
         return found
@@ -54,13 +55,14 @@ class Registry(Generic[T]):
 
     def _load(self, point: EntryPoint) -> T:
         package = point.dist.name if point.dist else point.value
-        fix = f"repair the package or remove it: pip uninstall {package}"
+        fix = f"repair {package}, or remove it with: pip uninstall {package}"
         try:
             loaded = point.load()
         except Exception as e:  # whatever a package elsewhere does on import
-            raise UserError(f"{self._described(point)} cannot be loaded: {e!r}", fix) from e
+            raise UserError(f"{self._described(point)} cannot be loaded: {e!r}", fix, "plugin_broken") from e
         if not self._is_one(loaded) or getattr(loaded, "name", None) != point.name:
-            raise UserError(f"{self._described(point)} is {loaded!r}, which is none of that name", fix)
+            what = f"{self._described(point)} loads {loaded!r}, which is not a {self.group} plug-in of that name"
+            raise UserError(what, fix, "plugin_wrong")
         one: T = loaded
         return one
 

@@ -45,15 +45,15 @@ def size(n: float) -> str:
 
 
 def count(n: float) -> str:
-    """1 234 567 → 1.23 M."""
+    """1 234 567 → 1.23 M; 8e9 → 8 B, as people count parameters and tokens."""
     number, prefix = _scaled(n)
-    return f"{number} {prefix}".rstrip()
+    return f"{number} {'B' if prefix == 'G' else prefix}".rstrip()
 
 
 def rate(n: float, unit: str) -> str:
-    """6e13 and FLOP/s → 60 TFLOP/s; 1234 and tok/s → 1.23k tok/s, since words take no prefix."""
+    """6e13 and FLOP/s → 60 TFLOP/s, 8e7 and bit/s → 80 Mbit/s; 1234 and tok/s → 1.23k tok/s: words take no prefix."""
     number, prefix = _scaled(n)
-    return f"{number}{prefix} {unit}" if unit[0].islower() else f"{number} {prefix}{unit}"
+    return f"{number} {prefix}{unit}" if unit.startswith(("FLOP", "bit")) else f"{number}{prefix} {unit}"
 
 
 def plural(n: int, one: str, many: str | None = None) -> str:

@@ -20,7 +20,7 @@ from protomodels_cli.data.prepare import prepare
 from protomodels_cli.data.shards import hash_of
 from protomodels_cli.data.sources import PIECE, builtin_files, pieces
 from protomodels_cli.data.tokenizers import Bytes, Json, train_bpe
-from protomodels_cli.spec.schema import DataSpec
+from protomodels_cli.spec.corpus import DataSpec
 
 TEXT = "".join(f"Line {i}: the quick brown fox jumps over the lazy dog {i * i} times.\n" for i in range(4000))
 

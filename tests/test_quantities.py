@@ -57,7 +57,16 @@ def test_sizes(n: int, text: str):
 
 
 @pytest.mark.parametrize(
-    ("n", "text"), [(0, "0"), (999, "999"), (999.7, "1 k"), (1234567, "1.23 M"), (6e13, "60 T"), (2.5e18, "2,500 P")]
+    ("n", "text"),
+    [
+        (0, "0"),
+        (999, "999"),
+        (999.7, "1 k"),
+        (1234567, "1.23 M"),
+        (8.03e9, "8.03 B"),
+        (6e13, "60 T"),
+        (2.5e18, "2,500 P"),
+    ],
 )
 def test_counts(n: float, text: str):
     assert count(n) == text

@@ -74,7 +74,7 @@ def _scene() -> Iterator[_Scene]:
 class _Scene:
     def __init__(self, running: LocalRun, cables: dict[str, Cable], stages: int, lease: float):
         self._running, self._cables, self.stages, self.lease = running, cables, stages, lease
-        self._wait(lambda: self._found("stages_linked"), "the run did not begin")
+        self._wait(lambda: self._found("stages_linked"), "the run did not start")
 
     def fault(self, kind: str, stage: int) -> dict[str, Any]:
         """Do it to whoever holds the stage, and undo it when the run has gone on."""
@@ -82,9 +82,11 @@ class _Scene:
         name, step = self._holder(stage), self._step()
         at = time.time()
         self._do(kind, name)
-        noticed = self._wait(lambda: self._found("peer_lost", since=at, name=name), f"nobody missed {name}")
+        noticed = self._wait(
+            lambda: self._found("peer_lost", since=at, name=name), f"the coordinator did not notice the loss of {name}"
+        )
         # With this notice goes the next step, or the sync or evaluation that is due before it.
-        granted = self._wait(lambda: self._found("stages_linked", since=at), "the run did not go on")
+        granted = self._wait(lambda: self._found("stages_linked", since=at), "the run did not continue")
         self._undo(kind, name)
         return {
             "fault": kind,
@@ -123,7 +125,7 @@ class _Scene:
                     here.discard(event["name"])
             return len(here) > self.stages and history.newest.step > began and history.step > history.newest.step + 2
 
-        self._wait(calm, "no spare came back, or no snapshot")
+        self._wait(calm, "the run had no spare or no new snapshot")
 
     def _step(self) -> int:
         return _history(self._running.folder).step
@@ -148,7 +150,9 @@ class _Scene:
             if self._running.coordinator.poll() is not None:
                 raise self._running.failure()
             if time.monotonic() > until:
-                raise UserError(f"{why} within {PATIENCE:g} s", f"see {self._running.folder}/logs")
+                raise UserError(
+                    f"{why} within {duration(PATIENCE)}", f"look into {self._running.folder}/logs", "no_recovery"
+                )
             time.sleep(0.1)
         return found
 
@@ -261,23 +265,24 @@ def in_words(name: str, found: dict[str, Any]) -> str:
         with_any = ", ".join(f"{row['with']['beside']:+.1%}" for row in found["rows"])
         without = ", ".join(f"{row['without']['beside']:+.1%}" for row in found["rows"])
         return (
-            f"a snapshot every {found['interval']} steps costs {found['cost']:+.1%} of the time: steps beside one "
-            f"against the others of the same run ({with_any}; in runs without any, the same steps: {without}), and "
-            f"{found['at_the_end_s']:.1f} s after the last. Run against run: {found['cost_run_against_run']:+.1%}"
+            f"a snapshot every {found['interval']} steps costs {found['cost']:+.1%} of the time: steps during one "
+            f"against the other steps of the same run ({with_any}; the same steps in runs without any: {without}), and "
+            f"{duration(found['at_the_end_s'])} after the last step. "
+            f"Run against run: {found['cost_run_against_run']:+.1%}"
         )
     if name == "journal":
         return (
             f"after {found['steps']:,} journalled steps ({size(found['journal_bytes'])}, read in "
-            f"{duration(found['read_seconds'])}) a coordinator is back in {duration(found['restart_seconds'])} "
+            f"{duration(found['read_seconds'])}) a coordinator restarts in {duration(found['restart_seconds'])} "
             f"(best of {len(found['rows'])}; median {duration(found['restart_median_seconds'])}; bound "
-            f"{duration(found['restart_bound_seconds'])}), {duration(found['restart_cpu_seconds'])} of them on the "
-            f"processor; of a new run in {duration(found['restart_new_run_seconds'])}. It has had at most "
+            f"{duration(found['restart_bound_seconds'])}), {duration(found['restart_cpu_seconds'])} of it CPU "
+            f"time; that of a new run in {duration(found['restart_new_run_seconds'])}, with at most "
             f"{size(found['coordinator_memory_bytes'])} of memory "
             f"(bound {size(found['coordinator_memory_bound_bytes'])})"
         )
     rows = [
-        f"  {row['fault']:<8}  stage {row['stage']} at step {row['step']:>4}: noticed after {row['noticed_s']:.1f} s, "
-        f"the next step granted after {row['next_step_s']:.1f} s"
+        f"  {row['fault']:<8}  stage {row['stage']} at step {row['step']:>4}: "
+        f"noticed after {duration(row['noticed_s'])}, next step granted after {duration(row['next_step_s'])}"
         for row in found["rows"]
     ]
-    return "\n".join([f"with a spare, and a lease of {found['lease_s']:g} s:", *rows])
+    return "\n".join([f"with a spare and a lease of {duration(found['lease_s'])}:", *rows])

@@ -44,7 +44,9 @@ def run(
     reach that rank and `interface` is what it reaches them through."""
     check(spec)
     if steps <= WARM_UP:
-        raise UserError(f"{steps} steps, and the first {WARM_UP} do not count", f"take at least {WARM_UP + 1}")
+        raise UserError(
+            f"{steps} steps, of which the first {WARM_UP} are not measured", f"use at least {WARM_UP + 1} steps"
+        )
     (folder / "logs").mkdir(parents=True, exist_ok=True)
     prepare(spec)  # once, so that the ranks find the tokens in the cache
     spec_file, master = folder / "spec.yaml", f"{address(0)}:{_free_port()}"
@@ -64,21 +66,23 @@ def run(
 
 
 def _start(argv: list[str], log: Path) -> Process[bytes]:
-    """With its output in a file, and in a group of its own: what wraps it in a host may have children."""
+    """Start a rank with its output in a file, in a process group of its own: it may have child processes."""
     with log.open("wb") as file:
         return Process(argv, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True)
 
 
 def _wait(processes: list[Process[bytes]], folder: Path) -> None:
-    """Until all have ended well, or one has not: then the others wait for it in vain."""
+    """Wait for all ranks. Raises as soon as one fails: the others would wait for it forever."""
     while True:
         codes = [process.poll() for process in processes]
         for rank, code in enumerate(codes):
             if code:
                 log = _log(folder, rank)
                 said = [line.strip() for line in log.read_text(errors="replace").splitlines()]
-                last = next((line for line in reversed(said) if line and not line.startswith("fix:")), "no word")
-                raise UserError(f"torch's rank {rank} ended with exit code {code}: {last}", f"see {log}")
+                last = next((line for line in reversed(said) if line and not line.startswith("fix:")), "no output")
+                raise UserError(
+                    f"torch's rank {rank} ended with exit code {code}: {last}", f"look into {log}", "process_failed"
+                )
         if None not in codes:
             return
         time.sleep(POLL_SECONDS)

@@ -137,14 +137,20 @@ def check(spec: RunSpec) -> None:
     """Raise unless torch's pipeline can run this spec and the numbers mean the same in both."""
     stages = len(slices(spec))
     if spec.form.free_layers(Sizes.of(spec)) < spec.model.layers:
-        raise UserError(f"subspace.form is {spec.subspace.form}, and torch has no subspace", "set it to dense")
+        raise UserError(
+            f"subspace.form is {spec.subspace.form}, and torch has no subspace", "set subspace.form to dense"
+        )
     if spec.optimizer.name != "adamw":
-        raise UserError(f"optimizer.name is {spec.optimizer.name}, and both must use the same", "set it to adamw")
+        what = f"optimizer.name is {spec.optimizer.name}, and both sides must use the same optimizer"
+        raise UserError(what, "set optimizer.name to adamw")
     if spec.compute.dtype != "float32":
-        raise UserError(f"compute.dtype is {spec.compute.dtype}", "set it to float32")
+        raise UserError(
+            f"compute.dtype is {spec.compute.dtype}, and torch's side uses float32", "set compute.dtype to float32"
+        )
     if not 2 <= stages <= spec.batch.microbatches:
         what = (
-            f"{stages} stages and {spec.batch.microbatches} microbatches: 1F1B needs 2 stages, and as many microbatches"
+            f"{stages} stages and {spec.batch.microbatches} microbatches: 1F1B needs at least 2 stages and "
+            "no fewer microbatches"
         )
         raise UserError(what, "raise stages or batch.microbatches")
 

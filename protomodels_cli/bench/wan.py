@@ -51,12 +51,16 @@ class Method:
         form, codec, k = [*text.split("/"), "", ""][:3]
         try:
             if form not in FORMS.names or text.count("/") > 2 or not (k or "16").isdigit():
-                raise ValueError(f"must be a form ({', '.join(FORMS.names)}), a codec and perhaps k")
+                raise ValueError(f"must be a form ({', '.join(FORMS.names)}), a codec and optionally k")
             if any(parse_codec(leg).codec.needs_revisits for leg in codec.split("|")):
-                raise ValueError("AQ-SGD sends changes only after an epoch, and a measurement is shorter")
+                raise ValueError(
+                    "AQ-SGD sends changes only after the first epoch, and a measurement is shorter than that"
+                )
         except ValueError as e:
             raise OptionError(
-                f"--method {text}: {e}", "write dense/bf16, reparam/int8/16 or 'dense/topk:0.1|int8'"
+                f"--method {text}: {e}",
+                "write for example dense/bf16, reparam/int8/16 or 'dense/topk:0.1|int8'",
+                "method",
             ) from None
         return cls(form, int(k or 16), codec)
 

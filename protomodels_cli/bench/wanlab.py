@@ -33,7 +33,9 @@ def main(argv: Sequence[str]) -> int:
         options, command = _options(words[:cut]), words[cut + 1 :]
         link = parse_link(options.link)
         if (options.run is None) == (not command):
-            raise OptionError("what to run is given twice or not at all", "give either --run SPEC or -- COMMAND…")
+            raise OptionError(
+                "give either --run or a command, not both or none", "write --run SPEC, or -- COMMAND…", "what_to_run"
+            )
         require()
         if options.run is None:
             with Hosts(options.hosts, link) as hosts:
@@ -59,7 +61,7 @@ def run_spec(hosts: Hosts, spec: RunSpec, folder: Path, device: str = "cpu") -> 
         while running.coordinator.poll() is None:
             for name in [name for name, peer in waiting.items() if peer.poll() is not None]:
                 if code := _exit_code(waiting.pop(name)):
-                    said = f"{name} ended with exit code {code}: see {folder / 'logs' / name}.log"
+                    said = f"{name} ended with exit code {code}: look into {folder / 'logs' / name}.log"
                     print(said, file=sys.stderr, flush=True)
             time.sleep(LOOK_SECONDS)
         return _exit_code(running.coordinator)
@@ -72,11 +74,13 @@ def _run_command(hosts: Hosts, command: Sequence[str]) -> int:
 
 
 def _check_peers(spec: RunSpec, peers: int) -> None:
-    """Too few would wait for ever, and more would only wait."""
+    """With too few peers the run would never start, and any more would stay spares."""
     needed = peers_of(spec)
     if peers != needed:
-        what = f"--hosts {peers + 1} leaves {max(0, peers)} for peers, and {spec.name} has {needed}"
-        raise OptionError(what, f"--hosts {needed + 1}: one for the coordinator and one for each stage")
+        what = f"--hosts {peers + 1}: leaves {max(0, peers)} hosts for peers, and {spec.name} needs {needed}"
+        raise OptionError(
+            what, f"use --hosts {needed + 1}: one for the coordinator and one for each stage", "hosts_count"
+        )
 
 
 def _exit_code(process: subprocess.Popen[bytes] | subprocess.CompletedProcess[bytes]) -> int:
@@ -95,11 +99,13 @@ def _options(words: Sequence[str]) -> argparse.Namespace:
         "COMMAND runs on host 0, with all addresses in PMTRAIN_HOSTS and all namespaces in PMTRAIN_NAMESPACES "
         "(`ip netns exec NAMESPACE …` runs something on another host).",
     )
-    parser.add_argument("--hosts", type=int, required=True, metavar="N", help="hosts, the coordinator's included")
-    parser.add_argument("--link", default="none", help=f"every host's connection: {LOOKS_LIKE}; default: none")
+    parser.add_argument(
+        "--hosts", type=int, required=True, metavar="N", help="number of hosts, the coordinator's included"
+    )
+    parser.add_argument("--link", default="none", help=f"connection of every host: {LOOKS_LIKE}; default: none")
     parser.add_argument("--run", type=Path, metavar="SPEC", help="the spec of a run")
-    parser.add_argument("--run-dir", type=Path, metavar="DIR", help="where it goes; default: a new folder in runs/")
-    parser.add_argument("--device", default="cpu", help="what every peer computes on; default: cpu")
+    parser.add_argument("--run-dir", type=Path, metavar="DIR", help="the run directory; default: a new folder in runs/")
+    parser.add_argument("--device", default="cpu", help="device that every peer computes on; default: cpu")
     return parser.parse_args(words)
 
 

@@ -24,7 +24,7 @@ class Recovery(StrEnum):
     journal = "journal"
 
 
-app = typer.Typer(no_args_is_help=True, help="Benchmarks: real runs, measured as ratios.")
+app = typer.Typer(no_args_is_help=True, help="Benchmarks: real runs, compared with each other.")
 
 
 @app.callback()
@@ -34,11 +34,11 @@ def bench() -> None:
 
 @app.command()
 def loopback(
-    steps: Annotated[int, typer.Option(min=2, help="Steps of the run whose CPU time is compared.")] = 40,
-    only: Annotated[Measurement | None, typer.Option(help="One part of it.")] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the numbers here.")] = None,
+    steps: Annotated[int, typer.Option(min=2, help="Training steps of the run whose CPU time is compared.")] = 40,
+    only: Annotated[Measurement | None, typer.Option(help="Only this measurement.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the numbers to this file.")] = None,
 ) -> None:
-    """What the pipeline costs on this machine: CPU time, round trips a step, bytes at the socket, memory."""
+    """Overhead of the pipeline on this machine: CPU time, round trips per step, bytes at the socket, memory."""
     import json
 
     from protomodels_cli.bench.loopback import measure
@@ -53,11 +53,11 @@ def loopback(
 
 @app.command()
 def recovery(
-    turns: Annotated[int, typer.Option(min=1, help="How often each thing is tried.")] = 3,
-    only: Annotated[Recovery | None, typer.Option(help="One part of it.")] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the numbers here.")] = None,
+    turns: Annotated[int, typer.Option(min=1, help="Repetitions of each measurement.")] = 3,
+    only: Annotated[Recovery | None, typer.Option(help="Only this measurement.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the numbers to this file.")] = None,
 ) -> None:
-    """What faults cost: time to notice and to go on, snapshots beside the steps, a restart after a million steps."""
+    """Cost of faults: time to notice and to continue, snapshots during the steps, a restart after a million steps."""
     import json
 
     from protomodels_cli.bench.recovery import measure
@@ -82,16 +82,20 @@ def wan(
         list[str] | None,
         typer.Option(help="BANDWIDTH,LATENCY, repeatable. Default: 80mbit,25ms, 10mbit,25ms and 5mbit,25ms."),
     ] = None,
-    steps: Annotated[int, typer.Option(min=3, help="Steps of a run, at most; the first two do not count.")] = 10,
-    turns: Annotated[int, typer.Option(min=1, help="Runs of each kind, in turns.")] = 1,
+    steps: Annotated[
+        int, typer.Option(min=3, help="Most training steps of a run; the first two are not measured.")
+    ] = 10,
+    turns: Annotated[int, typer.Option(min=1, help="Repetitions of each run, taking turns.")] = 1,
     emulated: Annotated[
-        bool, typer.Option("--emulated", help="Emulate the link in the transport: needs no root, leaves torch out.")
+        bool, typer.Option("--emulated", help="Emulate the link inside pmtrain: needs no root, and leaves torch out.")
     ] = False,
-    torch: Annotated[bool, typer.Option(help="Measure torch.distributed.pipelining beside it.")] = True,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the numbers here.")] = None,
-    plot: Annotated[Path | None, typer.Option("--plot", help="Draw a picture here (.png, .svg or .pdf).")] = None,
+    torch: Annotated[bool, typer.Option(help="Measure torch.distributed.pipelining too.")] = True,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the numbers to this file.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", help="Draw a picture to this file (.png, .svg or .pdf).")
+    ] = None,
 ) -> None:
-    """Speed over slow links, against the bounds and against torch.distributed.pipelining on the same link."""
+    """Speed over slow links, compared with the bounds and with torch.distributed.pipelining on the same link."""
     import json
     import sys
 

@@ -1,4 +1,4 @@
-"""Checks before minutes of work, not after them."""
+"""Checks of options that are made before minutes of work, not after them."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ def check_device(device: str) -> None:
     import torch
 
     if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
-        raise OptionError(f"--device {device}: there is no such device", "use cpu, cuda or cuda:N")
+        raise OptionError(f"--device {device}: there is no such device", "use cpu, cuda or cuda:N", "device")
     try:
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as e:
         raise OptionError(
-            f"--device {device}: {str(e).splitlines()[0]}", "use cpu, or a GPU that this machine has"
+            f"--device {device}: {str(e).splitlines()[0]}", "use cpu, or a GPU that this machine has", "device"
         ) from None
 
 
@@ -29,7 +29,7 @@ def check_outputs(*files: Path | None) -> None:
     for path in filter(None, files):
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
-            raise UserError(f"{path} cannot be written", "name a file in a folder you may write to")
+            raise UserError(f"{path} cannot be written", "name a file in a folder that you may write to", "output")
 
 
 def check_plot(path: Path | None) -> None:
@@ -38,7 +38,7 @@ def check_plot(path: Path | None) -> None:
         check_extra("matplotlib", "--plot")
         if path.suffix not in (".png", ".svg", ".pdf"):
             raise OptionError(
-                f"--plot {path}: the kind of picture is not clear", "end its name with .png, .svg or .pdf"
+                f"--plot {path}: unknown picture format", "use a file name that ends with .png, .svg or .pdf", "plot"
             )
 
 
@@ -46,11 +46,13 @@ def check_extra(package: str, what: str) -> None:
     try:
         importlib.import_module(package)
     except ImportError:
-        raise UserError(f"{what} needs the package {package}", "pip install 'pmtrain[lab]'") from None
+        raise UserError(
+            f"{what} needs the package {package}", "pip install 'pmtrain[lab]'", "missing_package"
+        ) from None
 
 
 def speed_of(text: str | None) -> float | None:
-    """--speed, in operations a second."""
+    """The value of --speed in FLOP/s."""
     if text is None:
         return None
     try:
@@ -58,4 +60,4 @@ def speed_of(text: str | None) -> float | None:
             return speed
         raise ValueError("must be above 0")
     except ValueError as e:
-        raise OptionError(f"--speed {text}: {e}", "write for example 20gflops or 5tflops") from None
+        raise OptionError(f"--speed {text}: {e}", "write for example 20gflops or 5tflops", "speed") from None

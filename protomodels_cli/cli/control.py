@@ -1,4 +1,4 @@
-"""`pmtrain pause`, `pmtrain resume` and `pmtrain stop`: what only a run's owner may say."""
+"""`pmtrain pause`, `pmtrain resume` and `pmtrain stop`: what only the owner of a run may do."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ import typer
 from protomodels_cli.cli.say import say
 from protomodels_cli.errors import OptionError
 
-RunDirArgument = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The run's directory.")]
+RunDirArgument = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The run directory.")]
 
 
 def pause(run_dir: RunDirArgument) -> None:
-    """Let a run finish its step, save it, and wait. Peers stay."""
+    """Pause a run: finish the step, save a snapshot, and wait for `resume`. Peers stay."""
     _control(run_dir, "PAUSE")
     say(f"pausing after this step; see `pmtrain status {run_dir}`, continue with `pmtrain resume {run_dir}`")
 
 
 def resume(run_dir: RunDirArgument) -> None:
-    """Continue a run that is paused."""
+    """Continue a paused run."""
     _control(run_dir, "RESUME")
     say("resumed")
 
 
 def stop(run_dir: RunDirArgument) -> None:
-    """Let a run finish its step, save it, dismiss the peers, and end the coordinator."""
+    """Stop a run: finish the step, save a snapshot, dismiss the peers, and end the coordinator."""
     _control(run_dir, "STOP")
     say(f"stopping after this step; continue with `pmtrain coordinator --resume --run-dir {run_dir}`")
 
@@ -37,8 +37,8 @@ def _control(run_dir: Path, action: str) -> None:
     from protomodels_cli.wire.client import operator
     from protomodels_cli.wire.join_link import JoinLink
 
-    if str(run_dir).startswith("pm:"):  # not repeated: its token lets anyone join
-        raise OptionError("a join link is not enough to control a run", "name the run's directory")
+    if str(run_dir).startswith("pm:"):  # never printed: the token lets anyone join
+        raise OptionError("a join link is not enough to control a run", "name the run directory", "join_link")
     owner = owner_secret(run_dir)
     link = JoinLink.parse((run_dir / "link").read_text(encoding="utf-8"))
 

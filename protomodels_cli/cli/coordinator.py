@@ -21,41 +21,42 @@ DEFAULT_PORT = 7420
 def coordinator(
     spec_file: Annotated[
         Path | None,
-        typer.Argument(metavar="[SPEC]", help="The run spec; may be left out with --resume or --rebuild."),
+        typer.Argument(metavar="[SPEC]", help="The run's spec; optional with --resume or --rebuild."),
     ] = None,
     host: Annotated[
-        str | None, typer.Option(help="Name or address of this machine for the join line. Default: found out.")
+        str | None, typer.Option(help="Name or address of this machine in the join link. Default: detected.")
     ] = None,
     port: Annotated[
         int | None,
         typer.Option(min=0, max=65535, help=f"The one public TCP port; 0: any free one. Default: {DEFAULT_PORT}."),
     ] = None,
     run_dir: Annotated[
-        Path | None, typer.Option(help="Where the run lives. Default: runs/NAME, or the next free folder like it.")
+        Path | None,
+        typer.Option(help="The run directory. Default: runs/NAME, or the next free one of runs/NAME-2, runs/NAME-3, …"),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue a run; never start a new one.")] = False,
     rebuild: Annotated[
         bool,
         typer.Option(
             "--rebuild",
-            help="Make a new journal from the newest whole snapshot in --run-dir, or begin again where there is none; "
-            "then continue. For a journal that was lost or damaged.",
+            help="For a lost or damaged journal: make a new one from the newest complete snapshot in --run-dir (if "
+            "there is none, start again at step 1), then continue.",
         ),
     ] = False,
     verbose: Verbose = False,
     log_level: LogLevelOption = None,
 ) -> None:
-    """Lead a run: hand out stages, grant steps, keep the books. Needs no GPU.
+    """Lead a run: assign stages, grant steps, journal every decision. Needs no GPU and no torch.
 
-    The same command again continues a run that was interrupted."""
+    Run the same command again to continue a run that was interrupted."""
     gc.disable()  # what is imported stays: looking for garbage among it is a tenth of a restart's time
     from protomodels_cli.spec import load_spec
 
     if rebuild and run_dir is None:
-        raise OptionError("--rebuild needs to know the run", "name its directory with --run-dir")
+        raise OptionError("--rebuild needs a run directory", "name the run directory with --run-dir", "no_run_dir")
     resume = resume or rebuild
     if spec_file is None and not (resume and run_dir):
-        raise OptionError("there is no SPEC", "give one, or --resume with --run-dir")
+        raise OptionError("SPEC is missing", "name a spec file, or use --resume with --run-dir", "no_spec")
     spec = None if spec_file is None else load_spec(spec_file)
     leave_on_ctrl_c()
     logs.begin(log_level, verbose)
@@ -70,12 +71,12 @@ def coordinator(
     gc.enable()
     path = claim_or_find(run_dir, spec)
     if resume and not holds_a_run(path):
-        raise UserError(f"{path} holds no run to continue", "name the run's directory with --run-dir")
+        raise UserError(f"{path} holds no run to continue", "name the run directory with --run-dir", "no_run")
     folder = open_run_dir(path, spec, Path() if spec_file is None else spec_file.parent, rebuild)
     spec = folder.spec
     logs.hide(folder.token, folder.owner)
     logs.to_file(folder.path / "coordinator.log")
-    print(f"reading {spec.data.source} text and its tokens …", flush=True)
+    print(f"preparing the {spec.data.source} data …", flush=True)
     corpus = prepare(spec, folder.base, apart=True)
     before = folder.last_address() if folder.resumed else None
     public = host or (before[0] if before else own_address())

@@ -11,19 +11,22 @@ from protomodels_cli.cli.log_options import LogLevelOption, Verbose
 
 
 def demo(
-    steps: Annotated[int | None, typer.Option(min=1, help="Steps. Default: as the demo's spec says.")] = None,
-    stages: Annotated[int, typer.Option(min=1, help="Peers, each with one stage.")] = 4,
-    device: Annotated[str, typer.Option(help="What every peer computes on: cpu, cuda:N or mps.")] = "cpu",
-    run_dir: Annotated[Path | None, typer.Option(help="Where the run goes. Default: a new folder in runs/.")] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write a summary here.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Training steps. Default: those of the demo's spec.")] = None,
+    stages: Annotated[int, typer.Option(min=1, help="Number of peers, each with one stage.")] = 4,
+    device: Annotated[str, typer.Option(help="Device that every peer computes on: cpu, cuda:N or mps.")] = "cpu",
+    run_dir: Annotated[Path | None, typer.Option(help="The run directory. Default: a new folder in runs/.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write a summary to this file.")] = None,
     chaos: Annotated[
         int | None,
-        typer.Option(metavar="SEED", help="Kill, stop and cut off peers and the coordinator all the while."),
+        typer.Option(
+            metavar="SEED",
+            help="Kill, stop and cut off peers and the coordinator at random, with this seed.",
+        ),
     ] = None,
     verbose: Verbose = False,
     log_level: LogLevelOption = None,
 ) -> None:
-    """Train a small model on this machine: a coordinator and four peers that talk over TLS, as they would apart."""
+    """Train a small model on this machine: a coordinator and four peers as processes that talk over TLS."""
     from protomodels_cli.cli.run_demo import run
 
     options = ["--verbose"] * verbose + (["--log-level", log_level.value] if log_level else [])

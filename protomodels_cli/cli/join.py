@@ -17,28 +17,33 @@ from protomodels_cli.observe import logs
 
 
 def join(
-    link: Annotated[str, typer.Argument(metavar="LINK", help="The line that the coordinator printed: pm://…")],
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda:N or mps.")] = "auto",
-    name: Annotated[str | None, typer.Option(help="What others see. Default: this machine's name.")] = None,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="TCP port for neighbours; 0: any free one.")] = 0,
+    link: Annotated[str, typer.Argument(metavar="LINK", help="The join link that the coordinator printed: pm://…")],
+    device: Annotated[str, typer.Option(help="Device to compute on: auto, cpu, cuda:N or mps.")] = "auto",
+    name: Annotated[
+        str | None, typer.Option(help="Name of this peer in messages. Default: this machine's name.")
+    ] = None,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="TCP port for links from neighbours; 0: any free one.")
+    ] = 0,
     memory: Annotated[
-        float | None, typer.Option(min=0.001, help="GiB of the device's memory it may use. Default: all that is free.")
+        float | None, typer.Option(min=0.001, help="Most device memory to use, in GiB. Default: all that is free.")
     ] = None,
     listen: Annotated[
-        bool, typer.Option("--listen/--no-listen", help="Whether neighbours may dial this machine, if they can.")
+        bool, typer.Option("--listen/--no-listen", help="Whether neighbours may connect to this machine directly.")
     ] = True,
     give_up_after: Annotated[
         float,
-        typer.Option(min=0, metavar="HOURS", help="How long to try to reach a coordinator that is gone."),
+        typer.Option(min=0, metavar="HOURS", help="Leave after this time without reaching the coordinator."),
     ] = 24.0,
     folder: Annotated[
-        Path | None, typer.Option("--dir", help="Where this peer keeps its files. Default: ~/.cache/pmtrain/peers.")
+        Path | None, typer.Option("--dir", help="Folder for this peer's files. Default: ~/.cache/pmtrain/peers.")
     ] = None,
     verbose: Verbose = False,
     log_level: LogLevelOption = None,
 ) -> None:
-    """Hold a stage of somebody's run, on one device, until it is done. Ctrl-C leaves after the step,
-    or at once where the coordinator is gone."""
+    """Join a run: hold one of its stages, on one device, until the run is done.
+
+    Ctrl-C leaves after the current step, or at once if the coordinator cannot be reached."""
     from protomodels_cli.wire.join_link import JoinLink
 
     parsed = JoinLink.parse(link)

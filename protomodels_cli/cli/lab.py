@@ -7,15 +7,19 @@ from typing import Annotated, Any
 
 import typer
 
-app = typer.Typer(no_args_is_help=True, help="The method's claims, measured: each a command with --json and --plot.")
+app = typer.Typer(
+    no_args_is_help=True, help="Experiments that test the method's claims, each a command with --json and --plot."
+)
 
 Steps = Annotated[int, typer.Option(min=1, help="Training steps.")]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of weights, U and data order.")]
-Device = Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")]
-JsonFile = Annotated[Path | None, typer.Option("--json", help="Write all numbers here.")]
-PlotFile = Annotated[Path | None, typer.Option("--plot", help="Draw a picture here (.png, .svg or .pdf).")]
+Device = Annotated[str, typer.Option(help="Device: cpu, cuda or cuda:N.")]
+JsonFile = Annotated[Path | None, typer.Option("--json", help="Write all numbers to this file.")]
+PlotFile = Annotated[Path | None, typer.Option("--plot", help="Draw a picture to this file (.png, .svg or .pdf).")]
 
-KeepFile = Annotated[Path | None, typer.Option(help="Add finished runs to this file, and do not repeat them.")]
+KeepFile = Annotated[
+    Path | None, typer.Option(help="Save finished runs in this file, and do not repeat those that are in it.")
+]
 ScaleSteps = Annotated[int | None, typer.Option("--steps", min=1, help="Training steps of a run. Default: by scale.")]
 
 
@@ -23,7 +27,7 @@ ScaleSteps = Annotated[int | None, typer.Option("--steps", min=1, help="Training
 def reconstruct(
     steps: Steps = 200, seed: Seed = 0, device: Device = "cpu", json: JsonFile = None, plot: PlotFile = None
 ) -> None:
-    """Is what crosses a boundary everything? Errors of forward and backward against a plain, uncut Llama."""
+    """Does a boundary lose anything? Errors of forward and backward against a plain Llama without boundaries."""
     from protomodels_cli.lab import reconstruct as experiment
 
     _run(experiment, json, plot, device, steps, seed)
@@ -61,7 +65,7 @@ def grassmann(
     json: JsonFile = None,
     plot: PlotFile = None,
 ) -> None:
-    """Does a moving subspace settle or swing? Angles, eigenvalues and captured energy over many updates."""
+    """Does a moving subspace converge or oscillate? Angles, eigenvalues and captured energy over many updates."""
     from protomodels_cli.lab import grassmann as experiment
 
     _run(experiment, json, plot, device, updates, interval, seed)
@@ -73,16 +77,17 @@ def frontier(
     seeds: Annotated[int | None, typer.Option(min=1, help="Seeds of each row. Default: by scale.")] = None,
     steps: ScaleSteps = None,
     only: Annotated[
-        list[str] | None, typer.Option(help="Only rows with this in `form k=K codec optimizer`, and dense. Repeatable.")
+        list[str] | None,
+        typer.Option(help="Only rows whose name `form k=K codec optimizer` contains this text, and dense. Repeatable."),
     ] = None,
-    workers: Annotated[int | None, typer.Option(min=1, help="Runs at a time. Default: by scale.")] = None,
-    rounds: Annotated[int, typer.Option(min=0, help="Rounds of tuning, at most.")] = 5,
+    workers: Annotated[int | None, typer.Option(min=1, help="Runs in parallel. Default: by scale.")] = None,
+    rounds: Annotated[int, typer.Option(min=0, help="Most rounds of tuning.")] = 5,
     keep: KeepFile = None,
     device: Device = "cpu",
     json: JsonFile = None,
     plot: PlotFile = None,
 ) -> None:
-    """What does a byte saved cost? Loss against bytes a token for every codec and k, and time to a loss."""
+    """What does saving bytes cost? Loss against bytes per token for every codec and k, and time to a loss."""
     from protomodels_cli.cli.checks import check_outputs
     from protomodels_cli.lab import frontier as experiment
 
@@ -97,7 +102,7 @@ def bandwidth(
     steps: ScaleSteps = None,
     seed: Seed = 0,
     speed: Annotated[
-        str | None, typer.Option(help="Of each peer, as 20gflops or 5tflops. Default: this device's, measured.")
+        str | None, typer.Option(help="Speed of every peer, as 20gflops or 5tflops. Default: measured on this device.")
     ] = None,
     target: Annotated[
         float | None, typer.Option(help="The loss to reach. Default: dense bf16's after half of its steps.")
@@ -121,7 +126,7 @@ def _check_scale(scale: str) -> None:
     from protomodels_cli.lab.runs import SCALES
 
     if scale not in SCALES:
-        raise OptionError(f"--scale {scale}: there is no such scale", f"use {' or '.join(SCALES)}")
+        raise OptionError(f"--scale {scale}: there is no such scale", f"use {' or '.join(SCALES)}", "scale")
 
 
 def _run(experiment: Any, json: Path | None, plot: Path | None, device: str, *arguments: Any) -> None:

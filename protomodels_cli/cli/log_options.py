@@ -1,4 +1,4 @@
-"""`--verbose` and `--log-level`, alike for all commands that take part in a run."""
+"""`--verbose` and `--log-level`, the same for all commands that take part in a run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class LogLevel(StrEnum):
     error = "error"
 
 
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show the log on the terminal too, at level debug.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Also show the log on the terminal, at level debug.")]
 LogLevelOption = Annotated[
-    LogLevel | None, typer.Option("--log-level", help="The least that is logged. Default: info; with -v: debug.")
+    LogLevel | None, typer.Option("--log-level", help="Lowest level that is logged. Default: info; with -v: debug.")
 ]

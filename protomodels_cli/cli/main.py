@@ -1,4 +1,4 @@
-"""`pmtrain`: the list of commands, and what happens to errors."""
+"""`pmtrain`: the list of commands, and how errors are reported."""
 
 from __future__ import annotations
 

@@ -11,14 +11,18 @@ import typer
 def plan(
     spec_file: Annotated[Path, typer.Argument(metavar="SPEC", help="The run's spec.")],
     link: Annotated[
-        str, typer.Option(help="Every peer's connection, both ways: BANDWIDTH,LATENCY as in 80mbit,25ms, or none.")
+        str, typer.Option(help="Connection of every peer, both ways: BANDWIDTH,LATENCY as in 80mbit,25ms, or none.")
     ] = "80mbit,25ms",
-    peers: Annotated[int | None, typer.Option(min=1, help="Cut the model for this many. Default: as the spec.")] = None,
-    speed: Annotated[
-        str | None, typer.Option(help="Of each peer, as 20gflops or 5tflops. Default: this machine's, measured.")
+    peers: Annotated[
+        int | None, typer.Option(min=1, help="Cut the model for this many peers. Default: the spec's stages.")
     ] = None,
-    device: Annotated[str, typer.Option(help="What is measured where --speed is not given.")] = "auto",
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the numbers here.")] = None,
+    speed: Annotated[
+        str | None, typer.Option(help="Speed of every peer, as 20gflops or 5tflops. Default: measured on this machine.")
+    ] = None,
+    device: Annotated[
+        str, typer.Option(help="Device to measure if --speed is not given: auto, cpu, cuda:N or mps.")
+    ] = "auto",
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the numbers to this file.")] = None,
 ) -> None:
     """Predict memory, bytes, step time and bottleneck, and recommend k and codec for a link."""
     from protomodels_cli.cli.run_plan import run

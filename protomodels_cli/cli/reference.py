@@ -9,15 +9,17 @@ import typer
 
 
 def reference(
-    spec_file: Annotated[Path, typer.Argument(metavar="SPEC", help="The run spec.")],
+    spec_file: Annotated[Path, typer.Argument(metavar="SPEC", help="The run's spec.")],
     run_dir: Annotated[
-        Path | None, typer.Option(help="Where metrics and snapshots go. Default: a new folder in runs/.")
+        Path | None, typer.Option(help="Folder for metrics and snapshots. Default: a new folder in runs/.")
     ] = None,
-    steps: Annotated[int | None, typer.Option(min=1, help="Stop after this many steps of the run.")] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N. Equal numbers are promised on cpu.")] = "cpu",
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write a summary here.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Stop after this many steps. Default: all.")] = None,
+    device: Annotated[
+        str, typer.Option(help="Device: cpu, cuda or cuda:N. Results are bit-identical to a pipeline's on cpu only.")
+    ] = "cpu",
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write a summary to this file.")] = None,
 ) -> None:
-    """Train with the single-process reference: the numbers every pipeline run must reproduce."""
+    """Train the whole model in one process: the reference whose numbers every pipeline must reproduce."""
     from protomodels_cli.spec import load_spec
 
     spec = load_spec(spec_file)

@@ -1,4 +1,4 @@
-"""The demo's work: start the processes, show what they do, say what came of it."""
+"""The work of `pmtrain demo`: start the processes, show the run, and print a summary."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from protomodels_cli.launch.cable import cable
 from protomodels_cli.launch.chaos import Chaos
 from protomodels_cli.launch.local import LocalRun, local_run, peers_of
 from protomodels_cli.observe.view import headline, picture
+from protomodels_cli.quantities import duration, plural
 from protomodels_cli.spec.load import parse_spec, spec_from
 from protomodels_cli.spec.schema import RunSpec
 from protomodels_cli.wire.client import Operator, operator
@@ -49,8 +50,8 @@ def run(
     console = Console()
     console.print(
         f"[bold]pmtrain demo[/]: one coordinator and {stages} peers on this machine train one model of "
-        f"{spec.model.layers} layers.\nEach peer holds a slice; between neighbours {spec.subspace.k} numbers a token "
-        f"cross where a dense pipeline sends {spec.model.width}.\n",
+        f"{spec.model.layers} layers.\nEach peer holds a slice of the layers and sends its neighbours "
+        f"{spec.subspace.k} numbers per token, where a dense pipeline sends {spec.model.width}.\n",
         highlight=False,
     )
     faults: list[dict[str, Any]] = []
@@ -63,7 +64,7 @@ def run(
         else:
             faults = _with_chaos(console, spec, folder, device, seed, options)
     except KeyboardInterrupt:
-        print(f"interrupted; what was done so far is in {folder}", file=sys.stderr)
+        print(f"interrupted; metrics, snapshots and logs up to here are in {folder}", file=sys.stderr)
         raise typer.Exit(EXIT_INTERRUPTED) from None
     summary = read_summary(folder)
     if seed is not None:
@@ -73,7 +74,7 @@ def run(
     console.print(
         f"\nEverything is in {folder}: metrics.jsonl, snapshots/, logs/.\n"
         f"Next: `pmtrain reference {folder}/run.yaml` trains the same model in one process"
-        + (", to the same sha256" if device == "cpu" else "")
+        + (", with the same sha256 at the end" if device == "cpu" else "")
         + ";\n"
         f"`pmtrain coordinator {folder}/demo.yaml` leads the same run for peers elsewhere.",
         highlight=False,
@@ -86,7 +87,7 @@ def run(
 def _with_chaos(
     console: Console, spec: RunSpec, folder: Path, device: str, seed: int, options: list[str]
 ) -> list[dict[str, Any]]:
-    """With a spare, every peer at the end of a cable of its own. Returns what was done to them."""
+    """With a spare, and with every peer connected over a cable of its own. Returns the injected faults."""
     peers = range(1, peers_of(spec) + 2)
     with contextlib.ExitStack() as cables:
         laid = {i: cables.enter_context(cable()) for i in peers}
@@ -108,10 +109,10 @@ def _with_chaos(
 def _faults_in_words(faults: list[dict[str, Any]], redone: int) -> str:
     rows = [
         f"  step {f['step']:>4}  {f['what']}"
-        + ("" if f["seconds_to_next_step"] is None else f": the next step {f['seconds_to_next_step']:.1f} s later")
+        + ("" if f["seconds_to_next_step"] is None else f": next step after {duration(f['seconds_to_next_step'])}")
         for f in faults
     ]
-    return "\n".join([f"{len(faults)} faults, {redone} steps redone:", *rows, ""])
+    return "\n".join([f"{plural(len(faults), 'fault')}, {plural(redone, 'step')} redone:", *rows, ""])
 
 
 def _spec(steps: int | None, stages: int) -> RunSpec:
@@ -145,7 +146,7 @@ async def _follow(running: LocalRun, source: Operator, show: Callable[[RunStatus
             raise running.failure()
         try:
             status = await source.status()
-        except UserError:  # it has closed its door, or is slow: the loop's condition knows
+        except UserError:  # the coordinator has closed its port, or is slow: the loop's condition knows
             await asyncio.sleep(LOOK_SECONDS)
             continue
         show(status)
@@ -154,7 +155,7 @@ async def _follow(running: LocalRun, source: Operator, show: Callable[[RunStatus
         if status.phase == "done":
             return
         if status.phase == "paused":
-            raise RunStopped(status.reason, f"see {running.folder}/logs")
+            raise RunStopped(status.reason, f"look into {running.folder}/logs", "paused")
         if chaos is None and status.phase in ("gathering", "placing"):
             for name, peer in running.peers.items():
                 if peer.poll():

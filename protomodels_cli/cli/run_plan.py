@@ -13,12 +13,12 @@ from rich.table import Table
 
 from protomodels_cli.cli.checks import check_outputs, speed_of
 from protomodels_cli.codecs import parse_codec
-from protomodels_cli.cost.forecast import Choice, Forecast, choices, forecast, recommended
+from protomodels_cli.cost.forecast import Bottleneck, Choice, Forecast, choices, forecast, recommended
 from protomodels_cli.cost.memory import StageMemory
 from protomodels_cli.errors import OptionError
 from protomodels_cli.forms import form_named
 from protomodels_cli.observe.metrics import strict
-from protomodels_cli.quantities import duration, rate, size
+from protomodels_cli.quantities import duration, figures, plural, rate, size
 from protomodels_cli.spec.cut import even_cut
 from protomodels_cli.spec.link import parse_link
 from protomodels_cli.spec.load import load_spec, spec_from, with_absolute_paths
@@ -36,7 +36,7 @@ def run(
     found = choices(spec, link, flops)
     best = recommended(found)
     saving = _saving(spec, link, predicted)
-    _show(spec, link_text, flops, speed is None, predicted, found, best, saving)
+    _show(spec, link, flops, speed is None, predicted, found, best, saving)
     if json_file is not None:
         rows = [
             {"form": c.form, "k": c.k, "codec": c.codec, "keeps_up": c.keeps_up, **asdict(c.forecast)} for c in found
@@ -53,9 +53,11 @@ def run(
     if saving.upload_seconds > saving.interval_seconds:
         least = math.ceil(saving.upload_seconds / predicted.step_seconds)
         raise OptionError(
-            f"snapshots.interval = {spec.snapshots.interval}: the next snapshot is due after "
-            f"{duration(saving.interval_seconds)}, and to upload one takes {duration(saving.upload_seconds)}",
-            f"set it to {least} or more, or give it more of the connection (snapshots.max_bandwidth)",
+            f"snapshots.interval = {spec.snapshots.interval}: a snapshot is due every "
+            f"{duration(saving.interval_seconds)}, and uploading one takes {duration(saving.upload_seconds)}",
+            f"set snapshots.interval to {least} or more"
+            + (", or raise snapshots.max_bandwidth" if spec.snapshots.max_bandwidth else ""),
+            "upload_too_slow",
         )
 
 
@@ -77,7 +79,7 @@ def _saving(spec: RunSpec, link: LinkSpec, predicted: Forecast) -> Saving:
 
 
 def _cut(spec: RunSpec, peers: int | None) -> RunSpec:
-    """As the spec says, or for this many peers."""
+    """The spec with a cut: the spec's own, or one for this many peers."""
     if peers is None and spec.stages != "auto":
         return spec
     count = peers or spec.min_peers
@@ -100,7 +102,7 @@ def _cut_for(spec: RunSpec, peers: int) -> list[int]:
 
 
 def _windows(spec: RunSpec) -> int | None:
-    """Samples in the data, where a codec remembers each of them."""
+    """How many samples the data have, if a codec keeps a memory of each; None otherwise."""
     if not parse_codec(spec.wire.forward).codec.remembers_samples:
         return None
     from protomodels_cli.data.batches import Batches
@@ -109,9 +111,30 @@ def _windows(spec: RunSpec) -> int | None:
     return Batches(prepare(spec).train, spec).windows
 
 
+def _named(b: Bottleneck) -> str:
+    match b.kind:
+        case "compute":
+            return f"computing, above all in stage {b.stage}"
+        case "bandwidth":
+            return f"bandwidth, above all of stage {b.stage}'s connection"
+        case "latency":
+            return "latency of the links"
+        case "in_flight":
+            return "batch.in_flight (with more microbatches in flight, stages would wait less)"
+        case "coordinator":
+            return "the round trip to the coordinator, once per step"
+
+
+def _connection(link: LinkSpec) -> str:
+    speed = rate(link.bits_per_second, "bit/s") if link.bandwidth else "unlimited bandwidth"
+    jitter = f" ± {duration(link.jitter_s)}" if link.jitter_s else ""
+    loss = f" and {figures(100 * link.loss)} % loss" if link.loss else ""
+    return f"{speed}, {duration(link.latency_s)}{jitter} of latency{loss}"
+
+
 def _show(
     spec: RunSpec,
-    link: str,
+    link: LinkSpec,
     flops: float,
     measured: bool,
     f: Forecast,
@@ -124,34 +147,36 @@ def _show(
     def say(text: str) -> None:
         console.print(text, highlight=False, soft_wrap=True)
 
-    where = "measured here" if measured else "as given"
+    where = "measured here" if measured else "--speed"
     form = f"{spec.subspace.form}, k = {spec.subspace.k}" if spec.form.has_basis else spec.subspace.form
     say(
         f"[bold]{spec.name}[/]: {form}, {spec.wire.forward} forward and {spec.wire.backward} backward, "
-        f"{len(f.stages)} peers of {rate(flops, 'FLOP/s')} ({where}), each with a connection of {link}\n"
+        f"{plural(len(f.stages), 'peer')} of {rate(flops, 'FLOP/s')} ({where}), "
+        f"each with a connection of {_connection(link)}\n"
     )
-    table = Table("stage", "layers", "memory", "computes", "its line carries", box=None, pad_edge=False)
+    table = Table("stage", "layers", "memory", "computing", "connection busy", box=None, pad_edge=False)
     for i, stage in enumerate(f.stages):
         cache = f" (AQ-SGD cache: {size(stage.cache)})" if stage.cache else ""
-        line = f"{duration(stage.line)} a step" if stage.line else "–"
+        line = f"{duration(stage.line)} per step" if stage.line else "–"
         memory = f"{size(stage.memory)}{cache}"
-        table.add_row(str(i), str(stage.layers), memory, f"{duration(stage.compute)} a step", line)
+        table.add_row(str(i), str(stage.layers), memory, f"{duration(stage.compute)} per step", line)
     console.print(table)
-    every = "once at the end"
+    due = "once, at the end"
     if math.isfinite(saving.interval_seconds):
-        every = f"every {duration(saving.interval_seconds)}"
+        due = f"every {duration(saving.interval_seconds)}"
     forward, backward = (size(int(f.bytes_per_step[leg])) for leg in ("forward", "backward"))
-    crossing = f"Over a boundary: {forward} forward and {backward} back a step, headers counted.\n"
+    crossing = f"Every step sends {forward} forward and {backward} backward over each boundary, headers included.\n"
     say(
         f"\n{crossing if len(f.stages) > 1 else ''}"
         f"A step takes [bold]{duration(f.step_seconds)}[/] ({rate(f.tokens_per_s, 'tok/s')}); "
-        f"{duration(f.compute_seconds)} without a link, {duration(f.wire_seconds)} on the busiest line alone. "
-        f"Bubble {100 * f.bubble:.0f} %.\n"
-        f"What holds it up most: {f.bottleneck}.\n"
-        f"A snapshot's largest part has {size(saving.part_bytes)}: {duration(saving.upload_seconds)} to upload, beside "
-        f"the steps, {every}.\n"
+        f"with an ideal link it would take {duration(f.compute_seconds)}.\n"
+        f"The busiest connection carries data for {duration(f.wire_seconds)}; "
+        f"the busiest stage idles {100 * f.bubble:.0f} % of the time (bubble).\n"
+        f"Bottleneck: {_named(f.bottleneck)}.\n"
+        f"A snapshot is due {due}; its largest part has {size(saving.part_bytes)} and takes "
+        f"{duration(saving.upload_seconds)} to upload while training goes on.\n"
     )
-    table = Table("form", "k", "codec", "step", "speed", "without link", "", box=None, pad_edge=False)
+    table = Table("form", "k", "codec", "step", "speed", "ideal link", "", box=None, pad_edge=False)
     for c in found:
         mark = "← recommended" if c is best else "keeps up" if c.keeps_up else ""
         k = str(c.k) if form_named(c.form).has_basis else "–"
@@ -159,8 +184,8 @@ def _show(
         table.add_row(c.form, k, c.codec, step, rate(c.forecast.tokens_per_s, "tok/s"), alone, mark)
     console.print(table)
     say(
-        "\nRecommended is the least compression with which the link adds no more than a tenth to a step: more than that"
-        "\nbuys no speed and costs loss (docs/benchmarks.md)."
+        "\nRecommended: the least compression with which the link makes a step at most 10 % longer. More compression\n"
+        "hardly makes training faster, and makes the loss worse (docs/benchmarks.md)."
         if best.keeps_up
-        else "\nNothing here keeps up with this link. Recommended is the least compression within a tenth of the best."
+        else "\nNothing here keeps up with this link. Recommended: the least compression within 10 % of the fastest."
     )

@@ -31,8 +31,10 @@ def run(spec: RunSpec, base: Path, run_dir: Path | None, steps: int, device: str
     check_device(device)
     check_outputs(json_file)
     if run_dir is not None and (run_dir / "metrics.jsonl").exists():
-        raise UserError(f"{run_dir} holds a run already", "choose another --run-dir; nothing is written over")
-    print(f"reading {spec.data.source} text and its tokens …", flush=True)
+        raise UserError(
+            f"{run_dir} already holds a run", "choose another --run-dir; runs are never overwritten", "run_exists"
+        )
+    print(f"preparing the {spec.data.source} data …", flush=True)
     corpus = prepare(spec, base)
     reference = Reference(spec, corpus, Carrier(spec), device)
     run_dir = claim(run_dir, spec.name)
@@ -47,7 +49,8 @@ def run(spec: RunSpec, base: Path, run_dir: Path | None, steps: int, device: str
         _train(reference, run_dir, steps, summary)
     except KeyboardInterrupt:
         print(
-            f"interrupted after step {reference.step}; metrics and snapshots so far are in {run_dir}", file=sys.stderr
+            f"interrupted after step {reference.step}; metrics and snapshots up to here are in {run_dir}",
+            file=sys.stderr,
         )
         raise typer.Exit(EXIT_INTERRUPTED) from None
     seconds, cpu = time.monotonic() - started, time.process_time() - cpu

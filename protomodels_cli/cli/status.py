@@ -24,20 +24,20 @@ class Format(StrEnum):
     json = "json"
 
 
-Run = Annotated[str, typer.Argument(metavar="LINK|RUN_DIR", help="The join link, or the run's directory.")]
-FormatOption = Annotated[Format, typer.Option("--format", help="text or json.")]
-WatchOption = Annotated[bool, typer.Option("--watch", help="Again every second, until the run is over or Ctrl-C.")]
+Run = Annotated[str, typer.Argument(metavar="LINK|RUN_DIR", help="The join link, or the run directory.")]
+FormatOption = Annotated[Format, typer.Option("--format", help="Output format.")]
+WatchOption = Annotated[bool, typer.Option("--watch", help="Refresh every second, until the run is over or Ctrl-C.")]
 
 
 def status(run: Run, output: FormatOption = Format.text, watch: WatchOption = False) -> None:
-    """What a run is doing and what it waits for."""
+    """Show what a run is doing and what it is waiting for."""
     from protomodels_cli.observe.view import picture
 
     _show(run, output, watch, picture, None)
 
 
 def peers(run: Run, output: FormatOption = Format.text, watch: WatchOption = False) -> None:
-    """Who takes part in a run."""
+    """List the peers of a run."""
     from protomodels_cli.observe.view import peer_table
 
     _show(run, output, watch, peer_table, "peers")
@@ -84,7 +84,7 @@ def _show(run: str, output: Format, watch: bool, draw: Callable[[RunStatus], Ren
 
 
 async def _statuses(run: str, watch: bool) -> AsyncIterator[RunStatus]:
-    """From the coordinator; where it does not run, once from the journal of the run's directory."""
+    """From the coordinator; if it is not running, once from the journal in the run directory."""
     from protomodels_cli.coordinator.run_dir import holds_a_run
     from protomodels_cli.errors import UserError
     from protomodels_cli.wire.client import operator
@@ -92,11 +92,12 @@ async def _statuses(run: str, watch: bool) -> AsyncIterator[RunStatus]:
 
     folder = None if "://" in run else Path(run)
     if folder is not None and not holds_a_run(folder):
-        raise UserError(f"{folder} is not a run's directory", "name a run's directory or its join link (pm://…)")
+        raise UserError(f"{folder} is not a run directory", "name a run directory or a join link (pm://…)", "no_run")
     if folder is not None and not (folder / "link").exists():
         raise UserError(
             f"the coordinator of {folder} has not opened its port yet",
-            "see coordinator.log there, or restart the coordinator",
+            f"look into {folder}/coordinator.log, or start the coordinator again",
+            "no_link",
         )
     link = JoinLink.parse(run if folder is None else (folder / "link").read_text(encoding="utf-8"))
     try:
@@ -107,7 +108,7 @@ async def _statuses(run: str, watch: bool) -> AsyncIterator[RunStatus]:
                 if not watch or s.phase == "done":
                     return
                 await asyncio.sleep(WATCH_SECONDS)
-    except (UnreachableError, FingerprintError):  # nobody there, or by now another run
+    except (UnreachableError, FingerprintError):  # the coordinator is gone, or another run has the port by now
         if folder is None:
             raise
         from protomodels_cli.coordinator.status import from_journal

@@ -25,8 +25,8 @@ def in_words(s: dict[str, Any], spec: RunSpec) -> str:
     if s["ratio_bf16"] is not None:
         each = s["bytes_per_token"]
         lines.append(
-            f"sent between stages: {size(s['bytes_sent'])}, {each['forward']:.1f} bytes a token forward and "
-            f"{each['backward']:.1f} backward over each boundary; a dense pipeline sends "
+            f"sent between stages: {size(s['bytes_sent'])}, {each['forward']:.1f} bytes per token forward and "
+            f"{each['backward']:.1f} backward over each boundary; a dense pipeline would send "
             f"{size(s['dense_bytes_bf16'])} in bfloat16 ({s['ratio_bf16']:.1f} ×) or "
             f"{size(2 * s['dense_bytes_bf16'])} in float32 ({s['ratio_fp32']:.1f} ×)"
         )

@@ -1,4 +1,4 @@
-"""`pmtrain validate SPEC …`: all mistakes of a spec at once, or what it would train."""
+"""`pmtrain validate SPEC …`: every mistake in a spec at once, or what the spec would train."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from protomodels_cli.errors import EXIT_SPEC
 
 def validate(
     specs: Annotated[list[Path], typer.Argument(help="Spec files.")],
-    format: Annotated[Literal["text", "json"], typer.Option(help="How to print.")] = "text",
+    format: Annotated[Literal["text", "json"], typer.Option(help="Output format.")] = "text",
 ) -> None:
     """Check run specs; print every mistake with its line, rule and fix."""
     from protomodels_cli.spec import SpecError, load_spec
@@ -36,9 +36,11 @@ def validate(
     bad = [r for r in results if not r["ok"]]
     if bad:
         if format == "text":
+            from protomodels_cli.quantities import plural
+
             problems = sum(len(r["problems"]) for r in bad)
             print(
-                f"{problems} problem{'s' * (problems > 1)} in {len(bad)} of {len(results)} file(s)",
+                f"{plural(problems, 'problem')} in {len(bad)} of {plural(len(results), 'file')}",
                 file=sys.stderr,
             )
         raise typer.Exit(EXIT_SPEC)
@@ -59,16 +61,18 @@ def _summary(spec: Any) -> dict[str, Any]:
 
 
 def _sentence(spec: Any) -> str:
-    from protomodels_cli.quantities import count, size
+    from protomodels_cli.quantities import count, figures, plural, size
 
     s = _summary(spec)
     sent = s["boundary_bytes_per_token"]
     ratio = 2 * sent["dense_bf16_each_way"] / (sent["forward"] + sent["backward"])
-    against = f"{ratio:.3g}× less than" if ratio > 1 else f"{1 / ratio:.3g}× as much as"
-    stages = "stages chosen when peers join" if spec.stages == "auto" else f"{len(s['layers_per_stage'])} stage(s)"
+    against = f"{figures(ratio)}× less than" if ratio > 1 else f"{figures(1 / ratio)}× as much as"
+    stages = (
+        "stages cut when peers have joined" if spec.stages == "auto" else plural(len(s["layers_per_stage"]), "stage")
+    )
     return (
         f"{spec.subspace.form}, {count(sum(s['parameters_per_stage']))} parameters "
         f"in {spec.model.layers} layers, {stages}; "
-        f"{sent['forward']:g} + {sent['backward']:g} bytes a token over a boundary "
+        f"{figures(sent['forward'])} + {figures(sent['backward'])} bytes per token over a boundary "
         f"({against} dense bf16), T_fixed {size(s['t_fixed_bytes_per_stage'])}"
     )

@@ -37,20 +37,20 @@ else:
 @dataclass(frozen=True)
 class AQSGD(Feedback):
     name, usage = "aqsgd", "+aqsgd"
-    help = "forward only: a sample's first message goes whole, later ones as C(x − last)"
+    help = "forward only: send a sample's activations whole the first time, then C(x − last)"
     remembers_samples = memory_on_host = True
-    needs_revisits = "AQ-SGD sends how a sample has changed since it was last seen"
+    needs_revisits = "AQ-SGD sends how a sample's activations have changed since the last epoch"
 
     def contradictions(self, around: Surroundings) -> Iterator[tuple[str, str]]:
         yield from super().contradictions(around)
         if around.leg == "backward":
             yield (
-                "AQ-SGD is for activations: a sample's gradients do not come back alike",
-                "use it on the forward leg, and for example int8 here",
+                "AQ-SGD is for activations: the gradients of a sample are not alike from epoch to epoch",
+                "use +aqsgd on the forward leg only, and for example int8 here",
             )
         elif around.sampling != "epochs":
             yield (
-                f"{self.needs_revisits}, and with data.sampling {around.sampling} samples are not revisited",
+                f"{self.needs_revisits}, and data.sampling {around.sampling} does not revisit samples",
                 "set data.sampling to epochs, or use another codec",
             )
 
@@ -59,7 +59,7 @@ class AQSGD(Feedback):
         return False
 
     def without_positions(self) -> str:
-        return "AQ-SGD sends new samples whole, without any"
+        return "AQ-SGD sends new samples whole, without positions"
 
     def offered_positions(self, e: Extent) -> int:
         return 0

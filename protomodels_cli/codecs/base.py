@@ -158,7 +158,7 @@ class Codec(Word, ABC):
 
     def without_positions(self) -> str:
         """Why it offers none, as the end of a sentence."""
-        return f"{self} sends them all"
+        return f"{self} sends all positions"
 
     # Sizes
 
@@ -220,7 +220,7 @@ class BaseCodec(Codec):
     def parse(cls, parameter: str) -> BaseCodec:
         """From what is written behind the colon. Raises CodecError."""
         if parameter:
-            raise CodecError(f"{cls.name} takes no number", f"write {cls.name}")
+            raise CodecError(f"{cls.name} takes no parameter", f"write {cls.name}")
         return cls()
 
     def __str__(self) -> str:
@@ -239,10 +239,12 @@ class Feedback(Codec):
     def on(cls, inner: Codec) -> Self:
         if inner.exact:
             raise CodecError(
-                f"{inner} loses nothing that {cls.name} could make up for", "leave it out, or choose a codec"
+                f"{inner} is exact, so {cls.name} has no error to correct", f"remove +{cls.name}, or use a lossy codec"
             )
         if inner.remembers:
-            raise CodecError(f"{inner} remembers by itself, and {cls.name} cannot go on top of that", f"write {inner}")
+            raise CodecError(
+                f"{inner} keeps a memory of its own, and {cls.name} cannot be added to that", f"write {inner}"
+            )
         return cls(inner)
 
     def __str__(self) -> str:

@@ -36,7 +36,7 @@ class LowRank(BaseCodec):
     def parse(cls, parameter: str) -> LowRank:
         rank = parse_number(parameter)
         if not (rank >= 1 and rank == int(rank)):
-            rule = f"the rank {parameter!r} is no whole number from 1"
+            rule = f"the rank must be a whole number of at least 1, not {parameter!r}"
             raise CodecError(rule, f"write for example {cls.examples[0]}")
         return cls(int(rank))
 

@@ -1,4 +1,4 @@
-"""Parts to bytes and back; token ids too. Nothing here knows sockets."""
+"""Tensors and token ids to bytes and back. Knows nothing of sockets."""
 
 from __future__ import annotations
 

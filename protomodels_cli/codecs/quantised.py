@@ -51,7 +51,7 @@ class Quantised(BaseCodec):
 @dataclass(frozen=True)
 class Int8(Quantised):
     name = usage = "int8"
-    help = "a byte each and a bfloat16 scale a token; gradients are rounded up or down at random, so no error builds up"
+    help = "one byte per number and one bfloat16 scale per token; gradients are rounded stochastically, without bias"
     coarse = False
     levels = 127
 
@@ -67,7 +67,7 @@ class Int4(Quantised):
     """Two levels of four bits in a byte; an odd width is filled up."""
 
     name = usage = "int4"
-    help = "two in a byte, otherwise as int8"
+    help = "two numbers per byte, otherwise as int8"
     levels = 7
 
     def message_bytes(self, e: Extent) -> int:

@@ -1,7 +1,7 @@
-"""Which codecs there are, and how a leg's codec is written: `int8`, `topk:0.1+ef21`, `bf16+zstd`.
+"""Which codecs there are, and how the codec of a leg is written: `int8`, `topk:0.1+ef21`, `bf16+zstd`.
 
-Those of this package are its files with `CODECS`; other packages add theirs through entry points in the group
-`pmtrain.codecs`. A spec only ever names a codec: what it names is never imported unless somebody installed it here.
+Our own are the `CODECS` of the files beside this one; other packages add theirs through entry points of the group
+`pmtrain.codecs`. A spec only names a codec: nothing is imported that is not installed here.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def parse_codec(text: str) -> LegCodec:
     name, _, parameter = head.partition(":")
     base = _find(name)
     if base is None or not issubclass(base, BaseCodec):
-        raise CodecError(f"{name!r} is no codec", _how_to_write())
+        raise CodecError(f"there is no codec {name!r}", _how_to_write())
     codec: Codec = base.parse(parameter)
     on_top = [_find(wrapper) for wrapper in wrappers]
     packing = None
@@ -44,7 +44,7 @@ def parse_codec(text: str) -> LegCodec:
             codec = word.on(codec)
             on_top.pop()
     if on_top:
-        raise CodecError(f"{'+'.join(wrappers)!r} does not go on top of a codec", _how_to_write())
+        raise CodecError(f"{'+' + '+'.join(wrappers)!r} cannot follow a codec", _how_to_write())
     return LegCodec(codec, packing)
 
 
@@ -82,4 +82,4 @@ def _how_to_write() -> str:
         return [word.usage for word in known().values() if issubclass(word, kind)]
 
     base, feedback, packing = those(BaseCodec), those(Feedback), those(Packing)
-    return f"write {', '.join(base)}; then {' or '.join(feedback)}; then {' or '.join(packing)}"
+    return f"write one of {', '.join(base)}; then perhaps {' or '.join(feedback)}; then perhaps {' or '.join(packing)}"

@@ -32,7 +32,7 @@ class TopK(BaseCodec):
     examples = ("topk:0.1", "topk:0.6")  # positions as indices, and as a bitmap
     help = (
         "this share of each sample's numbers, the largest, in bfloat16, and their positions; on the backward leg "
-        f"`topk:{MASK}` takes the positions that the activations of the microbatch had"
+        f"`topk:{MASK}` reuses the positions of the microbatch's activations"
     )
 
     @classmethod
@@ -41,7 +41,7 @@ class TopK(BaseCodec):
             return MaskedTopK()
         share = parse_number(parameter)
         if not 0 < share <= 1:
-            rule = f"the share of numbers sent, {parameter!r}, is not above 0 and at most 1"
+            rule = f"the share of numbers to send must be above 0 and at most 1, not {parameter!r}"
             raise CodecError(rule, f"write for example {cls.examples[0]}")
         return cls(share)
 
@@ -92,13 +92,13 @@ class MaskedTopK(BaseCodec):
         return f"{self.name}:{MASK}"
 
     def contradictions(self, around: Surroundings) -> Iterator[tuple[str, str]]:
-        rule = f"{self} uses the positions that the activations had, and"
+        rule = f"{self} reuses the positions of the activations, and"
         if around.leg == "forward":
-            yield f"{rule} these are the activations", "give a share, as in topk:0.1"
+            yield f"{rule} this leg carries the activations", "give a share, as in topk:0.1"
         elif not around.other.offers_positions and not around.other.uses_positions:  # its own leg says the latter
             yield (
                 f"{rule} {around.other.without_positions()}",
-                "give a share, as in topk:0.1, or use topk without a cache of samples on the forward leg",
+                "give a share, as in topk:0.1, or use topk without +aqsgd on the forward leg",
             )
 
     @property

@@ -25,7 +25,7 @@ LEVEL = 1  # higher ones gain a percent and cost several times the time
 
 class Zstd(Packing):
     name, usage = "zstd", "+zstd"
-    help = "the bytes of all tensors, packed without loss"
+    help = "all bytes of a message, compressed without loss"
 
     def pack(self, tensors: Sequence[Tensor]) -> bytes:
         planes = b"".join(bytes_of(p).reshape(-1, p.itemsize).T.tobytes() for p in tensors)

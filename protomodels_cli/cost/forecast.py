@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from protomodels_cli.cost.line import reno_rate, wire_bytes
 from protomodels_cli.cost.memory import StageMemory, in_flight_limit
@@ -29,7 +29,15 @@ class Stage:
     memory: int  # bytes, at most
     cache: int  # of which samples that a codec remembers, in the machine's own memory
     compute: float  # seconds a step
-    line: float  # seconds a step that its connection is in use, in the busier direction
+    line: float  # seconds a step that the peer's connection is busy, in the busier direction
+
+
+@dataclass(frozen=True)
+class Bottleneck:
+    """What would shorten a step most if it took no time."""
+
+    kind: Literal["compute", "bandwidth", "latency", "in_flight", "coordinator"]
+    stage: int | None = None  # the slowest, where it is a matter of stages
 
 
 @dataclass(frozen=True)
@@ -37,11 +45,11 @@ class Forecast:
     stages: list[Stage]
     bytes_per_step: dict[str, float]  # over one boundary, by leg, with headers
     step_seconds: float
-    compute_seconds: float  # of a step if neighbours were not apart; the coordinator still is
+    compute_seconds: float  # of a step if links took no time; the coordinator is still a round trip away
     wire_seconds: float  # bytes over bandwidth, of the busiest line
     tokens_per_s: float
     bubble: float  # share of the step for which the busiest stage does not compute
-    bottleneck: str
+    bottleneck: Bottleneck
 
 
 def forecast(
@@ -133,26 +141,21 @@ def _bottleneck(
     played: Played,
     lines: list[float],
     turn: float,
-) -> str:
-    """Whatever would help most if it were not there; computing, if nothing else would help by a tenth."""
+) -> Bottleneck:
+    """Computing, unless something else would help by more than a tenth."""
     n = spec.batch.microbatches
+    unlimited = replace(wires, bits_per_second=math.inf, stream_bits_per_second=math.inf)
     without = {
-        f"bandwidth, most of all of stage {lines.index(max(lines))}": (
-            costs,
-            replace(wires, bits_per_second=math.inf, stream_bits_per_second=math.inf),
-        ),
-        "latency": (costs, replace(wires, latency=0.0)),
-        "batch.in_flight: more microbatches at a time would fill the wait": (
-            [replace(cost, limit=n) for cost in costs],
-            wires,
-        ),
+        Bottleneck("bandwidth", lines.index(max(lines))): (costs, unlimited),
+        Bottleneck("latency"): (costs, replace(wires, latency=0.0)),
+        Bottleneck("in_flight"): ([replace(cost, limit=n) for cost in costs], wires),
     }
-    seconds = {name: play(stages, n, line, cores).seconds + turn for name, (stages, line) in without.items()}
-    seconds["the round trip to the coordinator, once a step"] = played.seconds
-    name = min(seconds, key=lambda name: seconds[name])
-    if seconds[name] * SLACK < played.seconds + turn:
-        return name
-    return f"computing, most of all in stage {played.busy.index(max(played.busy))}"
+    seconds = {found: play(stages, n, line, cores).seconds + turn for found, (stages, line) in without.items()}
+    seconds[Bottleneck("coordinator")] = played.seconds
+    best = min(seconds, key=lambda found: seconds[found])
+    if seconds[best] * SLACK < played.seconds + turn:
+        return best
+    return Bottleneck("compute", played.busy.index(max(played.busy)))
 
 
 @dataclass(frozen=True)

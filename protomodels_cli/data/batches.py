@@ -43,8 +43,9 @@ class Batches:
         if why and spec.steps * spec.batch.size <= self.windows:
             raise NotRevisited(
                 f"wire.forward = {spec.wire.forward}: {why}, and {spec.steps} steps of "
-                f"{spec.batch.size} samples are not even one epoch ({self.windows} samples)",
+                f"{spec.batch.size} samples are less than one epoch ({self.windows} samples)",
                 f"train for more than {self.windows // spec.batch.size} steps, on less data, or with another codec",
+                "not_revisited",
             )
 
     def microbatch(self, step: int, microbatch: int) -> Batch:

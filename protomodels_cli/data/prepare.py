@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from protomodels_cli import counter
-from protomodels_cli.data.errors import DataError
+from protomodels_cli.data.errors import DataError, unreadable
 from protomodels_cli.data.shards import Shard, ShardWriter, TokenStream, external_shard, hash_of, split_tail
 from protomodels_cli.data.sources import Piece, pieces, source_files
 from protomodels_cli.data.tokenizers import Bytes, Json, Tokenizer, make_tokenizer
@@ -67,7 +67,9 @@ def prepare(spec: RunSpec, base: Path = Path(), apart: bool = False) -> Corpus:
     files, val_files = source_files(spec.data, "files", base), source_files(spec.data, "val_files", base)
     if val_files and (overlap := {f.resolve() for f in files} & {f.resolve() for f in val_files}):
         raise DataError(
-            f"data.val_files: {min(overlap)} is in data.files too", "train and held-out text must be disjoint"
+            f"data.val_files: {min(overlap)} is also in data.files",
+            "remove the file from one of the two lists: training and held-out text must be disjoint",
+            "overlap",
         )
     folder = cache_folder(spec, base) / _key(spec, base, files, val_files)
     corpus = _open(folder)
@@ -76,20 +78,26 @@ def prepare(spec: RunSpec, base: Path = Path(), apart: bool = False) -> Corpus:
             (_make_apart if apart else _make)(folder, spec, base, files, val_files)
         except OSError as e:
             raise DataError(
-                f"tokens cannot be written below {folder.parent}: {e.strerror}",
-                "free space there, or set data.cache_dir",
+                f"the token cache {folder.parent} cannot be written: {e.strerror}",
+                "free space there, or set data.cache_dir to another folder",
+                "cache_unwritable",
             ) from None
         corpus = _open(folder)
         if corpus is None:
             raise DataError(
-                f"the tokens just written to {folder} do not match their hashes",
-                "check the disk, or set data.cache_dir",
+                f"the token cache just written to {folder} is damaged (hash mismatch)",
+                "check the disk, or set data.cache_dir to a folder on another disk",
+                "cache_damaged",
             )
-    for name, stream in (("train", corpus.train), ("held-out", corpus.held_out)):
+    for name, stream, share in (
+        ("training", corpus.train, "lower data.val_fraction"),
+        ("held-out", corpus.held_out, "raise data.val_fraction"),
+    ):
         if len(stream) < spec.model.context + 1:
             raise DataError(
-                f"the {name} part has {len(stream)} tokens, and one window needs {spec.model.context + 1}",
-                "give more text, raise data.val_fraction, or shorten model.context",
+                f"the {name} text has {len(stream)} tokens, and one window needs {spec.model.context + 1}",
+                f"add text, {share}, or lower model.context",
+                "too_short",
             )
     return corpus
 
@@ -99,19 +107,20 @@ def _make_apart(*arguments: Any) -> None:
     from concurrent.futures.process import BrokenProcessPool, ProcessPoolExecutor
     from multiprocessing import get_context
 
-    interrupted = (signal.SIGINT, signal.SIG_DFL)  # Ctrl-C goes to both: this process has the word
+    interrupted = (signal.SIGINT, signal.SIG_DFL)  # Ctrl-C goes to both processes; this one answers it
     with ProcessPoolExecutor(1, get_context("spawn"), signal.signal, interrupted) as apart:
         try:
             apart.submit(_make, *arguments).result()
         except BrokenProcessPool:
             raise DataError(
-                "the process that makes the tokens was killed, perhaps for want of memory",
-                "free memory, or bring the cache from a larger machine (data.cache_dir)",
+                "the process that tokenises the text was killed, perhaps because memory ran out",
+                "free memory, or copy the token cache (data.cache_dir) from a larger machine",
+                "killed",
             ) from None
 
 
 def _key(spec: RunSpec, base: Path, files: list[Path], val_files: list[Path]) -> str:
-    """Changes whenever the tokens would."""
+    """A name for these tokens: different wherever the tokens could differ."""
 
     def stamp(path: Path) -> list[Any]:
         stat = path.stat()
@@ -132,8 +141,8 @@ def _key(spec: RunSpec, base: Path, files: list[Path], val_files: list[Path]) ->
 
 
 def _open(folder: Path) -> Corpus | None:
-    """The corpus in a cache folder, if it is whole: every shard of ours has the right hash, or is unchanged since that
-    was last found so."""
+    """The corpus in a cache folder, if complete: every shard of ours has the right hash, or is unchanged since the
+    hash was last checked."""
     try:
         manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
         train, held_out = ([Shard(**s) for s in manifest[part]] for part in ("train", "held_out"))
@@ -162,7 +171,7 @@ def _open(folder: Path) -> Corpus | None:
 
 
 def _hashed(folder: Path) -> dict[str, list[int]]:
-    """The stamp that each shard had when its hash was last found right."""
+    """The stamp that each shard had when its hash was last checked."""
     try:
         found = json.loads((folder / HASHED).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -171,13 +180,13 @@ def _hashed(folder: Path) -> dict[str, list[int]]:
 
 
 def _stamp(path: Path) -> list[int]:
-    """Another after every write, also by whoever sets the time of the file's bytes back."""
+    """Different after every write, even if the modification time is set back."""
     stat = path.stat()
     return [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
 
 
 def _make(folder: Path, spec: RunSpec, base: Path, files: list[Path], val_files: list[Path]) -> None:
-    """Write the shards beside their place and move them there whole."""
+    """Write the shards to a folder beside `folder`, then rename that: a cache is complete or not there."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix=".making-", dir=folder.parent))
     try:
@@ -208,7 +217,7 @@ def _external(path: Path, vocab_size: int) -> Shard:
     try:
         return external_shard(path, vocab_size)
     except OSError as e:
-        raise DataError(f"{path} cannot be read: {e.strerror}", "check that it exists and is readable") from None
+        raise unreadable(path, e) from None
 
 
 def _make_from_text(work: Path, spec: RunSpec, base: Path, files: list[Path], val_files: list[Path]) -> dict[str, Any]:
@@ -217,7 +226,8 @@ def _make_from_text(work: Path, spec: RunSpec, base: Path, files: list[Path], va
     if tokenizer.vocab_size > spec.vocab_size:
         raise DataError(
             f"the tokenizer has {tokenizer.vocab_size} ids, and tokenizer.vocab_size is {spec.vocab_size}",
-            f"set tokenizer.vocab_size to {tokenizer.vocab_size}, or remove it",
+            f"set tokenizer.vocab_size to {tokenizer.vocab_size}, or remove the field",
+            "vocabulary",
         )
     tokenizer.save(work)
     dtype = "<u2" if spec.vocab_size <= 1 << 16 else "<u4"

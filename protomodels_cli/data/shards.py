@@ -114,18 +114,21 @@ def external_shard(path: Path, vocab_size: int) -> Shard:
         offset, tokens = HEADER_INTS * 4, int(head[2])
         if head[1] != HEADER_VERSION or offset + 2 * tokens != size:
             raise DataError(
-                f"{path}: its header says version {head[1]} and {tokens} tokens, and it has {size} bytes",
-                f"expected version {HEADER_VERSION} and {offset} + 2 × tokens bytes: write the shard again",
+                f"{path}: the header says version {head[1]} and {tokens} tokens, and the file has {size} bytes",
+                f"write the shard again, with version {HEADER_VERSION} and {offset} + 2 × tokens bytes",
+                "shard_header",
             )
     elif size % 2:
-        raise DataError(f"{path}: has {size} bytes, and tokens of 2 bytes were expected", "write it as uint16")
+        what = f"{path} has {size} bytes, which is not a whole number of 2-byte tokens"
+        raise DataError(what, "write the tokens as uint16", "shard_size")
     shard = Shard(str(path.resolve()), "<u2", offset, tokens)
     digest = hashlib.sha256()
     for part in _parts(path, shard):
         if len(part) and (top := int(part.max())) >= vocab_size:
             raise DataError(
-                f"{path}: has token id {top}, and tokenizer.vocab_size is {vocab_size}",
-                f"set it to {top + 1} or more",
+                f"{path} has token id {top}, and tokenizer.vocab_size is {vocab_size}",
+                f"set tokenizer.vocab_size to {top + 1} or more",
+                "vocabulary",
             )
         digest.update(np.ascontiguousarray(part).data)
     return Shard(shard.file, shard.dtype, offset, tokens, digest.hexdigest())

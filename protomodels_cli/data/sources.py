@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from protomodels_cli.data.errors import DataError
-from protomodels_cli.spec.schema import DataSpec
+from protomodels_cli.data.errors import DataError, unreadable
+from protomodels_cli.spec.corpus import DataSpec
 
 PIECE = 16 * 1024  # characters
 
@@ -59,7 +59,8 @@ def source_files(data: DataSpec, field: Literal["files", "val_files"], base: Pat
         if not matches:
             raise DataError(
                 f"data.{field}: {pattern!r} matches no file below {base.resolve()}",
-                "check the path; it is relative to the spec file",
+                "check the pattern; paths are relative to the spec file",
+                "no_file",
             )
         for path in matches:
             found.setdefault(path.resolve(), path)
@@ -67,7 +68,7 @@ def source_files(data: DataSpec, field: Literal["files", "val_files"], base: Pat
 
 
 def pieces(data: DataSpec, files: list[Path]) -> Iterator[Piece]:
-    """All text of `files`, at most data.max_bytes of it. What UTF-8 cannot say (half an emoji) becomes `?`."""
+    """All text of `files`, at most data.max_bytes of it. What UTF-8 cannot encode (half an emoji) becomes `?`."""
     left = data.max_bytes if data.max_bytes is not None else float("inf")
     for piece in _all_pieces(data, files):
         encoded = piece.text.encode("utf-8", "replace")
@@ -89,9 +90,7 @@ def _all_pieces(data: DataSpec, files: list[Path]) -> Iterator[Piece]:
                 case _:
                     yield from _text(file)
         except OSError as e:
-            raise DataError(
-                f"data.files: {file} cannot be read: {e.strerror}", "check that it exists and is readable"
-            ) from None
+            raise unreadable(file, e) from None
 
 
 def _text(file: Path) -> Iterator[Piece]:
@@ -126,8 +125,9 @@ def _jsonl(file: Path, field: str) -> Iterator[Piece]:
                 text = None
             if not isinstance(text, str):
                 raise DataError(
-                    f"{file}:{number}: must be a JSON object with the text field {field!r}",
-                    "mend the line, or name the right field in data.field",
+                    f"{file}:{number} is not a JSON object with the text field {field!r}",
+                    "correct the line, or set data.field to the name of the text field",
+                    "jsonl",
                 )
             yield from _document(text)
 
@@ -136,18 +136,20 @@ def _parquet(file: Path, field: str) -> Iterator[Piece]:
     try:
         import pyarrow.parquet as parquet
     except ImportError:
-        raise DataError("reading parquet needs the package pyarrow", "pip install 'pmtrain[parquet]'") from None
+        what = "reading parquet files needs the package pyarrow"
+        raise DataError(what, "pip install 'pmtrain[parquet]'", "missing_package") from None
     import pyarrow
 
     try:
         opened = parquet.ParquetFile(file)
     except pyarrow.ArrowInvalid:
-        raise DataError(f"{file} is not a parquet file", "check data.source and data.files") from None
+        raise DataError(f"{file} is not a parquet file", "check data.source and data.files", "parquet") from None
     with opened:
         if field not in opened.schema_arrow.names:
             raise DataError(
-                f"{file} has no column {field!r}; it has {', '.join(opened.schema_arrow.names)}",
-                "name the right one in data.field",
+                f"{file} has no column {field!r}, only {', '.join(opened.schema_arrow.names)}",
+                "set data.field to the name of the text column",
+                "parquet_column",
             )
         for batch in opened.iter_batches(batch_size=256, columns=[field]):
             for text in batch.column(0).to_pylist():

@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from protomodels_cli.data.errors import DataError
-from protomodels_cli.spec.schema import TokenizerSpec
+from protomodels_cli.spec.corpus import TokenizerSpec
 
 END_OF_TEXT = "<|endoftext|>"
 _END_NAMES = (END_OF_TEXT, "</s>", "<|end_of_text|>", "<eos>", "[SEP]")
@@ -56,7 +56,9 @@ class Json:
             self._inner = tokenizers.Tokenizer.from_str(text)
         except Exception as e:  # the library raises bare Exception
             raise DataError(
-                f"{name} is not a tokenizer.json: {e}", "export one with Hugging Face's tokenizers"
+                f"{name} is not a tokenizer.json: {e}",
+                "write the file with Hugging Face's tokenizers",
+                "tokenizer_file",
             ) from None
         self._inner.no_truncation()  # settings for serving, which many exported files carry
         self._inner.no_padding()
@@ -120,6 +122,7 @@ def make_tokenizer(spec: TokenizerSpec, base: Path, texts: Iterable[str]) -> Tok
     except OSError as e:
         raise DataError(
             f"tokenizer.file: {path} cannot be read: {e.strerror}",
-            "check the path; it is relative to the spec file",
+            "check the path; paths are relative to the spec file",
+            "unreadable",
         ) from None
     return Json(text, str(path))

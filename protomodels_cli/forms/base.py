@@ -102,7 +102,10 @@ class Form:
     def optimizer_problem(cls, optimizer: str) -> tuple[str, str] | None:
         """Why an optimizer does not fit, and what to do: rule and fix."""
         if optimizer == "row_adamw":
-            return f"row AdamW is for matrices held in S, and the {cls.name} form has none", "use adamw or muon"
+            return (
+                f"row AdamW is for full matrices in the subspace S, and the {cls.name} form has none",
+                "use adamw or muon",
+            )
         return None
 
     @classmethod

@@ -28,8 +28,8 @@ class Constrained(SubspaceForm):
     def optimizer_problem(cls, optimizer: str) -> tuple[str, str] | None:
         if optimizer == "adamw":
             return (
-                "AdamW scales every entry by itself, which moves constrained matrices out of S",
-                "use row_adamw or muon, or the reparam form, where any optimizer stays in S",
+                "AdamW scales every entry separately, which moves constrained matrices out of the subspace S",
+                "use row_adamw or muon, or set subspace.form to reparam, where every optimizer stays in S",
             )
         return None
 

@@ -116,7 +116,9 @@ def run(
     left_out = too_large(size, device)
     rows = [r for r in plan(size, start) if wanted(only, r) and r.codec not in left_out]
     if not rows:
-        raise OptionError(f"--only {' '.join(only)}: no row has that", "leave it out to see all of their names")
+        raise OptionError(
+            f"--only {' '.join(only)}: matches no row", "run without --only to see the names of all rows", "only"
+        )
     with Bench(size.workers, 8 * len(start) + int(len(rows) * (size.seeds + 0.7)), kept) as bench:
         return measure(bench, size, start, only, rounds, left_out, device)
 
@@ -129,7 +131,9 @@ def too_large(scale: Scale, device: str) -> dict[str, str]:
         held = kept_on_host(Run(scale, recipe, 0, device).spec(), scale.steps * scale.batch // scale.epochs)
         total = (scale.layers - 1) * sum(held)
         if total > CACHE_LIMIT:
-            found[recipe.codec] = f"it would remember {total / 2**30:.0f} GiB of samples, over {CACHE_LIMIT >> 30} GiB"
+            found[recipe.codec] = (
+                f"its memory of samples would take {total / 2**30:.0f} GiB, over {CACHE_LIMIT >> 30} GiB"
+            )
     return found
 
 

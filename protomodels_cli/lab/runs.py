@@ -28,6 +28,7 @@ from protomodels_cli.errors import RunStopped, UserError
 from protomodels_cli.lab.results import Result, say
 from protomodels_cli.model.reference import Reference
 from protomodels_cli.observe.metrics import strict
+from protomodels_cli.quantities import duration, plural
 from protomodels_cli.spec import spec_from
 from protomodels_cli.spec.schema import RunSpec
 
@@ -253,7 +254,8 @@ def _kept(path: Path) -> list[Result]:
             found.append({"key": row["key"], "result": row["result"]})
         except (ValueError, TypeError, KeyError):
             if number < len(lines):
-                raise UserError(f"{path}:{number} is no result of this experiment", "name another file") from None
+                what = f"{path}:{number} is not a result of this experiment"
+                raise UserError(what, "name another file with --keep", "not_a_result") from None
             path.write_text("".join(f"{whole}\n" for whole in lines[:-1]), encoding="utf-8")
     return found
 
@@ -267,7 +269,7 @@ class Bench:
         self.trained = 0
         if kept is not None and kept.exists():
             self.done = {row["key"]: row["result"] for row in _kept(kept)}
-            say(f"{len(self.done)} runs are in {kept} already")
+            say(f"{kept} already has {plural(len(self.done), 'run')}")
         self._pool: ProcessPoolExecutor | None = None
         if workers > 1:
             # Spawned, not forked: torch's threads and CUDA do not survive a fork.
@@ -305,7 +307,7 @@ class Bench:
         left = elapsed / self.trained * (self.expected - self.trained)
         loss = "diverged" if result["loss"] is None else f"{result['loss']:.3f}"
         say(
-            f"[{self.trained}/about {self.expected}] {elapsed / 60:.1f} min, about {left / 60:.1f} left | "
+            f"[{self.trained}/about {self.expected}] {duration(elapsed)}, about {duration(left)} left | "
             f"{run.recipe.name} lr {run.recipe.lr:g} seed {run.seed}: {loss}"
         )
 

@@ -1,4 +1,4 @@
-"""Trouble for a run on this machine: at moments that a seed decides, somebody is killed, stopped or cut off."""
+"""Injects faults into a run on this machine: at random from a seed, processes are killed, stopped or cut off."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from protomodels_cli.wire.pb.pmtrain_pb2 import RunStatus
 
 LOOK_SECONDS = 0.05
 FIRST_STEP = 5  # nothing happens before it
-CALM = 2.0, 8.0  # seconds between the run's going on and the next trouble
-AWAY = 0.5, 3.0  # seconds that somebody who was killed stays away
-SILENT = 1.0, 9.0  # seconds that somebody is stopped or cut off: shorter or longer than a lease
+CALM = 2.0, 8.0  # seconds between a recovery and the next fault
+AWAY = 0.5, 3.0  # seconds until a killed process is started again
+SILENT = 1.0, 9.0  # seconds that a process is stopped or cut off: shorter or longer than a lease
 
 
 @dataclass
@@ -38,7 +38,7 @@ class Chaos:
         self._faults: list[Fault] = []
 
     def saw(self, status: RunStatus) -> None:
-        """What the run says of itself, several times a second while there is somebody to say it."""
+        """The run's status, several times a second while the coordinator answers."""
         self._seen = status
 
     @property
@@ -46,7 +46,7 @@ class Chaos:
         return [asdict(fault) for fault in self._faults]
 
     async def make(self) -> None:
-        """Until it is cancelled: one trouble after another, each when the run has got over the last."""
+        """Inject one fault after another until cancelled, each after the run has recovered from the last."""
         while self._seen is None or self._seen.step < FIRST_STEP or self._seen.phase != "running":
             await asyncio.sleep(LOOK_SECONDS)
         while True:

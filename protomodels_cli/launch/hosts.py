@@ -53,17 +53,19 @@ _numbers = itertools.count()  # a process may have several sets of hosts
 def require() -> None:
     """Raises where this machine cannot emulate hosts."""
     if sys.platform != "linux":
-        raise UserError(f"emulated hosts need Linux, and this is {sys.platform}", "run it on Linux")
+        raise UserError(
+            f"emulated hosts need Linux, and this is {sys.platform}", "run the command on Linux", "hosts_linux"
+        )
     if os.geteuid() != 0:
         what = f"emulated hosts need root (user id 0), and this is user id {os.geteuid()}"
-        raise UserError(what, "run it with sudo, or in a container with --privileged")
+        raise UserError(what, "run the command with sudo, or in a container with --privileged", "hosts_root")
     if shutil.which("ip") is None:
-        raise UserError("emulated hosts need the command ip, and there is none", "install iproute2")
+        raise UserError("emulated hosts need the command ip, which is not installed", "install iproute2", "hosts_ip")
     try:
         os.close(os.open(TUN, os.O_RDWR))
     except OSError as e:
-        what = f"emulated hosts need {TUN}, and it cannot be opened: {e.strerror}"
-        raise UserError(what, "run `modprobe tun`, or give the container --device /dev/net/tun") from None
+        what = f"emulated hosts need {TUN}, which cannot be opened: {e.strerror}"
+        raise UserError(what, "run `modprobe tun`, or give the container --device /dev/net/tun", "hosts_tun") from None
 
 
 class Hosts:
@@ -71,7 +73,9 @@ class Hosts:
 
     def __init__(self, count: int, link: LinkSpec):
         if not 1 <= count <= MOST_HOSTS:
-            raise OptionError(f"{count} hosts: must be between 1 and {MOST_HOSTS}", "choose another number of hosts")
+            raise OptionError(
+                f"{count} hosts: must be between 1 and {MOST_HOSTS}", "choose another number of hosts", "hosts_count"
+            )
         self.count, self.link = count, link
         self.names = [f"pmtrain-{os.getpid()}-{next(_numbers)}" for _ in range(count)]
         self._router: subprocess.Popen[str] | None = None
@@ -163,7 +167,7 @@ def _ip(arguments: Sequence[str], text: str = "") -> None:
     done = subprocess.run(["ip", *arguments], input=text, capture_output=True, text=True)
     if done.returncode:
         what = f"`ip {' '.join(arguments)}` ended with exit code {done.returncode}: {done.stderr.strip()}"
-        raise UserError(what, "run it as root of the machine, or in a container with --privileged")
+        raise UserError(what, "run the command as root, or in a container with --privileged", "hosts_setup")
 
 
 def _device_in(name: str, offload: bool) -> int:
@@ -184,7 +188,7 @@ def _device_in(name: str, offload: bool) -> int:
     [result] = made
     if isinstance(result, OSError):
         what = f"cannot set up the emulated host {name}: {result.strerror} {result.filename or ''}".rstrip()
-        raise UserError(what, "run it as root of the machine, or in a container with --privileged")
+        raise UserError(what, "run the command as root, or in a container with --privileged", "hosts_setup")
     return result
 
 

@@ -17,6 +17,7 @@ import yaml
 
 from protomodels_cli.errors import EXIT_STOPPED, UserError
 from protomodels_cli.launch.hosts import Hosts
+from protomodels_cli.quantities import duration
 from protomodels_cli.spec.cut import layers_per_stage
 from protomodels_cli.spec.schema import RunSpec
 from protomodels_cli.wire.join_link import JoinLink
@@ -38,7 +39,7 @@ class LocalRun:
     peers: dict[str, Process[bytes]] = field(default_factory=dict)
 
     def start_again(self, who: str) -> None:
-        """With the same command as before."""
+        """Start a process once more, with the same command as before."""
         process = self.commands[who]()
         if who == "coordinator":
             self.coordinator = process
@@ -46,7 +47,7 @@ class LocalRun:
             self.peers[who] = process
 
     def failure(self, who: str = "coordinator") -> UserError:
-        """What a process that ended said last, as our own error."""
+        """The last error that an ended process printed, as an error of ours."""
         process = self.coordinator if who == "coordinator" else self.peers[who]
         return _failure(self.folder, who, process.returncode)
 
@@ -55,8 +56,8 @@ def _failure(folder: Path, who: str, code: int) -> UserError:
     log = folder / "logs" / f"{who}.log"
     said = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
     fixes = [i for i, line in enumerate(said) if line.startswith("    fix:") and i > 0]
-    last = said[fixes[-1] - 1] if fixes else said[-1] if said else "no word"
-    error = UserError(f"{who} ended with exit code {code}: {last}", f"see {log}")
+    last = said[fixes[-1] - 1] if fixes else said[-1] if said else "no output"
+    error = UserError(f"{who} ended with exit code {code}: {last}", f"look into {log}", "process_failed")
     error.exit_code = code if code > 0 else EXIT_STOPPED
     return error
 
@@ -80,7 +81,9 @@ def local_run(
     With `hosts` the coordinator is on the first and peers are on the others. `speak`: the coordinator's words are
     shown. `options` go to all of them, `join_options` to peers."""
     if (folder / "journal.sqlite").exists() or (folder / "link").exists():
-        raise UserError(f"{folder} holds a run already", "choose another --run-dir; nothing is written over")
+        raise UserError(
+            f"{folder} already holds a run", "choose another --run-dir; runs are never overwritten", "run_exists"
+        )
     (folder / "logs").mkdir(parents=True, exist_ok=True)
     spec_file = folder / f"{spec.name}.yaml"
     spec_file.write_text(yaml.safe_dump(spec.model_dump(mode="json"), sort_keys=False))
@@ -116,7 +119,7 @@ def local_run(
 
 
 def peers_of(spec: RunSpec) -> int:
-    """As many as there are stages; where the peers decide that, as many as it waits for."""
+    """The number of peers a run starts with: its stages, or `min_peers` where the stages are cut to fit the peers."""
     return spec.min_peers if spec.stages == "auto" else len(layers_per_stage(spec))
 
 
@@ -128,7 +131,8 @@ def start(
     wrap: Callable[[Sequence[str]], list[str]] = list,
     speak: bool = False,
 ) -> Process[bytes]:
-    """One of our own commands, with its output in a file. A group of its own: Ctrl-C is ours to pass on."""
+    """Start one of our commands with its output in a file, in a process group of its own: Ctrl-C reaches this process,
+    which passes it on."""
 
     def pin() -> None:
         assert core is not None
@@ -155,9 +159,10 @@ def _wait_for_link(folder: Path, coordinator: Process[bytes]) -> JoinLink:
         if coordinator.poll() is not None:
             raise _failure(folder, "coordinator", coordinator.returncode)
         time.sleep(0.05)
-    raise UserError("the coordinator did not start", f"see {folder}/logs/coordinator.log")
+    what = f"the coordinator did not open its port within {duration(START_SECONDS)}"
+    raise UserError(what, f"look into {folder}/logs/coordinator.log", "not_started")
 
 
 def cores() -> list[int]:
-    """Those that processes can be pinned to; none where the system has no such thing."""
+    """The cores that processes can be pinned to; none if the system cannot pin processes."""
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []

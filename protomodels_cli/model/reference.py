@@ -162,7 +162,8 @@ class Reference:
         if self._skipped_in_a_row >= self.spec.limits.nonfinite_steps:
             raise RunStopped(
                 f"{self._skipped_in_a_row} steps in a row, up to step {self.step}, had a non-finite loss or gradient",
-                f"lower optimizer.lr ({self.spec.optimizer.lr:g}) or lengthen the warm-up",
+                f"lower optimizer.lr ({self.spec.optimizer.lr:g}), or raise optimizer.schedule.warmup_steps",
+                "nonfinite",
             )
         if self.step % self.spec.subspace.sync_interval == 0:
             self.check_sync()
@@ -175,9 +176,9 @@ class Reference:
         for stage in self.stages:
             if stage.sync() != right:
                 raise RunStopped(
-                    f"stage {stage.slice.index} uses other bytes of U or T_fixed than the run "
-                    f"(found at step {self.step})",
-                    "start again from the last snapshot; if it comes back, test that machine's memory",
+                    f"stage {stage.slice.index} uses a different U or T_fixed (hash mismatch at step {self.step})",
+                    "start again; if the mismatch comes back, test this machine's memory",
+                    "hash_mismatch",
                 )
 
     def evaluate(self, codecs: bool = True) -> float:

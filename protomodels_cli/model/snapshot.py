@@ -42,7 +42,8 @@ def write_snapshot(
         reason = getattr(e, "strerror", None) or str(e)
         raise UserError(
             f"the snapshot of step {step} cannot be written to {folder}: {reason}",
-            "free space there; earlier snapshots are intact",
+            "free space there, and start again; earlier snapshots are intact",
+            "snapshot_unwritable",
         ) from None
     for old in sorted(p for p in folder.iterdir() if p.name.isdigit())[:-keep]:
         shutil.rmtree(old)

@@ -17,7 +17,9 @@ class TFixed:
     def rows(self, tokens: Tensor, dtype: torch.dtype) -> Tensor:
         """T_fixed[tokens], as floats: shape (*tokens.shape, width)."""
         if tokens.dtype not in (torch.int64, torch.int32):
-            raise TypeError(f"token ids must be int64 or int32, not {tokens.dtype}: floats cannot hold them exactly")
+            raise TypeError(
+                f"token ids must be int64 or int32, not {tokens.dtype}, which cannot hold all of them exactly"
+            )
         packed = self.signs[tokens]  # (…, width/8)
         bits = (packed.unsqueeze(-1) >> self._bit) & 1  # (…, width/8, 8)
         signs = bits.flatten(-2)[..., : self.width].to(dtype)

@@ -1,7 +1,7 @@
 """Rules that tie fields together: contradictions are found here, before anything starts.
 
-Each check is a pure function of the spec and yields problems. Its `fields` are the ones it looks at, so that it is
-left out only where one of *them* is itself malformed.
+Each check is a pure function of the spec that yields problems of the kind that is the function's name. Its `fields` are
+the ones that it looks at: it is skipped only where one of *these* is malformed.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def contradictions(spec: RunSpec, malformed: set[str]) -> list[Problem]:
         return not any(field == bad or field.startswith(bad + ".") or bad.startswith(field + ".") for bad in malformed)
 
     return [
-        Problem(field, rule, fix, value_at(spec, field))
+        Problem(field, rule, fix, value_at(spec, field), kind=c.find.__name__)
         for c in CHECKS
         if all(map(usable, c.fields))
         for field, rule, fix in c.find(spec)
@@ -66,14 +66,14 @@ def heads_divide_width(s: RunSpec) -> Found:
     if m.head_dim is None and m.width % m.heads:
         yield (
             "model.heads",
-            f"heads must divide model.width ({m.width}) unless model.head_dim is given",
+            f"model.heads must divide model.width ({m.width}) unless model.head_dim is set",
             f"use {_nearest_divisor(m.width, m.heads)} heads, or set model.head_dim",
         )
     elif (head_dim := m.head_dim or m.width // m.heads) % 2:
         yield (
             "model.head_dim" if m.head_dim else "model.heads",
-            f"rotary positions need an even head_dim, and it is {head_dim}",
-            f"set model.head_dim to {head_dim + 1}, or change heads",
+            f"rotary positions need heads of even width, and model.head_dim is {head_dim}",
+            f"set model.head_dim to {head_dim + 1}, or change model.heads",
         )
 
 
@@ -83,8 +83,8 @@ def kv_heads_divide_heads(s: RunSpec) -> Found:
     if m.kv_heads is not None and m.heads % m.kv_heads:
         yield (
             "model.kv_heads",
-            f"kv_heads must divide model.heads ({m.heads})",
-            f"use {_nearest_divisor(m.heads, m.kv_heads)}",
+            f"model.kv_heads must divide model.heads ({m.heads})",
+            f"set model.kv_heads to {_nearest_divisor(m.heads, m.kv_heads)}",
         )
 
 
@@ -96,12 +96,12 @@ def every_stage_has_layers(s: RunSpec) -> Found:
             yield (
                 "stages",
                 f"the layers per stage add up to {sum(s.stages)}, and model.layers is {layers}",
-                f"make them add up to {layers}",
+                f"change the list so that it adds up to {layers}",
             )
     elif isinstance(s.stages, int) and s.stages > layers:
         yield (
             "stages",
-            f"every stage needs a layer, and model.layers is {layers}",
+            f"every stage needs at least one layer, and model.layers is {layers}",
             f"use {layers} stages or fewer, or more layers",
         )
 
@@ -111,8 +111,8 @@ def k_fits_width(s: RunSpec) -> Found:
     if s.subspace.has_basis and s.subspace.k > s.model.width:
         yield (
             "subspace.k",
-            f"a subspace of the stream has at most model.width ({s.model.width}) dimensions",
-            f"set k to {max(1, s.model.width // 8)} (8× compression) or at most {s.model.width}",
+            f"the subspace can have at most model.width ({s.model.width}) dimensions",
+            f"set subspace.k to {s.model.width} or less; {max(1, s.model.width // 8)} compresses 8×",
         )
 
 
@@ -122,7 +122,7 @@ def unconstrained_layers_in_last_stage(s: RunSpec) -> Found:
     if free > layers:
         yield (
             "subspace.unconstrained_layers",
-            f"there are only {layers} layers",
+            f"the model has only {layers} layers",
             f"use at most {layers}",
         )
         return
@@ -135,9 +135,9 @@ def unconstrained_layers_in_last_stage(s: RunSpec) -> Found:
     if last < free:
         yield (
             "subspace.unconstrained_layers",
-            f"what unconstrained layers write cannot be sent, so all {free} must be in the last stage, "
-            f"which has {last}",
-            f"use at most {last}, or give `stages` as a list whose last entry is at least {free}",
+            "the output of unconstrained layers cannot be sent over a boundary, so "
+            f"all {free} must be in the last stage, and the last stage has only {last}",
+            f"use at most {last}, or write `stages` as a list whose last entry is at least {free}",
         )
 
 
@@ -151,18 +151,18 @@ def update_fits(s: RunSpec) -> Found:
         yield (
             "subspace.update.interval",
             f"the {s.subspace.form} form has no subspace to move",
-            f"set it to 0, or choose the form {' or '.join(movable)}",
+            f"set subspace.update.interval to 0, or subspace.form to {' or '.join(movable)}",
         )
     if u.window > u.interval:
         yield (
             "subspace.update.window",
-            f"the window lies between two updates, which are {u.interval} steps apart",
+            f"the window must fit between two updates, which are {u.interval} steps apart",
             f"use at most {u.interval}",
         )
     if u.delay >= u.interval:
         yield (
             "subspace.update.delay",
-            f"a new U must be in use before the next is computed, {u.interval} steps later",
+            f"a new U must be in use before the next U is computed, {u.interval} steps later",
             f"use at most {u.interval - 1}",
         )
 
@@ -180,7 +180,7 @@ def microbatches_divide_batch(s: RunSpec) -> Found:
     if b.size % b.microbatches:
         yield (
             "batch.microbatches",
-            f"microbatches must divide batch.size ({b.size})",
+            f"batch.microbatches must divide batch.size ({b.size})",
             f"use {_nearest_divisor(b.size, b.microbatches)} microbatches",
         )
 
@@ -201,12 +201,12 @@ def schedule_fits_steps(s: RunSpec) -> Found:
         yield (
             "optimizer.schedule.warmup_steps",
             f"the run has only {s.steps} steps",
-            f"use at most {s.steps}, about {max(1, s.steps // 20)}",
+            f"use at most {s.steps}; about {max(1, s.steps // 20)} is usual",
         )
     elif c.decay_steps is not None and c.warmup_steps + c.decay_steps > s.steps:
         yield (
             "optimizer.schedule.decay_steps",
-            f"warm-up ({c.warmup_steps}) and decay together are longer than the run ({s.steps} steps)",
+            f"warm-up ({c.warmup_steps} steps) and decay together are longer than the run ({s.steps} steps)",
             f"use at most {max(1, s.steps - c.warmup_steps)}",
         )
 
@@ -218,13 +218,13 @@ def files_match_source(s: RunSpec) -> Found:
         if d.source == "builtin" and files:
             yield (
                 f"data.{name}",
-                "the builtin text takes no files",
+                "data.source is builtin, which reads no files",
                 f"remove `{name}`, or set data.source to text",
             )
     if d.source != "builtin" and not d.files:
         yield (
             "data.files",
-            f"the source {d.source} needs files",
+            f"data.source is {d.source}, which needs files",
             "list paths or globs, as in `files: [corpus/*.txt]`",
         )
 
@@ -235,28 +235,31 @@ def tokenizer_matches_source(s: RunSpec) -> Found:
     if (s.data.source == "bin") != (t.kind == "none"):
         yield (
             "tokenizer.kind",
-            "bin data are token ids already and go with kind `none`; every other source is text and needs a tokenizer",
-            "set tokenizer.kind to none" if s.data.source == "bin" else "use bytes, bpe or file",
+            "files of the source bin hold token ids and need tokenizer.kind none; other sources are text and need a "
+            "tokenizer",
+            "set tokenizer.kind to none" if s.data.source == "bin" else "set tokenizer.kind to bytes, bpe or file",
         )
     if t.kind == "none" and t.vocab_size is None:
         yield (
             "tokenizer.vocab_size",
-            "only you know the vocabulary that the token ids come from",
-            "state it (50257 for GPT-2's)",
+            "is required for tokenizer.kind none: token ids do not say how large their vocabulary is",
+            "set tokenizer.vocab_size (50257 for GPT-2's tokens)",
         )
     if t.kind == "bytes" and t.vocab_size not in (None, 256):
-        yield "tokenizer.vocab_size", "there are 256 bytes", "remove it"
+        yield "tokenizer.vocab_size", "tokenizer.kind bytes has 256 ids, one per byte", "remove `vocab_size`"
     if t.kind == "bpe" and t.vocab_size is not None and t.vocab_size < 257:
         yield (
             "tokenizer.vocab_size",
-            "a byte-pair vocabulary starts from 256 bytes and one end-of-text mark",
-            "use 257 or more, or the tokenizer bytes",
+            "a byte-pair vocabulary starts with 256 bytes and one end-of-text token",
+            "use 257 or more, or set tokenizer.kind to bytes",
         )
     if (t.kind == "file") != (t.file is not None):
         yield (
             "tokenizer.file",
-            "a tokenizer.json is given exactly when kind is `file`",
-            "name the file" if t.kind == "file" else "remove it, or set tokenizer.kind to file",
+            "tokenizer.file belongs to tokenizer.kind file, and to no other kind",
+            "set tokenizer.file to the path of a tokenizer.json"
+            if t.kind == "file"
+            else "remove `file`, or set tokenizer.kind to file",
         )
 
 
@@ -265,8 +268,9 @@ def store_has_no_password(s: RunSpec) -> Found:
     if re.search(r"//[^/@]*:[^/@]*@", s.snapshots.copy_to or ""):
         yield (
             "snapshots.copy_to",
-            "there is a password in it, and the spec goes to every peer",
-            "take it out, and set it where the coordinator runs: FSSPEC_FTP_USERNAME and FSSPEC_FTP_PASSWORD for ftp",
+            "the URL contains a password, and the spec is sent to every peer",
+            "remove the password from the URL, and set it in the coordinator's environment: FSSPEC_FTP_USERNAME and "
+            "FSSPEC_FTP_PASSWORD for ftp",
         )
 
 

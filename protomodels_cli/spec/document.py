@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from typing import Any, get_args
 
@@ -10,7 +11,8 @@ from pydantic_core import PydanticUndefined
 
 from protomodels_cli.codecs.base import BaseCodec, Feedback, Packing, Word
 from protomodels_cli.codecs.registry import registry
-from protomodels_cli.spec.schema import RunSpec, Section
+from protomodels_cli.spec.fields import Section
+from protomodels_cli.spec.schema import RunSpec
 
 HEAD = """\
 # The run spec
@@ -20,14 +22,14 @@ field has a default. `pmtrain validate SPEC` checks a file and prints every mist
 Numbers may be written as `1e-4` or `8_000_000`; only `true` and `false` are booleans. Paths are relative to the spec
 file. Examples with comments are in `configs/`.
 
-This page is made from `protomodels_cli/spec/schema.py` and `protomodels_cli/codecs/` by `scripts/docs.sh`.
+This page is made from `protomodels_cli/spec/` and `protomodels_cli/codecs/` by `scripts/docs.sh`.
 """
 
 CODECS = """
 ## Codecs
 
 What `wire.forward` and `wire.backward` may be: a base, as `int8`; feedback on top, as `int8+ef`; packing at the end, as
-`int8+ef+zstd`. Packages that are installed beside pmtrain may add more.
+`int8+ef+zstd`. Installed packages may add others (entry points of `pmtrain.codecs`).
 
 | written | | what it does |
 |---|---|---|
@@ -48,7 +50,7 @@ def _codecs() -> Iterator[str]:
 
 
 def _section(section: type[BaseModel], prefix: str, title: str) -> list[str]:
-    about = (section.__doc__ or "").strip()
+    about = inspect.cleandoc(section.__doc__ or "")
     parts = [f"\n## {title}\n", f"\n{about}\n" if about else "", "\n| field | default | meaning |\n|---|---|---|\n"]
     inner: list[str] = []
     for name, info in section.model_fields.items():
@@ -67,6 +69,8 @@ def _default(info: Any) -> str:
     if info.is_required():
         return "required"
     value = info.get_default(call_default_factory=True)
+    if isinstance(value, bool):
+        value = str(value).lower()  # as YAML writes it
     return "" if value is None or value is PydanticUndefined else f"`{value}`"
 
 

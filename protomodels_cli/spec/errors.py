@@ -1,4 +1,4 @@
-"""What a bad spec looks like to its author: every problem with its place, value, rule and fix."""
+"""How a bad spec is reported: every problem with its line, value, rule and fix."""
 
 from __future__ import annotations
 
@@ -10,26 +10,28 @@ from protomodels_cli.errors import EXIT_SPEC, UserError
 
 @dataclass(frozen=True)
 class Problem:
-    """One mistake in a spec. `field` is the dotted path; `value` what stands there (None: nothing)."""
+    """One mistake in a spec. `field` is its dotted path, "" for the file as a whole; `value` is what the file has there
+    (None: nothing); `kind` names the rule for programs: a check's name or the type of pydantic's error."""
 
     field: str
     rule: str
     fix: str
     value: Any = None
     file: str = "spec"
-    line: int = 0
+    line: int = 0  # 0: unknown
+    kind: str = ""
 
     def __str__(self) -> str:
         shown = f" = {_short(self.value)}" if self.value is not None else ""
-        return (
-            f"{self.file}:{self.line}: {self.field or 'the file'}{shown}\n    rule: {self.rule}\n    fix:  {self.fix}"
-        )
+        where = f"{self.file}:{self.line}" if self.line else self.file
+        return f"{where}: {self.field or 'the file'}{shown}\n    rule: {self.rule}\n    fix:  {self.fix}"
 
 
 class SpecError(UserError):
     """A spec with one or more problems, all found in one pass."""
 
     exit_code = EXIT_SPEC
+    kind = "spec"
 
     def __init__(self, problems: list[Problem]):
         self.problems = problems

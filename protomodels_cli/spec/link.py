@@ -17,7 +17,7 @@ def parse_link(text: str) -> LinkSpec:
     """Bandwidth, latency, jitter and loss in this order; `none` is no limit, alone or as the bandwidth."""
     parts = [part.strip() for part in text.split(",")]
     if len(parts) > len(FIELDS):
-        raise _wrong(text, f"has {len(parts)} parts, at most {len(FIELDS)}")
+        raise _wrong(text, f"{len(parts)} values where at most {len(FIELDS)} are allowed")
     fields: dict[str, Any] = dict(zip(FIELDS, parts, strict=False))
     if parts[0].lower() == "none":
         fields["bandwidth"] = None
@@ -33,4 +33,4 @@ def parse_link(text: str) -> LinkSpec:
 
 
 def _wrong(text: str, rule: str) -> OptionError:
-    return OptionError(f"link {text!r}: {rule}", f"write {LOOKS_LIKE}")
+    return OptionError(f"link {text!r}: {rule}", f"write {LOOKS_LIKE}", "link")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ from pydantic import BaseModel, ValidationError
 from protomodels_cli.spec import yaml_tree
 from protomodels_cli.spec.checks import contradictions
 from protomodels_cli.spec.errors import Problem, SpecError
+from protomodels_cli.spec.fields import Section
 from protomodels_cli.spec.refused import REFUSED, REPLACED
-from protomodels_cli.spec.schema import RunSpec, Section
+from protomodels_cli.spec.schema import RunSpec
 
 Loc = tuple[str | int, ...]
 
@@ -24,10 +26,11 @@ def load_spec(path: str | Path) -> RunSpec:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as e:
-        reason = getattr(e, "strerror", None) or "it is not UTF-8 text"
-        raise SpecError(
-            [Problem("", f"must be a readable file: {reason}", "check the path", None, str(path), 0)]
-        ) from None
+        reason = getattr(e, "strerror", None) or "the text is not UTF-8"
+        unreadable = Problem(
+            "", f"must be a readable file: {reason}", "check the path", None, str(path), 0, "unreadable"
+        )
+        raise SpecError([unreadable]) from None
     return parse_spec(text, str(path), path.parent)
 
 
@@ -45,21 +48,11 @@ def _validate(data: Any, lines: dict[Loc, int], twice: list[Problem], file: str,
     def located(p: Problem, loc: Loc) -> Problem:
         while loc and loc not in lines:
             loc = loc[:-1]
-        return Problem(p.field, p.rule, p.fix, p.value, file, lines.get(loc, 0))
+        return replace(p, file=file, line=lines.get(loc, 0))
 
     if not isinstance(data, dict):
-        raise SpecError(
-            [
-                Problem(
-                    "",
-                    "must be a mapping of fields to values",
-                    "start with `steps:` and `model:`",
-                    data,
-                    file,
-                    1,
-                )
-            ]
-        )
+        rule, fix = "must be a mapping of fields to values", "start with `steps:` and `model:`"
+        raise SpecError([Problem("", rule, fix, data, file, 1, "mapping")])
     problems = list(twice)
     malformed: set[str] = set()
     try:
@@ -67,7 +60,7 @@ def _validate(data: Any, lines: dict[Loc, int], twice: list[Problem], file: str,
     except ValidationError as error:
         for e in error.errors():
             loc = e["loc"]
-            problems.append(located(_field_problem(e, loc), loc))
+            problems.append(located(_problem(e, loc), loc))
             if e["type"] != "extra_forbidden":  # an unknown field takes nothing away from the known ones
                 malformed.add(".".join(map(str, loc)))
         spec = _with_stand_ins(data, [e["loc"] for e in error.errors()])
@@ -81,73 +74,65 @@ def _validate(data: Any, lines: dict[Loc, int], twice: list[Problem], file: str,
     return _resolve(spec)
 
 
-def _field_problem(e: Any, loc: Loc) -> Problem:
-    """One pydantic error in our words."""
-    field = ".".join(map(str, loc))
-    kind, value, ctx = e["type"], e.get("input"), e.get("ctx", {})
+def _problem(e: Any, loc: Loc) -> Problem:
+    """One of pydantic's errors as a problem."""
+    field, value = ".".join(map(str, loc)), e.get("input")
+    kind = "word" if e["type"] == "literal_error" else e["type"]
     if kind == "missing":
-        return Problem(field, "is required: only you can know it", f"add `{loc[-1]}:`")
+        return Problem(field, "is required: there is no default", f"add `{loc[-1]}:`", kind=kind)
     if kind == "extra_forbidden":
         return _unknown_field(field, loc, value)
-    if kind in ("literal_error", "word"):
+    rule, fix = _rule_and_fix(kind, loc, value, e)
+    return Problem(field, rule, fix, value, kind=kind)
+
+
+def _rule_and_fix(kind: str, loc: Loc, value: Any, e: Any) -> tuple[str, str]:
+    ctx = e.get("ctx", {})
+    if kind == "word":
         words = ctx.get("words") or _allowed(loc)
-        fix = f"use one of {', '.join(words)}"
-        if value in (True, False) or str(value).lower() in ("on", "off", "yes", "no"):
-            fix += " (a bare on, off, yes or no is a boolean to YAML: a word is meant here)"
-        elif close := difflib.get_close_matches(str(value), words, 1):
-            fix = f"did you mean {close[0]!r}? Otherwise " + fix
-        return Problem(field, "must be one of the words this field knows", fix, value)
+        close = difflib.get_close_matches(str(value), words, 1)
+        fix = f"did you mean {close[0]!r}?" if close else "write one of these words"
+        return f"must be one of {', '.join(words)}", fix
     if kind == "bool_type":
-        return Problem(
-            field,
-            "must be true or false",
-            "write true or false (on, off, yes, no are not booleans here)",
-            value,
-        )
+        return "must be true or false", "write true or false; on, off, yes and no are not booleans here"
     if kind in ("greater_than", "greater_than_equal", "less_than", "less_than_equal"):
-        word = {
-            "greater_than": "above",
-            "greater_than_equal": "at least",
-            "less_than": "below",
-            "less_than_equal": "at most",
-        }[kind]
-        bound = next(iter(ctx.values()))
-        return Problem(field, f"must be {word} {bound}", f"use a number {word} {bound}", value)
+        [(bound, number)] = ctx.items()
+        word = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}[bound]
+        return f"must be {word} {number}", f"use a number {word} {number}"
     if kind in ("int_type", "int_from_float"):
-        return Problem(field, "must be a whole number", "write digits only, without quotes", value)
+        return "must be a whole number", "write digits only, without quotes"
     if kind in ("float_type", "finite_number"):
-        return Problem(field, "must be a finite number", "write it like 0.001 or 1e-3, without quotes", value)
+        return "must be a finite number", "write a number like 0.001 or 1e-3, without quotes"
     if kind in ("model_type", "dict_type", "model_attributes_type"):
-        return Problem(field, "must be a section with fields of its own", "write its fields below it, indented", value)
+        return "must be a section with fields of its own", f"write the fields below `{loc[-1]}:`, indented"
     if kind == "list_type":
-        return Problem(field, "must be a list", "write it as [a, b]", value)
+        return "must be a list", "write the values as [a, b]"
     if kind == "string_type":
-        return Problem(field, "must be text", "put it in quotes", value)
+        return "must be text", "put the value in quotes"
     if kind == "string_pattern_mismatch":
-        return Problem(
-            field,
-            "must be letters, digits, dots, dashes and underscores, at most 64",
-            "choose a simpler name",
-            value,
-        )
-    return Problem(field, e["msg"], ctx.get("fix", "see docs/spec.md"), value)
+        rule = "must be 1 to 64 letters, digits, dots, dashes and underscores, and begin with a letter or digit"
+        return rule, "choose a simpler name"
+    return e["msg"], ctx.get("fix", "see docs/spec.md")
 
 
 def _unknown_field(field: str, loc: Loc, value: Any) -> Problem:
     if field in REFUSED:
-        return Problem(field, REFUSED[field], "remove it", value)
+        return Problem(field, REFUSED[field], f"remove `{loc[-1]}`", value, kind="refused")
     if field in REPLACED:
         why, fix = REPLACED[field]
-        return Problem(field, why, fix, value)
+        return Problem(field, why, fix, value, kind="replaced")
     section = _section_at(loc[:-1])
     siblings = list(section.model_fields) if section else []
     if close := difflib.get_close_matches(str(loc[-1]), siblings, 1, cutoff=0.6):
-        return Problem(field, "is not a field of the spec", f"did you mean {close[0]!r}?", value)
+        return Problem(field, "is not a field of the spec", f"did you mean {close[0]!r}?", value, kind="unknown")
     elsewhere = [f for f in all_fields() if f.split(".")[-1] == loc[-1]]
     if elsewhere:
-        return Problem(field, "is not a field here", f"did you mean {elsewhere[0]!r}?", value)
+        return Problem(
+            field, "is not a field of this section", f"did you mean {elsewhere[0]!r}?", value, kind="unknown"
+        )
     where = ".".join(map(str, loc[:-1])) or "the top level"
-    return Problem(field, "is not a field of the spec", f"{where} has: {', '.join(siblings)}", value)
+    fix = f"remove `{loc[-1]}`, or use a field of {where}: {', '.join(siblings)}"
+    return Problem(field, "is not a field of the spec", fix, value, kind="unknown")
 
 
 def _section_at(loc: Loc) -> type[BaseModel] | None:
@@ -176,13 +161,13 @@ def all_fields(section: type[BaseModel] = RunSpec, prefix: str = "") -> list[str
     return names
 
 
-# Required fields need some value for the contradiction checks to run beside a missing one; those checks that
-# look at a stand-in are skipped, so its value never shows.
+# Where a required field is missing, a stand-in lets the checks of the other fields run. Checks that look at the
+# stand-in itself are skipped, so its value never shows.
 _STAND_INS: dict[str, Any] = {"steps": 1, "model": {"layers": 1, "width": 2, "heads": 1}}
 
 
 def _with_stand_ins(data: dict[str, Any], bad: list[Loc]) -> RunSpec:
-    """The spec with every malformed field taken out (its default stands in)."""
+    """The spec without its malformed fields: each has its default instead."""
     copy = json.loads(json.dumps(data, default=str))
     for loc in bad:
         _take_out(copy, loc)
@@ -224,7 +209,7 @@ def _with_vocabulary(spec: RunSpec, base: Path) -> tuple[RunSpec, list[Problem]]
 
 
 def with_absolute_paths(spec: RunSpec, base: Path) -> RunSpec:
-    """The same run, readable from anywhere: for a copy of the spec that is kept elsewhere."""
+    """The same run with paths that hold from any folder: for a copy of the spec that is kept elsewhere."""
 
     def absolute(path: str | None) -> str | None:
         return None if path is None else str((base / path).absolute())
@@ -242,6 +227,7 @@ def _vocab_of(path: Path) -> tuple[int | None, Problem | None]:
             rule,
             "check the path (relative to the spec file), or set tokenizer.vocab_size",
             str(path),
+            kind="tokenizer_file",
         )
 
     try:
@@ -251,4 +237,4 @@ def _vocab_of(path: Path) -> tuple[int | None, Problem | None]:
     except OSError as e:
         return problem(f"must be readable: {e.strerror}")
     except (ValueError, KeyError, AttributeError, TypeError):
-        return problem("must be a tokenizer.json of Hugging Face's tokenizers with a vocabulary")
+        return problem("must be a tokenizer.json, as Hugging Face's tokenizers write it, with a vocabulary")

@@ -11,28 +11,16 @@ import json
 import math
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
 from protomodels_cli.codecs.base import CodecError
 from protomodels_cli.codecs.registry import parse_codec
 from protomodels_cli.forms import FORMS, Form, Sizes, form_named
 from protomodels_cli.plugins import UnknownName
+from protomodels_cli.spec.corpus import DataSpec, TokenizerSpec
+from protomodels_cli.spec.fields import BelowOne, Count, Positive, Section, Seed, Share, Size, Whole
 from protomodels_cli.spec.units import bits_per_second, seconds
-
-# Bounds far above any real run: what lies beyond is a slip of the keyboard, and would be felt as a hang or an overflow.
-Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
-Whole = Annotated[int, Field(ge=0, le=1_000_000_000)]
-Size = Annotated[int, Field(ge=1, le=1 << 24)]  # of one dimension of a tensor; token ids have at most three bytes
-Bytes = Annotated[int, Field(ge=1, le=1 << 62)]
-Seed = Annotated[int, Field(ge=0, lt=1 << 63)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Share = Annotated[float, Field(ge=0, le=1)]
-BelowOne = Annotated[float, Field(ge=0, lt=1)]
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
 class ModelSpec(Section):
@@ -61,23 +49,24 @@ class TFixedSpec(Section):
     """The frozen high-rank part of the embedding, ±scale, one bit an entry."""
 
     scale: Positive = Field(
-        0.1, description="Magnitude of the entries. Matters a great deal, and small is good: see docs/method.md."
+        0.1, description="Magnitude of the entries. It matters a lot, and small values are best: see docs/method.md."
     )
-    seed: Seed = Field(0, description="Seed of its counter-based bits.")
+    seed: Seed = Field(0, description="Seed of the signs of the entries.")
 
 
 class UpdateSpec(Section):
     """Moving the subspace towards the gradients (Grassmann steps)."""
 
     interval: Whole = Field(0, description="Steps between updates of U; 0 keeps U for the whole run.")
-    window: Count = Field(10, description="The last steps before an update whose gradients it sees.")
+    window: Count = Field(10, description="Steps before an update whose gradients the update uses.")
     step_size: Positive = Field(
-        0.5, description="Length η of an inner step, with A divided by its largest eigenvalue. From 1 on it overshoots."
+        0.5,
+        description="Length η of an inner step, with A divided by its largest eigenvalue. Values from 1 on overshoot.",
     )
     inner_steps: Count = Field(1, description="Inner steps of one update.")
     move: Literal["transport", "project"] = Field(
         "transport",
-        description="How weights follow U: `transport` keeps coordinates, `project` what lies in the new span.",
+        description="How weights follow U: `transport` keeps coordinates, `project` keeps what lies in the new span.",
     )
     delay: Whole = Field(2, description="Steps between computing a new U and all stages switching to it.")
 
@@ -91,9 +80,9 @@ class SubspaceSpec(Section):
     """What crosses a boundary between stages."""
 
     form: str = Field("reparam", description=_forms_in_words())
-    k: Size = Field(16, description="Numbers a token sent over a boundary (unused by `dense`, which sends width).")
+    k: Size = Field(16, description="Numbers per token that cross a boundary (unused by `dense`, which sends width).")
     unconstrained_layers: Whole = Field(
-        1, description="Last layers that write outside S; all must be in the last stage (unused by `dense`)."
+        1, description="How many of the last layers write outside S; all must be in the last stage (unused by `dense`)."
     )
     t_fixed: TFixedSpec = Field(default_factory=TFixedSpec)
     update: UpdateSpec = Field(default_factory=UpdateSpec)
@@ -111,7 +100,7 @@ class SubspaceSpec(Section):
         try:
             form_named(str(value))
         except UnknownName:
-            raise PydanticCustomError("word", "must be a form that is installed", {"words": FORMS.names}) from None
+            raise PydanticCustomError("word", "must be an installed form", {"words": FORMS.names}) from None
         return value
 
     @property
@@ -123,13 +112,13 @@ class SubspaceSpec(Section):
 class ScheduleSpec(Section):
     """The learning rate over the run."""
 
-    warmup_steps: Whole = Field(0, description="Steps of linear rise from 0.")
-    decay: Literal["constant", "linear", "cosine"] = Field("cosine", description="Shape of the fall.")
+    warmup_steps: Whole = Field(0, description="Steps of linear warm-up from 0.")
+    decay: Literal["constant", "linear", "cosine"] = Field("cosine", description="Shape of the decay.")
     decay_steps: Count | None = Field(
         None,
-        description="Length of the fall, at the end of the run; before it the rate holds. Default: all after warm-up.",
+        description="Steps of decay, at the end of the run; the rate is constant before. Default: all after warm-up.",
     )
-    final_fraction: Share = Field(0.1, description="Share of lr that is left at the last step.")
+    final_fraction: Share = Field(0.1, description="Learning rate at the last step, as a share of lr.")
 
 
 class OptimizerSpec(Section):
@@ -141,7 +130,8 @@ class OptimizerSpec(Section):
         ),
     )
     lr: Positive = Field(
-        1e-3, description="Peak learning rate, of AdamW and Muon alike (Muon's is matched to AdamW's RMS)."
+        1e-3,
+        description="Peak learning rate, for AdamW and Muon alike (Muon's updates are scaled to the RMS of AdamW's).",
     )
     beta1: BelowOne = Field(0.9, description="AdamW: decay of the first moment.")
     beta2: BelowOne = Field(0.95, description="AdamW: decay of the second moment.")
@@ -157,55 +147,15 @@ class OptimizerSpec(Section):
 
 
 class BatchSpec(Section):
-    size: Size = Field(16, description="Windows in a step.")
-    microbatches: Size = Field(4, description="Parts a step's batch is streamed in; must divide size.")
+    size: Size = Field(16, description="Windows per step.")
+    microbatches: Size = Field(4, description="Microbatches per step; must divide size.")
     in_flight: Count | None = Field(
         None,
         description=(
-            "Microbatches a stage may hold between their forward and their backward; bounds its memory. "
-            "Default: twice the number of stages from it to the last."
+            "Microbatches that a stage may hold between their forward and their backward pass; limits the memory of a "
+            "stage. Default: twice the number of stages from this one to the last."
         ),
     )
-
-
-class DataSpec(Section):
-    """What is trained on."""
-
-    source: Literal["builtin", "text", "jsonl", "bin", "parquet"] = Field(
-        "builtin",
-        description=(
-            "`builtin`: Python's own documentation and library sources. `bin`: token shards as nanoGPT "
-            "(bare uint16) or modded-nanogpt (1 KiB header) write them."
-        ),
-    )
-    files: list[str] = Field(default_factory=list, description="Paths or globs, relative to the spec file.")
-    val_files: list[str] = Field(
-        default_factory=list, description="Held-out files. Default: val_fraction of the pieces of `files`."
-    )
-    field: str = Field("text", description="jsonl, parquet: the field or column that holds the text.")
-    val_fraction: Annotated[float, Field(gt=0, lt=1)] = Field(
-        0.02, description="Share held out where val_files is empty."
-    )
-    max_bytes: Bytes | None = Field(None, description="Stop reading text after this many bytes.")
-    sampling: Literal["epochs", "random"] = Field(
-        "epochs",
-        description="`epochs`: every window once per epoch, in a seeded order. `random`: windows from anywhere.",
-    )
-    cache_dir: str | None = Field(
-        None, description="Where tokenised shards are kept. Default: $PMTRAIN_CACHE or ~/.cache/pmtrain."
-    )
-
-
-class TokenizerSpec(Section):
-    kind: Literal["bytes", "bpe", "file", "none"] = Field(
-        "bpe",
-        description="`bytes`; `bpe` trained on the data; `file`: a tokenizer.json; `none`: the data are ids (bin).",
-    )
-    vocab_size: Size | None = Field(
-        None,
-        description="Default: 256 for bytes, 4096 for bpe, read from the file for `file`. Required for `none`.",
-    )
-    file: str | None = Field(None, description="The tokenizer.json, relative to the spec file.")
 
 
 class EvalSpec(Section):
@@ -219,21 +169,21 @@ def _checked_bandwidth(value: str) -> str:
     except ValueError as e:
         raise PydanticCustomError("quantity", str(e), {"fix": "write for example 80mbit"}) from None
     if number <= 0:
-        raise PydanticCustomError("quantity", "must be above 0", {"fix": "leave it out for no limit"})
+        raise PydanticCustomError("quantity", "must be above 0", {"fix": "remove the field for no limit"})
     return value
 
 
 class LinkSpec(Section):
-    """An emulated internet connection of every peer, inside the transport; its links to both neighbours share it.
+    """An emulated internet connection for every peer, shared by the peer's links to both neighbours.
 
-    For example `{bandwidth: 80mbit, latency: 25ms, jitter: 2ms, loss: 0}`. What goes to the coordinator is not slowed.
+    For example `{bandwidth: 80mbit, latency: 25ms, jitter: 2ms, loss: 0}`. Traffic to the coordinator is not slowed.
     """
 
-    bandwidth: str | None = Field(None, description="Each way, as `80mbit` or `1gbit`. Default: whatever there is.")
+    bandwidth: str | None = Field(None, description="Each way, as `80mbit` or `1gbit`. Default: unlimited.")
     latency: str = Field("0ms", description="One way, from peer to peer.")
-    jitter: str = Field("0ms", description="The latency varies by up to this, either way. Order is kept.")
+    jitter: str = Field("0ms", description="The latency varies by up to this much, up or down. Order is kept.")
     loss: BelowOne = Field(
-        0.0, description="Share of packets lost: slows a connection as it would TCP (Reno) and delays what was lost."
+        0.0, description="Share of packets lost: slows a connection down as TCP (Reno) would, and delays what was lost."
     )
 
     @field_validator("bandwidth", "latency", "jitter")
@@ -273,10 +223,10 @@ class LinkSpec(Section):
 class WireSpec(Section):
     forward: str = Field(
         "fp32",
-        description="Codec of activations: a base, feedback on top of it if wanted, then packing. "
+        description="Codec of activations: a base codec, then optional feedback, then optional packing. "
         "See the table at the end and docs/codecs.md.",
     )
-    backward: str = Field("fp32", description="Codec of gradients, likewise.")
+    backward: str = Field("fp32", description="Codec of gradients, written in the same way.")
     link: LinkSpec = Field(default_factory=LinkSpec)
 
     @field_validator("forward", "backward")
@@ -292,21 +242,23 @@ class WireSpec(Section):
 class SnapshotSpec(Section):
     interval: Whole = Field(
         100,
-        description="Steps between snapshots of all stages, which are what is left after a crash; 0: only at the end.",
+        description="Steps between snapshots of all stages, from which a crashed run recovers; 0: only at the end.",
     )
-    keep: Count = Field(2, description="Newest complete snapshots kept, by the coordinator and by the peers.")
+    keep: Count = Field(
+        2, description="How many complete snapshots the coordinator and the peers keep: the newest ones."
+    )
     max_bandwidth: str | None = Field(
-        None, description="What a peer may use to hand in its part, as `5mbit`. Default: whatever there is."
+        None, description="Bandwidth that a peer may use to upload its part, as `5mbit`. Default: unlimited."
     )
     warm_spares: bool = Field(
         False,
-        description="Spares fetch every complete snapshot ahead, all stages of it, so that one takes a stage over "
-        "without waiting for its part. It costs each the disk, and the coordinator a copy for each.",
+        description="Spares prefetch all parts of every complete snapshot, so that a spare takes over a stage without "
+        "waiting for its part. Costs disk space on every spare, and the coordinator one more transfer per spare.",
     )
     copy_to: str | None = Field(
         None,
-        description="Where the coordinator also puts every complete snapshot: a folder or any URL that fsspec knows, "
-        "as `s3://bucket/runs`. A part that is damaged here is brought back from there.",
+        description="Where the coordinator copies every complete snapshot to: a folder or any URL that fsspec knows, "
+        "as `s3://bucket/runs`. A damaged part in the run directory is restored from this copy.",
     )
 
     @field_validator("max_bandwidth")
@@ -322,45 +274,45 @@ class SnapshotSpec(Section):
 class LimitsSpec(Section):
     nonfinite_steps: Count = Field(
         5,
-        description="Steps in a row skipped for a non-finite loss or gradient at which the run pauses.",
+        description="Steps in a row, skipped for a non-finite loss or gradient, after which the run pauses.",
     )
     nonfinite_action: Literal["pause", "return"] = Field(
         "pause",
-        description="What then: `pause`, or `return` to a snapshot from before, once, and pause if it comes back.",
+        description="What happens then: `pause`, or `return` to an earlier snapshot once, and pause the next time.",
     )
     lease_seconds: Annotated[float, Field(ge=1, le=3600)] = Field(
         5.0,
-        description="A peer that falls silent is taken for gone within this time, and not before four fifths of it.",
+        description="A peer counts as lost after at most this time without a heartbeat, and after at least 80 % of it.",
     )
     build_seconds: Positive = Field(
         300.0,
-        description="Time for a peer to build its stage from the seed; then it is dismissed and another is asked. "
-        "One that restores its stage from a snapshot has no such limit.",
+        description="Time for a peer to build its stage from the seed; after that the peer is dismissed and another "
+        "takes the stage. Restoring a stage from a snapshot has no such limit.",
     )
     reuse_seconds: Positive = Field(
         300.0,
-        description="Time for a peer to go on with the stage that it has in memory, when others come or go; then it is "
-        "dismissed. It finishes the piece of work that it is at first.",
+        description="Time for a peer to continue with the stage that it has in memory after other peers have come or "
+        "gone, the rest of the work at hand included; after that the peer is dismissed.",
     )
     link_seconds: Positive = Field(
         300.0,
-        description="Time for neighbours to open their links; then all links go through the coordinator, and whoever "
-        "has not opened them after the same time again is dismissed.",
+        description="Time for neighbours to open their links; after that all links go through the coordinator, and a "
+        "peer that has not opened them after the same time again is dismissed.",
     )
     device_seconds: Positive = Field(
         600.0,
-        description="A device that is at one piece of work (a microbatch, the building of its stage) for longer is "
-        "taken to hang: its peer says so and leaves.",
+        description="Time for a device to do one piece of work (a microbatch, building a stage); after that the device "
+        "counts as hung, and its peer reports that and leaves.",
     )
 
 
 class ComputeSpec(Section):
     dtype: Literal["float32", "float64"] = Field("float32", description="Type of weights and activations.")
     threads: Annotated[int, Field(ge=1, le=1024)] = Field(
-        1, description="CPU threads of a stage. Equal numbers need equal threads."
+        1, description="CPU threads of a stage. Bit-identical results need the same number of threads."
     )
     loss_chunk: Annotated[int, Field(ge=1, le=1 << 24)] = Field(
-        1024, description="Tokens whose logits exist at one time."
+        1024, description="Tokens whose logits are in memory at one time."
     )
 
 
@@ -368,16 +320,14 @@ class RunSpec(Section):
     """Everything about a run."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] = Field(
-        "run", description="Names the run directory."
+        "run", description="Name of the run and of its directory."
     )
     seed: Seed = Field(0, description="Seed of weights, U and the order of the data.")
     steps: Count = Field(description="Optimizer steps.")
     stages: int | list[int] | Literal["auto"] = Field(
-        1, description="How many stages (cut evenly), a list of layers per stage, or `auto`."
+        1, description="Number of stages (cut evenly), a list of layers per stage, or `auto` (cut to fit the peers)."
     )
-    min_peers: Count = Field(
-        2, description="Peers that must have joined before `stages: auto` cuts the model to fit them."
-    )
+    min_peers: Count = Field(2, description="`stages: auto`: peers that must have joined before the model is cut.")
     model: ModelSpec
     subspace: SubspaceSpec = Field(default_factory=SubspaceSpec)
     optimizer: OptimizerSpec = Field(default_factory=OptimizerSpec)

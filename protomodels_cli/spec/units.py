@@ -1,4 +1,4 @@
-"""Quantities with units, as people write them: `80mbit`, `25ms`, `10tflops`."""
+"""Parsing quantities with units: `80mbit`, `25ms`, `10tflops`."""
 
 from __future__ import annotations
 

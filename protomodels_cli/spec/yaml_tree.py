@@ -26,19 +26,18 @@ _MOST_DIGITS = 1000
 
 
 def read_tree(text: str, file: str) -> tuple[Any, dict[Path, int], list[Problem]]:
-    """Data, the line of each path (of the key, for a field of a mapping), and keys that are given twice."""
+    """The data, the line of every value (of its key, in a mapping), and a problem for every key that is given twice."""
 
-    def fail(rule: str, fix: str, line: int = 1) -> SpecError:
-        return SpecError([Problem("", rule, fix, None, file, line)])
+    def fail(rule: str, fix: str, line: int = 1, kind: str = "too_large") -> SpecError:
+        return SpecError([Problem("", rule, fix, None, file, line, kind)])
 
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.YAMLError as e:
         mark = getattr(e, "problem_mark", None)
         problem = getattr(e, "problem", None) or " ".join(str(e).split())
-        raise fail(
-            f"must be YAML: {problem}", "check indentation, colons and quotes", mark.line + 1 if mark else 1
-        ) from None
+        line = mark.line + 1 if mark else 1
+        raise fail(f"must be YAML: {problem}", "check indentation, colons and quotes", line, "yaml") from None
     except RecursionError:
         raise fail(f"must be nested at most {_MOST_LEVELS} levels deep", "remove brackets") from None
     lines: dict[Path, int] = {(): 1}
@@ -61,7 +60,9 @@ def read_tree(text: str, file: str) -> tuple[Any, dict[Path, int], list[Problem]
                 line = key_node.start_mark.line + 1
                 if key in out:
                     where = ".".join(map(str, (*path, key)))
-                    problems.append(Problem(where, "is given twice", "keep one", None, file, line))
+                    problems.append(
+                        Problem(where, "is given twice", "remove one of the two", None, file, line, "twice")
+                    )
                 lines[(*path, key)] = line
                 out[key] = build(value_node, (*path, key))
             return out
