@@ -112,7 +112,7 @@ def k_fits_width(s: RunSpec) -> Found:
         yield (
             "subspace.k",
             f"the subspace can have at most model.width ({s.model.width}) dimensions",
-            f"set subspace.k to {s.model.width} or less; {max(1, s.model.width // 8)} compresses 8×",
+            f"set subspace.k to {s.model.width} or less, for example {max(1, s.model.width // 8)}",
         )
 
 

@@ -98,7 +98,8 @@ def _rule_and_fix(kind: str, loc: Loc, value: Any, e: Any) -> tuple[str, str]:
     if kind in ("greater_than", "greater_than_equal", "less_than", "less_than_equal"):
         [(bound, number)] = ctx.items()
         word = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}[bound]
-        return f"must be {word} {number}", f"use a number {word} {number}"
+        limit = f"{word} {number:g}" if isinstance(number, float) else f"{word} {number}"
+        return f"must be {limit}", f"use a number {limit}"
     if kind in ("int_type", "int_from_float"):
         return "must be a whole number", "write digits only, without quotes"
     if kind in ("float_type", "finite_number"):
