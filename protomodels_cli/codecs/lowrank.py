@@ -56,7 +56,8 @@ class LowRank(BaseCodec):
         for _ in range(ITERATIONS):
             left = torch.linalg.qr(matrix @ right).Q
             right = matrix.T @ left
-        return [left.to(torch.bfloat16), narrowed(right * largest).to(torch.bfloat16)]
+        # Row by row, as a receiver has them: QR returns columns, and a product of those may round differently.
+        return [part.to(torch.bfloat16).contiguous() for part in (left, narrowed(right * largest))]
 
     def decode(self, tensors: Sequence[Tensor], slot: Slot) -> Tensor:
         left, right = tensors
