@@ -36,10 +36,11 @@ def boundary_error(reference) -> float:
 
 def test_an_elementwise_optimizer_on_a_constrained_matrix_is_refused():
     shape = {"steps": 1, "model": {"layers": 2, "width": 32, "heads": 2}, "subspace": {"form": "constrained"}}
-    with pytest.raises(SpecError, match="out of S"):
+    with pytest.raises(SpecError) as refused:
         spec_from({**shape, "optimizer": {"name": "adamw"}})
+    assert [(p.field, p.kind) for p in refused.value.problems] == [("optimizer.name", "optimizer_fits_form")]
     assert spec_from(shape).optimizer.name == "muon", "the default suits every form"
-    with pytest.raises(ValueError, match="out of S"):
+    with pytest.raises(ValueError, match="row_adamw"):
         Constrained.rule_for("adamw", "writer")
     assert Constrained.rule_for("muon", "embedding") == "row_adamw", "Muon's AdamW half would leave S"
 
@@ -134,8 +135,9 @@ def test_a_flipped_bit_is_found_at_the_next_sync(reference, what):
         stage.t_fixed.signs[77, 1] ^= 1
     else:
         stage.form.basis = type(stage.basis)(stage.basis.version + 1, stage.basis.u)
-    with pytest.raises(RunStopped, match=r"stage 2 uses other bytes of U or T_fixed than the run \(found at step 2\)"):
+    with pytest.raises(RunStopped, match="stage 2 .*step 2") as stopped:
         list(r.train())
+    assert stopped.value.kind == "hash_mismatch"
 
 
 def test_stages_do_not_share_the_bytes_they_are_checked_on(reference):
@@ -163,7 +165,7 @@ def test_unequal_bases_are_garbage_not_noise(reference):
 def test_float_token_ids_are_refused(reference, dtype):
     assert torch.tensor(257.0, dtype=torch.bfloat16).item() != 257
     stage = reference().stages[1]
-    with pytest.raises(TypeError, match="floats cannot hold them exactly"):
+    with pytest.raises(TypeError, match=str(dtype)):
         stage(torch.arange(16, dtype=dtype)[None], torch.zeros(1, 16, 6))
 
 
@@ -180,5 +182,6 @@ def test_subtracting_in_bf16_cancels_and_no_spec_can_ask_for_it():
     in_bf16 = (x.bfloat16() - anchor.bfloat16()).float() @ basis.u
     assert relative(in_bf16, coordinates) > 1e-2
     shape = {"steps": 1, "model": {"layers": 2, "width": 32, "heads": 2}}
-    with pytest.raises(SpecError, match="float32, float64"):
+    with pytest.raises(SpecError) as refused:
         spec_from({**shape, "compute": {"dtype": "bfloat16"}})
+    assert [(p.field, p.kind, p.value) for p in refused.value.problems] == [("compute.dtype", "word", "bfloat16")]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -138,15 +140,21 @@ def test_validate_good_and_bad(tmp_path):
     (tmp_path / "bad.yaml").write_text("steps: -1\nmodel: {layers: 2, width: 30, heads: 4}\nstagse: 2\n")
     bad = pmtrain("validate", CONFIGS[0], tmp_path / "bad.yaml", tmp_path / "absent.yaml")
     assert bad.returncode == 2
-    assert "bad.yaml:1: steps = -1" in bad.stderr
-    assert "bad.yaml:2: model.heads = 4" in bad.stderr
-    assert "did you mean 'stages'?" in bad.stderr
+    assert "bad.yaml:1: steps = -1\n" in bad.stderr
+    assert "bad.yaml:2: model.heads = 4\n" in bad.stderr
+    assert "'stages'" in bad.stderr
     assert "absent.yaml" in bad.stderr
     assert "Traceback" not in bad.stderr
-    assert "4 problems in 2 of 3 file(s)" in bad.stderr
+    assert bad.stderr.count("\n    fix:  ") == 4
+    assert re.findall(r"\d+", bad.stderr.splitlines()[-1]) == ["4", "2", "3"]
     as_json = json.loads(pmtrain("validate", CONFIGS[0], tmp_path / "bad.yaml", "--format", "json").stdout)
     assert [r["ok"] for r in as_json] == [True, False]
-    assert {p["line"] for p in as_json[1]["problems"]} == {1, 2, 3}
+    found = [(p["line"], p["field"], p["kind"]) for p in as_json[1]["problems"]]
+    assert found == [
+        (1, "steps", "greater_than_equal"),
+        (2, "model.heads", "heads_divide_width"),
+        (3, "stagse", "unknown"),
+    ]
 
 
 def test_reference_trains_and_leaves_its_files(small):
@@ -194,40 +202,40 @@ def test_a_run_that_cannot_start_leaves_no_folder(small):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "words"),
+    ("arguments", "code", "named"),
     [
-        (["reference", "absent.yaml"], 2, "must be a readable file: No such file"),
-        (["reference", "small.yaml", "--steps", "0"], 2, "Invalid value"),
+        (["reference", "absent.yaml"], 2, "absent.yaml"),
         (["reference", "small.yaml", "--device", "cuda:99"], 2, "--device cuda:99"),
         (["reference", "small.yaml", "--device", "toaster"], 2, "--device toaster"),
         (["reference", "small.yaml", "--device", "meta"], 2, "--device meta"),
-        (["reference", "small.yaml", "--json", "file/x.json"], 3, "File exists"),
+        (["reference", "small.yaml", "--json", "file/x.json"], 3, os.strerror(errno.EEXIST)),
         (["lab", "rank", "--device", "toaster"], 2, "--device toaster"),
-        (["lab", "frontier", "--scale", "moon"], 2, "use cpu or gpu"),
-        (["lab", "frontier", "--only", "int9"], 2, "no row has that"),
-        (["lab", "bandwidth", "--speed", "fast"], 2, "10tflops"),
-        (["plan", "small.yaml", "--link", "slow"], 2, "bandwidth 'slow'"),
-        (["plan", "small.yaml", "--link", "1mbit,2ms,3ms,4,5"], 2, "5 parts"),
+        (["lab", "frontier", "--scale", "moon"], 2, "--scale moon"),
+        (["lab", "frontier", "--only", "int9"], 2, "--only int9"),
+        (["lab", "bandwidth", "--speed", "fast"], 2, "--speed fast"),
+        (["plan", "small.yaml", "--link", "slow"], 2, "'slow'"),
+        (["plan", "small.yaml", "--link", "1mbit,2ms,3ms,4,5"], 2, "'1mbit,2ms,3ms,4,5'"),
         (["plan", "small.yaml", "--speed", "9"], 2, "--speed 9"),
-        (["plan", "small.yaml", "--speed", "0gflops"], 2, "above 0"),
-        (["plan", "small.yaml", "--speed", "1tflops", "--peers", "99"], 2, "every stage needs a layer"),
+        (["plan", "small.yaml", "--speed", "0gflops"], 2, "--speed 0gflops"),
+        (["plan", "small.yaml", "--speed", "1tflops", "--peers", "99"], 2, "stages = 99"),
         (["bench", "wan", "--method", "dense"], 2, "--method dense"),
-        (["bench", "wan", "--method", "dense/int9"], 2, "no codec"),
-        (["bench", "wan", "--emulated", "--method", "dense/bf16", "--method", "reparam/int8/999"], 2, "subspace.k"),
-        (["bench", "wan", "--method", "dense/int4+aqsgd"], 2, "AQ-SGD"),
-        (["bench", "wan", "--link", "80mbit,fast"], 2, "latency"),
-        (["lab", "grassmann", "--plot", "p.xyz"], 2, "end its name with .png"),
-        (["lab", "grassmann", "--json", "."], 3, "cannot be written"),
-        (["reference", "small.yaml", "--run-dir", "taken"], 3, "taken holds a run already"),
+        (["bench", "wan", "--method", "dense/int9"], 2, "'int9'"),
+        (
+            ["bench", "wan", "--emulated", "--method", "dense/bf16", "--method", "reparam/int8/999"],
+            2,
+            "subspace.k = 999",
+        ),
+        (["bench", "wan", "--method", "dense/int4+aqsgd"], 2, "--method dense/int4+aqsgd"),
+        (["bench", "wan", "--link", "80mbit,fast"], 2, "'fast'"),
+        (["lab", "grassmann", "--plot", "p.xyz"], 2, "--plot p.xyz"),
+        (["lab", "grassmann", "--json", "."], 3, ". "),
+        (["reference", "small.yaml", "--run-dir", "taken"], 3, "taken"),
         (["reference", "small.yaml", "--run-dir", "file"], 3, "file"),
-        (["reference", "text.yaml"], 3, "'none.txt' matches no file"),
-        (["reference", "hot.yaml"], 4, "had a non-finite loss or gradient"),
-        (["lab", "rank", "--steps", "0"], 2, "Invalid value"),
-        (["reference", "small.yaml", "--nonsense"], 2, "No such option"),
-        (["nonsense"], 2, "No such command"),
+        (["reference", "text.yaml"], 3, "'none.txt'"),
+        (["reference", "hot.yaml"], 4, "step 2"),
     ],
 )
-def test_a_users_mistake_is_one_message_and_an_exit_code(small, arguments, code, words):
+def test_a_users_mistake_is_one_message_and_an_exit_code(small, arguments, code, named):
     (small / "taken").mkdir()
     (small / "taken" / "metrics.jsonl").write_text("")
     (small / "file").write_text("")
@@ -235,7 +243,25 @@ def test_a_users_mistake_is_one_message_and_an_exit_code(small, arguments, code,
     (small / "hot.yaml").write_text(TINY + "optimizer: {lr: 1.0e+30, clip: 0}\nlimits: {nonfinite_steps: 2}\n")
     done = pmtrain(*arguments, cwd=small)
     assert done.returncode == code, done.stderr
-    assert words in done.stderr
+    assert named in done.stderr
+    lines = done.stderr.splitlines()
+    assert len(lines) <= 3, done.stderr
+    assert lines[-1].startswith("    fix:  ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["reference", "small.yaml", "--steps", "0"], "--steps"),
+        (["lab", "rank", "--steps", "0"], "--steps"),
+        (["reference", "small.yaml", "--nonsense"], "--nonsense"),
+        (["nonsense"], "nonsense"),
+    ],
+)
+def test_what_the_parser_refuses(small, arguments, named):
+    done = pmtrain(*arguments, cwd=small)
+    assert done.returncode == 2
+    assert named in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -255,12 +281,12 @@ def test_ctrl_c_says_what_is_left(small):
                 break
         _, errors = run.communicate(timeout=60)
     assert run.returncode == 130
-    assert "metrics and snapshots so far are in runs/small" in errors
-    assert "Traceback" not in errors
+    [said] = errors.splitlines()
+    assert said.endswith("runs/small")
     rows = [json.loads(line) for line in (small / "runs" / "small" / "metrics.jsonl").read_text().splitlines()]
     written = max(r["step"] for r in rows if r["event"] == "step")
-    said = int(errors.split("interrupted after step ")[1].split(";")[0])
-    assert said in (written, written + 1), "the signal may come between a step and its row"
+    [step] = map(int, re.findall(r"\d+", said))
+    assert step in (written, written + 1), "the signal may come between a step and its row"
 
 
 def test_a_snapshot_that_cannot_be_written_leaves_the_earlier_one(small):
@@ -270,7 +296,8 @@ def test_a_snapshot_that_cannot_be_written_leaves_the_earlier_one(small):
     (small / "run" / "snapshots" / "00000010" / "in the way").write_text("")
     done = pmtrain("reference", "small.yaml", "--run-dir", "run", cwd=small)
     assert done.returncode == 3
-    assert "the snapshot of step 10 cannot be written" in done.stderr
+    assert "step 10 " in done.stderr
+    assert "fix:" in done.stderr
     assert sorted(p.name for p in (small / "run" / "snapshots").iterdir()) == ["00000005", "00000010"]
 
 
@@ -280,7 +307,7 @@ def test_a_full_disk_is_one_message(small):
         pytest.skip("no /dev/full here")
     done = pmtrain("reference", "small.yaml", "--steps", "1", "--json", "/dev/full", cwd=small)
     assert done.returncode == 3
-    assert "No space left on device" in done.stderr
+    assert os.strerror(errno.ENOSPC) in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -290,7 +317,9 @@ def test_a_missing_extra_is_named(tmp_path):
     path = f"{tmp_path}{os.pathsep}{ROOT}"
     done = pmtrain("lab", "grassmann", "--plot", tmp_path / "p.png", PYTHONPATH=path)
     assert done.returncode == 3
-    assert "pip install 'pmtrain[lab]'" in done.stderr
+    what, fix = done.stderr.splitlines()
+    assert "matplotlib" in what
+    assert "pmtrain[lab]" in fix
 
 
 def test_version():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from boundary import CPU, WIRES, plain, slot_of, windows_of, wire_spec
+from boundary import BASES, CPU, WIRES, plain, slot_of, windows_of, wire_spec
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -53,8 +53,16 @@ def test_bytes_bring_the_very_numbers_that_the_reference_computes_with(x, wire, 
         assert arrived.dtype == x.dtype
         assert arrived.isfinite().all()
         assert torch.equal(arrived, carry(message, at, windows_of(x)))
-    with pytest.raises(BadMessage, match=r"belong|not unpack|never sent"):
+    with pytest.raises(BadMessage) as refused:
         receiver.unpack(payload + b"\0", slot, CPU)
+    assert refused.value.kind in ("size", "packing", "positions")
+
+
+@pytest.mark.parametrize("base", BASES)
+def test_the_tensors_of_a_sender_lie_in_memory_as_those_of_a_receiver(base):
+    """Otherwise the reference, which decodes the sender's, may round differently."""
+    x = torch.randn(2, 3, 5, generator=torch.Generator().manual_seed(0))
+    assert all(tensor.is_contiguous() for tensor in plain(base).encode(x, slot_of(x, FORWARD)))
 
 
 # Bounds, codec by codec
@@ -137,10 +145,10 @@ def test_a_packed_payload_cannot_grow_without_bound():
     import zstandard
 
     bomb = zstandard.ZstdCompressor().compress(bytes(1 << 24))
-    with pytest.raises(BadMessage, match="not of 64 bytes"):
-        Zstd().unpack(bomb, [((16,), torch.float32)])
-    with pytest.raises(BadMessage, match="does not unpack"):
-        Zstd().unpack(b"nonsense", [((16,), torch.float32)])
+    for payload, kind in ((bomb, "size"), (b"nonsense", "packing")):
+        with pytest.raises(BadMessage) as refused:
+            Zstd().unpack(payload, [((16,), torch.float32)])
+        assert refused.value.kind == kind
 
 
 # Randomness
@@ -212,8 +220,9 @@ def test_numbers_from_outside_that_are_not_finite_are_refused(wire):
     for part in tensors:
         if part.is_floating_point():
             part.fill_(torch.inf)
-    with pytest.raises(BadMessage, match="not finite"):
+    with pytest.raises(BadMessage) as refused:
         receiver.unpack(to_bytes(tensors), slots[1], CPU)
+    assert refused.value.kind == "not_finite"
 
 
 @pytest.mark.parametrize("share", [0.02, 0.3])  # indices, and a bitmap
@@ -222,8 +231,9 @@ def test_positions_that_no_sender_makes_are_refused(share):
     slot = slot_of(x, FORWARD)
     values, marks = from_bytes(end.pack(x, slot), TopK(share).layout(slot))
     for wrong in (torch.full_like(marks, 255), torch.zeros_like(marks)):
-        with pytest.raises(BadMessage, match="positions that are not"):
+        with pytest.raises(BadMessage) as refused:
             end.unpack(to_bytes([values, wrong]), slot, CPU)
+        assert refused.value.kind == "positions"
 
 
 # Words
@@ -246,7 +256,9 @@ def test_token_ids_travel_whole(vocab, width):
     payload = pack_ids(tokens, width)
     assert len(payload) == 6 * width
     assert (unpack_ids(payload, width, 3, vocab) == tokens).all()
-    with pytest.raises(ValueError, match="no whole windows"):
+    with pytest.raises(BadMessage) as refused:
         unpack_ids(payload[:-1], width, 3, vocab)
-    with pytest.raises(ValueError, match="vocabulary has"):
+    assert refused.value.kind == "size"
+    with pytest.raises(BadMessage, match=str(vocab - 1)) as refused:
         unpack_ids(payload, width, 3, vocab - 1)
+    assert refused.value.kind == "token_id"

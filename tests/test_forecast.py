@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from protomodels_cli.cli.main import app
-from protomodels_cli.cost.forecast import choices, forecast, recommended
+from protomodels_cli.cost.forecast import Bottleneck, choices, forecast, recommended
 from protomodels_cli.cost.memory import StageMemory
 from protomodels_cli.cost.pipeline import StageCost, Wires, play
 from protomodels_cli.data.batches import Batches
@@ -72,21 +72,21 @@ def wan_spec(**sections):
 
 def test_what_holds_a_run_up_is_what_would_help_most():
     spec = wan_spec(subspace={"form": "dense"})
-    assert forecast(spec, LinkSpec(), 1e9).bottleneck.startswith("computing, most of all in stage")
-    assert forecast(spec, parse_link("1mbit,1ms"), 1e12).bottleneck == "bandwidth, most of all of stage 1"
-    assert forecast(spec, parse_link("none,50ms"), 1e12).bottleneck.startswith(("latency", "batch.in_flight"))
+    assert forecast(spec, LinkSpec(), 1e9).bottleneck == Bottleneck("compute", 3)
+    assert forecast(spec, parse_link("1mbit,1ms"), 1e12).bottleneck == Bottleneck("bandwidth", 1)
+    assert forecast(spec, parse_link("none,50ms"), 1e12).bottleneck.kind in ("latency", "in_flight")
 
 
 def test_loss_slows_a_forecast_as_it_slows_a_stream():
     spec = wan_spec(subspace={"form": "dense"})
     fine, lossy = (forecast(spec, parse_link(link), 1e11) for link in ("80mbit,25ms", "80mbit,25ms,0ms,0.01"))
     assert lossy.step_seconds > 3 * fine.step_seconds
-    assert lossy.bottleneck.startswith("bandwidth")
+    assert lossy.bottleneck.kind == "bandwidth"
 
 
 def test_one_peer_waits_for_the_coordinator_alone():
     alone = forecast(make_spec(stages=1), parse_link("1mbit,25ms"), 1e12)
-    assert alone.bottleneck == "the round trip to the coordinator, once a step"
+    assert alone.bottleneck == Bottleneck("coordinator")
     assert alone.bytes_per_step == {"forward": 0, "backward": 0}
     assert alone.step_seconds == pytest.approx(alone.compute_seconds)
     assert alone.step_seconds == pytest.approx(0.05, rel=0.1)
@@ -119,7 +119,7 @@ def test_a_real_run_over_a_slow_link_takes_the_time_that_was_predicted(pool):
     link = parse_link("2mbit,20ms")
     spec = wan_spec(steps=4, subspace={"form": "dense"}, wire={"forward": "bf16", "link": link.model_dump()})
     led, peers = pool.run(spec, 4)
-    assert all("emulates a slow connection" in " ".join(p["said"]) for p in peers)
+    assert all("wire.link" in " ".join(p["said"]) for p in peers)
     rows = [json.loads(line) for line in (led["run_dir"] / "metrics.jsonl").read_text().splitlines()]
     measured = statistics.median(r["seconds"] for r in rows if r["event"] == "step")
     predicted = forecast(spec, link, 1e10, control=0.0)
@@ -132,9 +132,8 @@ def test_plan_says_it_all(tmp_path):
     arguments = ["plan", "configs/tiny.yaml", "--link", "10mbit,25ms", "--speed", "10gflops", "--json", str(out)]
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 0, done.output
-    for words in ("memory", "a step", "Bubble", "What holds it up most", "← recommended"):
-        assert words in done.output
     result = json.loads(out.read_text())
+    assert set(result["forecast"]["bottleneck"]) == {"kind", "stage"}
     assert result["forecast"]["step_seconds"] > result["forecast"]["compute_seconds"]
     assert len(result["choices"]) == 9
     assert math.isfinite(result["forecast"]["wire_seconds"])
@@ -151,13 +150,14 @@ def test_plan_says_what_a_snapshot_takes_and_refuses_an_interval_shorter_than_th
 
     done = plan(interval=10_000)
     assert done.returncode == 0, done.stderr
-    assert "A snapshot's largest part has" in done.stdout
     found = json.loads((tmp_path / "plan.json").read_text())["snapshots"]
     assert found["upload_seconds"] == pytest.approx(8 * found["part_bytes"] / 1e6)
     done = plan(interval=1, max_bandwidth="10kbit")
     assert done.returncode == 2
-    assert "snapshots.interval = 1: the next snapshot is due after" in done.stderr
-    assert "or give it more of the connection" in done.stderr
+    what, fix = done.stderr.splitlines()
+    assert what.startswith("snapshots.interval = 1: ")
+    assert fix.startswith("    fix:  ")
+    assert "snapshots.max_bandwidth" in fix
 
 
 def test_a_part_has_the_size_that_was_said(reference, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import statistics
@@ -173,9 +174,9 @@ def test_nothing_is_left_after_an_exception() -> None:
             assert set(hosts.names) <= namespaces()
             assert hosts._router is not None
             programs.append(hosts._router)
-            raise RuntimeError("on purpose")
+            raise ZeroDivisionError
 
-    with pytest.raises(RuntimeError, match="on purpose"):
+    with pytest.raises(ZeroDivisionError):
         fail()
     assert [program.wait(5) for program in programs] == [-signal.SIGKILL, -signal.SIGKILL, 0]
     assert not set(hosts.names) & namespaces()
@@ -185,8 +186,9 @@ def test_nothing_is_left_after_an_exception() -> None:
 def test_nothing_is_left_when_it_cannot_be_set_up() -> None:
     hosts = Hosts(2, LinkSpec())
     subprocess.run(["ip", "netns", "add", hosts.names[1]], check=True)  # the second is in the way
-    with pytest.raises(UserError, match="File exists"):
+    with pytest.raises(UserError, match=hosts.names[1]) as failed:
         hosts.__enter__()
+    assert failed.value.kind == "hosts_setup"
     assert not set(hosts.names) & namespaces()
 
 
@@ -218,8 +220,8 @@ def test_without_root_it_is_one_clear_sentence(
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert wanlab.main(["--hosts", "2", "--link", "80mbit,25ms", "--", "true"]) == EXIT_OUTSIDE
     what, fix = capsys.readouterr().err.splitlines()
-    assert "user id 1000" in what
-    assert "sudo" in fix
+    assert "1000" in what
+    assert fix.startswith("    fix:  ")
 
 
 def test_without_the_device_it_is_one_clear_sentence(
@@ -230,21 +232,24 @@ def test_without_the_device_it_is_one_clear_sentence(
     monkeypatch.setattr(hosts_module, "TUN", tmp_path / "tun")
     assert wanlab.main(["--hosts", "2", "--link", "80mbit,25ms", "--", "true"]) == EXIT_OUTSIDE
     what, fix = capsys.readouterr().err.splitlines()
-    assert f"{tmp_path / 'tun'}, and it cannot be opened: No such file" in what
-    assert "modprobe tun" in fix
+    assert str(tmp_path / "tun") in what
+    assert os.strerror(errno.ENOENT) in what
+    assert fix.startswith("    fix:  ")
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "named"),
     [
-        (["--hosts", "2", "--link", "80", "--", "true"], "bandwidth '80': must be a bandwidth like 80mbit"),
-        (["--hosts", "2", "--link", "none"], "given twice or not at all"),
-        (["--hosts", "2", "--run", "spec.yaml", "--", "true"], "given twice or not at all"),
+        (["--hosts", "2", "--link", "80", "--", "true"], "'80'"),
+        (["--hosts", "2", "--link", "none"], "--run"),
+        (["--hosts", "2", "--run", "spec.yaml", "--", "true"], "--run"),
     ],
 )
-def test_a_bad_command_line_is_refused(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_bad_command_line_is_refused(arguments: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert wanlab.main(arguments) == EXIT_SPEC
-    assert words in capsys.readouterr().err
+    what, fix = capsys.readouterr().err.splitlines()
+    assert named in what
+    assert fix.startswith("    fix:  ")
 
 
 @pytest.mark.parametrize(
@@ -262,10 +267,10 @@ def test_a_link_in_one_word(text: str, link: LinkSpec) -> None:
 
 @pytest.mark.parametrize("text", ["", "80", "0mbit", "80mbit,25", "1mbit,1ms,1ms,1", "1mbit,1ms,1ms,x", "1mbit,,,,"])
 def test_a_bad_link_names_value_and_fix(text: str) -> None:
-    with pytest.raises(UserError, match=r"(?s)link '.*fix:  write BANDWIDTH,LATENCY") as error:
+    with pytest.raises(UserError) as error:
         parse_link(text)
     assert repr(text) in str(error.value)
-    assert error.value.exit_code == EXIT_SPEC
+    assert (error.value.kind, error.value.exit_code) == ("link", EXIT_SPEC)
 
 
 def packet(to: int, payload: int, part: int = 0) -> bytes:

@@ -48,21 +48,22 @@ def test_a_rank_that_fails_is_named_and_the_others_are_ended(tmp_path: Path) -> 
         fails = f"until [ -e {tmp_path}/alive-0 -a -e {tmp_path}/alive-2 ]; do sleep 0.01; done; echo no memory; exit 7"
         return ["sh", "-c", fails if rank == 1 else f"echo $$ > {alive}.new; mv {alive}.new {alive}; exec sleep 60"]
 
-    with pytest.raises(UserError, match="rank 1 ended with exit code 7: no memory"):
+    with pytest.raises(UserError, match="rank 1 .* 7: no memory\n") as failed:
         run(make_spec(**DENSE), "fp32", STEPS, tmp_path, command)
+    assert failed.value.kind == "process_failed"
     for rank in (0, 2):
         with pytest.raises(ProcessLookupError):
             os.kill(int((tmp_path / f"alive-{rank}").read_text()), 0)
 
 
 @pytest.mark.parametrize(
-    ("sections", "word"),
+    ("sections", "named"),
     [
-        ({"subspace": {"form": "reparam"}}, "subspace.form is reparam"),
-        ({"optimizer": {"name": "muon"}}, "optimizer.name is muon"),
-        ({"stages": 4, "batch": {"size": 4, "microbatches": 2}}, "4 stages and 2 microbatches"),
+        ({"subspace": {"form": "reparam"}}, "subspace.form .* reparam"),
+        ({"optimizer": {"name": "muon"}}, "optimizer.name .* muon"),
+        ({"stages": 4, "batch": {"size": 4, "microbatches": 2}}, "4 stages .* 2 microbatches"),
     ],
 )
-def test_what_torch_cannot_run_is_refused(sections: dict[str, object], word: str) -> None:
-    with pytest.raises(UserError, match=word):
+def test_what_torch_cannot_run_is_refused(sections: dict[str, object], named: str) -> None:
+    with pytest.raises(UserError, match=named):
         check(make_spec(**{**DENSE, **sections}))

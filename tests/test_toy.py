@@ -53,10 +53,14 @@ def test_a_spec_with_a_toy_codec_is_validated_and_planned(folder):
 
 def test_without_its_package_the_codec_is_no_codec(tmp_path):
     (tmp_path / "run.yaml").write_text(yaml.safe_dump({**SPEC, "wire": WIRE}))
-    done = pmtrain("validate", "run.yaml", cwd=tmp_path)
+    done = pmtrain("validate", "run.yaml", "--format", "json", cwd=tmp_path)
     assert done.returncode == 2
-    assert "'toydelta' is no codec" in done.stderr
-    assert "toydelta:GRID" not in done.stderr
+    [found] = json.loads(done.stdout)
+    assert [(p["field"], p["kind"]) for p in found["problems"]] == [
+        ("wire.forward", "codec"),
+        ("wire.backward", "codec"),
+    ]
+    assert all("'toydelta'" in p["rule"] and "toydelta:GRID" not in p["fix"] for p in found["problems"])
 
 
 def test_what_there_is_includes_what_was_added(folder):
@@ -106,10 +110,10 @@ def test_a_pipeline_that_is_killed_resumes_from_its_snapshot_and_equals_the_refe
 
 WRONG = {
     "int8 = pmtrain_toy.toy_codec:Delta": "pmtrain's own",
-    "toydelta = pmtrain_toy.nowhere:Delta": "cannot be loaded: ModuleNotFoundError",
-    "toydelta = pmtrain_toy.toy_codec:MOST": "is 32767",
-    "toydelta = protomodels_cli.codecs.base:BaseCodec": "none of that name",
-    "toydelta = protomodels_cli.codecs.fp32:FP32": "none of that name",
+    "toydelta = pmtrain_toy.nowhere:Delta": "ModuleNotFoundError",
+    "toydelta = pmtrain_toy.toy_codec:MOST": "32767",
+    "toydelta = protomodels_cli.codecs.base:BaseCodec": "<class 'protomodels_cli.codecs.base.BaseCodec'>",
+    "toydelta = protomodels_cli.codecs.fp32:FP32": "<class 'protomodels_cli.codecs.fp32.FP32'>",
 }
 
 

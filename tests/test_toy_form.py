@@ -14,6 +14,8 @@ from safetensors.torch import load_file
 from test_cli import pmtrain
 from test_run import begin, ends, wait_for_line
 
+from protomodels_cli.forms import FORMS
+
 TOY = Path(__file__).parent / "toy_package"
 SPEC = make_spec(
     stages=2,
@@ -36,6 +38,13 @@ def with_form(folder: Path, form: str = "toysplit", **sections: object) -> Path:
     return folder
 
 
+def problems(folder: Path) -> list[dict]:
+    done = pmtrain("validate", "run.yaml", "--format", "json", cwd=folder)
+    assert done.returncode == 2
+    [found] = json.loads(done.stdout)
+    return found["problems"]
+
+
 def test_the_toy_form_is_validated_and_planned(folder):
     done = pmtrain("validate", "run.yaml", "--format", "json", cwd=folder)
     assert done.returncode == 0, done.stderr
@@ -51,21 +60,21 @@ def test_the_toy_form_is_validated_and_planned(folder):
 
 
 def test_the_toy_form_says_which_optimizer_fits(folder):
-    done = pmtrain("validate", "run.yaml", cwd=with_form(folder, optimizer={"name": "muon"}))
-    assert done.returncode == 2
-    assert "no matrix that Muon could orthogonalise" in done.stderr
+    [problem] = problems(with_form(folder, optimizer={"name": "muon"}))
+    assert (problem["field"], problem["kind"]) == ("optimizer.name", "optimizer_fits_form")
 
 
 def test_without_its_package_the_form_is_none(tmp_path):
-    done = pmtrain("validate", "run.yaml", cwd=with_form(tmp_path))
-    assert done.returncode == 2
-    assert "use one of reparam, constrained, dense" in done.stderr
+    [problem] = problems(with_form(tmp_path))
+    assert (problem["field"], problem["kind"], problem["value"]) == ("subspace.form", "word", "toysplit")
+    assert all(form in problem["rule"] for form in FORMS.builtin)
+    assert "toysplit" not in problem["rule"]
 
 
 def test_what_there_is_includes_what_was_added(folder):
-    done = pmtrain("validate", "run.yaml", cwd=with_form(folder, "toysplitt"))
-    assert done.returncode == 2
-    assert "did you mean 'toysplit'? Otherwise use one of reparam, constrained, dense, toysplit" in done.stderr
+    [problem] = problems(with_form(folder, "toysplitt"))
+    assert all(form in problem["rule"] for form in (*FORMS.builtin, "toysplit"))
+    assert "'toysplit'" in problem["fix"]
 
 
 def test_a_pipeline_that_is_killed_resumes_from_its_snapshot_and_equals_the_reference(folder):
@@ -105,10 +114,10 @@ def test_a_pipeline_that_is_killed_resumes_from_its_snapshot_and_equals_the_refe
 
 WRONG = {
     "dense = pmtrain_toy.toy_form:Split": "pmtrain's own",
-    "toysplit = pmtrain_toy.nowhere:Split": "cannot be loaded: ModuleNotFoundError",
-    "toysplit = pmtrain_toy.toy_form:lazy_import": "none of that name",
-    "toysplit = protomodels_cli.forms.base:Form": "none of that name",
-    "toysplit = protomodels_cli.forms.dense:Dense": "none of that name",
+    "toysplit = pmtrain_toy.nowhere:Split": "ModuleNotFoundError",
+    "toysplit = pmtrain_toy.toy_form:lazy_import": "<function lazy_import",
+    "toysplit = protomodels_cli.forms.base:Form": "<class 'protomodels_cli.forms.base.Form'>",
+    "toysplit = protomodels_cli.forms.dense:Dense": "<class 'protomodels_cli.forms.dense.Dense'>",
 }
 
 

@@ -87,10 +87,10 @@ class End:
         packing, layout = self.packing[slot.key.leg], self.layout(slot)
         tensors = from_bytes(payload, layout) if packing is None else packing.unpack(payload, layout)
         if not all(_finite(p) for p in tensors if p.is_floating_point()):
-            raise BadMessage("a payload whose numbers are not finite")
+            raise BadMessage("a payload with numbers that are not finite", "not_finite")
         message = self.decode([p.to(device) for p in tensors], slot, device)
         if not _finite(message):
-            raise BadMessage("a payload whose numbers become too large")
+            raise BadMessage("a payload with numbers that become too large", "not_finite")
         return message
 
     def _here(self, slot: Slot) -> Slot:

@@ -28,7 +28,7 @@ def from_bytes(payload: bytes, layout: Layout) -> list[Tensor]:
     """The tensors, each in memory of its own: torch aligns it, and unaligned numbers may add up differently."""
     sizes = sizes_of(layout)
     if sum(sizes) != len(payload):
-        raise BadMessage(f"a payload of {len(payload)} bytes where {sum(sizes)} belong")
+        raise BadMessage(f"a payload of {len(payload)} bytes instead of {sum(sizes)}", "size")
     tensors, offset = [], 0
     for (shape, dtype), size in zip(layout, sizes, strict=True):
         raw = torch.empty(size, dtype=torch.uint8)
@@ -54,10 +54,10 @@ def pack_ids(tokens: np.ndarray, width: int) -> bytes:
 def unpack_ids(payload: bytes, width: int, columns: int, vocab_size: int) -> np.ndarray:
     """Rows of `columns` ids, as int64. Refuses any that the vocabulary does not have."""
     if len(payload) % (width * columns):
-        raise BadMessage(f"{len(payload)} bytes of token ids are no whole windows of {columns}")
+        raise BadMessage(f"{len(payload)} bytes of token ids, which are no whole windows of {columns}", "size")
     wide = np.zeros((len(payload) // width, 4), np.uint8)
     wide[:, :width] = np.frombuffer(payload, np.uint8).reshape(-1, width)
     tokens = wide.view("<u4").astype(np.int64).reshape(-1, columns)
     if tokens.size and tokens.max() >= vocab_size:
-        raise BadMessage(f"token id {tokens.max()} where the vocabulary has {vocab_size}")
+        raise BadMessage(f"token id {tokens.max()} in a vocabulary of {vocab_size}", "token_id")
     return tokens

@@ -123,7 +123,7 @@ class MaskedTopK(BaseCodec):
     def _positions(self, slot: Slot) -> Tensor:
         positions = None if slot.positions is None else slot.positions.get(slot.key.microbatch)
         if positions is None or positions.shape[0] != slot.shape[0]:
-            raise BadMessage("a gradient at positions that were never sent")
+            raise BadMessage("a gradient for positions that no activations had", "positions")
         return positions
 
 
@@ -161,12 +161,12 @@ def _positions(marks: Tensor, kept: int, numbers: int) -> Tensor:
     if marks.shape[1] == -(-numbers // 8):
         bits = (marks.unsqueeze(-1) >> _bits(marks.device) & 1).view(rows, -1)
         if not bool((bits.sum(1) == kept).all()) or bool(bits[:, numbers:].any()):
-            raise BadMessage(f"positions that are not {kept} of {numbers}")
+            raise BadMessage(f"positions that are not {kept} of {numbers}", "positions")
         return bits.nonzero()[:, 1].view(rows, kept)
     places = marks.view(rows, kept, -1).long()
     positions = (places << 8 * torch.arange(places.shape[2], device=marks.device)).sum(-1)
     if not bool((positions.diff(dim=1) > 0).all()) or not bool((positions < numbers).all()):
-        raise BadMessage(f"positions that are not {kept} of {numbers}")
+        raise BadMessage(f"positions that are not {kept} of {numbers}", "positions")
     return positions
 
 

@@ -45,10 +45,10 @@ def _decompressed(payload: bytes, size: int) -> bytes:
     """Never more than `size`, whatever the payload says of itself."""
     try:
         if zstandard.frame_content_size(payload) != size:
-            raise BadMessage(f"a packed payload that is not of {size} bytes")
+            raise BadMessage(f"a compressed payload that does not have {size} bytes", "size")
         return zstandard.ZstdDecompressor().decompress(payload, max_output_size=size, allow_extra_data=False)
     except zstandard.ZstdError as e:
-        raise BadMessage(f"a payload that does not unpack: {e}") from None
+        raise BadMessage(f"a payload that cannot be decompressed: {e}", "packing") from None
 
 
 CODECS = (Zstd,)

@@ -177,9 +177,9 @@ def _percent(value: float | None) -> str:
 
 
 def inference(result: Result) -> list[str]:
-    """Does a model that was trained with TopK need it afterwards, and does error feedback mend that?"""
+    """Does a model that was trained with TopK need TopK at inference, and does error feedback change that?"""
     groups = {g["name"]: g for g in grouped(result["rows"]) if g["k"] is None and g["optimizer"] == "muon"}
-    lines = ["without the codec at inference (change of the loss when it is taken off; evaluation has no memory):"]
+    lines = ["without the codec at inference (change of the loss when the codec is off; evaluation has no memory):"]
     cost = {}
     for name in ("topk:0.1", "topk:0.3", "topk:0.1+ef", "topk:0.1+ef21", "int4", "int4+ef", "int4+ef21"):
         group = groups.get(f"dense {name}")
@@ -190,14 +190,14 @@ def inference(result: Result) -> list[str]:
         return [*lines, "  TopK is needed for a verdict"]
     plain = groups["dense topk:0.1"]
     gain = plain["loss_codec_off"] - plain["loss"]
-    verdicts = [f"a model trained with TopK needs it at inference: {_verdict(gain, plain['spread'])}"]
+    verdicts = [f"a model trained with TopK needs TopK at inference: {_verdict(gain, plain['spread'])}"]
     for feedback in ("ef", "ef21"):
         # On, its loss is not that of the trained model: the memory is missing. What plain TopK reaches is the measure.
         if (name := f"topk:0.1+{feedback}") in cost:
             group = groups[f"dense {name}"]
             gain = plain["loss"] - group["loss_codec_off"]
             told = _verdict(gain, max(plain["spread"], group["spread"]))
-            verdicts.append(f"trained with {feedback.upper()}, it does without, as well as TopK with its codec: {told}")
+            verdicts.append(f"a model trained with TopK and {feedback.upper()} needs no codec at inference: {told}")
     return [*lines, *(f"  {verdict} here" for verdict in verdicts)]
 
 
