@@ -135,7 +135,7 @@ def test_a_flipped_bit_is_found_at_the_next_sync(reference, what):
         stage.t_fixed.signs[77, 1] ^= 1
     else:
         stage.form.basis = type(stage.basis)(stage.basis.version + 1, stage.basis.u)
-    with pytest.raises(RunStopped, match="stage 2 .*step 2") as stopped:
+    with pytest.raises(RunStopped, match=r"stage 2 .*step 2") as stopped:
         list(r.train())
     assert stopped.value.kind == "hash_mismatch"
 

@@ -106,17 +106,18 @@ def test_the_set_of_commands_and_options_is_deliberate():
             found[name] = sorted(o for p in command.params for o in p.opts if o.startswith("--"))
 
     walk(typer.main.get_command(app), "")
+    logs = ["--log-level", "--verbose"]
     lab = ["--device", "--json", "--plot", "--seed", "--steps"]
     assert found == {
         "validate": ["--format"],
-        "coordinator": ["--host", "--port", "--rebuild", "--resume", "--run-dir"],
+        "coordinator": sorted({"--host", "--port", "--rebuild", "--resume", "--run-dir", *logs}),
         "pause": [],
         "resume": [],
         "stop": [],
-        "join": ["--device", "--dir", "--listen", "--memory", "--name", "--port"],
+        "join": sorted({"--device", "--dir", "--give-up-after", "--listen", "--memory", "--name", "--port", *logs}),
         "status": ["--format", "--watch"],
         "peers": ["--format", "--watch"],
-        "demo": ["--chaos", "--device", "--json", "--run-dir", "--stages", "--steps"],
+        "demo": sorted({"--chaos", "--device", "--json", "--run-dir", "--stages", "--steps", *logs}),
         "bench loopback": ["--json", "--only", "--steps"],
         "bench recovery": ["--json", "--only", "--turns"],
         "bench wan": ["--emulated", "--json", "--link", "--method", "--plot", "--steps", "--torch", "--turns"],
@@ -232,7 +233,7 @@ def test_a_run_that_cannot_start_leaves_no_folder(small):
         (["reference", "small.yaml", "--run-dir", "taken"], 3, "taken"),
         (["reference", "small.yaml", "--run-dir", "file"], 3, "file"),
         (["reference", "text.yaml"], 3, "'none.txt'"),
-        (["reference", "hot.yaml"], 4, "step 2"),
+        (["reference", "hot.yaml"], 4, "step 3"),
     ],
 )
 def test_a_users_mistake_is_one_message_and_an_exit_code(small, arguments, code, named):

@@ -48,7 +48,7 @@ def test_a_rank_that_fails_is_named_and_the_others_are_ended(tmp_path: Path) -> 
         fails = f"until [ -e {tmp_path}/alive-0 -a -e {tmp_path}/alive-2 ]; do sleep 0.01; done; echo no memory; exit 7"
         return ["sh", "-c", fails if rank == 1 else f"echo $$ > {alive}.new; mv {alive}.new {alive}; exec sleep 60"]
 
-    with pytest.raises(UserError, match="rank 1 .* 7: no memory\n") as failed:
+    with pytest.raises(UserError, match=r"rank 1 .* 7: no memory\n") as failed:
         run(make_spec(**DENSE), "fp32", STEPS, tmp_path, command)
     assert failed.value.kind == "process_failed"
     for rank in (0, 2):

@@ -45,7 +45,9 @@ def run(
     check(spec)
     if steps <= WARM_UP:
         raise UserError(
-            f"{steps} steps, of which the first {WARM_UP} are not measured", f"use at least {WARM_UP + 1} steps"
+            f"{steps} steps, of which the first {WARM_UP} are not measured",
+            f"use at least {WARM_UP + 1} steps",
+            "too_few_steps",
         )
     (folder / "logs").mkdir(parents=True, exist_ok=True)
     prepare(spec)  # once, so that the ranks find the tokens in the cache

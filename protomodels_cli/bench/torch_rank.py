@@ -138,21 +138,25 @@ def check(spec: RunSpec) -> None:
     stages = len(slices(spec))
     if spec.form.free_layers(Sizes.of(spec)) < spec.model.layers:
         raise UserError(
-            f"subspace.form is {spec.subspace.form}, and torch has no subspace", "set subspace.form to dense"
+            f"subspace.form is {spec.subspace.form}, and torch has no subspace",
+            "set subspace.form to dense",
+            "torch_cannot",
         )
     if spec.optimizer.name != "adamw":
         what = f"optimizer.name is {spec.optimizer.name}, and both sides must use the same optimizer"
-        raise UserError(what, "set optimizer.name to adamw")
+        raise UserError(what, "set optimizer.name to adamw", "torch_cannot")
     if spec.compute.dtype != "float32":
         raise UserError(
-            f"compute.dtype is {spec.compute.dtype}, and torch's side uses float32", "set compute.dtype to float32"
+            f"compute.dtype is {spec.compute.dtype}, and torch's side uses float32",
+            "set compute.dtype to float32",
+            "torch_cannot",
         )
     if not 2 <= stages <= spec.batch.microbatches:
         what = (
             f"{stages} stages and {spec.batch.microbatches} microbatches: 1F1B needs at least 2 stages and "
             "no fewer microbatches"
         )
-        raise UserError(what, "raise stages or batch.microbatches")
+        raise UserError(what, "raise stages or batch.microbatches", "torch_cannot")
 
 
 def main(arguments: list[str] | None = None) -> None:

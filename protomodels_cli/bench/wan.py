@@ -12,7 +12,7 @@ import math
 import statistics
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -53,9 +53,7 @@ class Method:
             if form not in FORMS.names or text.count("/") > 2 or not (k or "16").isdigit():
                 raise ValueError(f"must be a form ({', '.join(FORMS.names)}), a codec and optionally k")
             if any(parse_codec(leg).codec.needs_revisits for leg in codec.split("|")):
-                raise ValueError(
-                    "AQ-SGD sends changes only after the first epoch, and a measurement is shorter than that"
-                )
+                raise ValueError("AQ-SGD sends changes only after the first epoch, and a run here is shorter")
         except ValueError as e:
             raise OptionError(
                 f"--method {text}: {e}",
@@ -222,7 +220,7 @@ def _row(
         ],
         "predicted_step_s": predicted.step_seconds,
         "predicted_over_measured": predicted.step_seconds / seconds,
-        "bottleneck": predicted.bottleneck,
+        "bottleneck": asdict(predicted.bottleneck),
     }
 
 

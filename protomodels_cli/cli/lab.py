@@ -73,7 +73,9 @@ def grassmann(
 
 @app.command()
 def frontier(
-    scale: Annotated[str, typer.Option(help="cpu: minutes on two cores. gpu: a larger model, hours.")] = "cpu",
+    scale: Annotated[
+        str, typer.Option(help="Size of the experiment: cpu (minutes on two cores) or gpu (a larger model, hours).")
+    ] = "cpu",
     seeds: Annotated[int | None, typer.Option(min=1, help="Seeds of each row. Default: by scale.")] = None,
     steps: ScaleSteps = None,
     only: Annotated[
@@ -98,7 +100,9 @@ def frontier(
 
 @app.command()
 def bandwidth(
-    scale: Annotated[str, typer.Option(help="cpu: minutes on two cores. gpu: a larger model.")] = "cpu",
+    scale: Annotated[
+        str, typer.Option(help="Size of the experiment: cpu (minutes on two cores) or gpu (a larger model).")
+    ] = "cpu",
     steps: ScaleSteps = None,
     seed: Seed = 0,
     speed: Annotated[

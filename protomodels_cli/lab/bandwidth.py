@@ -8,7 +8,7 @@ to reach a loss, which is what anyone cares about.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +101,7 @@ def _row(
         "tokens_per_s": predicted.tokens_per_s,
         "step_s": predicted.step_seconds,
         "without_link_s": predicted.compute_seconds,
-        "limited_by": predicted.bottleneck,
+        "limited_by": asdict(predicted.bottleneck),
         "loss": evals[-1]["loss"],
         "steps_to_target": steps,
         "seconds_to_target": None if steps is None else steps * predicted.step_seconds,
@@ -186,7 +186,7 @@ def plot(result: Result, path: Path) -> None:
         style = {
             "color": f"C{n}",
             "label": name,
-            "ls": "--" if name.startswith("dense") else "-",
+            "ls": "--" if rows[0]["k"] is None else "-",
             "marker": "o",
             "ms": 3,
         }

@@ -1,0 +1,133 @@
+"""The one place that checks how the command line reads: errors about options, help, and what `plan` prints."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from protomodels_cli.cli.main import app
+from protomodels_cli.errors import UserError
+
+ROOT = Path(__file__).parent.parent
+LINK = "write BANDWIDTH,LATENCY[,JITTER[,LOSS]] or none; for example 80mbit,25ms or none,25ms,2ms,0.01"
+OPTIONS: list[tuple[str, str, str]] = [
+    ("reference tiny.yaml --device toaster", "--device toaster: there is no such device", "use cpu, cuda or cuda:N"),
+    (
+        "reference tiny.yaml --run-dir taken",
+        "taken already holds a run",
+        "choose another --run-dir; runs are never overwritten",
+    ),
+    ("reference tiny.yaml --json .", ". cannot be written", "name a file in a folder that you may write to"),
+    ("lab frontier --scale moon", "--scale moon: there is no such scale", "use cpu or gpu"),
+    ("lab frontier --only int9", "--only int9: matches no row", "run without --only to see the names of all rows"),
+    (
+        "lab grassmann --plot p.xyz",
+        "--plot p.xyz: unknown picture format",
+        "use a file name that ends with .png, .svg or .pdf",
+    ),
+    (
+        "plan tiny.yaml --speed 9",
+        "--speed 9: must be a speed like 10tflops (mflops, gflops, tflops)",
+        "write for example 20gflops or 5tflops",
+    ),
+    ("plan tiny.yaml --speed 0gflops", "--speed 0gflops: must be above 0", "write for example 20gflops or 5tflops"),
+    (
+        "plan tiny.yaml --link slow",
+        "link 'slow': bandwidth 'slow': must be a bandwidth like 80mbit (bit, kbit, mbit, gbit)",
+        LINK,
+    ),
+    (
+        "plan tiny.yaml --link 1mbit,2ms,3ms,4,5",
+        "link '1mbit,2ms,3ms,4,5': 5 values where at most 4 are allowed",
+        LINK,
+    ),
+    (
+        "plan tiny.yaml --link 1mbit,1ms,1ms,x",
+        "link '1mbit,1ms,1ms,x': loss 'x': must be a number from 0 to below 1",
+        LINK,
+    ),
+    (
+        "plan fast.yaml --link 80mbit,25ms --speed 60tflops",
+        "snapshots.interval = 1: a snapshot is due every 216 ms, and uploading one takes 4.65 s",
+        "set snapshots.interval to 22 or more, or raise snapshots.max_bandwidth",
+    ),
+    (
+        "bench wan --method dense",
+        "--method dense: there is no codec ''",
+        "write for example dense/bf16, reparam/int8/16 or 'dense/topk:0.1|int8'",
+    ),
+    (
+        "bench wan --method densely/int8",
+        "--method densely/int8: must be a form (reparam, constrained, dense), a codec and optionally k",
+        "write for example dense/bf16, reparam/int8/16 or 'dense/topk:0.1|int8'",
+    ),
+    (
+        "bench wan --method dense/int4+aqsgd",
+        "--method dense/int4+aqsgd: AQ-SGD sends changes only after the first epoch, and a run here is shorter",
+        "write for example dense/bf16, reparam/int8/16 or 'dense/topk:0.1|int8'",
+    ),
+    ("coordinator --rebuild", "--rebuild needs a run directory", "name the run directory with --run-dir"),
+    ("coordinator", "SPEC is missing", "name a spec file, or use --resume with --run-dir"),
+    ("coordinator --resume --run-dir empty", "empty holds no run to continue", "name the run directory with --run-dir"),
+    ("pause pm://h:1/token#print", "a join link is not enough to control a run", "name the run directory"),
+    ("status empty", "empty is not a run directory", "name a run directory or a join link (pm://…)"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "what", "fix"), OPTIONS, ids=[row[0] for row in OPTIONS])
+def test_options(arguments: str, what: str, fix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    tiny = (ROOT / "configs" / "tiny.yaml").read_text()
+    (tmp_path / "tiny.yaml").write_text(tiny)
+    often = re.sub(r"snapshots:.*", "snapshots: {interval: 1, max_bandwidth: 10mbit}", tiny)
+    (tmp_path / "fast.yaml").write_text(often)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "metrics.jsonl").write_text("")
+    error = CliRunner().invoke(app, arguments.split()).exception
+    assert isinstance(error, UserError)
+    assert error.kind
+    assert str(error) == f"{what}\n    fix:  {fix}"
+
+
+def commands(command: Any, name: str = "pmtrain") -> Iterator[tuple[str, Any]]:
+    yield name, command
+    for child, inner in getattr(command, "commands", {}).items():
+        yield from commands(inner, f"{name} {child}")
+
+
+@pytest.mark.parametrize(("name", "command"), commands(typer.main.get_command(app)), ids=lambda value: str(value)[:20])
+def test_help_says_what_every_command_and_option_is_for(name: str, command: Any):
+    assert command.help or name == "pmtrain bench"
+    for parameter in command.params:
+        if parameter.name not in ("install_completion", "show_completion", "help"):
+            told = parameter.help or ""
+            assert re.match("[A-Z$-]", told), (name, parameter.name, told)
+            assert told.endswith((".", "…")), (name, parameter.name, told)
+            assert not re.match(r"(It|Its|They|Of|What is) ", told), (name, parameter.name, told)
+
+
+PLAN = """\
+tiny: reparam, k = #, fp# forward and fp# backward, # peers of # TFLOP/s (--speed), each with a connection of # \
+Mbit/s, # ms of latency
+Every step sends # KiB forward and # KiB backward over each boundary, headers included.
+A step takes # ms (#k tok/s); with an ideal link it would take # ms.
+The busiest connection carries data for # ms; the busiest stage idles # % of the time (bubble).
+Bottleneck: latency of the links.
+A snapshot is due every # s; its largest part has # MiB and takes # ms to upload while training goes on.
+Nothing here keeps up with this link. Recommended: the least compression within # % of the fastest."""
+
+
+def test_plan():
+    done = CliRunner().invoke(app, ["plan", str(ROOT / "configs" / "tiny.yaml"), "--speed", "60tflops"])
+    assert done.exit_code == 0
+    said = re.sub(r"\d+([.,]\d+)*", "#", done.output).splitlines()
+    tables = ("stage ", "form ", "#", "dense ", "reparam ")
+    assert [line for line in said if line and not line.startswith(tables)] == PLAN.splitlines()
+    assert not re.search(r"\de[+-]?\d", done.output), "no exponents"
