@@ -81,7 +81,7 @@ def test_the_search_for_prose_finds_it():
         'assert found, "the port is taken"',
         'assert said.startswith("tiny: running")',
         'assert "weights sha256 " in said',
-        '@pytest.mark.parametrize("arguments", [["lab frontier --only int8"], ["steps: 1\\nmodel: {layers: 2}"]])\ndef f(): pass',
+        '@pytest.mark.parametrize("line", ["lab rank --seed 1", "steps: 1\\nmodel: {layers: 2}"])\ndef f(): pass',
     ):
         assert not prose(ast.parse(line)), line
 

@@ -276,7 +276,7 @@ def in_words(name: str, found: dict[str, Any]) -> str:
             f"{duration(found['read_seconds'])}) a coordinator restarts in {duration(found['restart_seconds'])} "
             f"(best of {len(found['rows'])}; median {duration(found['restart_median_seconds'])}; bound "
             f"{duration(found['restart_bound_seconds'])}), {duration(found['restart_cpu_seconds'])} of it CPU "
-            f"time; that of a new run in {duration(found['restart_new_run_seconds'])}, with at most "
+            f"time; that of a new run in {duration(found['restart_new_run_seconds'])}. Both use at most "
             f"{size(found['coordinator_memory_bytes'])} of memory "
             f"(bound {size(found['coordinator_memory_bound_bytes'])})"
         )
