@@ -14,11 +14,12 @@ from protomodels_cli.coordinator.history import (
 )
 from protomodels_cli.coordinator.plan import waiting_for
 from protomodels_cli.coordinator.state import Holding, Peer, Report
+from protomodels_cli.observe.troubles import LinkBroken
 from protomodels_cli.spec import RunSpec
 
 KILLED = reasons.NoHeartbeat(5.0)
 CUT_OFF = reasons.ConnectionClosed()
-BROKEN = reasons.PeerReport("the stream broke")
+BROKEN = reasons.PeerReport(LinkBroken(1))
 N = TypeVar("N", bound=notices.Notice)
 
 UNITS = ("embed", "layers.0", "layers.1", "layers.2", "layers.3", "head")

@@ -32,7 +32,7 @@ def main() -> None:
                 )
             except Exception as e:
                 result |= {"exit": getattr(e, "exit_code", 1), "error": str(e), "kind": type(e).__name__}
-                result["refused"] = getattr(e, "kind", "")  # the coordinator's reason
+                result["reason"] = getattr(e, "kind", "")  # the coordinator's, or the peer's own
         print(json.dumps(result), file=out, flush=True)
 
 

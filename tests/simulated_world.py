@@ -18,6 +18,7 @@ from protomodels_cli.coordinator import events as ev
 from protomodels_cli.coordinator.history import beginning
 from protomodels_cli.coordinator.plan import waiting_for
 from protomodels_cli.coordinator.reasons import ConnectionClosed, NoHeartbeat, PeerReport
+from protomodels_cli.observe.troubles import LinkBroken
 from protomodels_cli.spec import RunSpec
 
 LEASE = 5.0
@@ -139,7 +140,7 @@ class World:
 
         if self.random.random() < self.loss / 5:
             self.trace(f"the link between {sender.id} and stage {stage} broke")
-            sender.tell(ev.Trouble(sender.id, PeerReport("the stream broke"), stage, frame.generation))
+            sender.tell(ev.Trouble(sender.id, PeerReport(LinkBroken(stage)), stage, frame.generation))
             return
         if self.loses_a_frame:
             self.loses_a_frame = False

@@ -15,7 +15,7 @@ from waiting import wait_for
 
 from protomodels_cli.coordinator.feed import Feed
 from protomodels_cli.model.shape import slices
-from protomodels_cli.protocol.messages import BadMessage
+from protomodels_cli.protocol.messages import OutOfOrder
 from protomodels_cli.wire.frames import Message
 from protomodels_cli.worker import orders
 from protomodels_cli.worker.engine import Engine
@@ -86,9 +86,8 @@ def test_what_comes_out_of_order_is_said_and_not_waited_on_for_ever(first_stage,
         engine.deliver(message)
     engine.order(orders.Run(2, "forward", 1, 2, 0))
     failure = posts.until(orders.Failure)[-1]
-    assert isinstance(failure.error, BadMessage)
-    assert failure.leg == "forward"
-    assert f"message {stray[1]} of step {stray[0]} came where 0 of 1 belongs" in str(failure.error)
+    assert isinstance(failure.error, OutOfOrder)
+    assert (failure.leg, failure.error.got, failure.error.expected) == ("forward", stray, (1, 0))
 
 
 def test_what_came_for_an_old_generation_is_void(first_stage):

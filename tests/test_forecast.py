@@ -10,6 +10,7 @@ import pytest
 from conftest import corpus_of, make_spec
 from hypothesis import given
 from hypothesis import strategies as st
+from told import peer_events
 from typer.testing import CliRunner
 
 from protomodels_cli.cli.main import app
@@ -119,7 +120,7 @@ def test_a_real_run_over_a_slow_link_takes_the_time_that_was_predicted(pool):
     link = parse_link("2mbit,20ms")
     spec = wan_spec(steps=4, subspace={"form": "dense"}, wire={"forward": "bf16", "link": link.model_dump()})
     led, peers = pool.run(spec, 4)
-    assert all("wire.link" in " ".join(p["said"]) for p in peers)
+    assert all(peer_events(led["run_dir"] / f"p{i}", "link_emulated") for i in range(len(peers)))
     rows = [json.loads(line) for line in (led["run_dir"] / "metrics.jsonl").read_text().splitlines()]
     measured = statistics.median(r["seconds"] for r in rows if r["event"] == "step")
     predicted = forecast(spec, link, 1e10, control=0.0)

@@ -14,11 +14,10 @@ from conftest import make_spec
 from pool import Pool, Process
 from rich.console import Console
 from test_pipeline import reference_of
-from told import events, wait_for_event
+from told import events, peer_events, wait_for_event
 
 from protomodels_cli import PROTOCOL
 from protomodels_cli.coordinator.reasons import AllStagesHeld
-from protomodels_cli.coordinator.sentences import spare as spare_sentence
 from protomodels_cli.observe.view import peer_table, picture
 from protomodels_cli.wire.client import coordinator_channel
 from protomodels_cli.wire.join_link import JoinLink, fetch_authority
@@ -35,16 +34,14 @@ def wrong_fingerprint(link: str) -> str:
     return link.split("#")[0] + "#" + "A" * 43
 
 
-REFUSED = [  # by the coordinator
+REFUSED = [  # by the coordinator, or by the peer itself before it asks for a stage
     ("token", 5, "wrong_token"),
     ("other_protocol", 5, "other_protocol"),
-]
-GIVEN_UP = [  # before the coordinator is asked
-    ("fingerprint", 5, "is not the coordinator this link was made by"),
-    ("other_defaults", 5, "reads the run's spec differently"),
-    ("wrong_clock", 5, "clock is 60 minutes ahead of"),
-    ("little_memory", 3, "the smallest stage needs"),
-    ("disk", 3, "cannot be written"),
+    ("fingerprint", 5, ""),
+    ("other_defaults", 5, "spec_read_differently"),
+    ("wrong_clock", 5, "clock_skew"),
+    ("little_memory", 3, "device_too_small"),
+    ("disk", 3, "folder_not_writable"),
 ]
 DISMISSED = [
     ("other_table", 5, {"kind": "hash_mismatch", "what": "T_fixed"}),
@@ -59,7 +56,7 @@ def test_bad_peers_get_one_sentence_and_the_run_goes_on(pool: Pool, tmp_path: Pa
     run_dir = pool.start(spec, [])
     link = (run_dir / "link").read_text().strip()
     (tmp_path / "file").write_text("")
-    for kind, code, why in [*REFUSED, *GIVEN_UP, *DISMISSED]:
+    for kind, code, why in [*REFUSED, *DISMISSED]:
         job = {"link": link, "name": "bad", "dir": str(tmp_path / "bad")}
         match kind:
             case "token":
@@ -77,11 +74,12 @@ def test_bad_peers_get_one_sentence_and_the_run_goes_on(pool: Pool, tmp_path: Pa
         said = result.get("error", "") + log.read_text()[before:]
         assert result["exit"] == code, (kind, result, said)
         if (kind, code, why) in REFUSED:
-            assert result["refused"] == why, (kind, result)
-        elif (kind, code, why) in DISMISSED:
-            assert events(run_dir, "peer_dismissed")[-1]["reason"] == why, kind
+            assert result["reason"] == why, (kind, result)
+            assert result["kind"] == ("FingerprintError" if kind == "fingerprint" else result["kind"])
         else:
-            assert why in said, (kind, said)
+            assert result["reason"] == "dismissed", (kind, result)
+            assert events(run_dir, "peer_dismissed")[-1]["reason"] == why, kind
+            assert peer_events(tmp_path / "bad", "ended")[-1]["reason"] == "dismissed"
         assert "fix:" in said
         assert "Traceback" not in said
     pool.peers[0].start(kind="join", link=link, name="good", dir=str(tmp_path / "good"))
@@ -188,8 +186,8 @@ def test_extra_peers_wait_as_spares_and_say_so(pool: Pool):
     holders = {h["peer"] for e in events(led["run_dir"], "stages_assigned") for h in e["holders"]}
     everyone = {e["peer"] for e in events(led["run_dir"], "peer_joined")}
     assert (len(everyone), len(everyone - holders)) == (3, 1)
-    [spare] = [p for p in peers if spare_sentence(AllStagesHeld(2)) in p["said"]]
-    assert spare["exit"] == 0
+    told = [peer_events(led["run_dir"] / f"p{i}", "spare", reason=AllStagesHeld.kind) for i in range(3)]
+    assert sorted(map(len, told)) == [0, 0, 1]
 
 
 def test_a_holder_that_never_becomes_ready_is_replaced(pool: Pool):

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from waiting import until
 
-from protomodels_cli.protocol.messages import BadMessage
+from protomodels_cli.protocol.messages import BadMessage, CreditExceeded, CreditNotDue
 from protomodels_cli.protocol.schedule import View, next_work
 from protomodels_cli.wire import frames
 from protomodels_cli.wire.channels import CHANNEL_OPTIONS
@@ -95,14 +95,16 @@ def test_who_sends_beyond_its_credit_or_takes_what_was_not_sent_is_cut_off():
         for m in range(5):
             a.link.send(message(microbatch=m))
         await b.link.closed.wait()
-        assert isinstance(b.link.error, BadMessage)
+        assert isinstance(b.link.error, CreditExceeded)
+        assert b.link.error.window == 4
         assert len(b.got) == 4
 
     async def lies(a: End, b: End) -> None:
         for _ in range(2):
             b.link.take()
         await a.link.closed.wait()
-        assert isinstance(a.link.error, BadMessage)
+        assert isinstance(a.link.error, CreditNotDue)
+        assert (a.link.error.taken, a.link.error.sent) == (2, 0)
 
     linked(floods)
     linked(lies)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import json
+import os
 import random
 from typing import Any
 
@@ -15,7 +17,7 @@ from injection import fault
 from marks import injected
 from pool import Pool
 from safetensors.torch import load_file
-from told import events
+from told import events, peer_events
 
 from protomodels_cli.codecs import Carrier, parse_codec
 from protomodels_cli.cost.traffic import kept_by_codecs, kept_on_host
@@ -230,7 +232,7 @@ def test_peers_that_nobody_can_dial_meet_through_the_coordinator(pool):
     spec = make_spec(stages=3, steps=4)
     led, peers = pool.run(spec, 3, fault={"kind": "unreachable"})
     assert led["exit"] == 0
-    assert all("BLOCKED" in " ".join(p["said"]) for p in peers), "told why"
+    assert all(peer_events(led["run_dir"] / f"p{i}", "not_reachable") for i in range(3))
     assert led["summary"]["weights_sha256"] == reference_of(spec)[0].weights_sha256()
 
 
@@ -274,5 +276,8 @@ def test_a_part_that_a_peer_cannot_write_costs_that_snapshot_only(pool):
     led, peers = pool.run(spec, [{}, {"fault": {"kind": "full_disk_once"}}])
     assert led["exit"] == 0, led
     assert [p["exit"] for p in peers] == [0, 0]
-    assert [event["step"] for event in events(led["run_dir"], "snapshot_failed")] == [2]
+    [failed] = events(led["run_dir"], "snapshot_failed")
+    assert (failed["step"], failed["name"]) == (2, "peer-1")
+    assert os.strerror(errno.ENOSPC) in failed["detail"]
+    assert peer_events(led["run_dir"] / "p1", "part_failed", step=2)
     assert [p.name for p in sorted((led["run_dir"] / "snapshots").iterdir())] == ["0001-00000004", "0001-00000006"]

@@ -20,7 +20,7 @@ import yaml
 from conftest import corpus_of, make_spec
 from test_cli import ROOT, pmtrain
 from test_pipeline import random_spec, reference_of
-from told import events, wait_for_event
+from told import events, wait_for_event, wait_for_peer_event
 from waiting import wait_for
 
 from protomodels_cli.coordinator.run_dir import open_run_dir
@@ -168,7 +168,7 @@ LONG = {"stages": 2, "steps": 100_000, "eval": {"interval": 0}, "limits": {"leas
 def test_ctrl_c_leaves_after_the_step_and_the_next_joiner_goes_on_from_there(tmp_path):
     with coordinator(make_spec(**LONG), tmp_path) as (leader, link):
         peers = [begin("join", link, "--dir", tmp_path / f"p{i}", cwd=tmp_path) for i in range(2)]
-        wait_for_line(peers[0], r"^step ")
+        wait_for_peer_event(tmp_path / "p0", "step_decided")
         peers[0].send_signal(signal.SIGINT)
         code, said = ends(peers[0])
         assert code == 130, said
@@ -178,8 +178,8 @@ def test_ctrl_c_leaves_after_the_step_and_the_next_joiner_goes_on_from_there(tmp
         assert status["waiting_kind"] == "stages_without_peer"
         assert status["snapshot_step"] == status["step"]
         again = begin("join", link, "--dir", tmp_path / "p0", cwd=tmp_path)
-        wait_for_line(again, rf"as it was after step {status['step']}$")
-        wait_for_line(peers[1], "as it is in memory")
+        wait_for_peer_event(tmp_path / "p0", "stage_assigned", source="snapshot", step=int(status["step"]))
+        wait_for_peer_event(tmp_path / "p1", "stage_assigned", source="memory", step=int(status["step"]))
         for process in (again, peers[1], leader):
             process.kill()
             process.communicate()
@@ -189,15 +189,16 @@ def test_the_same_command_goes_on_after_kill_9_and_pause_and_resume_are_obeyed(t
     """The peers stay where they are, and say what they do meanwhile."""
     with coordinator(make_spec(**LONG), tmp_path) as (leader, link):
         peers = [begin("join", link, "--dir", tmp_path / f"p{i}", cwd=tmp_path) for i in range(2)]
-        wait_for_line(peers[0], r"^step ")
+        wait_for_peer_event(tmp_path / "p0", "step_decided")
         before = int(status(tmp_path)["step"])
         leader.kill()
         leader.wait(timeout=30)
-        wait_for_line(peers[0], r"the coordinator is not there .*; stage \d stays in memory here. Trying again")
+        lost = wait_for_peer_event(tmp_path / "p0", "connection_lost")
+        assert lost["stage"] in (0, 1)
     with coordinator(make_spec(**LONG), tmp_path) as (leader, again):
         assert again == link
-        wait_for_line(peers[0], r"as it is in memory")
-        wait_for_line(peers[0], r"^step ")
+        wait_for_peer_event(tmp_path / "p0", "stage_assigned", since=lost["at"], source="memory", stage=lost["stage"])
+        wait_for_peer_event(tmp_path / "p0", "step_decided", since=lost["at"])
         assert "pausing" in pmtrain("pause", "run", cwd=tmp_path).stdout
         wait_for(lambda: status(tmp_path)["phase"] == "paused", "it was not paused")
         found = status(tmp_path)
@@ -227,7 +228,7 @@ def test_ctrl_c_twice_leaves_in_the_middle_of_a_step(tmp_path):
         wait_for_event(tmp_path / "run", "stages_linked")
         os.kill(leader.pid, signal.SIGSTOP)  # nobody answers the first one
         peers[0].send_signal(signal.SIGINT)
-        wait_for_line(peers[0], "leaving as soon as the step is done")
+        wait_for_peer_event(tmp_path / "p0", "leaving_after_step")
         assert peers[0].poll() is None
         peers[0].send_signal(signal.SIGINT)
         code, said = ends(peers[0])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,31 +20,32 @@ from protomodels_cli.coordinator.messages import turn_message
 from protomodels_cli.coordinator.run_dir import open_run_dir
 from protomodels_cli.coordinator.service import ControlStream, EnrolledPeer, Service
 from protomodels_cli.coordinator.state import Task
-from protomodels_cli.errors import UserError
 from protomodels_cli.model.stage import Sync
+from protomodels_cli.observe.troubles import OutOfMemory
 from protomodels_cli.protocol.messages import BadMessage
 from protomodels_cli.spec import RunSpec
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.pb import pmtrain_pb2_grpc as rpc
 from protomodels_cli.wire.tls import new_authority, peer_name
-from protomodels_cli.worker import orders
+from protomodels_cli.worker import notices, orders
 from protomodels_cli.worker.generation import Generation
 from protomodels_cli.worker.links import Listener
 from protomodels_cli.worker.session import Session
 from protomodels_cli.worker.snapshots import part_store
 from protomodels_cli.worker.snapshots.exchange import SnapshotExchange
+from protomodels_cli.worker.telling import PeerError
 
 
 def a_session(folder: Path, stub: Any = None, spec: RunSpec | None = None) -> Session:
     """Without a stub: one that has no coordinator."""
     identity = new_authority().issue_with_key(peer_name("p"))
     device, listener, spec = torch.device("cpu"), Listener(identity), spec or make_spec()
-    return Session(spec, device, identity, listener, stub, (), ("", 0), folder, lambda text: None, 3600.0)
+    return Session(spec, device, identity, listener, stub, (), ("", 0), folder, lambda notice: None, 3600.0)
 
 
 def a_generation(session: Session, number: int) -> Generation:
     assigned = pb.Assignment(generation=number)
-    return Generation(assigned, session.spec, session._network, session._engine, session._link_trouble, print)
+    return Generation(assigned, session.spec, session._network, session._engine, session._report, print)
 
 
 @pytest.mark.parametrize(
@@ -57,8 +60,9 @@ def test_a_stage_that_failed_is_not_offered_again_whichever_generation_it_failed
         session._receive(1, orders.Failure(error))
         assert session._over.done() == goes
         if goes:
-            with pytest.raises(UserError, match="ran out of memory"):
+            with pytest.raises(PeerError) as caught:
                 session._over.result()
+            assert isinstance(caught.value.problem, OutOfMemory)
         session._receive(2, orders.Outcome(1, orders.Usage()))
         outbox = session._control._outbox
         said = [outbox.get_nowait().WhichOneof("body") for _ in range(outbox.qsize())]
@@ -73,29 +77,29 @@ def test_a_sync_compares_hashes_and_carries_no_bytes(tmp_path):
     turn = turn_message(state, None, Task(5, "sync", 3, 0.0), save=False, evaluation_microbatches=0)
     assert (turn.sync.basis_sha256, turn.sync.t_fixed_sha256) == ("u" * 64, "t" * 64)
     assert turn.ByteSize() < 200
-    said: list[str] = []
+    told: list[notices.Notice] = []
 
     async def story() -> None:
         session = a_session(tmp_path)
-        session.say = said.append
+        session.tell = told.append
         session._generation = a_generation(session, 0)
         for basis in ("u", "x"):
             session._take_turn(turn)
             session._receive(0, orders.Outcome(5, orders.Usage(), Sync(0, basis * 64, 1, "t" * 64)))
-            assert len(said) == (basis == "x")
+            assert len(told) == (basis == "x")
 
     asyncio.run(story())
-    assert "not the run's" in said[0]
+    assert told == [notices.HashMismatch("U", 0)]
 
 
 def test_the_last_words_of_a_peer_are_heard(tmp_path):
     """Also by a coordinator that has its hands full: why a peer went is not lost with its connection."""
-    heard: list[str] = []
+    heard: list[pb.PeerMessage] = []
 
     class Busy(rpc.PeeringServicer):
         async def Session(self, request_iterator: Any, context: Any) -> Any:
             async for message in request_iterator:
-                heard.append(message.WhichOneof("body"))
+                heard.append(message)
                 if len(heard) == 1:
                     yield pb.CoordinatorMessage(number=1, spare=pb.Spare(why="all stages have a holder"))
                 await asyncio.sleep(0.3)
@@ -114,12 +118,13 @@ def test_the_last_words_of_a_peer_are_heard(tmp_path):
             running = asyncio.create_task(session.run(introduce))
             await until(lambda: session._control._heard)
             session._fail(MemoryError("not enough memory"))
-            with pytest.raises(UserError, match="ran out of memory"):
+            with pytest.raises(PeerError):
                 await running
         await server.stop(None)
 
     asyncio.run(story())
-    assert heard == ["register", "trouble"]
+    assert [message.WhichOneof("body") for message in heard] == ["register", "trouble"]
+    assert heard[-1].trouble.kind == OutOfMemory.kind
 
 
 def test_what_was_decided_about_a_peer_as_it_was_is_not_said_to_the_peer_that_it_is(tmp_path):
@@ -145,10 +150,11 @@ def test_a_part_that_could_not_be_written_is_said_until_it_was_heard(tmp_path, m
     """Otherwise its snapshot would be waited for, and no other begun."""
 
     def full(*_: Any) -> None:
-        raise OSError(28, "No space left on device")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     async def story() -> None:
         told: list[pb.PartFailed] = []
+        noted: list[notices.Notice] = []
         nothing: Any = None
         exchange = SnapshotExchange(
             make_spec().snapshots,
@@ -157,13 +163,15 @@ def test_a_part_that_could_not_be_written_is_said_until_it_was_heard(tmp_path, m
             (),
             asyncio.create_task,
             lambda part_failed: told.append(part_failed),
-            print,
+            noted.append,
         )
         monkeypatch.setattr(part_store, "save_file", full)
         await exchange.save(1, 6, 2, {})
         still = pb.Keep(begun=[pb.SnapshotName(lineage=1, step=6)])
         await exchange.keep(still)
-        assert [(f.lineage, f.step, f.why) for f in told] == [(1, 6, "stage 2: No space left on device")] * 2
+        assert [(f.lineage, f.step) for f in told] == [(1, 6)] * 2
+        assert noted == [notices.PartFailed(6, 2, os.strerror(errno.ENOSPC))], "once"
+        assert all(noted[0].detail in f.why for f in told)
         await exchange.keep(pb.Keep())
         await exchange.keep(still)  # begun again
         assert len(told) == 2

@@ -1,4 +1,4 @@
-"""What a coordinator has told, as data: the rows of a run's events.jsonl, by kind and fields."""
+"""What a coordinator or a peer has told, as data: the rows of its events.jsonl, by kind and fields."""
 
 from __future__ import annotations
 
@@ -11,7 +11,15 @@ from waiting import wait_for
 
 def events(run_dir: Path, kind: str | None = None, since: float = 0.0, **fields: Any) -> list[dict[str, Any]]:
     """Those of this kind with these fields, oldest first. A line that is being written is not there yet."""
-    file = run_dir / "events.jsonl"
+    return _those(run_dir / "events.jsonl", kind, since, fields)
+
+
+def peer_events(folder: Path, kind: str | None = None, since: float = 0.0, **fields: Any) -> list[dict[str, Any]]:
+    """Of the peer that keeps its files below this folder (`join --dir`)."""
+    return [row for file in sorted(folder.glob("*/events.jsonl")) for row in _those(file, kind, since, fields)]
+
+
+def _those(file: Path, kind: str | None, since: float, fields: dict[str, Any]) -> list[dict[str, Any]]:
     lines = file.read_text().splitlines(keepends=True) if file.exists() else []
     rows = [json.loads(line) for line in lines if line.endswith("\n")]
     return [
@@ -27,5 +35,14 @@ def wait_for_event(run_dir: Path, kind: str, since: float = 0.0, **fields: Any) 
         lambda: events(run_dir, kind, since, **fields),
         f"no {kind} with {fields}",
         details=lambda: str([e["text"] for e in events(run_dir)][-20:]),
+    )
+    return found[0]
+
+
+def wait_for_peer_event(folder: Path, kind: str, since: float = 0.0, **fields: Any) -> dict[str, Any]:
+    found = wait_for(
+        lambda: peer_events(folder, kind, since, **fields),
+        f"no {kind} with {fields}",
+        details=lambda: str([e["text"] for e in peer_events(folder)][-20:]),
     )
     return found[0]

@@ -68,4 +68,4 @@ def join(
         give_up_after=give_up_after * 3600,
     )
 
-    raise typer.Exit(asyncio.run(take_part(options, logs.also_logged(logs.WORKER, say))))
+    raise typer.Exit(asyncio.run(take_part(options, say)))

@@ -9,6 +9,7 @@ from protomodels_cli.coordinator import events, sentences
 from protomodels_cli.coordinator.history import Decided, History, Mark
 from protomodels_cli.coordinator.reasons import PeerReport
 from protomodels_cli.coordinator.state import Hashes, Holding, Peer, Report, State, Task
+from protomodels_cli.observe import troubles
 from protomodels_cli.spec.schema import RunSpec
 from protomodels_cli.wire.parts import part_message, part_of
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
@@ -16,7 +17,6 @@ from protomodels_cli.wire.usage import Usage
 
 MOST_PARAMETERS = 100_000
 MOST_PARTS = 10_000
-MOST_KIND = 64  # characters
 MOST_TEXT = 400  # characters of anything that a peer says for people to read
 
 
@@ -55,10 +55,9 @@ def event_of(peer: str, message: pb.PeerMessage, spec: RunSpec) -> events.Event 
         case "leaving":
             return events.Leaving(peer)
         case "trouble":
-            trouble = message.trouble
-            about = trouble.about if trouble.HasField("about") else None
-            report = PeerReport(clean(trouble.what), clean(trouble.kind)[:MOST_KIND])
-            return events.Trouble(peer, report, about, trouble.generation)
+            trouble = troubles.from_message(message.trouble, clean(message.trouble.detail))
+            about = trouble.stage if isinstance(trouble, troubles.WithNeighbour) else None
+            return events.Trouble(peer, PeerReport(trouble), about, message.trouble.generation)
         case "part_failed":
             failed = message.part_failed
             return events.PartFailed(peer, failed.lineage, failed.step, clean(failed.why))

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 from pydantic import Discriminator
 
 from protomodels_cli.observe.notices import Fact
+from protomodels_cli.observe.troubles import Trouble
 
 Bytes = int
 Shared = Literal["U", "T_fixed"]  # what all stages must have alike
@@ -80,10 +81,9 @@ class PartUnreadable(Fact):
 
 @dataclass(frozen=True)
 class PeerReport(Fact):
-    """In the peer's own words."""
+    """What a peer says of itself."""
 
-    text: str
-    trouble: str = ""  # its kind, where the peer's program has a name for it
+    trouble: Trouble
     kind: Literal["peer_report"] = "peer_report"
 
 

@@ -8,6 +8,7 @@ from typing import assert_never
 from protomodels_cli.coordinator import notices as n
 from protomodels_cli.coordinator import reasons as r
 from protomodels_cli.coordinator import refusals as no
+from protomodels_cli.observe import troubles
 from protomodels_cli.quantities import duration, plural, size
 
 CONTINUE = "continue with `pmtrain resume RUN_DIR`"
@@ -132,8 +133,8 @@ def loss(reason: r.Loss) -> str:
             return f"did not {doing} stage {stage} within {duration(seconds)}"
         case r.PartUnreadable(step):
             return f"could not read a part of the snapshot at step {step}"
-        case r.PeerReport(text):
-            return text
+        case r.PeerReport(trouble):
+            return troubles.in_words(trouble)
         case r.InvalidMessage(detail):
             return f"sent an invalid message: {detail}"
         case r.UnprocessableMessage(event):

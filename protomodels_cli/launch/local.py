@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import BinaryIO
 
 import yaml
 
@@ -138,7 +139,7 @@ def start(
         assert core is not None
         os.sched_setaffinity(0, {core})
 
-    with (folder / "logs" / f"{name}.log").open("ab") as log:
+    with _private_file(folder / "logs" / f"{name}.log") as log:
         command = wrap([sys.executable, "-m", "protomodels_cli", *arguments])
         out = None if speak else log
         return Process(
@@ -149,6 +150,13 @@ def start(
             start_new_session=True,
             preexec_fn=None if core is None else pin,
         )
+
+
+def _private_file(path: Path) -> BinaryIO:
+    """What is printed may have the join link in it, and with it the token: nobody else may read it."""
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.fchmod(handle, 0o600)
+    return os.fdopen(handle, "ab")
 
 
 def _wait_for_link(folder: Path, coordinator: Process[bytes]) -> JoinLink:

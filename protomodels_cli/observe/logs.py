@@ -85,16 +85,6 @@ def hide(*secrets: str) -> None:
     _secrets.update(secret for secret in secrets if secret)
 
 
-def also_logged(log: logging.Logger, say: Callable[[str], None]) -> Callable[[str], None]:
-    """Whatever is said to whoever looks on goes to the log too."""
-
-    def both(text: str) -> None:
-        log.info(text, extra={SHOWN: True})
-        say(text)
-
-    return both
-
-
 def failed(error: Exception) -> None:
     """What ended the program, and its fix; the terminal has it already."""
     _OURS.error(str(error), extra={SHOWN: True})

@@ -28,6 +28,7 @@ class Notice(Fact):
 
     level: ClassVar[int] = logging.INFO
     shown: ClassVar[bool] = True  # on the terminal; otherwise only with --verbose
+    log: ClassVar[logging.Logger | None] = None  # another than the program's own
 
 
 def as_row(fact: Fact) -> dict[str, Any]:
@@ -54,11 +55,15 @@ class Teller(Generic[N]):
 
     def __call__(self, notice: N) -> None:
         text = self._sentence(notice)
-        if self.rows is not None:
-            self.rows.write({**as_row(notice), "text": text})
-        self._log.log(notice.level, text, extra={SHOWN: notice.shown})
+        self.record(notice)
+        (notice.log or self._log).log(notice.level, text, extra={SHOWN: notice.shown})
         if notice.shown:
             self._say(text)
+
+    def record(self, notice: N) -> None:
+        """In events.jsonl alone."""
+        if self.rows is not None:
+            self.rows.write({**as_row(notice), "text": self._sentence(notice)})
 
     def close(self) -> None:
         if self.rows is not None:

@@ -28,3 +28,30 @@ class BadMessage(ValueError):
     def __init__(self, what: str, kind: str = ""):
         super().__init__(what)
         self.kind = kind
+
+
+class OutOfOrder(BadMessage):
+    """Another message is next."""
+
+    def __init__(self, leg: Leg, got: tuple[int, int], expected: tuple[int, int]):
+        self.leg, self.got, self.expected = leg, got, expected  # step and microbatch
+        words = [f"microbatch {microbatch} of step {step}" for step, microbatch in (got, expected)]
+        super().__init__(
+            f"the {leg} message of {words[0]} arrived where that of {words[1]} was expected", "out_of_order"
+        )
+
+
+class CreditExceeded(BadMessage):
+    """The sender did not wait for credit."""
+
+    def __init__(self, window: int):
+        self.window = window
+        super().__init__(f"more than {window} messages without credit", "credit_exceeded")
+
+
+class CreditNotDue(BadMessage):
+    """The receiver says that it has taken more than it was sent."""
+
+    def __init__(self, taken: int, sent: int):
+        self.taken, self.sent = taken, sent
+        super().__init__(f"credit for {taken} messages where {sent} were sent", "credit_not_due")

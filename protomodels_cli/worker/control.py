@@ -12,12 +12,13 @@ from typing import Any
 
 import grpc
 
-from protomodels_cli.errors import UserError
-from protomodels_cli.quantities import duration
 from protomodels_cli.retry import Backoff
 from protomodels_cli.wire.client import Refused, in_words
+from protomodels_cli.wire.join_link import UnreachableError
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.pb import pmtrain_pb2_grpc as rpc
+from protomodels_cli.worker import problems
+from protomodels_cli.worker.telling import PeerError
 
 RECONNECT = 0.2, 2.0  # seconds between tries to reach the coordinator: at first, at most
 BEATS = 5  # in a lease
@@ -26,19 +27,19 @@ SILENT_LEASES = 2  # without a word from the coordinator: it is gone
 Metadata = tuple[tuple[str, str], ...]
 
 
+MOST_DETAIL = 120  # characters of what gRPC says of a failure
+
+
 class Lost(Exception):
-    """The connection to the coordinator is gone; why, in words."""
+    """The connection to the coordinator is gone, or of no use any more."""
+
+    def __init__(self, reason: problems.Loss):
+        super().__init__(reason.kind)
+        self.reason = reason
 
 
-class GaveUp(UserError):
-    """The coordinator was away for longer than this peer waits."""
-
-    def __init__(self, seconds: float):
-        super().__init__(
-            f"the coordinator could not be reached for {duration(seconds)}: this peer gives up",
-            "check your connection and that the coordinator runs, then join again; "
-            "to wait longer: --give-up-after HOURS",
-        )
+class NeverConnected(PeerError, UnreachableError):
+    """Whoever can begin again from the enrolment may do so."""
 
 
 class ControlStream:
@@ -53,7 +54,7 @@ class ControlStream:
         lease_seconds: float,
         give_up_after: float,
         over: asyncio.Future[int],
-        lost: Callable[[str], None],
+        lost: Callable[[problems.Loss], None],
     ):
         self._stub, self._metadata, self._lease, self._over = stub, metadata, lease_seconds, over
         self._lost = lost  # is told why, once for every time the coordinator is lost
@@ -85,17 +86,19 @@ class ControlStream:
         obey: Callable[[pb.CoordinatorMessage], Awaitable[None]],
     ) -> None:
         """Until the session is over, or the coordinator is gone and this peer asked to leave."""
-        been_in, why = False, ""
+        been_in = False
+        reason: problems.Loss = problems.ConnectionClosed()
         while not self._over.done():
             self._heard = 0
             try:
                 await self._converse(await introduce(), obey)
-            except Refused:
-                raise
-            except (Lost, grpc.aio.AioRpcError, UserError) as e:
+            except (Lost, grpc.aio.AioRpcError) as e:
+                reason = e.reason if isinstance(e, Lost) else _failure(e)
                 if not been_in and not self._heard:
-                    raise in_words(e) if isinstance(e, grpc.aio.AioRpcError) else e from None
-                why = e.details() or "" if isinstance(e, grpc.aio.AioRpcError) else str(e).splitlines()[0]
+                    refused = in_words(e) if isinstance(e, grpc.aio.AioRpcError) else None
+                    if isinstance(refused, Refused):
+                        raise refused from None
+                    raise NeverConnected(problems.NeverConnected(reason)) from None
             if self._over.done():
                 return
             if self._heard:
@@ -105,9 +108,9 @@ class ControlStream:
             if wait is None:
                 if self._leaving:
                     return
-                raise GaveUp(self._backoff.give_up_after)
+                raise PeerError(problems.GaveUp(self._backoff.give_up_after))
             if self._backoff.failures == 1:
-                self._lost(why[:120])
+                self._lost(reason)
             await asyncio.sleep(wait)
 
     async def _converse(self, register: pb.Register, obey: Callable[[pb.CoordinatorMessage], Awaitable[None]]) -> None:
@@ -126,7 +129,7 @@ class ControlStream:
                     await obey(message)
         except grpc.aio.AioRpcError as e:
             error = in_words(e)
-            raise error if isinstance(error, Refused) else Lost(e.details() or "it hung up") from None
+            raise error if isinstance(error, Refused) else Lost(_failure(e)) from None
         finally:
             self.connected = False
             beating.cancel()
@@ -137,16 +140,16 @@ class ControlStream:
             async with asyncio.timeout(SILENT_LEASES * self._lease):
                 message = await call.read()
         except TimeoutError:
-            raise Lost("not a word from it") from None
+            raise Lost(problems.NoHeartbeat(SILENT_LEASES * self._lease)) from None
         if message is grpc.aio.EOF:
-            raise Lost("it hung up")
+            raise Lost(problems.ConnectionClosed())
         return message
 
     def _is_next(self, message: pb.CoordinatorMessage) -> bool:
         """Not one that came before. One that did not come is missed, if only at the next heartbeat."""
         is_beat = message.WhichOneof("body") == "heartbeat"
         if message.number > self._heard + (not is_beat):
-            raise Lost("a message of its was lost")
+            raise Lost(problems.MessageMissing(self._heard + 1))
         if is_beat or message.number <= self._heard:
             return False
         self._heard = message.number
@@ -160,3 +163,8 @@ class ControlStream:
     async def _outgoing(self, outbox: asyncio.Queue[pb.PeerMessage | None]) -> AsyncIterator[pb.PeerMessage]:
         while (message := await outbox.get()) is not None:
             yield message
+
+
+def _failure(error: grpc.aio.AioRpcError) -> problems.Loss:
+    detail = (error.details() or "").partition("\n")[0][:MOST_DETAIL]
+    return problems.NetworkFailed(detail) if detail else problems.ConnectionClosed()

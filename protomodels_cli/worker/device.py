@@ -12,17 +12,15 @@ from collections.abc import Callable
 import torch
 
 from protomodels_cli.cost.units import unit_flops
-from protomodels_cli.errors import EXIT_SPEC, UserError
 from protomodels_cli.forms import Dense
 from protomodels_cli.model.llama import Block, rotary
 from protomodels_cli.model.shape import Shape
+from protomodels_cli.observe.troubles import DeviceStuck
 from protomodels_cli.spec.schema import RunSpec
+from protomodels_cli.worker.problems import NoSuchDevice
+from protomodels_cli.worker.telling import PeerError
 
 LOOKS = 20  # at a device within the time that one piece of work may take
-
-
-class DeviceError(UserError):
-    exit_code = EXIT_SPEC
 
 
 def choose(name: str) -> torch.device:
@@ -35,9 +33,7 @@ def choose(name: str) -> torch.device:
             raise RuntimeError("no such device")
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as e:
-        raise DeviceError(
-            f"--device {name}: {str(e).splitlines()[0]}", "use auto, cpu, mps, or a GPU that this machine has"
-        ) from None
+        raise PeerError(NoSuchDevice(name, str(e).splitlines()[0])) from None
     return device
 
 
@@ -101,8 +97,4 @@ async def watch(busy_with: Callable[[], int], limit: float) -> None:
         await asyncio.sleep(limit / LOOKS)
         now = busy_with()
         looks, before = (looks + 1 if now and now == before else 0), now
-    raise UserError(
-        f"the device has been at one piece of work for {limit:g} s (limits.device_seconds)",
-        "if it hangs, start the machine again or use another device (--device); if it is only slow, ask the run's "
-        "owner for more microbatches or a higher limits.device_seconds",
-    )
+    raise PeerError(DeviceStuck(limit))

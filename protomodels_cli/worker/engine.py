@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 from protomodels_cli.model.basis import Basis
 from protomodels_cli.model.state import parameter_hashes
-from protomodels_cli.protocol.messages import BadMessage, Leg
+from protomodels_cli.protocol.messages import BadMessage, Leg, OutOfOrder
 from protomodels_cli.protocol.schedule import View, next_work
 from protomodels_cli.wire.frames import Message
 from protomodels_cli.wire.usage import Usage
@@ -175,11 +175,7 @@ class Engine(threading.Thread):
             return False
         head = queue[0]
         if (head.step, head.microbatch) != (step, microbatch):
-            error = BadMessage(
-                f"{head.leg} message {head.microbatch} of step {head.step} came where {microbatch} of {step} belongs"
-            )
-            error.leg = head.leg
-            raise error
+            raise OutOfOrder(head.leg, (head.step, head.microbatch), (step, microbatch))
         return True
 
     def _compute(self, message: Message) -> None:
@@ -189,7 +185,9 @@ class Engine(threading.Thread):
         run, work = self._run, self._pass
         self._post(Taken(message.leg))
         if message.payload != b"" and message.basis_version != run.basis_version:
-            raise BadMessage(f"it used basis {message.basis_version}, and step {run.step} uses {run.basis_version}")
+            raise BadMessage(
+                f"computed with basis {message.basis_version} where step {run.step} has {run.basis_version}"
+            )
         for outgoing in (self._work.backward if message.leg == "backward" else self._work.forward)(work, message):
             with self._news:
                 if self._generation == self._wanted:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from protomodels_cli.cost.memory import in_flight_limit
+from protomodels_cli.observe import troubles
 from protomodels_cli.protocol.messages import BadMessage
 from protomodels_cli.spec.schema import RunSpec
 from protomodels_cli.wire.emulated import Connection
@@ -18,8 +19,10 @@ from protomodels_cli.wire.frames import Message
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.relay import Address, RelayedAcceptor, RelayedDialler
 from protomodels_cli.wire.tls import Identity
+from protomodels_cli.worker import notices
 from protomodels_cli.worker.engine import Engine
 from protomodels_cli.worker.links import Link, Listener, dial
+from protomodels_cli.worker.telling import Tell
 
 GRACE = 1.0  # seconds for the coordinator to explain why a neighbour hung up, or a ticket is void
 COMPLAIN_AT = 0.9  # of limits.link_seconds: before the coordinator gives the links up without knowing why
@@ -38,7 +41,7 @@ class Network:
 class Generation:
     """From its assignment until the next one, or until this peer holds no stage. It must not know what came before.
 
-    `trouble` is told what is wrong and with which stage, while this generation lasts."""
+    `report` takes what is wrong with a neighbour, while this generation lasts."""
 
     def __init__(
         self,
@@ -46,17 +49,17 @@ class Generation:
         spec: RunSpec,
         network: Network,
         engine: Engine,
-        trouble: Callable[[str, int], None],
-        say: Callable[[str], None],
+        report: Callable[[troubles.WithNeighbour], None],
+        tell: Tell,
     ):
         self.number, self.stage, self.stages = assigned.generation, assigned.stage, len(assigned.layers_per_stage)
-        self._spec, self._network, self._engine, self._trouble, self._say = spec, network, engine, trouble, say
+        self._spec, self._network, self._engine, self._report, self._tell = spec, network, engine, report, tell
         self._routes: dict[str, pb.Route] = {}  # previous, next
         self._links: dict[str, Link] = {}
         self._relays: dict[str, RelayedAcceptor | RelayedDialler] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._counted: dict[str, int] = {}
-        self._said_of_relay: dict[str, str | None] = {}
+        self._told_of_relay: dict[str, str | None] = {}
         self._ended = False
         for side, boundary in (("previous", self.stage - 1), ("next", self.stage)):
             for route in getattr(assigned, side):  # one today
@@ -160,7 +163,7 @@ class Generation:
             return
         stage = self._links[side].neighbour_stage
         if isinstance(error := task.exception(), BadMessage):
-            self._trouble(f"stage {stage} sent a message that cannot be: {error}", stage)
+            self._report(troubles.InvalidInput(stage, str(error)))
         else:
             self.own(asyncio.create_task(self._complain_unless_explained(side)))
 
@@ -168,25 +171,24 @@ class Generation:
         """A neighbour hung up. It may be gone, or have been sent away: the coordinator will say."""
         await asyncio.sleep(GRACE)
         stage, relay = self._links[side].neighbour_stage, self._relays.get(side)
-        why = f" ({relay.problem})" if relay is not None and relay.problem else ""
-        self._trouble(f"the stream to stage {stage} broke{why}", stage)
+        self._report(troubles.LinkBroken(stage, relay.problem or "" if relay is not None else ""))
 
     # Relays
 
     def _hears_of(self, side: str) -> Callable[[str | None], None]:
         def hear(problem: str | None) -> None:
             if not self._ended:
-                self.own(asyncio.create_task(self._say_of_relay(side, problem)))
+                self.own(asyncio.create_task(self._tell_of_relay(side, problem)))
 
         return hear
 
-    async def _say_of_relay(self, side: str, problem: str | None) -> None:
+    async def _tell_of_relay(self, side: str, problem: str | None) -> None:
         """Not at once: when a generation ends, its tickets are void before its peers hear of it."""
         await asyncio.sleep(GRACE)
-        if self._relays[side].problem == problem != self._said_of_relay.get(side):
-            self._said_of_relay[side] = problem
+        if self._relays[side].problem == problem != self._told_of_relay.get(side):
+            self._told_of_relay[side] = problem
             stage = self._links[side].neighbour_stage
-            self._say(f"the relayed link to stage {stage}: {problem or 'works again'}")
+            self._tell(notices.RelayFailed(stage, problem) if problem else notices.RelayWorks(stage))
 
     async def _complain_of_relays(self) -> None:
         """A link that does not open is given up by the coordinator, which cannot know what this end knows."""
@@ -194,6 +196,5 @@ class Generation:
         for side, relay in self._relays.items():
             link = self._links[side]
             if relay.problem and not link.open.is_set():
-                stage = link.neighbour_stage
-                self._trouble(f"the link to stage {stage} did not open: {relay.problem}", stage)
+                self._report(troubles.LinkNotOpened(link.neighbour_stage, relay.problem))
                 return

@@ -11,8 +11,7 @@ from collections.abc import AsyncIterator, Callable
 
 import grpc
 
-from protomodels_cli.errors import UserError
-from protomodels_cli.protocol.messages import BadMessage
+from protomodels_cli.protocol.messages import BadMessage, CreditExceeded, CreditNotDue
 from protomodels_cli.wire.channels import CHANNEL_OPTIONS, SERVER_OPTIONS
 from protomodels_cli.wire.emulated import Connection, Stream
 from protomodels_cli.wire.frames import Assembler, Message, frames_of
@@ -20,6 +19,8 @@ from protomodels_cli.wire.join_link import address
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.pb import pmtrain_pb2_grpc as rpc
 from protomodels_cli.wire.tls import Identity, peer_name
+from protomodels_cli.worker.problems import PortNotOpened
+from protomodels_cli.worker.telling import PeerError
 
 
 class Link:
@@ -138,7 +139,7 @@ class Link:
 
     def _take_credit(self, taken: int) -> None:
         if taken > self._went:
-            raise BadMessage(f"{taken} messages taken of {self._went}")
+            raise CreditNotDue(taken, self._went)
         if taken > self._heard:
             self._credited(taken - self._heard)
             self._heard = taken
@@ -148,7 +149,7 @@ class Link:
             raise BadMessage(f"a {message.leg} message came from the wrong side")
         self._came += 1
         if self._came - self._taken > self._window:
-            raise BadMessage(f"more than {self._window} messages without a credit")
+            raise CreditExceeded(self._window)
         self._deliver(message)
 
 
@@ -181,7 +182,7 @@ class Listener(rpc.NeighbourServicer):
         try:
             self.port = self._server.add_secure_port(f"{host}:{port}", self._credentials)
         except RuntimeError:
-            raise UserError(f"port {port} cannot be opened", "choose another with --port, or leave it out") from None
+            raise PeerError(PortNotOpened(port)) from None
         await self._server.start()
 
     async def stop(self) -> None:

@@ -4,14 +4,28 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from protomodels_cli.model.shape import Slice
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.worker.generation import Generation
+from protomodels_cli.worker.notices import StageAssigned
 from protomodels_cli.worker.orders import Assignment, Decide, Outcome
 
 
 def assignment_of(assigned: pb.Assignment, limit: int) -> Assignment:
     return Assignment(
         assigned.task, assigned.generation, assigned.lineage, assigned.step, limit=limit, owed=assigned.owed
+    )
+
+
+def assigned_notice(assigned: pb.Assignment, layers: Slice) -> StageAssigned:
+    return StageAssigned(
+        assigned.generation,
+        assigned.stage,
+        len(assigned.layers_per_stage),
+        layers.first_layer,
+        layers.end_layer,
+        "memory" if assigned.reuse else "snapshot" if assigned.HasField("restore") else "seed",
+        assigned.step,
     )
 
 

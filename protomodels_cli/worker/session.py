@@ -22,10 +22,11 @@ import grpc
 import torch
 
 from protomodels_cli.cost.memory import in_flight_limit
-from protomodels_cli.errors import EXIT_INTERRUPTED, UserError
+from protomodels_cli.errors import EXIT_INTERRUPTED
 from protomodels_cli.model.basis import Basis, basis_from_bytes, basis_to_bytes
 from protomodels_cli.model.shape import Shape, slices
 from protomodels_cli.model.stage import Sync
+from protomodels_cli.observe import troubles
 from protomodels_cli.observe.usage import peak_memory
 from protomodels_cli.protocol.messages import BadMessage, Leg
 from protomodels_cli.protocol.parts import Part
@@ -39,14 +40,15 @@ from protomodels_cli.wire.pb import pmtrain_pb2_grpc as rpc
 from protomodels_cli.wire.relay import Address
 from protomodels_cli.wire.tls import Identity
 from protomodels_cli.worker import device as devices
-from protomodels_cli.worker import orders
-from protomodels_cli.worker.control import ControlStream, Metadata
+from protomodels_cli.worker import notices, orders, problems
+from protomodels_cli.worker.control import ControlStream, Lost, Metadata
 from protomodels_cli.worker.engine import Engine
 from protomodels_cli.worker.generation import Generation, Network
 from protomodels_cli.worker.links import Listener
-from protomodels_cli.worker.messages import assignment_of, decision_of, done_message
+from protomodels_cli.worker.messages import assigned_notice, assignment_of, decision_of, done_message
 from protomodels_cli.worker.snapshots import transfer
 from protomodels_cli.worker.snapshots.exchange import SnapshotExchange
+from protomodels_cli.worker.telling import PeerError, Tell, trouble_of
 
 LAST_WORDS = 2.0  # seconds for what was said last to arrive
 UPLOAD_AGAIN = 2.0  # seconds until an upload that the run waits for is tried again
@@ -65,15 +67,15 @@ class Session:
         metadata: Metadata,
         door: Address,
         folder: Path,
-        say: Callable[[str], None],
+        tell: Tell,
         give_up_after: float,
     ):
-        self.spec, self.stub, self.metadata, self.say = spec, stub, metadata, say
+        self.spec, self.stub, self.metadata, self.tell = spec, stub, metadata, tell
         self._loop = asyncio.get_running_loop()
         self._over: asyncio.Future[int] = self._loop.create_future()
         self._described: asyncio.Future[orders.Described] = self._loop.create_future()
         self._control = ControlStream(
-            stub, metadata, spec.limits.lease_seconds, give_up_after, self._over, self._say_that_it_waits
+            stub, metadata, spec.limits.lease_seconds, give_up_after, self._over, self._tell_of_loss
         )
         self._engine = Engine(device, spec.compute.threads, self._post)
         connection = Connection(spec.wire.link) if spec.wire.link.emulated else None
@@ -83,7 +85,7 @@ class Session:
         self._right: pb.Sync | None = None  # the hashes of U and T_fixed that a sync under way compares with
         self._chores: set[asyncio.Task[Any]] = set()
         self._snapshots = SnapshotExchange(
-            spec.snapshots, folder / "parts", stub, metadata, self._chore, self._control.send, say
+            spec.snapshots, folder / "parts", stub, metadata, self._chore, self._control.send, tell
         )
         self._cpu_before: float | None = None
         self._interrupts = 0
@@ -92,7 +94,7 @@ class Session:
     async def run(self, introduce: Callable[[], Awaitable[pb.Register]]) -> int:
         """Take part until the coordinator dismisses us. Returns the exit code."""
         if self._network.connection is not None:
-            self.say(f"the run emulates a slow connection for every peer (wire.link): {self.spec.wire.link.in_words}")
+            self.tell(notices.LinkEmulated(self.spec.wire.link.in_words))
 
         async def introduce_all() -> pb.Register:
             register = await introduce()
@@ -139,9 +141,12 @@ class Session:
             )
         register.parts.extend(part_message(part) for part in self._snapshots.parts.all())
 
-    def _say_that_it_waits(self, why: str) -> None:
-        stage = "" if self._in_memory is None else f"; stage {self._in_memory.stage} stays in memory here"
-        self.say(f"the coordinator is not there ({why}){stage}. Trying again …")
+    def _tell_of_loss(self, reason: problems.Loss) -> None:
+        self.tell(notices.ConnectionLost(reason, self._stage_in_memory))
+
+    @property
+    def _stage_in_memory(self) -> int | None:
+        return None if self._in_memory is None else self._in_memory.stage
 
     # What the coordinator says
 
@@ -151,11 +156,11 @@ class Session:
                 await self._end_generation()
                 self._in_memory = None
                 self._engine.order(orders.Drop())
-                self.say(message.spare.why)
+                self.tell(notices.Spare(message.spare.kind, message.spare.why))
                 await self._snapshots.be_spare(True)
             case "wait":
                 await self._end_generation()
-                self.say(f"{message.wait.why}; the stage stays in memory")
+                self.tell(notices.Waiting(message.wait.kind, message.wait.why, self._stage_in_memory))
             case "assignment":
                 await self._take_assignment(message.assignment)
             case "turn":
@@ -175,27 +180,21 @@ class Session:
     def _leave(self, dismissal: pb.Dismissal) -> None:
         if self._over.done():
             return
-        if dismissal.exit_code:
-            print(f"{dismissal.why}\n    fix:  {dismissal.fix}", file=sys.stderr, flush=True)
+        why, fix, code = dismissal.why, dismissal.fix, dismissal.exit_code
+        if code and not self._interrupts:
+            self._over.set_exception(PeerError(problems.Dismissed(dismissal.kind, why, fix, code)))
         else:
-            self.say(dismissal.why)
-        self._over.set_result(EXIT_INTERRUPTED if self._interrupts else dismissal.exit_code)
+            self.tell(notices.Released(dismissal.kind, why))
+            self._over.set_result(EXIT_INTERRUPTED if self._interrupts else 0)
 
     async def _take_assignment(self, assigned: pb.Assignment) -> None:
         await self._end_generation(assigned.generation)
         await self._snapshots.be_spare(False)
         self._in_memory = assigned
         spec = self.spec.model_copy(update={"stages": list(assigned.layers_per_stage)})
-        self._generation = Generation(assigned, spec, self._network, self._engine, self._link_trouble, self.say)
+        self._generation = Generation(assigned, spec, self._network, self._engine, self._report, self.tell)
         layers, stages = slices(spec)[assigned.stage], self._generation.stages
-        source = f", as it was after step {assigned.step}" if assigned.step else ""
-        self.say(
-            f"generation {assigned.generation}: stage {assigned.stage} of {stages}, "
-            f"layers {layers.first_layer}–{layers.end_layer - 1}"
-            + (" with the embedding" if layers.is_first else "")
-            + (" with the head" if layers.is_last else "")
-            + (", as it is in memory" if assigned.reuse else source)
-        )
+        self.tell(assigned_notice(assigned, layers))
         assignment = assignment_of(assigned, in_flight_limit(spec, stages - 1 - assigned.stage))
         if assigned.reuse:
             decision = decision_of(assigned.decision) if assigned.decision.step else None
@@ -235,7 +234,7 @@ class Session:
         shape = Shape.of(self.spec)
         basis = basis_from_bytes(message.version, message.u, (shape.width, self.spec.subspace.k), shape.dtype)
         if basis.sha256 != message.sha256:
-            raise UserError(f"basis {message.version} arrived damaged", "join again")
+            raise Lost(problems.BasisDamaged(message.version))
         return basis
 
     def _take_turn(self, turn: pb.Turn) -> None:
@@ -272,8 +271,7 @@ class Session:
         now = time.monotonic()
         if now - self._shown > 5 or decision.step == self.spec.steps:
             self._shown = now
-            outcome = "" if decision.apply else " (skipped: not finite)"
-            self.say(f"step {decision.step}/{self.spec.steps} | loss {decision.loss:.4f}{outcome}")
+            self.tell(notices.StepDecided(decision.step, self.spec.steps, decision.loss, decision.apply))
 
     # What the engine posts
 
@@ -300,7 +298,7 @@ class Session:
             case orders.Copied():
                 self._chore(self._snapshots.save(item.lineage, item.step, generation.stage, item.state))
             case orders.Outcome():
-                self._compare_with_the_runs(item.sync)
+                self._compare_with_the_runs(generation.stage, item.sync)
                 cpu = 0.0 if self._cpu_before is None else time.process_time() - self._cpu_before
                 self._control.send(done=done_message(item, generation, peak_memory(), cpu))
             case orders.SubspaceReport():
@@ -308,13 +306,14 @@ class Session:
             case orders.Failure(error, leg):
                 self._blame_sender(generation.stage, error, leg)
 
-    def _compare_with_the_runs(self, found: Sync | None) -> None:
+    def _compare_with_the_runs(self, stage: int, found: Sync | None) -> None:
         """The hashes that a sync names against those of the bytes in use here."""
         right, self._right = self._right, None
         if found is not None and right is not None:
-            same = (found.basis_sha256, found.t_fixed_sha256) == (right.basis_sha256, right.t_fixed_sha256)
-            if not same:
-                self.say("the bytes of U or T_fixed in use here are not the run's: its stage will be made anew")
+            if found.basis_sha256 != right.basis_sha256:
+                self.tell(notices.HashMismatch("U", stage))
+            if found.t_fixed_sha256 != right.t_fixed_sha256:
+                self.tell(notices.HashMismatch("T_fixed", stage))
 
     async def _report_subspace(self, generation: int, report: orders.SubspaceReport) -> None:
         header = pb.UploadHeader(kind=pb.UploadHeader.BASIS, step=report.step, row_json=json.dumps(report.row))
@@ -332,28 +331,25 @@ class Session:
 
     # Ends
 
-    def _link_trouble(self, what: str, about: int) -> None:
+    def _report(self, trouble: troubles.Trouble) -> None:
+        """To the coordinator, which says what becomes of it."""
         if not self._over.done():
-            self._trouble(what, about)
-
-    def _trouble(self, what: str, about: int | None = None) -> None:
-        generation = self._generation.number if self._generation is not None else 0
-        self._control.send(trouble=pb.Trouble(what=what, about=about, generation=generation))
+            generation = self._generation.number if self._generation is not None else 0
+            self._control.send(trouble=troubles.to_message(trouble, generation))
+            self.tell(notices.TroubleReported(trouble))
 
     def _blame_sender(self, stage: int, error: Exception, leg: Leg | None) -> None:
-        """Of a message that cannot be. Token ids come from the coordinator: then this stage has to begin anew."""
-        about = stage + 1 if leg == "backward" else max(0, stage - 1)
-        sender = "the coordinator" if about == stage else f"stage {about}"
-        self._trouble(f"{sender} sent a message that cannot be: {error}", about)
+        """Of a message that cannot be."""
+        if leg != "backward" and stage == 0:
+            self._report(troubles.InvalidFeed(stage, str(error)))
+        else:
+            self._report(troubles.InvalidInput(stage + 1 if leg == "backward" else stage - 1, str(error)))
 
     def _fail(self, error: Exception) -> None:
         """This peer cannot go on: tell the coordinator, then stop with the error."""
         if devices.is_out_of_memory(error):
-            error = UserError(
-                f"the device ran out of memory: {str(error).splitlines()[0]}",
-                "close other programs, or ask the run's owner for more microbatches or a lower batch.in_flight",
-            )
-        self._trouble((str(error) or type(error).__name__).splitlines()[0])
+            error = PeerError(troubles.OutOfMemory(str(error).splitlines()[0]))
+        self._report(trouble_of(error))
         if not self._over.done():
             self._over.set_exception(error)
 
@@ -390,7 +386,7 @@ class Session:
             sys.stdout.flush()
             os._exit(EXIT_INTERRUPTED)  # at once: a long operation on the device is not waited for
         if self._control.ask_to_leave():
-            self.say("leaving as soon as the step is done; once more to leave at once")
+            self.tell(notices.LeavingAfterStep())
         elif not self._over.done():
-            self.say("leaving at once: the coordinator is not there to be asked")
+            self.tell(notices.LeavingAtOnce())
             self._over.set_result(EXIT_INTERRUPTED)

@@ -224,16 +224,18 @@ class Leaving(_message.Message):
     def __init__(self) -> None: ...
 
 class Trouble(_message.Message):
-    __slots__ = ("what", "about", "generation", "kind")
-    WHAT_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("detail", "about", "generation", "kind", "seconds")
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
     ABOUT_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
-    what: str
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    detail: str
     about: int
     generation: int
     kind: str
-    def __init__(self, what: _Optional[str] = ..., about: _Optional[int] = ..., generation: _Optional[int] = ..., kind: _Optional[str] = ...) -> None: ...
+    seconds: float
+    def __init__(self, detail: _Optional[str] = ..., about: _Optional[int] = ..., generation: _Optional[int] = ..., kind: _Optional[str] = ..., seconds: _Optional[float] = ...) -> None: ...
 
 class CoordinatorMessage(_message.Message):
     __slots__ = ("spare", "assignment", "turn", "feed", "basis", "dismissal", "wait", "keep", "heartbeat", "number")

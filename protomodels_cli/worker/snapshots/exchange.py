@@ -15,15 +15,17 @@ from typing import Any
 import grpc
 from torch import Tensor
 
-from protomodels_cli.errors import UserError
+from protomodels_cli.observe.troubles import PartNotWritten
 from protomodels_cli.protocol.parts import Part
 from protomodels_cli.retry import Backoff, retry
 from protomodels_cli.spec.schema import SnapshotSpec
 from protomodels_cli.wire.parts import TOO_LARGE, part_message, part_of
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.pb import pmtrain_pb2_grpc as rpc
+from protomodels_cli.worker import notices
 from protomodels_cli.worker.snapshots import transfer
 from protomodels_cli.worker.snapshots.part_store import PartStore
+from protomodels_cli.worker.telling import PeerError, Tell
 
 RETRY_SECONDS = 3.0  # for what nobody waits for
 URGENT_SECONDS = 0.2  # where the run waits for it
@@ -42,11 +44,11 @@ class SnapshotExchange:
         stub: rpc.PeeringStub,
         metadata: transfer.Metadata,
         chore: Chore,
-        tell: Callable[..., None],
-        say: Callable[[str], None],
+        send: Callable[..., None],
+        tell: Tell,
     ):
         self._spec, self._stub, self._metadata = spec, stub, metadata
-        self._chore, self._tell, self._say = chore, tell, say
+        self._chore, self._send, self._tell = chore, send, tell  # to the coordinator, and to whoever looks on
         self.parts = PartStore(folder)
         self._throttle = transfer.Throttle(spec.bits_per_second)
         self._saving: set[tuple[int, int, int]] = set()  # lineage, step and stage of what is being written
@@ -67,7 +69,7 @@ class SnapshotExchange:
                 self._upload(part)
         self._failed = {snapshot: failed for snapshot, failed in self._failed.items() if snapshot in begun}
         for failed in self._failed.values():  # it is still waited for: nobody heard us
-            self._tell(part_failed=failed)
+            self._send(part_failed=failed)
         self._newest = [part_of(message) for message in keep.newest]
         self._prefetch()
 
@@ -106,7 +108,8 @@ class SnapshotExchange:
     async def _upload_one(self, part: Part) -> None:
         """Raises AioRpcError where it is worth another try."""
         try:
-            await transfer.upload_part(self._stub, self._metadata, self.parts, part, self._throttle)
+            if await transfer.upload_part(self._stub, self._metadata, self.parts, part, self._throttle):
+                self._tell(notices.PartUploaded(part.step, part.stage))
         except FileNotFoundError:
             pass  # we were told that it is not needed
         except OSError as e:
@@ -116,11 +119,9 @@ class SnapshotExchange:
                 return  # it is not wanted any more
             if e.code() == TOO_LARGE:
                 self.parts.remove(part)
-                self._say(
-                    f"the coordinator refused this peer's part of the snapshot at step {part.step}: {e.details()}"
-                )
+                self._tell(notices.PartRefused(part.step, part.stage, e.details() or ""))
             elif e.code() == grpc.StatusCode.DATA_LOSS and not await asyncio.to_thread(self.parts.is_whole, part):
-                self._give_up(part, "it is damaged on its peer's disk")
+                self._give_up(part, "damaged on the peer's disk (hash mismatch)")
             else:
                 raise
 
@@ -131,7 +132,8 @@ class SnapshotExchange:
     def _tell_failure(self, lineage: int, step: int, stage: int, why: str) -> None:
         failed = pb.PartFailed(lineage=lineage, step=step, why=f"stage {stage}: {why}")
         self._failed[lineage, step] = failed
-        self._tell(part_failed=failed)
+        self._send(part_failed=failed)
+        self._tell(notices.PartFailed(step, stage, why))
 
     # From the coordinator
 
@@ -142,10 +144,7 @@ class SnapshotExchange:
             return await retry(partial(self._fetch, part), Backoff(URGENT_SECONDS), grpc.aio.AioRpcError)
         except OSError as e:
             self.parts.remove(part)
-            raise UserError(
-                f"the stage's snapshot cannot be written to {self.parts.folder}: {e.strerror or e}",
-                "free some space there, or name another folder with --dir, and join again",
-            ) from None
+            raise PeerError(PartNotWritten(f"{self.parts.folder}: {e.strerror or e}")) from None
 
     async def _fetch(self, part: Part, throttle: transfer.Throttle | None = None) -> Path:
         return await transfer.fetch_part(self._stub, self._metadata, self.parts, part, throttle)
@@ -179,9 +178,9 @@ class SnapshotExchange:
                 return  # the coordinator does not have it any more: another snapshot took its place
             except OSError as e:
                 self.parts.remove(part)
-                self._say(f"cannot prefetch the run's snapshot: {e.strerror or e}")
+                self._tell(notices.PrefetchFailed(part.step, e.strerror or str(e)))
                 return
             fetched += 1
-            self._tell(prefetched=part_message(part))
+            self._send(prefetched=part_message(part))
         if fetched:
-            self._say(f"has the snapshot of step {wanted[0].step} on disk, should a stage need a holder")
+            self._tell(notices.Prefetched(wanted[0].step))

@@ -39,9 +39,9 @@ class Throttle:
 
 async def upload_part(
     stub: rpc.PeeringStub, metadata: Metadata, parts: PartStore, part: Part, throttle: Throttle
-) -> None:
-    """Until the coordinator has it, or does not want it. Raises AioRpcError where the connection breaks, OSError where
-    the part cannot be read."""
+) -> bool:
+    """Until the coordinator has it; false: it does not want it. Raises AioRpcError where the connection breaks, OSError
+    where the part cannot be read."""
     path = parts.path(part)
     header = pb.UploadHeader(
         kind=pb.UploadHeader.SNAPSHOT_PART,
@@ -54,13 +54,14 @@ async def upload_part(
     with path.open("rb") as file:
         offer = await stub.Offer(header, metadata=metadata, timeout=30)
         if not offer.wanted:
-            return
+            return False
         header.offset = offer.offset
         file.seek(offer.offset)
         failures: list[OSError] = []
         await stub.Upload(_pieces(header, file, throttle, failures), metadata=metadata)
         if failures:
             raise failures[0]
+        return True
 
 
 async def _pieces(

@@ -1,0 +1,242 @@
+"""All that a peer tells whoever runs it, one dataclass for each: the rows of its events.jsonl.
+
+sentences.py says how they read.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from protomodels_cli.observe import logs, troubles
+from protomodels_cli.observe.notices import Notice as Base
+from protomodels_cli.worker import problems
+
+# Joining
+
+
+@dataclass(frozen=True)
+class CoordinatorUnreachable(Base):
+    """This machine has been in the run before, so it is waited for."""
+
+    level: ClassVar[int] = logging.WARNING
+    detail: str
+    seconds: float  # for how long
+    kind: Literal["coordinator_unreachable"] = "coordinator_unreachable"
+
+
+@dataclass(frozen=True)
+class Joined(Base):
+    run: str
+    name: str
+    peer: str
+    device: str
+    memory: int  # bytes it may use
+    flops: float  # a second
+    kind: Literal["joined"] = "joined"
+
+
+@dataclass(frozen=True)
+class Reachable(Base):
+    log: ClassVar[logging.Logger | None] = logs.WIRE
+    address: str
+    kind: Literal["reachable"] = "reachable"
+
+
+@dataclass(frozen=True)
+class NotReachable(Base):
+    log: ClassVar[logging.Logger | None] = logs.WIRE
+    host: str
+    port: int
+    detail: str
+    kind: Literal["not_reachable"] = "not_reachable"
+
+
+@dataclass(frozen=True)
+class LinkEmulated(Base):
+    """wire.link."""
+
+    log: ClassVar[logging.Logger | None] = logs.WIRE
+    link: str
+    kind: Literal["link_emulated"] = "link_emulated"
+
+
+# What the coordinator says
+
+
+@dataclass(frozen=True)
+class Spare(Base):
+    reason: str  # its kind
+    detail: str  # in the coordinator's words
+    kind: Literal["spare"] = "spare"
+
+
+@dataclass(frozen=True)
+class Waiting(Base):
+    """With its stage in memory."""
+
+    reason: str
+    detail: str
+    stage: int | None
+    kind: Literal["waiting"] = "waiting"
+
+
+@dataclass(frozen=True)
+class StageAssigned(Base):
+    generation: int
+    stage: int
+    stages: int
+    first_layer: int
+    end_layer: int
+    source: Literal["seed", "snapshot", "memory"]
+    step: int  # the last one decided
+    kind: Literal["stage_assigned"] = "stage_assigned"
+
+
+@dataclass(frozen=True)
+class StepDecided(Base):
+    """One every few seconds; metrics.jsonl in the run directory has them all."""
+
+    step: int
+    steps: int
+    loss: float
+    applied: bool
+    kind: Literal["step_decided"] = "step_decided"
+
+
+@dataclass(frozen=True)
+class HashMismatch(Base):
+    level: ClassVar[int] = logging.WARNING
+    what: Literal["U", "T_fixed"]
+    stage: int
+    kind: Literal["hash_mismatch"] = "hash_mismatch"
+
+
+# Connections
+
+
+@dataclass(frozen=True)
+class ConnectionLost(Base):
+    level: ClassVar[int] = logging.WARNING
+    reason: problems.Loss
+    stage: int | None  # in memory
+    kind: Literal["connection_lost"] = "connection_lost"
+
+
+@dataclass(frozen=True)
+class RelayFailed(Base):
+    level: ClassVar[int] = logging.WARNING
+    log: ClassVar[logging.Logger | None] = logs.WIRE
+    stage: int  # at the other end
+    detail: str
+    kind: Literal["relay_failed"] = "relay_failed"
+
+
+@dataclass(frozen=True)
+class RelayWorks(Base):
+    """Again."""
+
+    log: ClassVar[logging.Logger | None] = logs.WIRE
+    stage: int
+    kind: Literal["relay_works"] = "relay_works"
+
+
+@dataclass(frozen=True)
+class TroubleReported(Base):
+    """To the coordinator."""
+
+    level: ClassVar[int] = logging.WARNING
+    shown: ClassVar[bool] = False  # what follows from it is
+    trouble: troubles.Trouble
+    kind: Literal["trouble_reported"] = "trouble_reported"
+
+
+# Snapshots
+
+
+@dataclass(frozen=True)
+class PartFailed(Base):
+    level: ClassVar[int] = logging.WARNING
+    log: ClassVar[logging.Logger | None] = logs.SNAPSHOTS
+    step: int
+    stage: int
+    detail: str
+    kind: Literal["part_failed"] = "part_failed"
+
+
+@dataclass(frozen=True)
+class PartUploaded(Base):
+    shown: ClassVar[bool] = False
+    log: ClassVar[logging.Logger | None] = logs.SNAPSHOTS
+    step: int
+    stage: int
+    kind: Literal["part_uploaded"] = "part_uploaded"
+
+
+@dataclass(frozen=True)
+class PartRefused(Base):
+    level: ClassVar[int] = logging.WARNING
+    log: ClassVar[logging.Logger | None] = logs.SNAPSHOTS
+    step: int
+    stage: int
+    detail: str  # in the coordinator's words
+    kind: Literal["part_refused"] = "part_refused"
+
+
+@dataclass(frozen=True)
+class Prefetched(Base):
+    log: ClassVar[logging.Logger | None] = logs.SNAPSHOTS
+    step: int
+    kind: Literal["prefetched"] = "prefetched"
+
+
+@dataclass(frozen=True)
+class PrefetchFailed(Base):
+    level: ClassVar[int] = logging.WARNING
+    log: ClassVar[logging.Logger | None] = logs.SNAPSHOTS
+    step: int
+    detail: str
+    kind: Literal["prefetch_failed"] = "prefetch_failed"
+
+
+# Ends
+
+
+@dataclass(frozen=True)
+class LeavingAfterStep(Base):
+    kind: Literal["leaving_after_step"] = "leaving_after_step"
+
+
+@dataclass(frozen=True)
+class LeavingAtOnce(Base):
+    """There is no coordinator to ask."""
+
+    kind: Literal["leaving_at_once"] = "leaving_at_once"
+
+
+@dataclass(frozen=True)
+class Released(Base):
+    """By the coordinator, and nothing is wrong."""
+
+    reason: str  # its kind
+    detail: str  # in the coordinator's words
+    kind: Literal["released"] = "released"
+
+
+@dataclass(frozen=True)
+class Ended(Base):
+    """With an error, which the terminal and the log show as it is."""
+
+    level: ClassVar[int] = logging.ERROR
+    reason: str  # its kind, where it has one
+    detail: str
+    kind: Literal["ended"] = "ended"
+
+
+AboutJoining = CoordinatorUnreachable | Joined | Reachable | NotReachable | LinkEmulated
+AboutStage = Spare | Waiting | StageAssigned | StepDecided | HashMismatch
+AboutConnections = ConnectionLost | RelayFailed | RelayWorks | TroubleReported
+AboutSnapshots = PartFailed | PartUploaded | PartRefused | Prefetched | PrefetchFailed
+AboutEnd = LeavingAfterStep | LeavingAtOnce | Released | Ended
+Notice = AboutJoining | AboutStage | AboutConnections | AboutSnapshots | AboutEnd

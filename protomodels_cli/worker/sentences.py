@@ -1,0 +1,203 @@
+"""How a peer's notices and problems read: the one place where they become English. Nothing reads them back."""
+
+from __future__ import annotations
+
+import math
+from typing import assert_never
+
+from protomodels_cli.observe import troubles as t
+from protomodels_cli.quantities import duration, rate, size
+from protomodels_cli.worker import notices as n
+from protomodels_cli.worker import problems as p
+
+
+def sentence(notice: n.Notice) -> str:
+    """What whoever runs the peer reads."""
+    match notice:
+        case n.CoordinatorUnreachable() | n.Joined() | n.Reachable() | n.NotReachable() | n.LinkEmulated():
+            return _joining(notice)
+        case n.ConnectionLost() | n.RelayFailed() | n.RelayWorks() | n.TroubleReported():
+            return _connection(notice)
+        case n.PartFailed() | n.PartUploaded() | n.PartRefused() | n.Prefetched() | n.PrefetchFailed():
+            return _snapshot(notice)
+        case n.Spare(_, detail):
+            return detail
+        case n.Waiting(_, detail, stage):
+            return detail if stage is None else f"{detail}; stage {stage} stays in memory"
+        case n.StageAssigned():
+            return _assigned(notice)
+        case n.StepDecided(step, steps, loss, applied):
+            outcome = "" if applied else " (skipped: the loss or a gradient is not finite)"
+            return f"step {step}/{steps} | loss {loss:.4f}{outcome}"
+        case n.HashMismatch(what, stage):
+            return f"computed a different {what} (hash mismatch); the coordinator will assign stage {stage} again"
+        case n.LeavingAfterStep():
+            return "leaving after this step (Ctrl-C again leaves at once)"
+        case n.LeavingAtOnce():
+            return "leaving at once: there is no connection to the coordinator"
+        case n.Released(_, detail) | n.Ended(_, detail):
+            return detail
+        case _:
+            assert_never(notice)
+
+
+def _joining(notice: n.AboutJoining) -> str:
+    match notice:
+        case n.CoordinatorUnreachable(detail, seconds):
+            return f"{detail}; this machine has joined the run before: retrying for up to {duration(seconds)}"
+        case n.Joined(run, name, peer, device, memory, flops):
+            return f"joined {run} as {name} ({peer}): {device}, {size(memory)} free, {rate(flops, 'FLOP/s')}"
+        case n.Reachable(address):
+            return f"neighbours can dial {address}"
+        case n.NotReachable(host, port, detail):
+            return (
+                f"neighbours cannot dial this machine ({detail}): the coordinator relays all links of this machine, "
+                f"which is slower; to be dialled directly, let TCP port {port} of {host} in (in the router: forward "
+                f"the port to this machine) and keep the port with --port {port}"
+            )
+        case n.LinkEmulated(link):
+            return f"the run emulates a slow connection for every peer (wire.link): {link}"
+        case _:
+            assert_never(notice)
+
+
+def _assigned(assigned: n.StageAssigned) -> str:
+    first, last = assigned.first_layer, assigned.end_layer - 1
+    parts = ["embedding"] * (assigned.stage == 0)
+    parts += [f"layer {first}" if first == last else f"layers {first}–{last}"]
+    parts += ["head"] * (assigned.stage == assigned.stages - 1)
+    match assigned.source:
+        case "seed":
+            source = ""
+        case "snapshot":
+            source = f", restoring step {assigned.step}"
+        case "memory":
+            source = f", reusing step {assigned.step} in memory"
+        case _:
+            assert_never(assigned.source)
+    stage = f"stage {assigned.stage} of {assigned.stages}"
+    return f"generation {assigned.generation}: assigned {stage} ({', '.join(parts)}){source}"
+
+
+def _connection(notice: n.AboutConnections) -> str:
+    match notice:
+        case n.ConnectionLost(reason, stage):
+            held = "" if stage is None else f"; stage {stage} stays in memory"
+            return f"lost the connection to the coordinator: {loss(reason)}{held}; reconnecting"
+        case n.RelayFailed(stage, detail):
+            return f"the relayed link to stage {stage} does not work: {detail}; retrying"
+        case n.RelayWorks(stage):
+            return f"the relayed link to stage {stage} works again"
+        case n.TroubleReported(trouble):
+            return f"reported to the coordinator: {t.in_words(trouble)}"
+        case _:
+            assert_never(notice)
+
+
+def _snapshot(notice: n.AboutSnapshots) -> str:
+    match notice:
+        case n.PartFailed(step, stage, detail):
+            return f"could not save {_part(stage, step)}: {detail}"
+        case n.PartUploaded(step, stage):
+            return f"uploaded {_part(stage, step)}"
+        case n.PartRefused(step, stage, detail):
+            return f"the coordinator refused {_part(stage, step)}: {detail}"
+        case n.Prefetched(step):
+            return f"prefetched the snapshot at step {step}, in case a stage needs a holder"
+        case n.PrefetchFailed(step, detail):
+            return f"could not prefetch the snapshot at step {step}: {detail}"
+        case _:
+            assert_never(notice)
+
+
+def loss(reason: p.Loss) -> str:
+    """After "lost the connection to the coordinator: "."""
+    match reason:
+        case p.NoHeartbeat(seconds):
+            return f"no heartbeat for {duration(seconds)}"
+        case p.ConnectionClosed():
+            return "the coordinator closed the connection"
+        case p.NetworkFailed(detail):
+            return detail
+        case p.MessageMissing(number):
+            return f"message {number} from the coordinator did not arrive"
+        case p.BasisDamaged(version):
+            return f"basis {version} arrived damaged (hash mismatch)"
+        case _:
+            assert_never(reason)
+
+
+def problem(found: p.Problem) -> tuple[str, str]:
+    """Why the peer ends, and what to do."""
+    match found:
+        case p.NeverConnected(reason):
+            return (
+                f"lost the connection to the coordinator before the first message: {loss(reason)}",
+                "check your connection and that the coordinator runs, then join again",
+            )
+        case p.GaveUp(seconds):
+            return (
+                f"gave up: the coordinator could not be reached for {duration(seconds)}",
+                "check your connection and that the coordinator runs, then join again; to wait longer: "
+                "--give-up-after HOURS",
+            )
+        case p.Dismissed(_, text, fix):
+            return text, fix
+        case t.OutOfMemory():
+            fix = "close other programs, or ask the run's owner for more microbatches or a lower batch.in_flight"
+        case t.DeviceStuck():
+            fix = (
+                "if the device hangs, restart the machine or use another device (--device); if the device is only "
+                "slow, ask the run's owner for more microbatches or a higher limits.device_seconds"
+            )
+        case t.PartNotWritten():
+            fix = "free some space, or name another folder with --dir, and join again"
+        case t.Failed():
+            fix = "join again; if the same happens again, report peer.log"
+        case _:
+            return _before_joining(found)
+    return t.in_words(found), fix
+
+
+def _before_joining(found: p.BeforeJoining) -> tuple[str, str]:
+    match found:
+        case p.NoSuchDevice(device, detail):
+            return f"--device {device}: {detail}", "use auto, cpu, mps, or a GPU that this machine has"
+        case p.SpecReadDifferently():
+            return (
+                "this pmtrain reads the run's spec differently from the coordinator's (hash mismatch)",
+                "install the same version of pmtrain on both sides",
+            )
+        case p.ClockSkew(seconds):
+            side = "ahead of" if seconds > 0 else "behind"
+            return (
+                f"this machine's clock is {duration(abs(seconds))} {side} the coordinator's",
+                "set both clocks from the network (timedatectl set-ntp true)",
+            )
+        case p.FolderNotWritable(path, detail):
+            return f"cannot write to {path}: {detail}", "name another folder with --dir"
+        case p.DiskTooSmall(path, free, need):
+            return (
+                f"{path} has {size(free)} free, and a snapshot of the smallest stage needs {size(need)}",
+                "free some space, or name another folder with --dir",
+            )
+        case p.DeviceTooSmall(device, free, need):
+            return (
+                f"the smallest stage needs {size(need)}, and {device} has {size(free)} free",
+                "close other programs, use another device, or ask the run's owner for more stages",
+            )
+        case p.MemoryOptionTooLow(device, allowed, free, need):
+            enough = math.ceil(need / 2**30 * 1000) / 1000
+            return (
+                f"the smallest stage needs {size(need)}, and --memory allows {size(allowed)} of the {size(free)} free "
+                f"on {device}",
+                f"allow --memory {enough:g} or more, or ask the run's owner for more stages",
+            )
+        case p.PortNotOpened(port):
+            return f"cannot listen on port {port}", "choose another with --port, or leave --port out"
+        case _:
+            assert_never(found)
+
+
+def _part(stage: int, step: int) -> str:
+    return f"stage {stage}'s part of the snapshot at step {step}"
