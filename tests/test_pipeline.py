@@ -230,7 +230,7 @@ def test_a_step_that_is_not_finite_is_skipped_everywhere(pool):
 
 def test_peers_that_nobody_can_dial_meet_through_the_coordinator(pool):
     spec = make_spec(stages=3, steps=4)
-    led, peers = pool.run(spec, 3, fault={"kind": "unreachable"})
+    led, _ = pool.run(spec, 3, fault={"kind": "unreachable"})
     assert led["exit"] == 0
     assert all(peer_events(led["run_dir"] / f"p{i}", "not_reachable") for i in range(3))
     assert led["summary"]["weights_sha256"] == reference_of(spec)[0].weights_sha256()
