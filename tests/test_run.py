@@ -172,6 +172,8 @@ def test_ctrl_c_leaves_after_the_step_and_the_next_joiner_goes_on_from_there(tmp
         peers[0].send_signal(signal.SIGINT)
         code, said = ends(peers[0])
         assert code == 130, said
+        assert peer_events(tmp_path / "p0", "leaving_after_step")
+        assert peer_events(tmp_path / "p0")[-1]["reason"] == "asked_to_leave"
         wait_for_event(tmp_path / "run", "peer_left")
         status = json.loads(pmtrain("status", "run", "--format", "json", cwd=tmp_path).stdout)
         assert status["phase"] == "waiting"
@@ -310,6 +312,10 @@ def test_the_demo_says_what_it_did(tmp_path):
     assert two["ratio_fp32"] == pytest.approx(2 * two["ratio_bf16"])
     assert (two["stages"], three["stages"]) == (2, 3)
     assert two["weights_sha256"] == three["weights_sha256"]
-    assert two["weights_sha256"] in done.stdout
-    assert f"{two['ratio_bf16']:.1f}" in done.stdout
-    assert "pmtrain" in done.stdout, "what to run next"
+    assert len(events(tmp_path / "run3", "peer_joined")) == 3
+    printed = list((tmp_path / "run3" / "logs").iterdir())
+    assert sorted(log.stem for log in printed) == ["coordinator", "peer-1", "peer-2", "peer-3"]
+    assert all(log.stat().st_mode & 0o077 == 0 for log in printed), "the join link is in one of them"
+    assert f"weights sha256 {two['weights_sha256']}" in done.stdout
+    assert "a dense pipeline sends" in done.stdout
+    assert "Next:" in done.stdout
