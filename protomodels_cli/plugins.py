@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class UnknownName(ValueError):
-    """Nothing of this name is built in or installed."""
+    """Nothing with this name is built in or installed."""
 
 
 class Registry(Generic[T]):

@@ -245,21 +245,21 @@ def test_ctrl_c_twice_leaves_in_the_middle_of_a_step(tmp_path):
     ("arguments", "code", "words"),
     [
         (["coordinator", "run.yaml", "--host", "127.0.0.1", "--port", "TAKEN"], 3, "port TAKEN"),
-        (["coordinator", "run.yaml", "--run-dir", "locked"], 3, "another coordinator runs in locked"),
-        (["coordinator", "run.yaml", "--run-dir", "used"], 3, "private.json cannot be read"),
-        (["coordinator", "run.yaml", "--run-dir", "other"], 3, "other holds a run with another spec"),
-        (["coordinator", "run.yaml", "--run-dir", "new", "--resume"], 3, "new holds no run to continue"),
-        (["coordinator"], 2, "there is no SPEC"),
-        (["pause", "nowhere"], 3, "nowhere is not a run's directory"),
-        (["pause", "pm://127.0.0.1:1/SECRET#FINGERPRINT"], 2, "a join link is not enough to control a run"),
+        (["coordinator", "run.yaml", "--run-dir", "locked"], 3, "locked"),
+        (["coordinator", "run.yaml", "--run-dir", "used"], 3, "private.json"),
+        (["coordinator", "run.yaml", "--run-dir", "other"], 3, "other"),
+        (["coordinator", "run.yaml", "--run-dir", "new", "--resume"], 3, "new"),
+        (["coordinator"], 2, "SPEC"),
+        (["pause", "nowhere"], 3, "nowhere"),
+        (["pause", "pm://127.0.0.1:1/SECRET#FINGERPRINT"], 2, "join link"),
         (["coordinator", "run.yaml", "--run-dir", "file/below"], 3, "file"),
-        (["coordinator", "absent.yaml"], 2, "must be a readable file"),
-        (["join", "pm://127.0.0.1:1/short"], 2, "join link: the fingerprint is missing"),
-        (["join", f"pm://127.0.0.1:1/{'A' * 22}#{'A' * 43}"], 3, "nothing listens at 127.0.0.1:1"),
+        (["coordinator", "absent.yaml"], 2, "absent.yaml"),
+        (["join", "pm://127.0.0.1:1/short"], 2, "fingerprint"),
+        (["join", f"pm://127.0.0.1:1/{'A' * 22}#{'A' * 43}"], 3, "127.0.0.1:1"),
         (["join", f"pm://127.0.0.1:TAKEN/{'A' * 22}#{'A' * 43}", "--device", "toaster"], 2, "--device toaster"),
-        (["status", "file"], 3, "file is not a run's directory"),
-        (["peers", "nowhere"], 3, "nowhere is not a run's directory"),
-        (["demo", "--stages", "9"], 2, "every stage needs a layer"),
+        (["status", "file"], 3, "file"),
+        (["peers", "nowhere"], 3, "nowhere"),
+        (["demo", "--stages", "9"], 2, "stages = 9"),
         (["demo", "--device", "cuda:99", "--steps", "1", "--run-dir", "d"], 2, "--device cuda:99"),
     ],
 )
@@ -281,6 +281,7 @@ def test_mistakes_are_one_message_and_an_exit_code(tmp_path, arguments, code, wo
         done = pmtrain(*(a.replace("TAKEN", port) for a in arguments), cwd=tmp_path)
     assert done.returncode == code, done.stderr
     assert words.replace("TAKEN", port) in done.stderr
+    assert "\n    fix:  " in done.stderr
     assert "SECRET" not in done.stderr
     assert "Traceback" not in done.stderr
 

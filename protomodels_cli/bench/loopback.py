@@ -52,13 +52,13 @@ def measure(steps: int, only: str | None, say: Say) -> dict[str, Any]:
 
 
 def pipeline(spec: RunSpec, **options: Any) -> tuple[dict[str, Any], list[float]]:
-    """Run it; returns its summary and the seconds of each step."""
+    """Run a pipeline; returns its summary and the seconds of each step."""
     summary, rows = pipeline_rows(spec, **options)
     return summary, [row["seconds"] for row in rows]
 
 
 def pipeline_rows(spec: RunSpec, **options: Any) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Run it; returns its summary and the metrics of each step."""
+    """Run a pipeline; returns its summary and the metrics of each step."""
     with tempfile.TemporaryDirectory() as folder:
         with local_run(spec, Path(folder) / "run", **options) as running:
             if running.coordinator.wait():

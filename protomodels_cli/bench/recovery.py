@@ -77,7 +77,7 @@ class _Scene:
         self._wait(lambda: self._found("stages_linked"), "the run did not start")
 
     def fault(self, kind: str, stage: int) -> dict[str, Any]:
-        """Do it to whoever holds the stage, and undo it when the run has gone on."""
+        """Inject a fault into the holder of the stage, and undo it when the run has recovered."""
         self._calm()
         name, step = self._holder(stage), self._step()
         at = time.time()
@@ -112,7 +112,7 @@ class _Scene:
             self._running.start_again(name)
 
     def _calm(self) -> None:
-        """Somebody spare is there again, and a snapshot of this stretch."""
+        """Wait until there is a spare again, and a new snapshot."""
         began = self._step()
 
         def calm() -> bool:

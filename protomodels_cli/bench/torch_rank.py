@@ -87,7 +87,7 @@ class Rank:
             self.schedule = ScheduleInterleaved1F1B([self.stage], spec.batch.microbatches, **common)
 
     def _pipeline_stage(self, index: int, stages: int) -> PipelineStage:
-        """With every shape told beforehand: otherwise torch finds them by an extra forward and backward."""
+        """A pipeline stage with all shapes given: otherwise torch finds them by an extra forward and backward."""
         rows, columns = self.spec.batch.size // self.spec.batch.microbatches, self.spec.model.context
         tokens = torch.empty(rows, columns, dtype=torch.int64, device="meta")
         message = torch.empty(rows, columns, self.spec.model.width, dtype=self.wire, device="meta", requires_grad=True)
@@ -120,7 +120,7 @@ class Rank:
         return torch.cat([torch.from_numpy(tokens) for tokens in microbatches])
 
     def _clip(self) -> None:
-        """By the norm of the whole model's gradient: one number is summed over the ranks."""
+        """Clip by the norm of the whole model's gradient: one number is summed over the ranks."""
         if self.spec.optimizer.clip == 0:
             return
         squared = nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None]).square()
@@ -128,7 +128,7 @@ class Rank:
         nn.utils.clip_grads_with_norm_(self.parameters, self.spec.optimizer.clip, squared.sqrt())
 
     def received_types(self) -> list[str]:
-        """Of the buffers that activations and gradients arrived in: what was on the wire."""
+        """Types of the buffers in which activations and gradients arrived: what was on the wire."""
         infos = [*self.stage.args_recv_info.values(), *self.stage.grad_recv_info.values()]
         return sorted({str(info.buffer.dtype) for group in infos for info in group if info.buffer is not None})
 

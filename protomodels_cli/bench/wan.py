@@ -153,7 +153,7 @@ def _method_rows(
 
 
 def _run(spec: RunSpec, link: str, hosts: bool) -> list[Row]:
-    """The rows of its steps."""
+    """Run once; returns the metrics rows of the steps."""
     with contextlib.ExitStack() as stack:
         there = None
         if hosts:

@@ -1,4 +1,4 @@
-"""Where runs go."""
+"""Choosing the run directory."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def claim_or_find(run_dir: Path | None, spec: RunSpec | None) -> Path:
 
 
 def _is_interrupted(folder: Path, spec: RunSpec) -> bool:
-    """Does it hold this very run, neither done nor being led?"""
+    """Whether the folder holds this very run, not finished and without a coordinator."""
     import fcntl
 
     from protomodels_cli.coordinator.rebuild import believe

@@ -1,4 +1,4 @@
-"""Ctrl-C before anything has begun."""
+"""Ctrl-C during the start of a program."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ from protomodels_cli.errors import EXIT_INTERRUPTED
 
 
 def leave_on_ctrl_c() -> None:
-    """Until a program has a handler of its own: an import of torch may swallow the exception that is the default."""
+    """Exit on Ctrl-C until the program has a handler of its own: an import of torch may swallow KeyboardInterrupt."""
     signal.signal(signal.SIGINT, lambda *_: os._exit(EXIT_INTERRUPTED))

@@ -1,4 +1,4 @@
-"""Lines for whoever looks on."""
+"""Lines on the terminal."""
 
 from __future__ import annotations
 

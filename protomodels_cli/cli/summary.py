@@ -1,4 +1,4 @@
-"""What a finished run says about itself."""
+"""The summary of a finished run."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ NAME_BYTES = 16  # of a sample's name
 
 
 class CodecError(ValueError):
-    """A word that is no codec: the rule it breaks and the fix."""
+    """What is written for a leg is not a codec: the rule and the fix."""
 
     def __init__(self, rule: str, fix: str):
         super().__init__(rule)
@@ -64,7 +64,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Slot:
-    """What one end knows of a message before it comes."""
+    """What one end knows of a message before the message arrives."""
 
     key: MessageKey
     shape: tuple[int, ...]  # (windows, tokens, numbers)
@@ -109,7 +109,7 @@ class AtEnds(NamedTuple):
 
 
 class Surroundings(NamedTuple):
-    """Where a codec was put: what it may contradict."""
+    """Where a codec is used: the leg, the codec of the other leg, how data are sampled."""
 
     leg: Leg
     other: Codec  # that of the other leg
@@ -140,10 +140,10 @@ class Codec(Word, ABC):
 
     @abstractmethod
     def __str__(self) -> str:
-        """As it is written."""
+        """As the spec writes it."""
 
     def contradictions(self, around: Surroundings) -> Iterator[tuple[str, str]]:
-        """Rule and fix of everything that speaks against using it there."""
+        """Rule and fix of every reason why the codec cannot be used there."""
         yield from ()
 
     @property
@@ -157,21 +157,21 @@ class Codec(Word, ABC):
         return False
 
     def without_positions(self) -> str:
-        """Why it offers none, as the end of a sentence."""
+        """Why the codec offers no positions, as the end of a sentence."""
         return f"{self} sends all positions"
 
     # Sizes
 
     @abstractmethod
     def message_bytes(self, e: Extent) -> int:
-        """Of a microbatch's tensors, to the byte; of a codec that remembers samples, once it has seen them."""
+        """Bytes of a microbatch's tensors, exactly; for a codec that remembers samples, once all samples were seen."""
 
     def kept_bytes(self, e: Extent) -> AtEnds:
-        """What it remembers between steps, at most."""
+        """Most bytes that the codec remembers between steps."""
         return AtEnds()
 
     def staged_bytes(self, e: Extent) -> AtEnds:
-        """What lies beside that while a step is under way, at most."""
+        """Most bytes held beside `kept_bytes` while a step is under way."""
         return AtEnds()
 
     def in_flight_bytes(self, e: Extent) -> int:
@@ -179,7 +179,7 @@ class Codec(Word, ABC):
         return 0
 
     def offered_positions(self, e: Extent) -> int:
-        """How many a window."""
+        """Number of positions offered per window."""
         return 0
 
     # Tensors
@@ -204,7 +204,7 @@ class Codec(Word, ABC):
         return self
 
     def saved(self, kept: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """A memory as a snapshot has it: few tensors."""
+        """A memory as it is saved in a snapshot: few tensors."""
         return dict(kept)
 
     def restored(self, saved: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -218,7 +218,7 @@ class BaseCodec(Codec):
 
     @classmethod
     def parse(cls, parameter: str) -> BaseCodec:
-        """From what is written behind the colon. Raises CodecError."""
+        """A codec from the text after the colon. Raises CodecError."""
         if parameter:
             raise CodecError(f"{cls.name} takes no parameter", f"write {cls.name}")
         return cls()
@@ -292,7 +292,7 @@ class Packing(Word, ABC):
 
 
 def parse_number(text: str) -> float:
-    """NaN where it is no finite number."""
+    """The number that `text` is; NaN if that is not a finite number."""
     try:
         number = float(text)
     except ValueError:
@@ -306,7 +306,7 @@ def narrowed(message: Tensor) -> Tensor:
 
 
 def bounded_sum(a: Tensor, b: Tensor | None) -> Tensor:
-    """Of two finite tensors, finite."""
+    """The sum of two finite tensors, clamped so that it is finite too."""
     return a if b is None else (a + b).clamp(-LARGEST, LARGEST)
 
 

@@ -94,7 +94,7 @@ class End:
         return message
 
     def _here(self, slot: Slot) -> Slot:
-        """With what this end remembers. An evaluation finds nothing and leaves nothing."""
+        """The slot with this end's memory; evaluation gets an empty one."""
         if slot.key.leg == "evaluation":
             return replace(slot, memory=Memory(), positions=None)
         return replace(slot, memory=self._memories[slot.key.leg], positions=self._positions)
@@ -106,7 +106,7 @@ class End:
     # Between steps
 
     def decide(self, apply: bool) -> None:
-        """A step's outcome. One that was given up counts as not applied."""
+        """A step was applied or not (skipped or abandoned): keep or drop what codecs learnt in it."""
         for memory in self._memories.values():
             memory.decide(apply)
         if self._positions is not None:
@@ -163,7 +163,7 @@ class Carrier:
         return receiver.decode(tensors, slot, message.device)
 
     def state(self, stage: int) -> dict[str, Tensor]:
-        """What a stage's own ends remember, by the side they are on."""
+        """The memories at a stage's ends of its boundaries, by side."""
         ends = {}
         if stage - 1 in self._ends:
             ends["previous"] = self._ends[stage - 1][1]

@@ -20,7 +20,7 @@ GROUP = "pmtrain.codecs"
 
 @dataclass(frozen=True)
 class LegCodec:
-    """What is written for a leg."""
+    """The codec of a leg, parsed."""
 
     codec: Codec
     packing: Packing | None = None

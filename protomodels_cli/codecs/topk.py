@@ -128,7 +128,7 @@ class MaskedTopK(BaseCodec):
 
 
 def _offer(positions: Tensor, slot: Slot) -> None:
-    """Those of a training microbatch's activations, to a gradient that uses them again."""
+    """Keep the positions of a training microbatch's activations for the gradient that reuses them."""
     if slot.positions is not None and slot.key.leg == "forward":
         slot.positions[slot.key.microbatch] = positions
 

@@ -41,7 +41,7 @@ class Line:
         return self.free_at
 
     def arrive(self, last: float, size: float) -> float:
-        """When `size` bytes have come in whose last could be here now: later if others come in at the same time."""
+        """When `size` bytes have arrived, the last of them at `last` or later: other bytes may use the line too."""
         first = max(self.free_at, last - self.seconds(size))
         self.free_at = max(first + self.seconds(size), last)
         return self.free_at

@@ -1,4 +1,4 @@
-"""Bytes of any stage that a run can be cut into: what it keeps, what is in flight, what passing work takes."""
+"""Bytes of any stage that a run can be cut into: what it keeps, what is in flight, and working memory."""
 
 from __future__ import annotations
 

@@ -48,13 +48,13 @@ def kept_by_codecs(spec: RunSpec, windows: int | None = None) -> Sides:
 
 
 def kept_on_host(spec: RunSpec, windows: int | None = None) -> Sides:
-    """Of that, what is in the machine's own memory wherever the stage computes."""
+    """The share of `kept_by_codecs` that is in host memory, whatever the stage's device."""
     legs = _on(spec, "forward", windows), _on(spec, "backward", windows)
     return _sides(*(codec.kept_bytes(extent) if codec.memory_on_host else AtEnds() for codec, extent in legs))
 
 
 def staged_by_codecs(spec: RunSpec) -> Sides:
-    """What they have learnt in a step, until it is applied."""
+    """What codecs hold of a step that is not decided yet."""
     legs = _on(spec, "forward"), _on(spec, "backward")
     return _sides(*(codec.staged_bytes(extent) for codec, extent in legs))
 

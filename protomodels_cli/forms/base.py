@@ -37,7 +37,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Switch:
-    """From one basis to the next."""
+    """A change of basis: the old U, the new U, and how weights follow."""
 
     old: Tensor
     new: Tensor
@@ -120,7 +120,7 @@ class Form:
         return rows
 
     def read(self, state: Tensor, anchor: Tensor | None) -> Tensor:
-        """x."""
+        """The stream x, d numbers a token, from the state."""
         return state
 
     def encode(self, state: Tensor, anchor: Tensor | None) -> Tensor:
@@ -153,4 +153,4 @@ class Form:
         """In place: a writing matrix moves with U."""
 
     def follow_moments(self, state: dict[str, Tensor], rule: Rule, switch: Switch) -> None:
-        """Its optimizer's state likewise."""
+        """In place: the optimizer's moments of a writing matrix move with U."""

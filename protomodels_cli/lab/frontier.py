@@ -223,7 +223,7 @@ def better(result: Result) -> float:
 
 
 def sweep_row(recipe: Recipe, seen: dict[Recipe, float], best: bool, baseline: bool) -> Result:
-    """`settled`: all around it was tried."""
+    """`settled`: all neighbours were tried."""
     row = {**asdict(recipe), "codec": recipe.codec, "seed": 0, "best": best, "baseline": baseline}
     row["settled"] = all(near in seen for near in around(recipe, seen[recipe]))
     return row | {"loss": None if seen[recipe] == float("inf") else seen[recipe]}

@@ -161,7 +161,7 @@ class Run:
         return _spec(self.scale, spec)
 
     def key(self) -> str:
-        """What a kept result is the result of."""
+        """Names the run that a kept result belongs to."""
         return f"{self.spec().sha256()} {self.scale.train_tokens} {self.device} {TRAINING}"
 
 
@@ -285,7 +285,7 @@ class Bench:
             self._pool.shutdown(wait=True, cancel_futures=True)
 
     def results(self, runs: Sequence[Run]) -> list[Result]:
-        """One for each, in their order."""
+        """One result per run, in the order of `runs`."""
         new = {run.key(): run for run in runs if run.key() not in self.done}
         self.expected = max(self.expected, self.trained + len(new))
         if self._pool is None:
@@ -313,6 +313,6 @@ class Bench:
 
 
 def scaled(name: str, steps: int | None, seeds: int | None, workers: int | None) -> Scale:
-    """A scale by name, with what the user says otherwise."""
+    """A scale by name, with the user's changes."""
     scale = SCALES[name]
     return replace(scale, steps=steps or scale.steps, seeds=seeds or scale.seeds, workers=workers or scale.workers)

@@ -1,1 +1,1 @@
-"""Runs on this machine as real processes, and trouble for them: what the demo and the benchmarks run on."""
+"""Runs on this machine as real processes, and faults injected into them: what the demo and the benchmarks run on."""

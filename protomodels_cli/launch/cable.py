@@ -1,4 +1,4 @@
-"""A TCP proxy as a cable that can be long, and cut: what goes in comes out later, in order, or once it is mended."""
+"""A TCP proxy that acts as a cable: it adds latency, and can be cut and repaired. Bytes arrive later, in order."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class Cable(threading.Thread):
         self._serving = self._loop.create_task(self._serve())
 
     def through(self, link: JoinLink) -> JoinLink:
-        """The same run, at this end of the cable."""
+        """A join link to the same run that leads through the cable."""
         self._ready.wait()
         self._target = (link.host, link.port)
         return replace(link, port=self._port)
 
     def cut(self) -> None:
-        """Connections stay, and nothing gets through, as when a router loses its line."""
+        """Nothing gets through any more, but connections stay open, as when a router loses its uplink."""
         self._loop.call_soon_threadsafe(self._whole.clear)
 
     def mend(self) -> None:

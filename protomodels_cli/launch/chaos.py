@@ -91,7 +91,7 @@ class Chaos:
             happening.cancel()
 
     def _is_over(self, before: RunStatus) -> bool:
-        """A step was granted since, in a new generation if there is one."""
+        """Whether the run has recovered: it has granted a step since, in the new generation if there is one."""
         now = self._seen
         if now is None or now.phase != "running":
             return False

@@ -171,7 +171,7 @@ def _ip(arguments: Sequence[str], text: str = "") -> None:
 
 
 def _device_in(name: str, offload: bool) -> int:
-    """Make the device and the settings in a namespace, from a thread: to enter one is a thread's own affair."""
+    """Make the device and the settings in a namespace, in a thread of its own: entering one moves a thread."""
     made: list[int | OSError] = []
 
     def make() -> None:

@@ -28,7 +28,7 @@ class Gathering:
             self.stage.on_release = self.covariance.add
 
     def end(self) -> None:
-        """After the last."""
+        """After the last microbatch of a step."""
         self.stage.on_release = None
 
     def decide(self, applied: bool) -> None:
@@ -38,7 +38,7 @@ class Gathering:
             self.covariance.discard()
 
     def state(self) -> dict[str, Tensor]:
-        """What has been gathered for a basis that is still to come."""
+        """The gradients gathered so far for the next basis."""
         return {} if self.covariance is None else {"total": self.covariance.total}
 
     def load(self, state: Mapping[str, Tensor]) -> None:

@@ -42,7 +42,7 @@ def _adam(g: Tensor, g_squared: Tensor, state: State, t: int, o: OptimizerSpec) 
 
 
 def _zeros(like: Tensor) -> Tensor:
-    """By rows whatever the gradient's layout, as state that comes from a snapshot is: a product may round otherwise."""
+    """Row by row in memory, as state from a snapshot is: with another layout products may round differently."""
     return torch.zeros_like(like, memory_format=torch.contiguous_format)
 
 

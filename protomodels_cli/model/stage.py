@@ -30,19 +30,19 @@ class Carry(Protocol):
     """How messages cross the boundaries of a run."""
 
     def __call__(self, message: Tensor, key: MessageKey, windows: Tensor | None = None) -> Tensor:
-        """What arrives. `windows` are the token ids of a forward message's samples."""
+        """What the receiver decodes of a message. `windows`: the token ids of a forward message's samples."""
         ...
 
     def decide(self, apply: bool) -> None:
-        """A step's outcome."""
+        """A step was applied or skipped: codecs keep or drop what they learnt in it."""
         ...
 
     def reset(self) -> None:
-        """The basis has moved."""
+        """The basis has moved: codecs forget what they remember in old coordinates."""
         ...
 
     def state(self, stage: int) -> dict[str, Tensor]:
-        """What a stage's ends of its boundaries remember."""
+        """The codecs' memories at a stage's ends of its boundaries."""
         ...
 
 

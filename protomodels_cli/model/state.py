@@ -34,7 +34,7 @@ def parameter_hashes(stage: Stage) -> list[tuple[str, str]]:
 def stage_state(
     stage: Stage, optimizer: StageOptimizer, codecs: Mapping[str, Tensor], gathered: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """All that a stage is, on the host, in memory of its own."""
+    """The stage's whole state, copied to the host."""
     state = {f"weights/{name}": p.detach() for name, p in stage.named_parameters()}
     for slot in optimizer.slots:
         state |= {f"optimizer/{slot.name}/{key}": tensor for key, tensor in slot.state.items()}

@@ -34,7 +34,7 @@ class StageTrainer:
             self.gathering.begin(step)
 
     def prepare(self) -> dict[str, float]:
-        """After the last: gradients are kept. Returns the squared norm of each unit, in layer order."""
+        """After the last microbatch: keep the gradients. Returns the squared norm of each unit, in layer order."""
         if self.gathering is not None:
             self.gathering.end()
         return self.optimizer.prepare()
@@ -66,7 +66,7 @@ class StageTrainer:
         self.optimizer.switch_basis(new, self.spec.subspace.update.move)
 
     def state(self, codecs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """All of it, copied to the host, with what the codecs at its boundaries remember."""
+        """The stage's whole state, copied to the host, with the memories of the codecs at its boundaries."""
         gathered = {} if self.gathering is None else self.gathering.state()
         return stage_state(self.stage, self.optimizer, codecs, gathered)
 
