@@ -104,7 +104,7 @@ def _wires(spec: RunSpec, link: LinkSpec) -> Wires:
 
 
 def _costs(spec: RunSpec, cut: list[int], speed: float) -> list[StageCost]:
-    """Seconds of each stage for a microbatch: a third forward, two thirds backward; the last stage does both at once."""
+    """Seconds of each stage for a microbatch: a third forward, the rest backward; the last stage does both at once."""
     flops, first, costs = unit_flops(spec), 0, []
     tokens = spec.batch.size // spec.batch.microbatches * spec.model.context
     for i, layers in enumerate(cut):
