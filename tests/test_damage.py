@@ -157,7 +157,7 @@ DAMAGES = {
     "empty": content(lambda b: b""),
     "zeroed": content(lambda b: bytes(len(b))),
     "random": content(lambda b: random.Random(1).randbytes(len(b))),
-    "random behind its header": content(lambda b: b[:100] + random.Random(2).randbytes(len(b) - 100)),
+    "random-behind-header": content(lambda b: b[:100] + random.Random(2).randbytes(len(b) - 100)),
     "text": content(lambda b: b"SQLite format 3\0, but not really"),
     "an empty database": content(lambda b: empty_database()),
     "gone": gone,
@@ -333,7 +333,7 @@ def rebuilt(run_dir: Path, spec: RunSpec, *, peers: int = 2) -> dict[str, Any]:
     return told
 
 
-@pytest.mark.parametrize("damage", ["empty", "random behind its header"])
+@pytest.mark.parametrize("damage", ["empty", "random-behind-header"])
 def test_a_rebuilt_run_ends_with_the_undisturbed_weights(killed: Run, run_dir: Path, damage: str):
     DAMAGES[damage](run_dir)
     for arguments in (["coordinator", "--resume", "--run-dir", run_dir], ["status", run_dir]):

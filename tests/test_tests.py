@@ -19,21 +19,6 @@ MOST_LINES = 400
 
 # Three words of English in a row, none of them part of a path, an option or a name.
 PROSE = re.compile(r"(?<![\w./'-])[A-Za-z]?[a-z']+,? (?:[a-z']+,? )+[a-z]{2,}(?![\w/=:-])")
-PENDING = {
-    "test_authority.py",
-    "test_damage.py",
-    "test_door.py",
-    "test_faults.py",
-    "test_join_link.py",
-    "test_links.py",
-    "test_peer.py",
-    "test_pipeline.py",
-    "test_recovery_snapshots.py",
-    "test_relay.py",
-    "test_run.py",
-    "test_session.py",
-    "test_snapshots.py",
-}
 
 
 def prose(tree: ast.AST) -> list[str]:
@@ -59,14 +44,9 @@ def _expected(node: ast.AST) -> list[ast.expr]:
 
 @pytest.mark.parametrize("file", TESTS, ids=lambda file: file.name)
 def test_wording_is_checked_in_test_sentences_alone(file: Path):
-    if file.name.startswith("test_sentences") or file.name in PENDING:
+    if file.name.startswith("test_sentences"):
         return
     assert prose(ast.parse(file.read_text())) == []
-
-
-def test_what_waits_to_be_mended_still_has_to_be():
-    for name in PENDING:
-        assert prose(ast.parse((ROOT / "tests" / name).read_text())), f"take {name} out of PENDING"
 
 
 def test_the_search_for_prose_finds_it():
