@@ -48,7 +48,7 @@ def a_generation(session: Session, number: int) -> Generation:
     return Generation(assigned, session.spec, session._network, session._engine, session._report, print)
 
 
-@pytest.mark.parametrize(("error", "goes"), [(MemoryError(), True), (BadMessage("of before"), False)])
+@pytest.mark.parametrize(("error", "goes"), [(MemoryError("full"), True), (BadMessage("of before"), False)])
 def test_a_stage_that_failed_is_not_offered_again_whichever_generation_it_failed_in(tmp_path, error, goes):
     """A decision may have been applied by half. What a neighbour of then sent is forgotten with it."""
 
@@ -115,7 +115,7 @@ def test_the_last_words_of_a_peer_are_heard(tmp_path):
 
             running = asyncio.create_task(session.run(introduce))
             await until(lambda: session._control._heard)
-            session._fail(MemoryError())
+            session._fail(MemoryError("full"))
             with pytest.raises(PeerError):
                 await running
         await server.stop(None)
