@@ -242,7 +242,7 @@ def test_ctrl_c_twice_leaves_in_the_middle_of_a_step(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "words"),
+    ("arguments", "code", "named"),
     [
         (["coordinator", "run.yaml", "--host", "127.0.0.1", "--port", "TAKEN"], 3, "port TAKEN"),
         (["coordinator", "run.yaml", "--run-dir", "locked"], 3, "locked"),
@@ -263,7 +263,7 @@ def test_ctrl_c_twice_leaves_in_the_middle_of_a_step(tmp_path):
         (["demo", "--device", "cuda:99", "--steps", "1", "--run-dir", "d"], 2, "--device cuda:99"),
     ],
 )
-def test_mistakes_are_one_message_and_an_exit_code(tmp_path, arguments, code, words):
+def test_mistakes_are_one_message_and_an_exit_code(tmp_path, arguments, code, named):
     import fcntl
 
     spec = make_spec(stages=1, steps=1)
@@ -280,7 +280,7 @@ def test_mistakes_are_one_message_and_an_exit_code(tmp_path, arguments, code, wo
         port = str(taken.getsockname()[1])
         done = pmtrain(*(a.replace("TAKEN", port) for a in arguments), cwd=tmp_path)
     assert done.returncode == code, done.stderr
-    assert words.replace("TAKEN", port) in done.stderr
+    assert named.replace("TAKEN", port) in done.stderr
     assert "\n    fix:  " in done.stderr
     assert "SECRET" not in done.stderr
     assert "Traceback" not in done.stderr

@@ -239,10 +239,8 @@ def test_a_run_directory(tmp_path: Path):
     (tmp_path / "metrics.jsonl").touch()
     what = f"{tmp_path} holds the metrics of another run"
     assert said(lambda: open_run_dir(tmp_path, spec, tmp_path)) == (what, f"{other}; pmtrain overwrites no run")
-    assert said(lambda: owner_secret(path)) == (
-        f"cannot read {path / 'private.json'}, which only the run's owner can",
-        "name the run's directory, as the user who started the coordinator",
-    )
+    what, fix = f"{path} is not a run directory", "name the directory of a run that was begun on this machine"
+    assert said(lambda: owner_secret(path)) == (what, fix)
     folder = open_run_dir(path, spec, tmp_path)
     assert said(lambda: open_run_dir(path, spec, tmp_path)) == (
         f"another coordinator is running in {path}",
@@ -259,6 +257,11 @@ def test_a_run_directory(tmp_path: Path):
     assert said(lambda: private_of(path)) == (
         f"the run directory {path} has format 1, and pmtrain {__version__} reads format 2",
         f"continue with the version of pmtrain that began the run, or begin a new run in another {other[15:]}",
+    )
+    (path / "private.json").write_text("{}")
+    assert said(lambda: owner_secret(path)) == (
+        f"cannot read {path / 'private.json'}, which only the run's owner can",
+        "name the run's directory, as the user who started the coordinator",
     )
     (path / "private.json").unlink()
     what = f"cannot read {path / 'private.json'}: No such file or directory"

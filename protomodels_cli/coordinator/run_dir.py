@@ -152,6 +152,9 @@ def owner_secret(path: Path) -> str:
     """What the owner shows to pause, resume and stop the run."""
     try:
         return str(json.loads((path / PRIVATE).read_text(encoding="utf-8"))["owner"])
+    except (FileNotFoundError, NotADirectoryError):
+        what, fix = f"{path} is not a run directory", "name the directory of a run that was begun on this machine"
+        raise UserError(what, fix, kind="not_a_run_dir") from None
     except (OSError, ValueError, KeyError):
         fix = "name the run's directory, as the user who started the coordinator"
         raise UserError(
