@@ -37,7 +37,7 @@ def wrong_fingerprint(link: str) -> str:
 REFUSED = [  # by the coordinator, or by the peer itself before it asks for a stage
     ("token", 5, "wrong_token"),
     ("other_protocol", 5, "other_protocol"),
-    ("fingerprint", 5, ""),
+    ("fingerprint", 5, "fingerprint_mismatch"),
     ("other_defaults", 5, "spec_read_differently"),
     ("wrong_clock", 5, "clock_skew"),
     ("little_memory", 3, "device_too_small"),
@@ -75,7 +75,6 @@ def test_bad_peers_get_one_sentence_and_the_run_goes_on(pool: Pool, tmp_path: Pa
         assert result["exit"] == code, (kind, result, said)
         if (kind, code, why) in REFUSED:
             assert result["reason"] == why, (kind, result)
-            assert result["kind"] == ("FingerprintError" if kind == "fingerprint" else result["kind"])
         else:
             assert result["reason"] == "dismissed", (kind, result)
             assert events(run_dir, "peer_dismissed")[-1]["reason"] == why, kind

@@ -48,7 +48,7 @@ def a_generation(session: Session, number: int) -> Generation:
     return Generation(assigned, session.spec, session._network, session._engine, session._report, print)
 
 
-@pytest.mark.parametrize(("error", "goes"), [(MemoryError("full"), True), (BadMessage("of before"), False)])
+@pytest.mark.parametrize(("error", "goes"), [(MemoryError(), True), (BadMessage("stale"), False)])
 def test_a_stage_that_failed_is_not_offered_again_whichever_generation_it_failed_in(tmp_path, error, goes):
     """A decision may have been applied by half. What a neighbour of then sent is forgotten with it."""
 

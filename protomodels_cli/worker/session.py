@@ -348,7 +348,7 @@ class Session:
     def _fail(self, error: Exception) -> None:
         """This peer cannot go on: tell the coordinator, then stop with the error."""
         if devices.is_out_of_memory(error):
-            error = PeerError(troubles.OutOfMemory(str(error).splitlines()[0]))
+            error = PeerError(troubles.OutOfMemory((str(error) or type(error).__name__).splitlines()[0]))
         self._report(trouble_of(error))
         if not self._over.done():
             self._over.set_exception(error)
