@@ -8,10 +8,8 @@ import json
 import random
 import resource
 import shutil
-import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
