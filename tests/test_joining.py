@@ -133,7 +133,15 @@ def test_the_coordinator_checks_the_spec_hash_too_and_strangers_get_nothing(pool
 
     found = asyncio.run(calls())
     kinds = [dict(error.trailing_metadata() or ()).get("kind") for error in found]
-    assert kinds == ["other_spec", "not_enrolled", "not_enrolled", "invalid_key", None, None, "wrong_token"]
+    assert kinds == [
+        "other_spec",
+        "not_enrolled",
+        "not_enrolled",
+        "invalid_key",
+        "not_holder",
+        "invalid_offset",
+        "wrong_token",
+    ]
     unasked, beyond = found[4:6]
     assert unasked.code() == grpc.StatusCode.INVALID_ARGUMENT, "an upload that nobody asked for"
     assert beyond.code() == grpc.StatusCode.INVALID_ARGUMENT

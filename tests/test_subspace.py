@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
+
 import numpy as np
 import pytest
 from conftest import make_spec
@@ -18,21 +21,27 @@ def elsewhere(width: int, k: int, seed: int, dtype: str) -> np.ndarray:
     return np.nextafter(np.eye(width, k, dtype=dtype), 2)
 
 
+def stored(folder: Path) -> Subspace:
+    """A new run's."""
+    new = Subspace(SPEC, folder, resumed=False)
+    asyncio.run(new.store_first())
+    return new
+
+
 def test_a_run_that_is_continued_elsewhere_keeps_its_first_basis(tmp_path, monkeypatch):
-    new = Subspace(SPEC, tmp_path, resumed=False)
+    new = stored(tmp_path)
     monkeypatch.setattr(subspace, "initial_u", elsewhere)
     resumed = Subspace(SPEC, tmp_path, resumed=True)
     resumed.load(0, new.sha256(0))
     assert resumed.basis_message(0) == new.basis_message(0)
-    other = Subspace(SPEC, tmp_path, resumed=False)  # over what a start left that came no further
+    other = stored(tmp_path)  # over what a start left that came no further
     assert other.basis_message(0).u == elsewhere(SPEC.model.width, SPEC.subspace.k, 0, "float32").tobytes()
 
 
 def test_a_first_basis_that_was_lost_is_made_again_and_checked(tmp_path, monkeypatch):
-    right = Subspace(SPEC, tmp_path, resumed=False).sha256(0)
+    right = stored(tmp_path).sha256(0)
     (tmp_path / "000000.u").unlink()
     Subspace(SPEC, tmp_path, resumed=True).load(0, right)
-    (tmp_path / "000000.u").unlink()
     monkeypatch.setattr(subspace, "initial_u", elsewhere)
     with pytest.raises(UserError, match=r"000000\.u"):
         Subspace(SPEC, tmp_path, resumed=True).load(0, right)
@@ -40,7 +49,7 @@ def test_a_first_basis_that_was_lost_is_made_again_and_checked(tmp_path, monkeyp
 
 @pytest.mark.parametrize("change", [lambda u: u[:-1], lambda u: bytes([u[0] ^ 1]) + u[1:]])
 def test_a_damaged_basis_is_refused(tmp_path, change):
-    right = Subspace(SPEC, tmp_path, resumed=False).sha256(0)
+    right = stored(tmp_path).sha256(0)
     (tmp_path / "000000.u").write_bytes(change((tmp_path / "000000.u").read_bytes()))
     with pytest.raises(UserError, match=r"000000\.u"):
         Subspace(SPEC, tmp_path, resumed=True).load(0, right)

@@ -82,6 +82,8 @@ class Coordinator:
             if self.run_dir.resumed:
                 self._come_back()
             else:  # only now: a start that fails leaves no run behind
+                if self._subspace is not None:
+                    await self._subspace.store_first()
                 create(self.run_dir.path / JOURNAL, self.run_dir.identity, self.state.history)
                 self._open_books()
             announce(str(self.run_dir.write_link(host, port)))

@@ -40,10 +40,12 @@ class Subspace:
         self._bases = {0: self._read(0) if resumed and self._file(0).exists() else self._make_first()}
 
     def _make_first(self) -> _Kept:
-        """Once per run: the last bits of QR differ by platform, and a run may be continued on another machine."""
         first = initial_u(self._width, self._k, self._spec.seed, self._dtype)
-        write_whole(self._file(0), first.tobytes())
         return _Kept(first.tobytes(), u_sha256(first))
+
+    async def store_first(self) -> None:
+        """Once per run: the last bits of QR differ by platform, and a run may be continued on another machine."""
+        await asyncio.to_thread(write_whole, self._file(0), self._bases[0].content)
 
     @property
     def basis_bytes(self) -> int:
