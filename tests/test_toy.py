@@ -71,6 +71,9 @@ def test_what_there_is_includes_what_was_added(folder):
 
 
 def test_a_pipeline_that_is_killed_resumes_from_its_snapshot_and_equals_the_reference(folder):
+    """With a toy codec on both legs, and in the toy form."""
+    both = {"wire": WIRE, "subspace": {"form": "toysplit"}, "optimizer": {"name": "adamw"}}
+    (folder / "run.yaml").write_text(yaml.safe_dump({**SPEC, **both}))
     done = pmtrain("reference", "run.yaml", "--run-dir", "reference", cwd=folder)
     assert done.returncode == 0, done.stderr
     right = done.stdout.split()[-1]
@@ -90,7 +93,9 @@ def test_a_pipeline_that_is_killed_resumes_from_its_snapshot_and_equals_the_refe
             process.communicate()
         snapshots = sorted((folder / "run" / "snapshots").iterdir())
         assert snapshots
-        remembered = [name for name in load_file(snapshots[-1] / "stage-0.safetensors") if name.startswith("codecs/")]
+        part = load_file(snapshots[-1] / "stage-0.safetensors")
+        assert part["weights/embed.weight"].shape == (256, 64), "the toy form's state is twice as wide"
+        remembered = [name for name in part if name.startswith("codecs/")]
         assert sorted(remembered) == ["codecs/next/backward/last", "codecs/next/forward/last"]
         assert not (folder / "run" / "summary.json").exists()
         leader, link = lead()
