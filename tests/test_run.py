@@ -227,6 +227,8 @@ def test_ctrl_c_twice_leaves_in_the_middle_of_a_step(tmp_path):
     long = {"size": 4096, "microbatches": 4096}
     with coordinator(make_spec(stages=2, steps=3, model={"context": 128}, batch=long), tmp_path) as (leader, link):
         peers = [begin("join", link, "--dir", tmp_path / f"p{i}", cwd=tmp_path) for i in range(2)]
+        for i in range(2):
+            wait_for_peer_event(tmp_path / f"p{i}", "stage_assigned")
         wait_for_event(tmp_path / "run", "stages_linked")
         os.kill(leader.pid, signal.SIGSTOP)  # nobody answers the first one
         peers[0].send_signal(signal.SIGINT)
