@@ -28,15 +28,13 @@ from protomodels_cli.spec import RunSpec
 
 
 def begin(*arguments: object, cwd: Path) -> subprocess.Popen[str]:
-    """One of our commands. A process started in the background inherits that SIGINT is ignored: undo that."""
+    """One of our commands. A process started in the background inherits that SIGINT is ignored: undo that, in the new
+    process, since between fork and exec nothing may run in a process whose other threads (gRPC's) hold locks."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-    command = [sys.executable, "-m", "protomodels_cli", *map(str, arguments)]
+    listen = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])"
+    command = [sys.executable, "-Sc", listen, sys.executable, "-m", "protomodels_cli", *map(str, arguments)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-
-    def listen() -> None:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-    return subprocess.Popen(command, cwd=cwd, env=env, preexec_fn=listen, **pipes)
+    return subprocess.Popen(command, cwd=cwd, env=env, **pipes)
 
 
 @contextmanager
