@@ -43,6 +43,12 @@ assert not {{"torch", "grpc", "numpy"}} & set(sys.modules), "a heavy import"
 """
 
 
+# Our program, with Ctrl-C as in a terminal: what is started in the background inherits that SIGINT is ignored. It is
+# undone in the new process: between fork and exec nothing may run where other threads (gRPC's) may hold locks.
+_LISTEN = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])"
+LISTENING = [sys.executable, "-Sc", _LISTEN, sys.executable, "-m", "protomodels_cli"]
+
+
 def pmtrain(*arguments: str, cwd: Path | None = None, **env: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "protomodels_cli", *map(str, arguments)]
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
@@ -268,14 +274,10 @@ def test_what_the_parser_refuses(small, arguments, named):
 
 def test_ctrl_c_says_what_is_left(small):
     (small / "long.yaml").write_text(TINY.replace("steps: 12", "steps: 100000"))
-    command = [sys.executable, "-m", "protomodels_cli", "reference", "long.yaml"]
+    command = [*LISTENING, "reference", "long.yaml"]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
-
-    def listen() -> None:  # a process started in the background inherits that SIGINT is ignored
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, cwd=small, env=env, preexec_fn=listen, **pipes) as run:
+    with subprocess.Popen(command, cwd=small, env=env, **pipes) as run:
         for line in run.stdout:
             if line.startswith("basis 1"):  # step 5 was taken, and its snapshot written
                 run.send_signal(signal.SIGINT)

@@ -6,6 +6,7 @@ import contextlib
 import importlib.metadata
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -154,9 +155,9 @@ def test_a_coordinator_without_torch_stops_and_resumes(no_torch, tmp_path):
     spec = make_spec(stages=2, steps=100)
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(spec.model_dump(mode="json")))
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([no_torch, str(ROOT)])}
-    words = ["coordinator", "run.yaml", "--host", "127.0.0.1", "--port", "0", "--run-dir", "run"]
+    words = ["coordinator", "run.yaml", "--host", "127.0.0.1", "--run-dir", "run"]
     for more in ([], ["--resume"]):
-        command = [sys.executable, "-m", "protomodels_cli", *words, *more]
+        command = [sys.executable, "-m", "protomodels_cli", *words, "--port", str(free_port()), *more]
         leader = subprocess.Popen(command, cwd=tmp_path, env=env, stdout=subprocess.PIPE, text=True)
         try:
             wait_for_line(leader, "pmtrain join")
@@ -173,6 +174,13 @@ def imported(said: str) -> set[str]:
     return {line.rpartition("|")[2].strip() for line in lines}
 
 
+def free_port() -> int:
+    """Not the one from before: by the time of a resume another process of the tests may have it."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
 def test_a_coordinator_of_a_large_model_needs_little_memory_and_resumes_without_heavy_modules(tmp_path):
     """T_fixed's bits alone are 62 MiB. Here all modules could be imported; the first start may want some for tokens."""
     [config] = [path for path in CONFIGS if path.stem == "llama-8b"]
@@ -182,9 +190,9 @@ def test_a_coordinator_of_a_large_model_needs_little_memory_and_resumes_without_
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(spec))
     (tmp_path / "ids.bin").write_bytes(bytes(4 * 5000))
     env = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONPROFILEIMPORTTIME": "1"}
-    words = ["coordinator", "run.yaml", "--host", "127.0.0.1", "--port", "0", "--run-dir", "run"]
+    words = ["coordinator", "run.yaml", "--host", "127.0.0.1", "--run-dir", "run"]
     for more in ([], ["--resume"]):
-        command = [sys.executable, "-m", "protomodels_cli", *words, *more]
+        command = [sys.executable, "-m", "protomodels_cli", *words, "--port", str(free_port()), *more]
         with (tmp_path / "imports").open("w") as said:
             leader = subprocess.Popen(command, cwd=tmp_path, env=env, stdout=subprocess.PIPE, stderr=said, text=True)
         try:

@@ -8,7 +8,6 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +17,7 @@ from typing import Any
 import pytest
 import yaml
 from conftest import corpus_of, make_spec
-from test_cli import ROOT, pmtrain
+from test_cli import LISTENING, ROOT, pmtrain
 from test_pipeline import random_spec, reference_of
 from told import events, peer_events, wait_for_event, wait_for_peer_event
 from waiting import wait_for
@@ -28,11 +27,9 @@ from protomodels_cli.spec import RunSpec
 
 
 def begin(*arguments: object, cwd: Path) -> subprocess.Popen[str]:
-    """One of our commands. A process started in the background inherits that SIGINT is ignored: undo that, in the new
-    process, since between fork and exec nothing may run in a process whose other threads (gRPC's) hold locks."""
+    """One of our commands."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-    listen = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])"
-    command = [sys.executable, "-Sc", listen, sys.executable, "-m", "protomodels_cli", *map(str, arguments)]
+    command = [*LISTENING, *map(str, arguments)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     return subprocess.Popen(command, cwd=cwd, env=env, **pipes)
 
