@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-MINUTE, HOUR, DAY = 60, 3600, 86400
+MINUTE, HOUR = 60, 3600
 
 
 def figures(x: float) -> str:

@@ -149,7 +149,7 @@ SCRIPTS: dict[str, list[tuple[Any, ...]]] = {
         (assign(2, 3), done(2, 3)),
         (turn(2, 4, "step", 1), done(2, 4)),
     ],
-    "a part is handed in, and again where it is asked for again": [
+    "a part is uploaded, and again where it is asked for again": [
         *SAVED,
         (turn(1, 6, "sync", 2, save=True), done(1, 6), part(2)),
         (turn(1, 7, "sync", 2), done(1, 7)),

@@ -106,7 +106,7 @@ def test_a_connection_that_breaks_is_waited_for_before_a_spare_is_asked():
     assert b.waits() == reasons.HoldersDisconnected((0,))
     b.tell(ev.Tick())
     assert not b.state.placed
-    b.now += machine.REDIAL_SECONDS
+    b.now += machine.RECONNECT_SECONDS
     b.tell(ev.Tick())
     assert b.state.history.holders[0] == "p2"
     b.finish()

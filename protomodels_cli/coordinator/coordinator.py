@@ -156,7 +156,7 @@ class Coordinator:
         self._teller(notices.Continuing(history.step, self.spec.steps, history.newest.step))
 
     async def _end_when_all_know(self, told: bool) -> None:
-        """Peers redial, and are dismissed as they come."""
+        """Peers reconnect, and are dismissed as they come."""
         began, holders = time.monotonic(), set(self.state.history.holders)
         await asyncio.sleep(SPARES_SECONDS)
         while not told and not holders <= set(self.state.peers) and time.monotonic() - began < HOLDERS_SECONDS:

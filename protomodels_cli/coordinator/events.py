@@ -170,7 +170,7 @@ class Wait:
 
 @dataclass(frozen=True)
 class SendTurn:
-    """To every holder: the outcome of the last step, where it is due; whether to hand in what it is after that; and
+    """To every holder: the outcome of the last step, where it is due; whether to upload what it is after that; and
     the next task, where there is one."""
 
     decision: Decided | None

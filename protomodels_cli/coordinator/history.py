@@ -73,7 +73,7 @@ class Evaluated:
 
 @dataclass(frozen=True)
 class Began:
-    """All stages are to hand in what they are after this step, the last one decided."""
+    """All stages are to upload what they are after this step, the last one decided."""
 
     step: int
 

@@ -56,7 +56,7 @@ from protomodels_cli.protocol import steps
 from protomodels_cli.protocol.hashes import weights_sha256
 from protomodels_cli.spec.schema import RunSpec
 
-REDIAL_SECONDS = 2.0  # for a holder whose connection broke to come back before another takes its place
+RECONNECT_SECONDS = 2.0  # for a holder whose connection broke to come back before another takes its place
 
 
 def start(spec: RunSpec, basis_sha256: str, t_fixed: tuple[int, str]) -> State:
@@ -95,7 +95,7 @@ def _take(moves: Moves, event: Event) -> None:
         case Joined(peer):
             assigning.join(moves, peer)
         case Left(peer_id, why, may_return):
-            assigning.lose(moves, {peer_id: why}, until=moves.now + REDIAL_SECONDS if may_return else None)
+            assigning.lose(moves, {peer_id: why}, until=moves.now + RECONNECT_SECONDS if may_return else None)
         case Leaving(peer_id):
             _hear_leaving(moves, peer_id)
         case Trouble(peer_id, what, about, generation):

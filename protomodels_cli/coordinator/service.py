@@ -41,7 +41,7 @@ from protomodels_cli.wire.tls import COORDINATOR_NAME, Identity, client_context,
 DENIED, UNFIT = grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.FAILED_PRECONDITION
 MOST_ENROLLED = 10_000
 MOST_UPLOADS = 2  # of one peer: a basis and a part of a snapshot may fall together
-BEATS = 5  # in a lease
+HEARTBEATS = 5  # in a lease
 PIECE = 1 << 20
 MOST_OFFSET = 2**63 - 1  # at which a file can be read
 SESSION_WITHIN = 600.0  # seconds after Enrol
@@ -134,7 +134,7 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
         """Send heartbeats, and give up whoever sent none for four fifths of a lease: at the next look the whole lease
         may be over."""
         lease = self._spec.limits.lease_seconds
-        every, before = lease / BEATS, time.monotonic()
+        every, before = lease / HEARTBEATS, time.monotonic()
         while True:
             await asyncio.sleep(every)
             now = time.monotonic()

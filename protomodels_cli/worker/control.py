@@ -21,7 +21,7 @@ from protomodels_cli.worker import problems
 from protomodels_cli.worker.telling import PeerError
 
 RECONNECT = 0.2, 2.0  # seconds between tries to reach the coordinator: at first, at most
-BEATS = 5  # in a lease
+HEARTBEATS = 5  # in a lease
 SILENT_LEASES = 2  # without a word from the coordinator: it is gone
 
 Metadata = tuple[tuple[str, str], ...]
@@ -157,7 +157,7 @@ class ControlStream:
 
     async def _beat(self, outbox: asyncio.Queue[pb.PeerMessage | None]) -> None:
         while True:
-            await asyncio.sleep(self._lease / BEATS)
+            await asyncio.sleep(self._lease / HEARTBEATS)
             outbox.put_nowait(pb.PeerMessage(heartbeat=pb.Heartbeat()))
 
     async def _outgoing(self, outbox: asyncio.Queue[pb.PeerMessage | None]) -> AsyncIterator[pb.PeerMessage]:
