@@ -1,4 +1,4 @@
-"""Fixtures: one cache of tokens per test process, one thread, and small specs."""
+"""Fixtures: one cache of tokens, one thread, and small specs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ CONFIGS = sorted((Path(__file__).parent.parent / "configs").glob("*.yaml"))
 
 @pytest.fixture(scope="session", autouse=True)
 def token_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
-    os.environ["PMTRAIN_CACHE"] = str(tmp_path_factory.mktemp("tokens"))
+    """One for all test processes, which lie side by side in one folder."""
+    base = tmp_path_factory.getbasetemp()
+    folder = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    os.environ["PMTRAIN_CACHE"] = str(folder / "tokens")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

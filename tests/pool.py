@@ -9,15 +9,12 @@ import json
 import os
 import select
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 from marks import injected
+from starting import Started
 from waiting import wait_for
-
-ROOT = Path(__file__).parent.parent
 
 
 class Process:
@@ -30,15 +27,12 @@ class Process:
         self._open()
 
     def _open(self) -> None:
-        path = os.pathsep.join([str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
-        self._process = subprocess.Popen(
-            [sys.executable, str(ROOT / "tests" / "pool_process.py")],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            bufsize=0,  # a line read leaves the next one to `select`
-            env={**os.environ, "PYTHONPATH": path},
-        )
+        (jobs, put), (take, results) = os.pipe(), os.pipe()
+        self._process = Started("pool_process", ["pool_process"], [jobs, results, self._log.fileno()])
+        os.close(jobs)
+        os.close(results)
+        self._process.stdin = os.fdopen(put, "wb", buffering=0)
+        self._process.stdout = os.fdopen(take, "rb", buffering=0)  # a line read leaves the next one to `select`
         self._busy = self._ready = False
 
     def renew(self) -> None:

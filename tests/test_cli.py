@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 from conftest import CONFIGS
+from starting import ROOT, begin, pmtrain
 
-ROOT = Path(__file__).parent.parent
 TINY = """\
 name: small
 steps: 12
@@ -33,28 +33,15 @@ snapshots: {interval: 5}
 
 HELP = """
 import sys
-sys.argv = ["pmtrain", *{arguments}]
 from protomodels_cli.cli.main import main
-try:
-    main()
-except SystemExit:
-    pass
-assert not {{"torch", "grpc", "numpy"}} & set(sys.modules), "a heavy import"
+for page in {pages}:
+    sys.argv = ["pmtrain", *page.split(), "--help"]
+    try:
+        main()
+    except SystemExit as e:
+        assert e.code == 0, page
+    assert not {{"torch", "grpc", "numpy"}} & set(sys.modules), page
 """
-
-
-# Our program, with Ctrl-C as in a terminal: what is started in the background inherits that SIGINT is ignored. It is
-# undone in the new process: between fork and exec nothing may run where other threads (gRPC's) may hold locks.
-_LISTEN = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])"
-LISTENING = [sys.executable, "-Sc", _LISTEN, sys.executable, "-m", "protomodels_cli"]
-
-
-def pmtrain(*arguments: str, cwd: Path | None = None, **env: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "protomodels_cli", *map(str, arguments)]
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    return subprocess.run(
-        command, capture_output=True, text=True, cwd=cwd, timeout=300, env={**os.environ, "PYTHONPATH": path, **env}
-    )
 
 
 @pytest.fixture
@@ -64,7 +51,7 @@ def small(tmp_path: Path) -> Path:
 
 
 def test_help_answers_at_once_without_torch():
-    code = HELP.format(arguments=["--help"])
+    code = HELP.format(pages=[""])
     times = []
     for _ in range(5):
         started = time.perf_counter()
@@ -92,9 +79,9 @@ def test_every_help_page_comes_without_torch():
         "bench wan",
         "plan",
     ]
-    for command in map(str.split, pages):
-        code = HELP.format(arguments=[*command, "--help"])
-        assert subprocess.run([sys.executable, "-c", code], capture_output=True, cwd=ROOT).returncode == 0
+    code = HELP.format(pages=pages)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_set_of_commands_and_options_is_deliberate():
@@ -274,17 +261,14 @@ def test_what_the_parser_refuses(small, arguments, named):
 
 def test_ctrl_c_says_what_is_left(small):
     (small / "long.yaml").write_text(TINY.replace("steps: 12", "steps: 100000"))
-    command = [*LISTENING, "reference", "long.yaml"]
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, cwd=small, env=env, **pipes) as run:
+    with begin("reference", "long.yaml", cwd=small) as run:
         for line in run.stdout:
             if line.startswith("basis 1"):  # step 5 was taken, and its snapshot written
                 run.send_signal(signal.SIGINT)
                 break
-        _, errors = run.communicate(timeout=60)
+        lines, _ = run.communicate(timeout=60)
     assert run.returncode == 130
-    [said] = errors.splitlines()
+    said = lines.splitlines()[-1]
     assert said.endswith("runs/small")
     rows = [json.loads(line) for line in (small / "runs" / "small" / "metrics.jsonl").read_text().splitlines()]
     written = max(r["step"] for r in rows if r["event"] == "step")

@@ -20,9 +20,9 @@ from conftest import corpus_of, make_spec
 from damages import DAMAGES, KINDS, whole_file, without_log
 from marks import injected
 from pool import Pool
-from test_cli import pmtrain
+from starting import begin, pmtrain
 from test_pipeline import reference_of
-from test_run import begin, ends, wait_for_line
+from test_run import ends, wait_for_line
 from told import events
 
 from protomodels_cli.coordinator.coordinator import Coordinator

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from test_cli import pmtrain
-from test_run import begin, ends, wait_for_line
+from starting import begin, pmtrain
+from test_run import ends, wait_for_line
 
 from protomodels_cli import errors
 from protomodels_cli.spec.document import document
@@ -38,8 +38,7 @@ def test_the_readme_has_commands():
 
 
 def run(words: list[str]) -> None:
-    command = [sys.executable, "-m", "protomodels_cli", *words]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    done = pmtrain(*words, cwd=ROOT)
     assert done.returncode == 0, done.stderr
 
 

@@ -141,7 +141,7 @@ def test_plan_says_it_all(tmp_path):
 
 
 def test_plan_says_what_a_snapshot_takes_and_refuses_an_interval_shorter_than_that(tmp_path):
-    from test_cli import pmtrain
+    from starting import pmtrain
 
     def plan(**snapshots):
         spec = make_spec(stages=2, snapshots=snapshots)

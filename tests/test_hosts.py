@@ -342,7 +342,7 @@ def test_the_emulated_link_takes_the_time_that_real_tcp_takes():
     """A pipeline that the link holds up, over `wire.link` and between hosts: medians of steps, TCP warm."""
     text = "10mbit,25ms"
     sizes = {
-        "steps": 6,
+        "steps": 5,
         "stages": 3,
         "model": {"layers": 3, "width": 64, "heads": 4, "context": 64},
         "subspace": {"form": "dense"},

@@ -20,9 +20,9 @@ import yaml
 from conftest import CONFIGS, make_spec
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from test_cli import ROOT, pmtrain
+from starting import ROOT, begin, begin_afresh, pmtrain
 from test_pipeline import reference_of
-from test_run import begin, ends, wait_for_line
+from test_run import ends, wait_for_line
 
 from protomodels_cli.bench.recovery import MEMORY_BOUND
 from protomodels_cli.data.errors import DataError
@@ -91,7 +91,7 @@ def test_torch_cannot_be_imported_there(no_torch):
 def test_specs_are_validated_and_planned_without_torch(no_torch, tmp_path):
     done = pmtrain("validate", *CONFIGS, cwd=tmp_path, PYTHONPATH=no_torch)
     assert done.returncode == 0, done.stderr
-    for config in CONFIGS:
+    for config in [path for path in CONFIGS if path.stem in ("tiny", "dense", "llama-8b")]:
         done = pmtrain(
             "plan", config, "--speed", "10gflops", "--link", "20mbit,25ms", cwd=tmp_path, PYTHONPATH=no_torch
         )
@@ -107,7 +107,7 @@ def samples(process: subprocess.Popen[str]) -> Iterator[int]:
 
 
 @pytest.mark.parametrize("form", ["reparam", "dense"])
-def test_a_coordinator_without_torch_leads_a_run_to_the_references_weights(no_torch, tmp_path, monkeypatch, form):
+def test_a_coordinator_without_torch_leads_a_run_to_the_references_weights(no_torch, tmp_path, form):
     update = {"interval": 4, "window": 2, "delay": 1} if form == "reparam" else {}
     spec = make_spec(
         stages=2,
@@ -125,9 +125,7 @@ def test_a_coordinator_without_torch_leads_a_run_to_the_references_weights(no_to
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    monkeypatch.setenv("PYTHONPATH", no_torch)
-    leader, peers = begin(*words, cwd=tmp_path), []
-    monkeypatch.delenv("PYTHONPATH")
+    leader, peers = begin_afresh(*words, cwd=tmp_path, PYTHONPATH=no_torch), []
     try:
         link = wait_for_line(leader, r"pmtrain join '(pm://\S+)'")
         watch = threading.Thread(target=lambda: memory.extend(samples(leader)))

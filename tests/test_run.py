@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import socket
-import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ from typing import Any
 import pytest
 import yaml
 from conftest import corpus_of, make_spec
-from test_cli import LISTENING, ROOT, pmtrain
+from starting import Started, begin, pmtrain
 from test_pipeline import random_spec, reference_of
 from told import events, peer_events, wait_for_event, wait_for_peer_event
 from waiting import wait_for
@@ -26,16 +25,8 @@ from protomodels_cli.coordinator.run_dir import open_run_dir
 from protomodels_cli.spec import RunSpec
 
 
-def begin(*arguments: object, cwd: Path) -> subprocess.Popen[str]:
-    """One of our commands."""
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-    command = [*LISTENING, *map(str, arguments)]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    return subprocess.Popen(command, cwd=cwd, env=env, **pipes)
-
-
 @contextmanager
-def coordinator(spec: RunSpec, folder: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def coordinator(spec: RunSpec, folder: Path) -> Iterator[tuple[Started, str]]:
     """A coordinator, and the join command as it printed it."""
     (folder / "run.yaml").write_text(yaml.safe_dump(spec.model_dump(mode="json")))
     process = begin("coordinator", "run.yaml", "--host", "127.0.0.1", "--port", 0, "--run-dir", "run", cwd=folder)
@@ -46,7 +37,7 @@ def coordinator(spec: RunSpec, folder: Path) -> Iterator[tuple[subprocess.Popen[
         process.wait(timeout=30)
 
 
-def wait_for_line(process: subprocess.Popen[str], pattern: str, seconds: float = 120) -> str:
+def wait_for_line(process: Started, pattern: str, seconds: float = 120) -> str:
     """A line that it says, or the test's end: then it is killed, and what it said instead is shown."""
     lines, patience = [], threading.Timer(seconds, process.kill)
     patience.start()
@@ -64,7 +55,7 @@ def status(folder: Path) -> dict[str, Any]:
     return json.loads(pmtrain("status", "run", "--format", "json", cwd=folder).stdout)
 
 
-def ends(process: subprocess.Popen[str]) -> tuple[int, str]:
+def ends(process: Started) -> tuple[int, str]:
     said, _ = process.communicate(timeout=120)
     return process.returncode, said
 

@@ -173,28 +173,31 @@ def speaks_before_it_writes(patch: Any) -> None:
     patch.setattr(World, "dies_at", before_the_words)
 
 
-BROKEN: list[tuple[Callable[[Any], None], str]] = [
-    (believes_anyone, "keeps|was told|was granted|not those of a run"),
-    (takes_any_generation, "was told|was granted|not those of a run|twice|beyond|reuse what it does not have"),
-    (goes_back_too_far, "past the snapshot"),
-    (keeps_the_generation, "opened twice|both hold"),
-    (keeps_the_lineage, "lineage|twice"),
-    (saves_too_soon, "still waits|not those of a run"),
-    (never_gives_up_waiting, "still waits for"),
-    (believes_in_every_task, "still waits for StagesWorking.task=.step"),
-    (does_not_check, "not those of a run"),
-    (says_nothing, "does not say for what"),
-    (speaks_before_it_writes, "beyond|not decided|keeps|was told|twice|both hold"),
+# With the first seed to try: what is rare is looked for where it was last seen, and then everywhere.
+BROKEN: list[tuple[Callable[[Any], None], str, int]] = [
+    (believes_anyone, "keeps|was told|was granted|not those of a run", 13),
+    (takes_any_generation, "was told|was granted|not those of a run|twice|beyond|reuse what it does not have", 234),
+    (goes_back_too_far, "past the snapshot", 0),
+    (keeps_the_generation, "opened twice|both hold", 0),
+    (keeps_the_lineage, "lineage|twice", 0),
+    (saves_too_soon, "still waits|not those of a run", 121),
+    (never_gives_up_waiting, "still waits for", 0),
+    (believes_in_every_task, "still waits for StagesWorking.task=.step", 0),
+    (does_not_check, "not those of a run", 0),
+    (says_nothing, "does not say for what", 0),
+    (speaks_before_it_writes, "beyond|not decided|keeps|was told|twice|both hold", 0),
 ]
 
 
-@pytest.mark.parametrize(("breaks", "words"), BROKEN, ids=[b.__name__ for b, _ in BROKEN])
-def test_a_broken_machine_is_found_out(monkeypatch: pytest.MonkeyPatch, breaks: Callable[[Any], None], words: str):
+@pytest.mark.parametrize(("breaks", "words", "first"), BROKEN, ids=[b.__name__ for b, *_ in BROKEN])
+def test_a_broken_machine_is_found_out(
+    monkeypatch: pytest.MonkeyPatch, breaks: Callable[[Any], None], words: str, first: int
+):
     breaks(monkeypatch)
 
     def try_all() -> None:
         for seed in range(600):
-            simulate(seed)
+            simulate((first + seed) % 600)
 
     with pytest.raises((Violation, AssertionError), match=words):
         try_all()

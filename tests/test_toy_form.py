@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 from conftest import make_spec
-from test_cli import pmtrain
+from starting import pmtrain
 
 from protomodels_cli.forms import FORMS
 

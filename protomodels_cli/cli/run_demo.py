@@ -45,6 +45,10 @@ def run(
 ) -> None:
     """`options` go to the coordinator and to all peers."""
     check_outputs(json_file)
+    if device != "cpu":  # which every machine has; any other is looked at before peers are started in vain
+        from protomodels_cli.worker.device import choose
+
+        choose(device)
     spec = _spec(steps, stages)
     folder = claim(run_dir, "demo")
     console = Console()
