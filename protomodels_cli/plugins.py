@@ -46,6 +46,10 @@ class Registry(Generic[T]):
             found[point.name] = point
         return found
 
+    def package_of(self, name: str) -> str | None:
+        """The package that adds this name here, with its version; None: no package does."""
+        return _package(self._installed[name]) if name in self._installed else None
+
     def get(self, name: str) -> T:
         if name not in self._loaded:
             if name not in self._installed:
@@ -67,5 +71,8 @@ class Registry(Generic[T]):
         return one
 
     def _described(self, point: EntryPoint) -> str:
-        package = f"{point.dist.name} {point.dist.version}" if point.dist else "a package"
-        return f"{point.name!r} of {package} (entry point {point.value} in {self.group})"
+        return f"{point.name!r} of {_package(point)} (entry point {point.value} in {self.group})"
+
+
+def _package(point: EntryPoint) -> str:
+    return f"{point.dist.name} {point.dist.version}" if point.dist else "a package"

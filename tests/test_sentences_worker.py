@@ -131,6 +131,24 @@ PROBLEMS: list[tuple[p.Problem, int, str, str]] = [
         "use auto, cpu, mps, or a GPU that this machine has",
     ),
     (
+        p.OtherPackage("pmtrain.codecs:toydelta", "pmtrain-toy 0.1", None),
+        EXIT_REFUSED,
+        "the run uses pmtrain.codecs:toydelta of pmtrain-toy 0.1, which is not installed here",
+        "install pmtrain-toy 0.1",
+    ),
+    (
+        p.OtherPackage("pmtrain.codecs:toydelta", "pmtrain-toy 0.1", "pmtrain-toy 0.2"),
+        EXIT_REFUSED,
+        "the run uses pmtrain.codecs:toydelta of pmtrain-toy 0.1, and pmtrain-toy 0.2 is installed here",
+        "install pmtrain-toy 0.1",
+    ),
+    (
+        p.SpecNotUnderstood("wire.haste: is not a field of the spec"),
+        EXIT_REFUSED,
+        "this pmtrain does not understand the run's spec: wire.haste: is not a field of the spec",
+        "install the same version of pmtrain on both sides",
+    ),
+    (
         p.SpecReadDifferently(),
         EXIT_REFUSED,
         "this pmtrain reads the run's spec differently from the coordinator's (hash mismatch)",

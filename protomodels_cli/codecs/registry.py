@@ -48,6 +48,12 @@ def parse_codec(text: str) -> LegCodec:
     return LegCodec(codec, packing)
 
 
+def names_in(text: str) -> list[str]:
+    """The names of which the codec of a leg is made: base codec, feedback, packing."""
+    head, *wrappers = text.split("+")
+    return [head.partition(":")[0], *wrappers]
+
+
 @cache
 def registry() -> Registry[type[Word]]:
     import protomodels_cli.codecs as package

@@ -30,6 +30,7 @@ from protomodels_cli.coordinator.sentences import refusal
 from protomodels_cli.coordinator.snapshots.uploads import Damaged, Later, TooLarge, Uploads
 from protomodels_cli.observe.logs import WIRE
 from protomodels_cli.quantities import duration
+from protomodels_cli.spec.plugins import packages_used
 from protomodels_cli.spec.schema import RunSpec
 from protomodels_cli.wire.channels import SERVER_OPTIONS
 from protomodels_cli.wire.join_link import address
@@ -185,6 +186,7 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
             spec_json=json.dumps(self._spec.model_dump(mode="json")),
             spec_sha256=self._spec.sha256(),
             clock=time.time(),
+            packages=packages_used(self._spec),
         )
 
     def _forget_the_absent(self) -> None:

@@ -22,11 +22,12 @@ import torch
 
 from protomodels_cli import PROTOCOL, __version__
 from protomodels_cli.cost.memory import StageMemory
-from protomodels_cli.errors import UserError
 from protomodels_cli.observe import logs
 from protomodels_cli.retry import Backoff, retry
 from protomodels_cli.spec.cut import layers_per_stage
+from protomodels_cli.spec.errors import SpecError
 from protomodels_cli.spec.load import spec_from
+from protomodels_cli.spec.plugins import package_here
 from protomodels_cli.spec.schema import RunSpec
 from protomodels_cli.wire.channels import MOST_FROM_COORDINATOR, is_loopback
 from protomodels_cli.wire.client import coordinator_channel, in_words
@@ -169,12 +170,18 @@ async def _enrol(stub: rpc.PeeringStub, options: Options, key: bytes) -> pb.Enro
 
 
 def _check_spec(enrolled: pb.EnrolReply) -> RunSpec:
-    """Both sides must read the spec alike, to the last default."""
+    """Both sides must read the spec alike, to the last default, and have the packages that the spec uses."""
+    for point, theirs in sorted(enrolled.packages.items()):
+        if (ours := package_here(point)) != theirs:
+            raise PeerError(problems.OtherPackage(point, theirs, ours))
     try:
         spec = spec_from(json.loads(enrolled.spec_json))
-    except (UserError, ValueError):
-        spec = None
-    if spec is None or spec.sha256() != enrolled.spec_sha256:
+    except SpecError as e:
+        first = e.problems[0]
+        raise PeerError(problems.SpecNotUnderstood(f"{first.field or 'the spec'}: {first.rule}")) from None
+    except ValueError as e:
+        raise PeerError(problems.SpecNotUnderstood(str(e))) from None
+    if spec.sha256() != enrolled.spec_sha256:
         raise PeerError(problems.SpecReadDifferently())
     return spec
 
@@ -193,7 +200,7 @@ def _check_disk(spec: RunSpec, folder: Path) -> Path:
         probe.unlink()
     except OSError as e:
         raise PeerError(problems.FolderNotWritable(str(folder), e.strerror or str(e))) from None
-    free, need = shutil.disk_usage(folder).free, _least(spec, lambda m, first, end, after: m.kept(first, end))
+    free, need = shutil.disk_usage(folder).free, _least(spec, lambda m, first, end, after: m.saved(first, end))
     if free < need:
         raise PeerError(problems.DiskTooSmall(str(folder), free, need))
     return folder

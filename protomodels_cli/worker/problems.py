@@ -21,6 +21,24 @@ class NoSuchDevice(Fact):
 
 
 @dataclass(frozen=True)
+class OtherPackage(Fact):
+    """The spec uses a plug-in whose package is missing here, or has another version than the coordinator's."""
+
+    point: str  # group and name of the entry point
+    theirs: str  # the package and its version
+    ours: str | None
+    kind: Literal["other_package"] = "other_package"
+
+
+@dataclass(frozen=True)
+class SpecNotUnderstood(Fact):
+    """By this version of pmtrain."""
+
+    detail: str
+    kind: Literal["spec_not_understood"] = "spec_not_understood"
+
+
+@dataclass(frozen=True)
 class SpecReadDifferently(Fact):
     """The two programs make different specs of the same fields."""
 
@@ -144,6 +162,8 @@ class Dismissed(Fact):
 
 BeforeJoining = (
     NoSuchDevice
+    | OtherPackage
+    | SpecNotUnderstood
     | SpecReadDifferently
     | ClockSkew
     | FolderNotWritable

@@ -10,6 +10,8 @@ from protomodels_cli.quantities import duration, rate, size
 from protomodels_cli.worker import notices as n
 from protomodels_cli.worker import problems as p
 
+SAME_VERSION = "install the same version of pmtrain on both sides"
+
 
 def sentence(notice: n.Notice) -> str:
     """What whoever runs the peer reads."""
@@ -163,10 +165,15 @@ def _before_joining(found: p.BeforeJoining) -> tuple[str, str]:
     match found:
         case p.NoSuchDevice(device, detail):
             return f"--device {device}: {detail}", "use auto, cpu, mps, or a GPU that this machine has"
+        case p.OtherPackage(point, theirs, ours):
+            here = "which is not installed here" if ours is None else f"and {ours} is installed here"
+            return f"the run uses {point} of {theirs}, {here}", f"install {theirs}"
+        case p.SpecNotUnderstood(detail):
+            return f"this pmtrain does not understand the run's spec: {detail}", SAME_VERSION
         case p.SpecReadDifferently():
             return (
                 "this pmtrain reads the run's spec differently from the coordinator's (hash mismatch)",
-                "install the same version of pmtrain on both sides",
+                SAME_VERSION,
             )
         case p.ClockSkew(seconds):
             side = "ahead of" if seconds > 0 else "behind"

@@ -28,7 +28,7 @@ class PeerError(UserError):
                 self.exit_code = code
             case p.NoSuchDevice():
                 self.exit_code = EXIT_SPEC
-            case p.SpecReadDifferently() | p.ClockSkew():
+            case p.OtherPackage() | p.SpecNotUnderstood() | p.SpecReadDifferently() | p.ClockSkew():
                 self.exit_code = EXIT_REFUSED
             case _:
                 self.exit_code = EXIT_OUTSIDE

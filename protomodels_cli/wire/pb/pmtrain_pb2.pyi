@@ -20,20 +20,29 @@ class EnrolRequest(_message.Message):
     def __init__(self, token: _Optional[str] = ..., version: _Optional[str] = ..., protocol: _Optional[int] = ..., public_key_pem: _Optional[bytes] = ...) -> None: ...
 
 class EnrolReply(_message.Message):
-    __slots__ = ("peer", "secret", "certificate_pem", "spec_json", "spec_sha256", "clock")
+    __slots__ = ("peer", "secret", "certificate_pem", "spec_json", "spec_sha256", "clock", "packages")
+    class PackagesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     PEER_FIELD_NUMBER: _ClassVar[int]
     SECRET_FIELD_NUMBER: _ClassVar[int]
     CERTIFICATE_PEM_FIELD_NUMBER: _ClassVar[int]
     SPEC_JSON_FIELD_NUMBER: _ClassVar[int]
     SPEC_SHA256_FIELD_NUMBER: _ClassVar[int]
     CLOCK_FIELD_NUMBER: _ClassVar[int]
+    PACKAGES_FIELD_NUMBER: _ClassVar[int]
     peer: str
     secret: str
     certificate_pem: bytes
     spec_json: str
     spec_sha256: str
     clock: float
-    def __init__(self, peer: _Optional[str] = ..., secret: _Optional[str] = ..., certificate_pem: _Optional[bytes] = ..., spec_json: _Optional[str] = ..., spec_sha256: _Optional[str] = ..., clock: _Optional[float] = ...) -> None: ...
+    packages: _containers.ScalarMap[str, str]
+    def __init__(self, peer: _Optional[str] = ..., secret: _Optional[str] = ..., certificate_pem: _Optional[bytes] = ..., spec_json: _Optional[str] = ..., spec_sha256: _Optional[str] = ..., clock: _Optional[float] = ..., packages: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class ReachabilityRequest(_message.Message):
     __slots__ = ("port",)
