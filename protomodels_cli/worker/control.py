@@ -93,11 +93,10 @@ class ControlStream:
             try:
                 await self._converse(await introduce(), obey)
             except (Lost, grpc.aio.AioRpcError) as e:
+                if isinstance(e, grpc.aio.AioRpcError) and isinstance(refused := in_words(e), Refused):
+                    raise refused from None
                 reason = e.reason if isinstance(e, Lost) else _failure(e)
                 if not been_in and not self._heard:
-                    refused = in_words(e) if isinstance(e, grpc.aio.AioRpcError) else None
-                    if isinstance(refused, Refused):
-                        raise refused from None
                     raise NeverConnected(problems.NeverConnected(reason)) from None
             if self._over.done():
                 return
