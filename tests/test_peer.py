@@ -1,4 +1,4 @@
-"""A peer and a coordinator that goes away: how it ends, what it says of its links and its snapshots, what limits it."""
+"""A peer and a coordinator that goes away: how it ends, what it says of its links, what limits it."""
 
 from __future__ import annotations
 
@@ -16,16 +16,13 @@ import pytest
 import torch
 from conftest import make_spec
 from machine_bench import BROKEN, Bench
-from test_snapshots import Desk
 from waiting import until
 
 from protomodels_cli.coordinator import events as ev
 from protomodels_cli.coordinator.reasons import TooSlow
-from protomodels_cli.coordinator.run_dir import open_run_dir
-from protomodels_cli.coordinator.service import Service
-from protomodels_cli.coordinator.snapshots.uploads import TooLarge
 from protomodels_cli.errors import EXIT_INTERRUPTED, EXIT_OUTSIDE, UserError
 from protomodels_cli.observe import troubles
+from protomodels_cli.wire.client import Refused
 from protomodels_cli.wire.join_link import JoinLink, UnreachableError
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.pb import pmtrain_pb2_grpc as rpc
@@ -40,7 +37,6 @@ from protomodels_cli.worker.engine import Engine
 from protomodels_cli.worker.generation import Generation, Network
 from protomodels_cli.worker.links import Listener
 from protomodels_cli.worker.session import Session
-from protomodels_cli.worker.snapshots.exchange import SnapshotExchange
 from protomodels_cli.worker.telling import PeerError
 
 IDENTITY = new_authority().issue_with_key(peer_name("p"))
@@ -198,6 +194,48 @@ def test_a_first_connection_that_ends_before_a_word_is_a_problem_with_a_fix_and_
     asyncio.run(story())
 
 
+class Forgetful(rpc.PeeringServicer):
+    """A coordinator that hangs up after a word, and then denies having known the peer."""
+
+    def __init__(self) -> None:
+        self.knows = True
+
+    async def CheckReachability(self, request: pb.ReachabilityRequest, context: Any) -> pb.ReachabilityReply:
+        if not self.knows:
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, "who are you\njoin again")
+        return pb.ReachabilityReply()
+
+    async def Session(self, request_iterator: Any, context: Any) -> Any:
+        self.knows = False
+        yield pb.CoordinatorMessage(number=1, spare=pb.Spare(why="all stages have a holder"))
+
+
+def test_a_refusal_ends_a_peer_also_when_it_reconnects(tmp_path: Path):
+    async def story() -> None:
+        server = grpc.aio.server()
+        rpc.add_PeeringServicer_to_server(Forgetful(), server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            stub, cpu = rpc.PeeringStub(channel), torch.device("cpu")
+            door, told = ("127.0.0.1", port), list[notices.Notice]()
+            session = Session(
+                make_spec(), cpu, IDENTITY, Listener(IDENTITY), stub, (), door, tmp_path, told.append, 60.0
+            )
+
+            async def introduce() -> pb.Register:
+                await stub.CheckReachability(pb.ReachabilityRequest())
+                return pb.Register()
+
+            with pytest.raises(Refused):
+                async with asyncio.timeout(10):
+                    await session.run(introduce)
+        assert notices.ConnectionLost in map(type, told), "it was in"
+        await server.stop(None)
+
+    asyncio.run(story())
+
+
 def test_who_was_in_a_run_before_looks_for_its_coordinator_as_long_as_it_was_told_to(tmp_path: Path, unused_port: int):
     """And whoever was not hears at once that nobody is there."""
     link = JoinLink("127.0.0.1", unused_port, "t" * 22, "f" * 43)
@@ -325,49 +363,3 @@ def test_what_keeps_a_relayed_link_from_opening_is_said_once_and_told_to_the_coo
     assert str(unused_port) in failed.detail
     assert works == notices.RelayWorks(0)
     assert reported == [troubles.LinkNotOpened(0, failed.detail)]
-
-
-# Snapshots
-
-
-def test_a_part_that_is_too_large_is_said_by_both_sides_and_its_snapshot_given_up(tmp_path: Path):
-    desk = Desk(tmp_path)
-    with pytest.raises(TooLarge):
-        desk.uploads.offered("p0", desk.header(0, size=1 << 40))
-    desk.told.clear()
-    noted: list[notices.Notice] = []
-
-    async def story() -> None:
-        spec, nothing = desk.state.spec, None
-        run_dir = open_run_dir(tmp_path / "run", spec, Path())
-        server = grpc.aio.server()
-        service = Service(spec, run_dir, desk.told.append, desk.uploads, nothing)  # type: ignore[arg-type]
-        rpc.add_PeeringServicer_to_server(service, server)
-        port = server.add_insecure_port("127.0.0.1:0")
-        await server.start()
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            metadata = (("peer", "p0"), ("secret", run_dir.secret_of("p0")))
-            exchange = SnapshotExchange(
-                spec.snapshots,
-                tmp_path / "parts",
-                rpc.PeeringStub(channel),
-                metadata,
-                asyncio.create_task,
-                lambda **body: None,
-                noted.append,
-            )
-            await exchange.save(1, 3, 0, {"weights": torch.zeros(1 << 20)})
-            async with asyncio.timeout(10):
-                await exchange._uploading
-            assert exchange.parts.all() == []
-        await server.stop(None)
-
-    asyncio.run(story())
-    [told] = desk.told
-    assert isinstance(told, ev.PartFailed)
-    assert (told.lineage, told.step) == (1, 3)
-    assert "4 MiB" in told.why
-    [refused] = noted
-    assert isinstance(refused, notices.PartRefused)
-    assert (refused.step, refused.stage) == (3, 0)
-    assert told.why in refused.detail

@@ -85,6 +85,10 @@ NOTICES: list[tuple[n.Notice, str]] = [
         n.PartRefused(6, 2, "too large"),
         "the coordinator refused stage 2's part of the snapshot at step 6: too large",
     ),
+    (
+        n.PartsNotDeleted("/peers/tiny/parts", "Read-only file system"),
+        "could not delete old parts of snapshots in /peers/tiny/parts: Read-only file system",
+    ),
     (n.Prefetched(6), "prefetched the snapshot at step 6, in case a stage needs a holder"),
     (
         n.PrefetchFailed(6, "No space left on device"),

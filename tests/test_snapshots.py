@@ -72,7 +72,8 @@ class Desk:
 def test_an_upload_that_broke_off_goes_on_where_it_was(tmp_path: Path):
     desk = Desk(tmp_path)
     assert desk.uploads.offered("p0", desk.header(0)) == 0
-    desk.hand_in(0, CONTENTS[0][:3000])
+    with pytest.raises(Later):
+        desk.hand_in(0, CONTENTS[0][:3000])
     assert desk.uploads.offered("p0", desk.header(0)) == 3000
     with pytest.raises(Later):
         desk.hand_in(0, CONTENTS[0])  # not from the beginning
@@ -81,6 +82,20 @@ def test_an_upload_that_broke_off_goes_on_where_it_was(tmp_path: Path):
     assert desk.told == []
     desk.hand_in(1, CONTENTS[1])
     assert desk.told == [events.SnapshotWhole(1, 3, HASHES)]
+
+
+def test_an_upload_that_is_answered_is_stored(tmp_path: Path):
+    desk = Desk(tmp_path)
+    desk.snapshots.coming(1, 3, 0, HASHES[0]).mkdir()  # where its file would be
+    with pytest.raises(Later):
+        desk.hand_in(0, CONTENTS[0], offset=desk.uploads.offered("p0", desk.header(0)))
+    assert [type(event) for event in desk.told] == [events.PartFailed]
+    desk.hand_in(0, CONTENTS[0])
+    desk.hand_in(0, CONTENTS[0])  # once more: it is here
+    desk.state = replace(desk.state, history=replace(desk.state.history, pending=()))
+    with pytest.raises(BadRequest) as error:
+        desk.hand_in(1, CONTENTS[1])
+    assert error.value.reason == bad_requests.SnapshotGivenUp(3)
 
 
 def test_damaged_bytes_are_thrown_away_and_wanted_again(tmp_path: Path):
@@ -94,7 +109,8 @@ def test_damaged_bytes_are_thrown_away_and_wanted_again(tmp_path: Path):
 def test_an_upload_whose_snapshot_was_given_up_meanwhile_does_no_harm(tmp_path: Path, begun_again: bool):
     """Also to the next try at the same step, of which another stage has handed in its part already."""
     desk = Desk(tmp_path)
-    desk.hand_in(0, CONTENTS[0][:3000])
+    with pytest.raises(Later):
+        desk.hand_in(0, CONTENTS[0][:3000])
     history = desk.state.history
 
     async def chunks() -> AsyncIterator[pb.UploadChunk]:

@@ -185,6 +185,17 @@ class PartRefused(Base):
 
 
 @dataclass(frozen=True)
+class PartsNotDeleted(Base):
+    """Parts of snapshots that are not needed any more stay on the disk."""
+
+    level: ClassVar[int] = logging.WARNING
+    log: ClassVar[logging.Logger | None] = logs.SNAPSHOTS
+    path: str
+    detail: str
+    kind: Literal["parts_not_deleted"] = "parts_not_deleted"
+
+
+@dataclass(frozen=True)
 class Prefetched(Base):
     log: ClassVar[logging.Logger | None] = logs.SNAPSHOTS
     step: int
@@ -237,6 +248,6 @@ class Ended(Base):
 AboutJoining = CoordinatorUnreachable | Joined | Reachable | NotReachable | LinkEmulated
 AboutStage = Spare | Waiting | StageAssigned | StepDecided | HashMismatch
 AboutConnections = ConnectionLost | RelayFailed | RelayWorks | TroubleReported
-AboutSnapshots = PartFailed | PartUploaded | PartRefused | Prefetched | PrefetchFailed
+AboutSnapshots = PartFailed | PartUploaded | PartRefused | PartsNotDeleted | Prefetched | PrefetchFailed
 AboutEnd = LeavingAfterStep | LeavingAtOnce | Released | Ended
 Notice = AboutJoining | AboutStage | AboutConnections | AboutSnapshots | AboutEnd

@@ -20,7 +20,9 @@ def sentence(notice: n.Notice) -> str:
             return _joining(notice)
         case n.ConnectionLost() | n.RelayFailed() | n.RelayWorks() | n.TroubleReported():
             return _connection(notice)
-        case n.PartFailed() | n.PartUploaded() | n.PartRefused() | n.Prefetched() | n.PrefetchFailed():
+        case n.PartFailed() | n.PartUploaded() | n.PartRefused() | n.PartsNotDeleted():
+            return _snapshot(notice)
+        case n.Prefetched() | n.PrefetchFailed():
             return _snapshot(notice)
         case n.Spare(_, detail):
             return detail
@@ -104,6 +106,8 @@ def _snapshot(notice: n.AboutSnapshots) -> str:
             return f"uploaded {_part(stage, step)}"
         case n.PartRefused(step, stage, detail):
             return f"the coordinator refused {_part(stage, step)}: {detail}"
+        case n.PartsNotDeleted(path, detail):
+            return f"could not delete old parts of snapshots in {path}: {detail}"
         case n.Prefetched(step):
             return f"prefetched the snapshot at step {step}, in case a stage needs a holder"
         case n.PrefetchFailed(step, detail):

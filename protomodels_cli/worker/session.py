@@ -324,10 +324,11 @@ class Session:
             try:
                 await transfer.upload_bytes(self.stub, self.metadata, header, content)
             except grpc.aio.AioRpcError as e:
-                if e.code() != grpc.StatusCode.INVALID_ARGUMENT:
-                    raise  # that would be: not wanted; whoever misses it asks again with the next assignment
+                if e.code() not in transfer.NOT_WANTED:  # whoever misses it asks again with the next assignment
+                    raise
 
-        await retry(upload, Backoff(UPLOAD_AGAIN), grpc.aio.AioRpcError)
+        log = transfer.logging_why(f"the upload of the basis after step {report.step}")
+        await retry(upload, Backoff(UPLOAD_AGAIN), grpc.aio.AioRpcError, log)
 
     # Ends
 

@@ -80,7 +80,8 @@ class Uploads:
         return path.stat().st_size if path.exists() else 0
 
     async def receive(self, peer: str, header: pb.UploadHeader, chunks: Chunks) -> None:
-        """Raises BadRequest, Later, TooLarge and Damaged. A failure of our own disk is not the peer's fault."""
+        """Returns once all of it is on our disk. Raises BadRequest, TooLarge, Damaged and Later; Later also where our
+        own disk failed, which is not the peer's fault."""
         if header.kind == pb.UploadHeader.BASIS:
             await self._receive_basis(peer, header, chunks)
             return
@@ -91,12 +92,16 @@ class Uploads:
         except OSError as e:
             if self._is_pending(header) and header.step not in self._state().whole:
                 self._snapshots.drop(header.lineage, header.step)  # first: the journal needs the room too
-            self._tell(events.PartFailed(None, header.lineage, header.step, e.strerror or str(e)))
+            why = e.strerror or str(e)
+            self._tell(events.PartFailed(None, header.lineage, header.step, why))
+            raise Later(f"the coordinator cannot write the part: {why}") from None
 
     async def _receive_part(self, peer: str, header: pb.UploadHeader, chunks: Chunks) -> None:
         have = self.offered(peer, header)
         if have is None:
-            return
+            if self._snapshots.has(header.lineage, header.step, header.stage):
+                return
+            raise BadRequest(bad_requests.SnapshotGivenUp(header.step))
         path = self._snapshots.coming(header.lineage, header.step, header.stage, header.sha256)
         if have != header.offset or path in self._coming:
             raise Later(f"the coordinator has {have:,} bytes of the part, or another upload of it is under way; retry")
@@ -104,7 +109,7 @@ class Uploads:
         try:
             arrived = await self._append(chunks, header, path)
             if arrived < header.size:
-                return  # the upload broke off; the peer sends the rest later
+                raise Later(f"the upload broke off after {arrived:,} of {header.size:,} bytes; retry")
             if await asyncio.to_thread(hash_file, path) != header.sha256:
                 path.unlink()
                 raise Damaged(f"the part of stage {header.stage} arrived damaged (hash mismatch)")
@@ -162,7 +167,7 @@ class Uploads:
                 sha256 = await self._subspace.accept(version, content)
             except OSError as e:
                 self._fail(e)
-                return
+                raise Later(f"the coordinator cannot write the basis: {e.strerror or e}") from None
             except ValueError as e:
                 self._tell(events.Trouble(peer, InvalidBasis(str(e))))
                 raise BadRequest(bad_requests.InvalidBasis(str(e))) from None

@@ -63,7 +63,10 @@ class SnapshotExchange:
         """Only these are needed; parts of those begun are to be uploaded."""
         await self._stop_prefetching()
         begun = {(name.lineage, name.step) for name in keep.begun}
-        self.parts.keep(begun | {(name.lineage, name.step) for name in keep.complete})
+        try:
+            self.parts.keep(begun | {(name.lineage, name.step) for name in keep.complete})
+        except OSError as e:  # only the space is not freed
+            self._tell(notices.PartsNotDeleted(str(self.parts.folder), e.strerror or str(e)))
         for part in self.parts.all():
             if part.snapshot in begun:
                 self._upload(part)
@@ -102,7 +105,8 @@ class SnapshotExchange:
     async def _upload_all(self) -> None:
         while self._to_upload:
             part = next(iter(self._to_upload))
-            await retry(partial(self._upload_one, part), Backoff(RETRY_SECONDS), grpc.aio.AioRpcError)
+            work, log = partial(self._upload_one, part), transfer.logging_why(f"the upload of {_named(part)}")
+            await retry(work, Backoff(RETRY_SECONDS), grpc.aio.AioRpcError, log)
             self._to_upload.pop(part, None)
 
     async def _upload_one(self, part: Part) -> None:
@@ -115,8 +119,8 @@ class SnapshotExchange:
         except OSError as e:
             self._give_up(part, e.strerror or str(e))
         except grpc.aio.AioRpcError as e:
-            if e.code() == grpc.StatusCode.INVALID_ARGUMENT:
-                return  # it is not wanted any more
+            if e.code() in transfer.NOT_WANTED:
+                return  # not any more
             if e.code() == TOO_LARGE:
                 self.parts.remove(part)
                 self._tell(notices.PartRefused(part.step, part.stage, e.details() or ""))
@@ -139,9 +143,10 @@ class SnapshotExchange:
 
     async def find(self, part: Part) -> Path:
         """On this disk, from wherever it can be had. Raises ValueError where it is damaged at the coordinator too."""
+        work, log = partial(self._fetch, part), transfer.logging_why(f"the fetch of {_named(part)}")
         try:
             # Without end: this generation will be over soon, if the coordinator is gone.
-            return await retry(partial(self._fetch, part), Backoff(URGENT_SECONDS), grpc.aio.AioRpcError)
+            return await retry(work, Backoff(URGENT_SECONDS), grpc.aio.AioRpcError, log)
         except OSError as e:
             self.parts.remove(part)
             raise PeerError(PartNotWritten(f"{self.parts.folder}: {e.strerror or e}")) from None
@@ -172,8 +177,10 @@ class SnapshotExchange:
     async def _prefetch_all(self, wanted: list[Part]) -> None:
         here, fetched = set(self.parts.all()), 0
         for part in [p for p in wanted if p not in here]:
+            work = partial(self._fetch, part, self._throttle)
+            log = transfer.logging_why(f"the prefetch of {_named(part)}")
             try:
-                await retry(partial(self._fetch, part, self._throttle), Backoff(RETRY_SECONDS), grpc.aio.AioRpcError)
+                await retry(work, Backoff(RETRY_SECONDS), grpc.aio.AioRpcError, log)
             except ValueError:
                 return  # the coordinator does not have it any more: another snapshot took its place
             except OSError as e:
@@ -184,3 +191,7 @@ class SnapshotExchange:
             self._send(prefetched=part_message(part))
         if fetched:
             self._tell(notices.Prefetched(wanted[0].step))
+
+
+def _named(part: Part) -> str:
+    return f"stage {part.stage}'s part of the snapshot at step {part.step}"

@@ -5,6 +5,7 @@ Knows files and hashes. It must not know the coordinator, nor which snapshots ar
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Collection
@@ -32,7 +33,11 @@ class PartStore:
                 left.unlink(missing_ok=True)
 
     def all(self) -> list[Part]:
-        found = [NAME.fullmatch(path.name) for path in sorted(self.folder.iterdir())]
+        """The parts that are here; none where the folder cannot be read."""
+        try:
+            found = [NAME.fullmatch(path.name) for path in sorted(self.folder.iterdir())]
+        except OSError:
+            return []
         return [Part(int(m[1]), int(m[2]), int(m[3]), m[4]) for m in found if m]
 
     def path(self, part: Part) -> Path:
@@ -60,19 +65,20 @@ class PartStore:
         put_in_place(work, self.path(part))
 
     def is_whole(self, part: Part) -> bool:
-        """As far as it can be read."""
+        """Whether the part is here with the hash in its name; not, if it cannot be read."""
         try:
             return hash_file(self.path(part)) == part.sha256
         except OSError:
             return False
 
     def remove(self, part: Part) -> None:
-        """All there is of it."""
+        """Delete what there is of a part. What cannot be deleted is checked before it is used, like any other."""
         for path in (self.path(part), self.fetching(part)):
-            path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                path.unlink()
 
     def keep(self, snapshots: Collection[tuple[int, int]]) -> None:
-        """Delete the parts of all others, and what was fetched of them."""
+        """Delete the parts of all other snapshots, and what was fetched of them. Raises OSError."""
         for path in self.folder.iterdir():
             found = NAME.match(path.name)
             if found is None or path.name[found.end() :] not in ("", f".{os.getpid()}.partial"):

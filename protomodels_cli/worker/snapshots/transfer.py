@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import BinaryIO
 
 import grpc
 
 from protomodels_cli.files import hash_file
+from protomodels_cli.observe.logs import SNAPSHOTS
 from protomodels_cli.protocol.parts import Part
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.pb import pmtrain_pb2_grpc as rpc
@@ -21,6 +22,7 @@ from protomodels_cli.worker.snapshots.part_store import PartStore
 
 PIECE = 1 << 20
 Metadata = tuple[tuple[str, str], ...]
+NOT_WANTED = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.PERMISSION_DENIED  # a retry would not help
 
 
 class Throttle:
@@ -35,6 +37,20 @@ class Throttle:
         now = asyncio.get_running_loop().time()
         self._free_at = max(now, self._free_at) + 8 * size / self._rate
         await asyncio.sleep(self._free_at - now)
+
+
+def logging_why(what: str) -> Callable[[Exception], None]:
+    """For `retry`, which is silent: logs why `what` failed, once for as long as the reason is the same."""
+    last = ""
+
+    def log(error: Exception) -> None:
+        nonlocal last
+        why = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
+        if why != last:
+            last = why or ""
+            SNAPSHOTS.warning("%s failed: %s; retrying", what, why)
+
+    return log
 
 
 async def upload_part(
@@ -58,9 +74,10 @@ async def upload_part(
         header.offset = offer.offset
         file.seek(offer.offset)
         failures: list[OSError] = []
-        await stub.Upload(_pieces(header, file, throttle, failures), metadata=metadata)
-        if failures:
-            raise failures[0]
+        try:
+            await stub.Upload(_pieces(header, file, throttle, failures), metadata=metadata)
+        except grpc.aio.AioRpcError as e:
+            raise failures[0] if failures else e from None
         return True
 
 
@@ -93,7 +110,7 @@ async def fetch_part(
 ) -> Path:
     """The part on this disk, from here if it is whole here, else from the coordinator.
 
-    Raises ValueError where what the coordinator has is not the part that belongs to the snapshot."""
+    Raises ValueError where the coordinator does not have the part that belongs to the snapshot, or does not give it."""
     if await asyncio.to_thread(parts.is_whole, part):
         return parts.path(part)
     for _ in range(2):  # what was here of it may be what is damaged: then from the beginning
@@ -115,7 +132,7 @@ async def _fetch_rest(
                 await asyncio.to_thread(file.write, piece.data)
                 await throttle.wait(len(piece.data))
     except grpc.aio.AioRpcError as e:
-        if e.code() in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.DATA_LOSS):
+        if e.code() in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.DATA_LOSS, *NOT_WANTED):
             raise ValueError(e.details()) from None
         raise
     try:

@@ -1,0 +1,139 @@
+"""A peer's snapshots and the coordinator that takes them, both real: what arrives, and what is said otherwise."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import grpc
+import pytest
+import torch
+from test_snapshots import Desk
+
+from protomodels_cli.coordinator import events as ev
+from protomodels_cli.coordinator.run_dir import open_run_dir
+from protomodels_cli.coordinator.service import Service
+from protomodels_cli.coordinator.snapshots.uploads import TooLarge
+from protomodels_cli.observe import logs
+from protomodels_cli.protocol.parts import Part
+from protomodels_cli.wire.pb import pmtrain_pb2 as pb
+from protomodels_cli.wire.pb import pmtrain_pb2_grpc as rpc
+from protomodels_cli.worker import notices
+from protomodels_cli.worker.snapshots import exchange as exchanges
+from protomodels_cli.worker.snapshots.exchange import SnapshotExchange
+
+STATE = {"weights": torch.zeros(64)}
+
+
+@asynccontextmanager
+async def exchange_of(
+    desk: Desk, folder: Path, tell: Callable[[notices.Notice], None], secret: str | None = None
+) -> AsyncIterator[SnapshotExchange]:
+    """The peer that holds stage 0, or one that shows another `secret`."""
+    spec, nothing = desk.state.spec, None
+    run_dir = open_run_dir(folder / "run", spec, Path())
+    server = grpc.aio.server()
+    service = Service(spec, run_dir, desk.told.append, desk.uploads, nothing)  # type: ignore[arg-type]
+    rpc.add_PeeringServicer_to_server(service, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    metadata = (("peer", "p0"), ("secret", secret or run_dir.secret_of("p0")))
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        stub = rpc.PeeringStub(channel)
+        yield SnapshotExchange(
+            spec.snapshots, folder / "parts", stub, metadata, asyncio.create_task, lambda **body: None, tell
+        )
+    await server.stop(None)
+
+
+async def uploaded(exchange: SnapshotExchange) -> None:
+    assert exchange._uploading is not None
+    async with asyncio.timeout(10):
+        await exchange._uploading
+
+
+def test_a_part_that_is_too_large_is_said_by_both_sides_and_its_snapshot_given_up(tmp_path: Path):
+    desk = Desk(tmp_path)
+    with pytest.raises(TooLarge):
+        desk.uploads.offered("p0", desk.header(0, size=1 << 40))
+    desk.told.clear()
+    noted: list[notices.Notice] = []
+
+    async def story() -> None:
+        async with exchange_of(desk, tmp_path, noted.append) as exchange:
+            await exchange.save(1, 3, 0, {"weights": torch.zeros(1 << 20)})
+            await uploaded(exchange)
+            assert exchange.parts.all() == []
+
+    asyncio.run(story())
+    [told] = desk.told
+    assert isinstance(told, ev.PartFailed)
+    assert (told.lineage, told.step) == (1, 3)
+    assert "4 MiB" in told.why
+    [refused] = noted
+    assert isinstance(refused, notices.PartRefused)
+    assert (refused.step, refused.stage) == (3, 0)
+    assert told.why in refused.detail
+
+
+def test_a_part_counts_as_uploaded_once_it_is_stored_and_until_then_the_log_says_why_not(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(exchanges, "RETRY_SECONDS", 0.05)
+    desk, noted, logged = Desk(tmp_path), list[tuple[notices.Notice, bool]](), list[logging.LogRecord]()
+    handler = logging.Handler()
+    handler.emit = logged.append  # type: ignore[method-assign]
+
+    async def story() -> None:
+        stored = lambda: desk.snapshots.has(1, 3, 0)  # noqa: E731
+        async with exchange_of(desk, tmp_path, lambda notice: noted.append((notice, stored()))) as exchange:
+            part = exchange.parts.write(1, 3, 0, STATE)
+            desk.snapshots.coming(1, 3, 0, part.sha256).mkdir()  # where its file would be
+            await exchange.save(1, 3, 0, STATE)
+            await uploaded(exchange)
+
+    logs.SNAPSHOTS.addHandler(handler)
+    try:
+        asyncio.run(story())
+    finally:
+        logs.SNAPSHOTS.removeHandler(handler)
+    assert [type(event) for event in desk.told] == [ev.PartFailed]
+    assert noted == [(notices.PartUploaded(3, 0), True)]
+    assert logging.WARNING in {record.levelno for record in logged}
+
+
+def test_a_peer_that_is_denied_does_not_try_for_ever(tmp_path: Path):
+    desk, noted = Desk(tmp_path), list[notices.Notice]()
+
+    async def story() -> None:
+        async with exchange_of(desk, tmp_path, noted.append, secret="wrong") as exchange, asyncio.timeout(10):
+            await exchange.save(1, 3, 0, STATE)
+            await uploaded(exchange)
+            with pytest.raises(ValueError, match="not"):
+                await exchange.find(Part(1, 3, 1, "0" * 64))
+
+    asyncio.run(story())
+    assert noted == []
+
+
+def test_a_disk_that_does_not_delete_ends_no_peer(tmp_path: Path):
+    desk, noted = Desk(tmp_path), list[notices.Notice]()
+
+    async def story() -> None:
+        async with exchange_of(desk, tmp_path, noted.append) as exchange:
+            exchange.parts.path(Part(1, 1, 0, "0" * 64)).mkdir()  # a folder is not unlinked
+            exchange.parts.write(1, 3, 0, STATE)
+            await exchange.keep(pb.Keep(begun=[pb.SnapshotName(lineage=1, step=3)]))
+            await uploaded(exchange)
+            exchange.parts.remove(Part(1, 1, 0, "0" * 64))
+            exchange.parts.folder = tmp_path / "gone"
+            await exchange.keep(pb.Keep())
+            assert exchange.parts.all() == []
+
+    asyncio.run(story())
+    assert [type(notice) for notice in noted] == [
+        notices.PartsNotDeleted,
+        notices.PartUploaded,
+        notices.PartsNotDeleted,
+    ]
