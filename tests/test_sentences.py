@@ -107,6 +107,7 @@ NOTICES: list[tuple[n.Notice, str]] = [
         n.DiskFailed("runs/home", "No space left on device"),
         "cannot write to runs/home: No space left on device; free some space and start the coordinator again",
     ),
+    (n.Ended("run_dir_failed", "cannot write to runs/home"), "cannot write to runs/home"),
 ]
 
 NOTICES += [

@@ -12,6 +12,7 @@ import typer
 from typer.testing import CliRunner
 
 from protomodels_cli.cli.main import app
+from protomodels_cli.cli.run_demo import _faults_in_words
 from protomodels_cli.errors import UserError
 
 ROOT = Path(__file__).parent.parent
@@ -135,3 +136,15 @@ def test_plan():
     tables = ("stage ", "form ", "#", "dense ", "reparam ")
     assert [line for line in said if line and not line.startswith(tables)] == PLAN.splitlines()
     assert not re.search(r"\de[+-]?\d", done.output), "no exponents"
+
+
+def test_what_became_of_each_injected_fault():
+    recovered = {"step": 9, "what": "kill -9 peer-1", "seconds_to_next_step": 4.2, "stalled": False}
+    stalled = {"step": 12, "what": "SIGSTOP peer-2", "seconds_to_next_step": None, "stalled": True}
+    over = {"step": 99, "what": "cut peer-2 off", "seconds_to_next_step": None, "stalled": False}
+    assert _faults_in_words([recovered, stalled, over], 7).splitlines() == [
+        "3 faults, 7 steps redone:",
+        "  step    9  kill -9 peer-1: next step after 4.2 s",
+        "  step   12  SIGSTOP peer-2: no step within 1 min",
+        "  step   99  cut peer-2 off",
+    ]

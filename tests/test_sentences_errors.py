@@ -21,6 +21,7 @@ from protomodels_cli.errors import UserError
 from protomodels_cli.lab import runs
 from protomodels_cli.launch import hosts, local
 from protomodels_cli.model.snapshot import write_snapshot
+from protomodels_cli.observe.metrics import JsonLines
 from protomodels_cli.plugins import Registry
 from protomodels_cli.spec.schema import LinkSpec, RunSpec
 
@@ -183,9 +184,14 @@ def full_disk(folder: Path) -> None:
     write_snapshot(folder / "snapshots", 1, reference.trainers, reference.carry, keep=1)
 
 
-def failed(folder: Path, said: str) -> None:
+def failed(folder: Path, said: str, *rows: dict[str, str]) -> None:
     (folder / "logs").mkdir()
     text(folder / "logs", "peer-1.log", said)
+    own = folder / "peers" / "1" / "tiny-12345678"
+    own.mkdir(parents=True)
+    with JsonLines(own / "events.jsonl") as events:
+        for row in rows:
+            events.write(row)
     raise local._failure(folder, "peer-1", 3)
 
 
@@ -224,13 +230,23 @@ OTHERS: list[tuple[Callable[[Path, pytest.MonkeyPatch], object], str, str]] = [
         "free space there, and start again; earlier snapshots are intact",
     ),
     (
-        lambda folder, _: failed(folder, "starting\nno GPU here\n    fix:  use another\n"),
+        lambda folder, _: failed(folder, "x\ny\n", {"kind": "joined"}, {"kind": "ended", "detail": "no GPU here"}),
         "peer-1 ended with exit code 3: no GPU here",
         "look into FOLDER/logs/peer-1.log",
     ),
     (
+        lambda folder, _: failed(folder, "starting\nno GPU here\n    fix:  use another\n"),
+        "peer-1 ended with exit code 3: no GPU here / fix:  use another",
+        "look into FOLDER/logs/peer-1.log",
+    ),
+    (
+        lambda folder, _: failed(folder, "killed\n", {"kind": "ended", "detail": "before"}, {"kind": "joined"}),
+        "peer-1 ended with exit code 3: killed",
+        "look into FOLDER/logs/peer-1.log",
+    ),
+    (
         lambda folder, _: failed(folder, ""),
-        "peer-1 ended with exit code 3: no output",
+        "peer-1 ended with exit code 3",
         "look into FOLDER/logs/peer-1.log",
     ),
     (

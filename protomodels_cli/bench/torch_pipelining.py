@@ -19,6 +19,7 @@ import yaml
 from protomodels_cli.bench.torch_rank import check
 from protomodels_cli.data.prepare import prepare
 from protomodels_cli.errors import UserError
+from protomodels_cli.launch.local import process_failed
 from protomodels_cli.model.shape import slices
 from protomodels_cli.spec.schema import RunSpec
 
@@ -79,12 +80,7 @@ def _wait(processes: list[Process[bytes]], folder: Path) -> None:
         codes = [process.poll() for process in processes]
         for rank, code in enumerate(codes):
             if code:
-                log = _log(folder, rank)
-                said = [line.strip() for line in log.read_text(errors="replace").splitlines()]
-                last = next((line for line in reversed(said) if line and not line.startswith("fix:")), "no output")
-                raise UserError(
-                    f"torch's rank {rank} ended with exit code {code}: {last}", f"look into {log}", "process_failed"
-                )
+                raise process_failed(f"torch's rank {rank}", code, _log(folder, rank))
         if None not in codes:
             return
         time.sleep(POLL_SECONDS)

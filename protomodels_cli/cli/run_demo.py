@@ -20,7 +20,7 @@ from protomodels_cli.cli.folders import claim
 from protomodels_cli.cli.summary import in_words, read_summary
 from protomodels_cli.errors import EXIT_INTERRUPTED, RunStopped, UserError
 from protomodels_cli.launch.cable import cable
-from protomodels_cli.launch.chaos import Chaos
+from protomodels_cli.launch.chaos import RECOVERY_SECONDS, Chaos
 from protomodels_cli.launch.local import LocalRun, local_run, peers_of
 from protomodels_cli.observe.view import headline, picture
 from protomodels_cli.quantities import duration, plural
@@ -111,11 +111,13 @@ def _with_chaos(
 
 
 def _faults_in_words(faults: list[dict[str, Any]], redone: int) -> str:
-    rows = [
-        f"  step {f['step']:>4}  {f['what']}"
-        + ("" if f["seconds_to_next_step"] is None else f": next step after {duration(f['seconds_to_next_step'])}")
-        for f in faults
-    ]
+    def became(fault: dict[str, Any]) -> str:
+        if fault["stalled"]:
+            return f": no step within {duration(RECOVERY_SECONDS)}"
+        seconds = fault["seconds_to_next_step"]
+        return "" if seconds is None else f": next step after {duration(seconds)}"
+
+    rows = [f"  step {f['step']:>4}  {f['what']}{became(f)}" for f in faults]
     return "\n".join([f"{plural(len(faults), 'fault')}, {plural(redone, 'step')} redone:", *rows, ""])
 
 
@@ -135,14 +137,22 @@ async def _watch(console: Console, running: LocalRun, chaos: Chaos | None = None
         with _Live(console) if console.is_terminal else _Lines() as show:
             making = asyncio.create_task(chaos.make()) if chaos is not None else None
             try:
-                await _follow(running, source, show, chaos)
+                await _follow(running, source, show, chaos, making)
             finally:
                 if making is not None:
                     making.cancel()
 
 
-async def _follow(running: LocalRun, source: Operator, show: Callable[[RunStatus], None], chaos: Chaos | None) -> None:
+async def _follow(
+    running: LocalRun,
+    source: Operator,
+    show: Callable[[RunStatus], None],
+    chaos: Chaos | None = None,
+    making: asyncio.Task[None] | None = None,
+) -> None:
     while chaos is not None or running.coordinator.poll() is None:
+        if making is not None and making.done():
+            await making  # raises what ended it
         code = running.coordinator.poll()
         if code == 0:
             return

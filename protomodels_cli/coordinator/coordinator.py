@@ -76,6 +76,20 @@ class Coordinator:
     async def run(self, bind: str, host: str, port: int, announce: Callable[[str], None]) -> int:
         """Open the door and lead the run to its end. Returns the exit code."""
         try:
+            return await self._run(bind, host, port, announce)
+        except UserError as e:
+            with contextlib.suppress(OSError):  # the disk may be what failed
+                self._teller.record(notices.Ended(e.kind, str(e).splitlines()[0]))
+            raise
+        finally:
+            await self._service.close()
+            self._writing.shutdown()  # a write that was under way is finished
+            self._books.close()
+            if self._over.done() and not self._over.cancelled():
+                self._over.exception()  # looked at, whatever else was raised: asyncio would print it as forgotten
+
+    async def _run(self, bind: str, host: str, port: int, announce: Callable[[str], None]) -> int:
+        try:
             if self.run_dir.resumed:  # a journal that cannot be believed opens no door
                 self._open_books()
             port = await self._service.open(bind, port)
@@ -92,13 +106,8 @@ class Coordinator:
             raise UserError(
                 f"cannot write to {self.run_dir.path}: {e.strerror or e}",
                 "free some space and start the coordinator again with the same command: the journal has every decision",
+                "run_dir_failed",
             ) from None
-        finally:
-            await self._service.close()
-            self._writing.shutdown()  # a write that was under way is finished
-            self._books.close()
-            if self._over.done() and not self._over.cancelled():
-                self._over.exception()  # looked at, whatever else was raised: asyncio would print it as forgotten
 
     def _open_books(self) -> None:
         self._journal, self._metrics = open_books(self.run_dir, self.state.history, self._teller, self._books)

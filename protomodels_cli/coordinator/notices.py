@@ -256,6 +256,16 @@ class DiskFailed(Base):
     kind: Literal["disk_failed"] = "disk_failed"
 
 
+@dataclass(frozen=True)
+class Ended(Base):
+    """The coordinator ends with an error, which the terminal and the log show as it is."""
+
+    level: ClassVar[int] = logging.ERROR
+    reason: str  # its kind, where it has one
+    detail: str
+    kind: Literal["ended"] = "ended"
+
+
 # A journal that was lost or damaged
 
 
@@ -286,6 +296,6 @@ AboutPeers = PeerJoined | PeerReturned | PeerLost | PeerLeft | PeerDismissed
 AboutStages = StagesAssigned | StagesLinked | Relinking | Stalled | RelayingAll | RolledBack
 AboutSnapshots = SnapshotComplete | SnapshotSkipped | SnapshotFailed | SnapshotUnusable
 AboutCopies = CopyFailed | CopyingLast | CopyAbandoned | CopyUnreachable | PartRestored | PartDamaged
-AboutRun = Paused | Resumed | Continuing | RunDone | RunStopped | Interrupted | DiskFailed
+AboutRun = Paused | Resumed | Continuing | RunDone | RunStopped | Interrupted | DiskFailed | Ended
 AboutRebuilding = JournalRefused | SnapshotSetAside | JournalRebuilt
 Notice = AboutPeers | AboutStages | AboutSnapshots | AboutCopies | AboutRun | AboutRebuilding

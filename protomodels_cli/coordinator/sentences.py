@@ -77,6 +77,8 @@ def sentence(notice: n.Notice) -> str:
             return f"interrupted after step {step}; the peers wait, continue with {command}"
         case n.DiskFailed(path, detail):
             return f"cannot write to {path}: {detail}; free some space and start the coordinator again"
+        case n.Ended(_, detail):
+            return detail
         case _:
             assert_never(notice)
 

@@ -17,6 +17,7 @@ from protomodels_cli.wire.pb.pmtrain_pb2 import RunStatus
 
 LOOK_SECONDS = 0.05
 FIRST_STEP = 5  # nothing happens before it
+RECOVERY_SECONDS = 60.0  # a run that does not recover within these is given the next fault all the same
 CALM = 2.0, 8.0  # seconds between a recovery and the next fault
 AWAY = 0.5, 3.0  # seconds until a killed process is started again
 SILENT = 1.0, 9.0  # seconds that a process is stopped or cut off: shorter or longer than a lease
@@ -27,7 +28,10 @@ class Fault:
     what: str
     at_s: float  # since the beginning
     step: int
-    seconds_to_next_step: float | None = None  # until another step was granted; none: the run was over before
+    seconds_to_next_step: float | None = (
+        None  # until another step was granted; none: stalled, or the run was over before
+    )
+    stalled: bool = False  # no other step was granted within RECOVERY_SECONDS
 
 
 class Chaos:
@@ -83,9 +87,11 @@ class Chaos:
         started = time.monotonic()
         try:
             # Its effect may be slow to show, and a spare's loss has none: look again after a lease.
-            while not self._is_over(before) and time.monotonic() - started < 60:
+            while not (recovered := self._is_over(before)) and time.monotonic() - started < RECOVERY_SECONDS:
                 await asyncio.sleep(LOOK_SECONDS)
-            fault.seconds_to_next_step = time.monotonic() - started
+            if recovered:
+                fault.seconds_to_next_step = time.monotonic() - started
+            fault.stalled = not recovered
             await happening
         finally:
             happening.cancel()

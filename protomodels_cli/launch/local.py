@@ -18,6 +18,7 @@ import yaml
 
 from protomodels_cli.errors import EXIT_STOPPED, UserError
 from protomodels_cli.launch.hosts import Hosts
+from protomodels_cli.observe.metrics import rows_from_last
 from protomodels_cli.quantities import duration
 from protomodels_cli.spec.cut import layers_per_stage
 from protomodels_cli.spec.schema import RunSpec
@@ -48,19 +49,36 @@ class LocalRun:
             self.peers[who] = process
 
     def failure(self, who: str = "coordinator") -> UserError:
-        """The last error that an ended process printed, as an error of ours."""
+        """Why a process ended, as an error of ours."""
         process = self.coordinator if who == "coordinator" else self.peers[who]
         return _failure(self.folder, who, process.returncode)
 
 
 def _failure(folder: Path, who: str, code: int) -> UserError:
     log = folder / "logs" / f"{who}.log"
-    said = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    fixes = [i for i, line in enumerate(said) if line.startswith("    fix:") and i > 0]
-    last = said[fixes[-1] - 1] if fixes else said[-1] if said else "no output"
-    error = UserError(f"{who} ended with exit code {code}: {last}", f"look into {log}", "process_failed")
+    error = process_failed(who, code, log, _why_ended(folder, who))
     error.exit_code = code if code > 0 else EXIT_STOPPED
     return error
+
+
+def process_failed(who: str, code: int, log: Path, why: str | None = None) -> UserError:
+    """Where nothing says why, with the last lines of the log as they are."""
+    said = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    why = why or " / ".join(said[-2:])
+    what = f"{who} ended with exit code {code}" + (f": {why}" if why else "")
+    return UserError(what, f"look into {log}", "process_failed")
+
+
+def _why_ended(folder: Path, who: str) -> str | None:
+    """As the process itself put it down last; None where it ended before it had a folder, or without knowing why."""
+    files = [folder / "events.jsonl"] if who == "coordinator" else _peer_folder(folder, who).glob("*/events.jsonl")
+    rows = [row for path in files if path.exists() and (row := next(rows_from_last(path), None)) is not None]
+    newest = max(rows, key=lambda row: float(row["at"]), default={"kind": ""})
+    return str(newest["detail"]) if newest["kind"] == "ended" else None
+
+
+def _peer_folder(folder: Path, name: str) -> Path:
+    return folder / "peers" / name.removeprefix("peer-")
 
 
 @contextmanager
@@ -102,7 +120,7 @@ def local_run(
         running = LocalRun(folder, link, coordinator, commands)
         for i in range(1, peers_of(spec) + spares + 1):
             name = f"peer-{i}"
-            arguments = ["--device", device, "--name", name, "--dir", str(folder / "peers" / str(i))]
+            arguments = ["--device", device, "--name", name, "--dir", str(_peer_folder(folder, name))]
             command = ["join", str(through(i, link)), *arguments, *join_options, *options]
             commands[name] = partial(run, i, name, command)
             running.start_again(name)

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -56,12 +57,16 @@ def first_step(path: Path) -> dict[str, Any] | None:
 
 def last_step(path: Path) -> dict[str, Any] | None:
     """The last row of a step, however long the file."""
+    return next((row for row in rows_from_last(path) if row["event"] == "step"), None)
+
+
+def rows_from_last(path: Path) -> Iterator[dict[str, Any]]:
+    """The last rows of a file, the very last one first. Half a line, which a kill may leave at the end, is no row."""
     with path.open("rb") as file:
         start = max(0, file.seek(0, os.SEEK_END) - LONGEST_LINE)
         file.seek(start)
-        lines = file.read().split(b"\n")[1 if start else 0 :]
-    rows = (json.loads(line) for line in reversed(lines) if line)
-    return next((row for row in rows if row["event"] == "step"), None)
+        lines = file.read().split(b"\n")[1 if start else 0 : -1]
+    return (json.loads(line) for line in reversed(lines) if line)
 
 
 def strict(value: Any) -> Any:
