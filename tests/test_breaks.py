@@ -62,16 +62,16 @@ def test_raw_gradients_lie_outside_s_and_prepare_projects_them(reference):
     for _ in r.train():
         pass
     r.accumulate(1)
-    tied = [s for t in r.trainers for s in t.optimizer.slots if s.form.has_basis]
+    tied = [s for t in r.trainers for s in t.optimizer.parameters if s.form.has_basis]
     raw = {s.name: s.parameter.grad.clone() for s in tied}
     norms = r.prepare()
     outside = []
-    for slot in tied:
-        u = slot.form.basis.u
-        g = raw[slot.name]
+    for trained in tied:
+        u = trained.form.basis.u
+        g = raw[trained.name]
         outside.append(relative((g @ u) @ u.T, g))
-        assert torch.allclose(slot.gradient, g @ u)
-        assert slot.gradient.shape[1] == u.shape[1]
+        assert torch.allclose(trained.gradient, g @ u)
+        assert trained.gradient.shape[1] == u.shape[1]
     assert max(outside) > 0.5, "most of a raw gradient lies outside S"
     right = float((raw["embed.weight"].double() @ r.basis.u.double()).square().sum())
     assert norms["embed"] == pytest.approx(right, rel=1e-5), "norms are taken after projection"

@@ -55,7 +55,7 @@ def first_stage() -> Iterator[tuple[Engine, Posts]]:
     engine.start()
     engine.forget(1)
     engine.order(orders.Build(orders.Assignment(1, 1, 1, 0, 4, 0), SPEC, slices(SPEC)[0], None, None))
-    posts.until(orders.Outcome)
+    posts.until(orders.TaskReport)
     yield engine, posts
     engine.order(None)
     engine.join()
@@ -96,7 +96,7 @@ def test_what_came_for_an_old_generation_is_void(first_stage):
         engine.deliver(message)
     engine.forget(2)
     engine.order(orders.Reuse(orders.Assignment(2, 2, 1, 0, 4, 0), None))
-    posts.until(orders.Outcome)
+    posts.until(orders.TaskReport)
     for message in ids_of(1):
         engine.deliver(message)
     engine.order(orders.Run(3, "forward", 1, 2, 0))

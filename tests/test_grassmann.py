@@ -115,27 +115,27 @@ def test_weights_and_moments_follow_the_basis(reference, form, move):
         r.run_step()
     old, new = r.basis, grassmann.moved(r.basis, covariance(32, 0), 0.5, 1)
 
-    def full(slot, basis):
-        return slot.parameter.detach().clone() if form == "constrained" else slot.parameter.detach() @ basis.u.T
+    def full(trained, basis):
+        return trained.parameter.detach().clone() if form == "constrained" else trained.parameter.detach() @ basis.u.T
 
-    slots = [s for s in r.trainers[0].optimizer.slots if s.form.has_basis]
-    before = {s.name: (full(s, old), {k: v.clone() for k, v in s.state.items()}) for s in slots}
+    matrices = [s for s in r.trainers[0].optimizer.parameters if s.form.has_basis]
+    before = {s.name: (full(s, old), {k: v.clone() for k, v in s.state.items()}) for s in matrices}
     r.trainers[0].optimizer.switch_basis(new, move)
     turn = old.u.T @ new.u
-    for slot in slots:
-        w, state = before[slot.name]
+    for trained in matrices:
+        w, state = before[trained.name]
         right = w @ old.u @ new.u.T if move == "transport" else w @ new.u @ new.u.T
-        assert relative(full(slot, new), right) < 1e-12
+        assert relative(full(trained, new), right) < 1e-12
         first = state["first"] if move == "transport" else state["first"] @ turn
-        assert torch.allclose(slot.state["first"], first)
+        assert torch.allclose(trained.state["first"], first)
         if form == "constrained" or move == "transport":
-            assert torch.equal(slot.state["second"], state["second"])
+            assert torch.equal(trained.state["second"], state["second"])
         else:
-            assert torch.allclose(slot.state["second"], state["second"] @ (turn * turn))
+            assert torch.allclose(trained.state["second"], state["second"] @ (turn * turn))
     assert r.stages[0].basis.version == 1
     assert torch.equal(r.stages[0].basis.u, new.u)
     if move == "transport":
-        assert sum(s.parameter.square().sum() for s in slots).item() == pytest.approx(
+        assert sum(s.parameter.square().sum() for s in matrices).item() == pytest.approx(
             sum(
                 w.square().sum() if form == "constrained" else (w @ old.u).square().sum() for w, _ in before.values()
             ).item()
@@ -145,10 +145,10 @@ def test_weights_and_moments_follow_the_basis(reference, form, move):
 def test_muon_momentum_follows_too(reference):
     r = reference(subspace={"form": "constrained"}, optimizer={"name": "muon"}, stages=1)
     r.run_step()
-    slot = next(s for s in r.trainers[0].optimizer.slots if s.name == "layers.0.attn.o.weight")
-    before, old, new = slot.state["first"].clone(), r.basis, grassmann.moved(r.basis, covariance(32, 0), 0.5, 1)
+    trained = next(s for s in r.trainers[0].optimizer.parameters if s.name == "layers.0.attn.o.weight")
+    before, old, new = trained.state["first"].clone(), r.basis, grassmann.moved(r.basis, covariance(32, 0), 0.5, 1)
     r.trainers[0].optimizer.switch_basis(new, "project")
-    assert torch.allclose(slot.state["first"], before @ (old.u.T @ new.u))
+    assert torch.allclose(trained.state["first"], before @ (old.u.T @ new.u))
 
 
 @pytest.mark.parametrize("form", ["constrained", "reparam"])

@@ -102,7 +102,7 @@ def test_muon_takes_both_forms_along_the_same_path(reference):
         r = reference(
             subspace={"form": form}, optimizer={"name": "muon"}, compute={"dtype": "float64"}, steps=20, stages=2
         )
-        r.trainers[0].optimizer.slots = [s for s in r.trainers[0].optimizer.slots if s.name != "embed.weight"]
+        r.trainers[0].optimizer.parameters = [s for s in r.trainers[0].optimizer.parameters if s.name != "embed.weight"]
         runs[form] = [row["loss"] for row in r.train() if row["event"] == "step"]
     assert runs["constrained"] == pytest.approx(runs["reparam"], rel=1e-9)
     assert runs["reparam"][-1] < runs["reparam"][0] - 0.3
@@ -137,8 +137,8 @@ def test_the_others_leave_s_within_100(reference, name):
 def test_reprojection_puts_weights_back(reference):
     r = reference(subspace={"form": "constrained", "reproject_interval": 3}, steps=3)
     with torch.no_grad():
-        for slot in constrained(r):
-            slot.parameter.add_(0.01 * torch.randn_like(slot.parameter))
+        for trained in constrained(r):
+            trained.parameter.add_(0.01 * torch.randn_like(trained.parameter))
     assert drift(r) > 1e-2
     r.run_step()
     r.run_step()

@@ -32,7 +32,7 @@ from protomodels_cli.worker import device as devices
 from protomodels_cli.worker import generation as generations
 from protomodels_cli.worker import join as joining
 from protomodels_cli.worker import notices, problems
-from protomodels_cli.worker.control import NeverConnected
+from protomodels_cli.worker.control import ConnectFailed
 from protomodels_cli.worker.engine import Engine
 from protomodels_cli.worker.generation import Generation, Network
 from protomodels_cli.worker.links import Listener
@@ -184,7 +184,7 @@ def test_a_first_connection_that_ends_before_a_word_is_a_problem_with_a_fix_and_
             async def introduce() -> pb.Register:
                 return pb.Register()
 
-            with pytest.raises(NeverConnected) as caught:
+            with pytest.raises(ConnectFailed) as caught:
                 await session.run(introduce)
         assert isinstance(caught.value, UnreachableError), "join tries again where it would for an unreachable one"
         assert caught.value.problem == problems.NeverConnected(reason)

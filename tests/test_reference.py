@@ -186,9 +186,9 @@ def test_a_snapshot_holds_each_stage_and_old_ones_go(reference, tmp_path):
         stage, optimizer = trainer.stage, trainer.optimizer
         for name, p in stage.named_parameters():
             assert torch.equal(tensors[f"weights/{name}"], p)
-        for slot in optimizer.slots:
-            for key, tensor in slot.state.items():
-                assert torch.equal(tensors[f"optimizer/{slot.name}/{key}"], tensor)
+        for p in optimizer.parameters:
+            for key, tensor in p.state.items():
+                assert torch.equal(tensors[f"optimizer/{p.name}/{key}"], tensor)
         assert tensors["optimizer/applied"] == 3
         assert torch.equal(tensors["basis/u"], stage.basis.u)
     for name, sha256 in json.loads((tmp_path / "00000003" / "hashes.json").read_text())["sha256"].items():

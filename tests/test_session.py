@@ -61,7 +61,7 @@ def test_a_stage_that_failed_is_not_offered_again_whichever_generation_it_failed
             with pytest.raises(PeerError) as caught:
                 session._over.result()
             assert isinstance(caught.value.problem, OutOfMemory)
-        session._receive(2, orders.Outcome(1, orders.Usage()))
+        session._receive(2, orders.TaskReport(1, orders.Usage()))
         outbox = session._control._outbox
         said = [outbox.get_nowait().WhichOneof("body") for _ in range(outbox.qsize())]
         assert said == (["trouble"] if goes else ["done"])
@@ -83,7 +83,7 @@ def test_a_sync_compares_hashes_and_carries_no_bytes(tmp_path):
         session._generation = a_generation(session, 0)
         for basis in ("u", "x"):
             session._take_turn(turn)
-            session._receive(0, orders.Outcome(5, orders.Usage(), Sync(0, basis * 64, 1, "t" * 64)))
+            session._receive(0, orders.TaskReport(5, orders.Usage(), Sync(0, basis * 64, 1, "t" * 64)))
             assert len(told) == (basis == "x")
 
     asyncio.run(story())

@@ -86,7 +86,7 @@ def test_what_a_stage_keeps_is_counted_to_the_byte(form, optimizer, index):
     bench.step()
     bench.accumulate()
     tensors = [t for p in bench.stage.parameters() for t in (p, p.grad)]
-    tensors += [t for slot in bench.optimizer.slots for t in slot.state.values()]
+    tensors += [t for p in bench.optimizer.parameters for t in p.state.values()]
     if form != "dense":
         tensors += [bench.stage.basis.u, bench.stage.t_fixed.signs]
     kept = StageMemory(bench.spec).kept(bench.slice.first_layer, bench.slice.end_layer)

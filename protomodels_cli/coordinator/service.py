@@ -32,7 +32,7 @@ from protomodels_cli.observe.logs import WIRE
 from protomodels_cli.quantities import duration
 from protomodels_cli.spec.plugins import packages_used
 from protomodels_cli.spec.schema import RunSpec
-from protomodels_cli.wire.channels import SERVER_OPTIONS
+from protomodels_cli.wire.channels import HEARTBEATS, PIECE, SERVER_OPTIONS
 from protomodels_cli.wire.join_link import address
 from protomodels_cli.wire.parts import TOO_LARGE
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
@@ -42,8 +42,6 @@ from protomodels_cli.wire.tls import COORDINATOR_NAME, Identity, client_context,
 DENIED, UNFIT = grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.FAILED_PRECONDITION
 MOST_ENROLLED = 10_000
 MOST_UPLOADS = 2  # of one peer: a basis and a part of a snapshot may fall together
-HEARTBEATS = 5  # in a lease
-PIECE = 1 << 20
 MOST_OFFSET = 2**63 - 1  # at which a file can be read
 SESSION_WITHIN = 600.0  # seconds after Enrol
 REGISTER_SECONDS, STRANGER_SECONDS = 30.0, 1.0  # for the first message of a session

@@ -15,7 +15,7 @@ import torch
 
 from protomodels_cli.lab.results import Result, say
 from protomodels_cli.lab.small import small_reference
-from protomodels_cli.model.optim import Slot
+from protomodels_cli.model.optim import TrainedParameter
 from protomodels_cli.model.reference import Reference
 from protomodels_cli.observe.pictures import figure, save_figure
 from protomodels_cli.protocol.steps import clip_coefficient, gradient_norm, learning_rate
@@ -66,22 +66,22 @@ def run(steps: int = 500, seed: int = 0, device: str = "cpu") -> Result:
 def drift(reference: Reference) -> float:
     """The largest share of a constrained matrix that lies outside S, in float64."""
     worst = 0.0
-    for slot in constrained(reference):
-        w, u = slot.parameter.detach().double(), slot.form.u.double()
+    for trained in constrained(reference):
+        w, u = trained.parameter.detach().double(), trained.form.u.double()
         worst = max(worst, float(torch.linalg.matrix_norm(w - (w @ u) @ u.T) / torch.linalg.matrix_norm(w)))
     return worst
 
 
-def constrained(reference: Reference) -> list[Slot]:
-    return [slot for trainer in reference.trainers for slot in trainer.optimizer.slots if slot.form.has_basis]
+def constrained(reference: Reference) -> list[TrainedParameter]:
+    return [p for trainer in reference.trainers for p in trainer.optimizer.parameters if p.form.has_basis]
 
 
 def leaver(reference: Reference, name: str) -> Callable[[], object]:
     """A training step with an optimizer that the spec refuses, on gradients projected exactly as for the others."""
     spec, tied = reference.spec.optimizer, constrained(reference)
-    ids = {id(slot.parameter) for slot in tied}
+    ids = {id(trained.parameter) for trained in tied}
     free = [p for stage in reference.stages for p in stage.parameters() if id(p) not in ids]
-    moved = free if name == "sign" else free + [slot.parameter for slot in tied]
+    moved = free if name == "sign" else free + [trained.parameter for trained in tied]
     groups = [
         {"params": [p for p in moved if p.ndim > 1], "weight_decay": spec.weight_decay},
         {"params": [p for p in moved if p.ndim == 1], "weight_decay": 0.0},
@@ -95,11 +95,11 @@ def leaver(reference: Reference, name: str) -> Callable[[], object]:
             group["lr"] = lr
         reference.accumulate(reference.step)
         projected = {}
-        for slot in tied:
-            u, gradient = slot.form.u, slot.parameter.grad
+        for trained in tied:
+            u, gradient = trained.form.u, trained.parameter.grad
             assert gradient is not None
-            projected[slot.name] = (gradient @ u) @ u.T
-            slot.parameter.grad = projected[slot.name]
+            projected[trained.name] = (gradient @ u) @ u.T
+            trained.parameter.grad = projected[trained.name]
         norms = [float(torch.linalg.vector_norm(p.grad, dtype=torch.float64)) ** 2 for p in free if p.grad is not None]
         norms += [float(torch.linalg.vector_norm(g, dtype=torch.float64)) ** 2 for g in projected.values()]
         coefficient = clip_coefficient(gradient_norm(norms), spec.clip)
@@ -107,10 +107,10 @@ def leaver(reference: Reference, name: str) -> Callable[[], object]:
             assert parameter.grad is not None
             parameter.grad.mul_(coefficient)
         adamw.step()
-        for slot in tied:
+        for trained in tied:
             if name == "sign":
                 with torch.no_grad():
-                    slot.parameter.add_(projected[slot.name].sign(), alpha=-lr / 10)
+                    trained.parameter.add_(projected[trained.name].sign(), alpha=-lr / 10)
         for parameter in (p for stage in reference.stages for p in stage.parameters()):
             parameter.grad = None
 

@@ -21,7 +21,7 @@ from protomodels_cli.spec.schema import OptimizerSpec
 
 
 @dataclass
-class Slot:
+class TrainedParameter:
     """One parameter, its rule and its optimizer state."""
 
     name: str
@@ -45,46 +45,46 @@ class StageOptimizer:
     def __init__(self, stage: Stage, spec: OptimizerSpec):
         self.stage, self.spec = stage, spec
         self.applied = 0
-        self.slots = _slots(stage, spec.name)
+        self.parameters = _parameters(stage, spec.name)
 
     @torch.no_grad()
     def prepare(self) -> dict[str, float]:
         """Take over the accumulated gradients. Returns the squared norm of each unit, in layer order."""
         norms: dict[str, float] = {}
-        for slot in self.slots:
-            gradient = slot.parameter.grad
-            assert gradient is not None, f"{slot.name} got no gradient"
-            slot.gradient = slot.form.project(gradient)
-            slot.parameter.grad = None
-            squared = _squared_norm(slot.gradient)
-            norms[slot.unit] = norms.get(slot.unit, 0.0) + squared
+        for trained in self.parameters:
+            gradient = trained.parameter.grad
+            assert gradient is not None, f"{trained.name} got no gradient"
+            trained.gradient = trained.form.project(gradient)
+            trained.parameter.grad = None
+            squared = _squared_norm(trained.gradient)
+            norms[trained.unit] = norms.get(trained.unit, 0.0) + squared
         return norms
 
     @torch.no_grad()
     def apply(self, lr: float, coefficient: float) -> None:
         """Take the step with gradients × coefficient."""
         self.applied += 1
-        for slot in self.slots:
-            assert slot.gradient is not None, "apply() follows prepare()"
-            direction = self._direction(slot, slot.gradient * coefficient)
-            if slot.decays and self.spec.weight_decay:
-                slot.parameter.mul_(1 - lr * self.spec.weight_decay)
-            slot.parameter.add_(slot.form.lift(direction), alpha=-lr)
-            slot.gradient = None
+        for trained in self.parameters:
+            assert trained.gradient is not None, "apply() follows prepare()"
+            direction = self._direction(trained, trained.gradient * coefficient)
+            if trained.decays and self.spec.weight_decay:
+                trained.parameter.mul_(1 - lr * self.spec.weight_decay)
+            trained.parameter.add_(trained.form.lift(direction), alpha=-lr)
+            trained.gradient = None
 
     def discard(self) -> None:
         """Skip the step: gradients are dropped, nothing else changes."""
-        for slot in self.slots:
-            slot.gradient = slot.parameter.grad = None
+        for trained in self.parameters:
+            trained.gradient = trained.parameter.grad = None
 
-    def _direction(self, slot: Slot, g: Tensor) -> Tensor:
-        match slot.rule:
+    def _direction(self, trained: TrainedParameter, g: Tensor) -> Tensor:
+        match trained.rule:
             case "muon":
-                return rules.muon(g, slot.state, self.spec)
+                return rules.muon(g, trained.state, self.spec)
             case "row_adamw":
-                return rules.row_adamw(g, slot.state, self.applied, self.spec, slot.parameter.shape[1])
+                return rules.row_adamw(g, trained.state, self.applied, self.spec, trained.parameter.shape[1])
             case "adamw":
-                return rules.adamw(g, slot.state, self.applied, self.spec)
+                return rules.adamw(g, trained.state, self.applied, self.spec)
 
     @torch.no_grad()
     def switch_basis(self, new: Basis, move: Move) -> None:
@@ -93,16 +93,16 @@ class StageOptimizer:
         assert old is not None
         new = new.copy_to(self.stage.device)
         switch = Switch(old.u, new.u, old.u.T @ new.u, move)
-        for slot in self.slots:
-            slot.form.follow(slot.parameter, switch)
-            slot.form.follow_moments(slot.state, slot.rule, switch)
+        for trained in self.parameters:
+            trained.form.follow(trained.parameter, switch)
+            trained.form.follow_moments(trained.state, trained.rule, switch)
         self.stage.form.basis = new
 
     @torch.no_grad()
     def reproject(self) -> None:
         """Put constrained weights back into S, against the rounding of many steps."""
-        for slot in self.slots:
-            slot.form.reproject(slot.parameter)
+        for trained in self.parameters:
+            trained.form.reproject(trained.parameter)
 
 
 def _squared_norm(gradient: Tensor) -> float:
@@ -110,7 +110,7 @@ def _squared_norm(gradient: Tensor) -> float:
     return float(torch.linalg.vector_norm(gradient, dtype=torch.float64)) ** 2
 
 
-def _slots(stage: Stage, optimizer: str) -> list[Slot]:
+def _parameters(stage: Stage, optimizer: str) -> list[TrainedParameter]:
     found = []
     for name, module in stage.named_modules():
         role: Role
@@ -124,5 +124,6 @@ def _slots(stage: Stage, optimizer: str) -> list[Slot]:
                 role = "gain"
             case _:
                 continue
-        found.append(Slot(f"{name}.weight", module.weight, form.rule_for(optimizer, role), role != "gain", form))
+        rule, decays = form.rule_for(optimizer, role), role != "gain"
+        found.append(TrainedParameter(f"{name}.weight", module.weight, rule, decays, form))
     return found

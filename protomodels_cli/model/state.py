@@ -36,8 +36,8 @@ def stage_state(
 ) -> dict[str, Tensor]:
     """The stage's whole state, copied to the host."""
     state = {f"weights/{name}": p.detach() for name, p in stage.named_parameters()}
-    for slot in optimizer.slots:
-        state |= {f"optimizer/{slot.name}/{key}": tensor for key, tensor in slot.state.items()}
+    for trained in optimizer.parameters:
+        state |= {f"optimizer/{trained.name}/{key}": tensor for key, tensor in trained.state.items()}
     state["optimizer/applied"] = torch.tensor(optimizer.applied)
     if stage.basis is not None:
         state |= {"basis/u": stage.basis.u, "basis/version": torch.tensor(stage.basis.version)}
@@ -65,6 +65,6 @@ def load_stage_state(stage: Stage, optimizer: StageOptimizer, state: Mapping[str
     """Weights and optimizer state; the stage was built with the basis."""
     for name, parameter in stage.named_parameters():
         parameter.copy_(state[f"weights/{name}"])
-    for slot in optimizer.slots:
-        slot.state = {key: t.to(stage.device) for key, t in section_of(state, f"optimizer/{slot.name}").items()}
+    for trained in optimizer.parameters:
+        trained.state = {key: t.to(stage.device) for key, t in section_of(state, f"optimizer/{trained.name}").items()}
     optimizer.applied = int(state["optimizer/applied"])

@@ -3,8 +3,11 @@ compute different numbers under one name."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from protomodels_cli.codecs.registry import names_in, registry
 from protomodels_cli.forms import FORMS
+from protomodels_cli.plugins import Registry
 from protomodels_cli.spec.schema import RunSpec
 
 
@@ -18,5 +21,5 @@ def packages_used(spec: RunSpec) -> dict[str, str]:
 
 def package_here(point: str) -> str | None:
     group, _, name = point.partition(":")
-    groups = {FORMS.group: FORMS, registry().group: registry()}
+    groups: dict[str, Registry[Any]] = {FORMS.group: FORMS, registry().group: registry()}
     return groups[group].package_of(name) if group in groups else None

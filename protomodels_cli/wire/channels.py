@@ -1,10 +1,12 @@
-"""gRPC channels and servers: the options that all of ours share, and why."""
+"""gRPC channels and servers: what all of ours share (options, sizes, heartbeats), and why."""
 
 from __future__ import annotations
 
 import ipaddress
 import socket
 
+HEARTBEATS = 5  # that each side sends in a lease
+PIECE = 1 << 20  # bytes of a larger whole that one message carries; gRPC's own limit for a message is 4 MiB
 MOST_FROM_COORDINATOR = 256 << 20  # a basis comes in one message; a peer trusts its coordinator that far
 
 _KEEPALIVE = [  # off by default; without it a home router forgets an idle connection and nobody notices

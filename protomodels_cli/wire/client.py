@@ -17,6 +17,8 @@ from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.pb import pmtrain_pb2_grpc as rpc
 from protomodels_cli.wire.tls import COORDINATOR_NAME
 
+Metadata = tuple[tuple[str, str], ...]  # of a call: names and values
+
 
 class Refused(UserError):
     """The coordinator said no; the kind is that of the reason it gave."""

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from zlib import crc32
 
 from protomodels_cli.protocol.messages import BadMessage, Leg
+from protomodels_cli.wire.channels import PIECE
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
-
-PIECE = 1 << 20  # bytes of payload in a frame; gRPC's own limit for a message is 4 MiB
 
 _LEGS: dict[Leg, pb.Frame.Leg] = {
     "forward": pb.Frame.FORWARD,

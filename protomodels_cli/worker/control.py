@@ -13,7 +13,8 @@ from typing import Any
 import grpc
 
 from protomodels_cli.retry import Backoff
-from protomodels_cli.wire.client import Refused, in_words
+from protomodels_cli.wire.channels import HEARTBEATS
+from protomodels_cli.wire.client import Metadata, Refused, in_words
 from protomodels_cli.wire.join_link import UnreachableError
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.pb import pmtrain_pb2_grpc as rpc
@@ -21,11 +22,7 @@ from protomodels_cli.worker import problems
 from protomodels_cli.worker.telling import PeerError
 
 RECONNECT = 0.2, 2.0  # seconds between tries to reach the coordinator: at first, at most
-HEARTBEATS = 5  # in a lease
 SILENT_LEASES = 2  # without a word from the coordinator: it is gone
-
-Metadata = tuple[tuple[str, str], ...]
-
 
 MOST_DETAIL = 120  # characters of what gRPC says of a failure
 
@@ -38,7 +35,7 @@ class Lost(Exception):
         self.reason = reason
 
 
-class NeverConnected(PeerError, UnreachableError):
+class ConnectFailed(PeerError, UnreachableError):
     """Whoever can begin again from the enrolment may do so."""
 
 
@@ -97,7 +94,7 @@ class ControlStream:
                     raise refused from None
                 reason = e.reason if isinstance(e, Lost) else _failure(e)
                 if not been_in and not self._heard:
-                    raise NeverConnected(problems.NeverConnected(reason)) from None
+                    raise ConnectFailed(problems.NeverConnected(reason)) from None
             if self._over.done():
                 return
             if self._heard:

@@ -34,12 +34,12 @@ from protomodels_cli.worker.orders import (
     HashWeights,
     HoldBasis,
     Order,
-    Outcome,
     ReportSync,
     Reuse,
     Run,
     SubspaceReport,
     Taken,
+    TaskReport,
 )
 from protomodels_cli.worker.stage_work import Pass, StageWork
 
@@ -266,6 +266,6 @@ class Engine(threading.Thread):
         assert work.last_report is not None
         self._post(SubspaceReport(*work.last_report))
 
-    def _report(self, task: int, **outcome: Any) -> None:
-        self._post(Outcome(task, self._usage, **outcome))
+    def _report(self, task: int, **found: Any) -> None:
+        self._post(TaskReport(task, self._usage, **found))
         self._usage = Usage()

@@ -30,14 +30,13 @@ from protomodels_cli.spec.load import spec_from
 from protomodels_cli.spec.plugins import package_here
 from protomodels_cli.spec.schema import RunSpec
 from protomodels_cli.wire.channels import MOST_FROM_COORDINATOR, is_loopback
-from protomodels_cli.wire.client import coordinator_channel, in_words
+from protomodels_cli.wire.client import Metadata, coordinator_channel, in_words
 from protomodels_cli.wire.join_link import JoinLink, UnreachableError, address, fetch_authority
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.pb import pmtrain_pb2_grpc as rpc
 from protomodels_cli.wire.tls import Identity, new_key, public_key_of
 from protomodels_cli.worker import device as devices
 from protomodels_cli.worker import notices, problems
-from protomodels_cli.worker.control import Metadata
 from protomodels_cli.worker.links import Listener
 from protomodels_cli.worker.session import Session
 from protomodels_cli.worker.telling import PeerError, PeerTeller

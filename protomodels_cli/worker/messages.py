@@ -8,7 +8,7 @@ from protomodels_cli.model.shape import Slice
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.worker.generation import Generation
 from protomodels_cli.worker.notices import StageAssigned
-from protomodels_cli.worker.orders import Assignment, Decide, Outcome
+from protomodels_cli.worker.orders import Assignment, Decide, TaskReport
 
 
 def assignment_of(assigned: pb.Assignment, limit: int) -> Assignment:
@@ -33,19 +33,19 @@ def decision_of(message: pb.Decision) -> Decide:
     return Decide(message.step, message.apply, message.lr, message.clip)
 
 
-def done_message(outcome: Outcome, generation: Generation, peak_memory: int, cpu_seconds: float) -> pb.Done:
-    sync, used = outcome.sync, outcome.usage
+def done_message(report: TaskReport, generation: Generation, peak_memory: int, cpu_seconds: float) -> pb.Done:
+    sync, used = report.sync, report.usage
     return pb.Done(
-        task=outcome.task,
+        task=report.task,
         generation=generation.number,
         t_fixed_sha256=sync.t_fixed_sha256 if sync else "",
         t_fixed_version=sync.t_fixed_version if sync else 0,
         basis_sha256=sync.basis_sha256 if sync else "",
         basis_version=sync.basis_version if sync else 0,
-        norms=[pb.UnitNorm(unit=unit, squared=squared) for unit, squared in outcome.norms.items()],
-        loss_sum=outcome.loss_sum,
-        tokens=outcome.tokens,
-        parameters=[pb.ParameterHash(name=name, sha256=sha256) for name, sha256 in outcome.parameters],
+        norms=[pb.UnitNorm(unit=unit, squared=squared) for unit, squared in report.norms.items()],
+        loss_sum=report.loss_sum,
+        tokens=report.tokens,
+        parameters=[pb.ParameterHash(name=name, sha256=sha256) for name, sha256 in report.parameters],
         usage=replace(
             used,
             forward_bytes=generation.sent_since("next", "forward"),

@@ -80,26 +80,26 @@ class Run:
 
 @dataclass(frozen=True)
 class ReportSync:
-    """Hash the bytes in use, and say so."""
+    """Hash the bytes of U and T_fixed in use, and report the hashes."""
 
     task: int
 
 
 @dataclass(frozen=True)
 class CopyState:
-    """Copy all that the stage is to the host's memory."""
+    """Copy the stage's whole state to the host's memory."""
 
 
 @dataclass(frozen=True)
 class HashWeights:
-    """Hash every parameter of the stage, and say so."""
+    """Hash every parameter of the stage, and report the hashes."""
 
     task: int
 
 
 @dataclass(frozen=True)
 class HoldBasis:
-    """Hold it until a step is run with it."""
+    """Hold this basis until a step is run with it."""
 
     basis: Basis
 
@@ -116,8 +116,8 @@ Order = Drop | Build | Reuse | Describe | Decide | Run | ReportSync | CopyState 
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """A task is done."""
+class TaskReport:
+    """A task is done: what it took and, depending on its kind, what came of it."""
 
     task: int
     usage: Usage
@@ -137,7 +137,7 @@ class Described:
 
 @dataclass(frozen=True)
 class Copied:
-    """All that the stage was after this step."""
+    """The stage's whole state after this step."""
 
     lineage: int
     step: int

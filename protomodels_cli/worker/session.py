@@ -32,6 +32,7 @@ from protomodels_cli.protocol.messages import BadMessage, Leg
 from protomodels_cli.protocol.parts import Part
 from protomodels_cli.retry import Backoff, retry
 from protomodels_cli.spec.schema import RunSpec
+from protomodels_cli.wire.client import Metadata
 from protomodels_cli.wire.emulated import Connection
 from protomodels_cli.wire.frames import Message
 from protomodels_cli.wire.parts import part_message
@@ -41,7 +42,7 @@ from protomodels_cli.wire.relay import Address
 from protomodels_cli.wire.tls import Identity
 from protomodels_cli.worker import device as devices
 from protomodels_cli.worker import notices, orders, problems
-from protomodels_cli.worker.control import ControlStream, Lost, Metadata
+from protomodels_cli.worker.control import ControlStream, Lost
 from protomodels_cli.worker.engine import Engine
 from protomodels_cli.worker.generation import Generation, Network
 from protomodels_cli.worker.links import Listener
@@ -297,7 +298,7 @@ class Session:
                 generation.take(leg)
             case orders.Copied():
                 self._chore(self._snapshots.save(item.lineage, item.step, generation.stage, item.state))
-            case orders.Outcome():
+            case orders.TaskReport():
                 self._compare_with_the_runs(generation.stage, item.sync)
                 cpu = 0.0 if self._cpu_before is None else time.process_time() - self._cpu_before
                 self._control.send(done=done_message(item, generation, peak_memory(), cpu))

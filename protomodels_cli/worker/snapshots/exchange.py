@@ -19,6 +19,7 @@ from protomodels_cli.observe.troubles import PartNotWritten
 from protomodels_cli.protocol.parts import Part
 from protomodels_cli.retry import Backoff, retry
 from protomodels_cli.spec.schema import SnapshotSpec
+from protomodels_cli.wire.client import Metadata
 from protomodels_cli.wire.parts import TOO_LARGE, part_message, part_of
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.pb import pmtrain_pb2_grpc as rpc
@@ -42,7 +43,7 @@ class SnapshotExchange:
         spec: SnapshotSpec,
         folder: Path,
         stub: rpc.PeeringStub,
-        metadata: transfer.Metadata,
+        metadata: Metadata,
         chore: Chore,
         send: Callable[..., None],
         tell: Tell,

@@ -16,12 +16,12 @@ import grpc
 from protomodels_cli.files import hash_file
 from protomodels_cli.observe.logs import SNAPSHOTS
 from protomodels_cli.protocol.parts import Part
+from protomodels_cli.wire.channels import PIECE
+from protomodels_cli.wire.client import Metadata
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.pb import pmtrain_pb2_grpc as rpc
 from protomodels_cli.worker.snapshots.part_store import PartStore
 
-PIECE = 1 << 20
-Metadata = tuple[tuple[str, str], ...]
 NOT_WANTED = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.PERMISSION_DENIED  # a retry would not help
 
 
