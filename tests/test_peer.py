@@ -160,6 +160,7 @@ class Mute(rpc.PeeringServicer):
         self._seconds = seconds
 
     async def Session(self, request_iterator: Any, context: Any) -> Any:
+        await anext(aiter(request_iterator))  # or the peer sees a write that failed
         await asyncio.sleep(self._seconds)
         return
         yield  # what makes it a stream
@@ -207,6 +208,7 @@ class Forgetful(rpc.PeeringServicer):
 
     async def Session(self, request_iterator: Any, context: Any) -> Any:
         self.knows = False
+        await anext(aiter(request_iterator))  # or the peer sees a write that failed
         yield pb.CoordinatorMessage(number=1, spare=pb.Spare(why="all stages have a holder"))
 
 
