@@ -98,7 +98,7 @@ class AQSGD(Feedback):
         return whole + (self.inner.layout(_rows(slot, old)) if old else [])
 
     def for_evaluation(self) -> Codec:
-        """Its samples are all new, so they go whole."""
+        """What sends samples whole: those of an evaluation are all new."""
         return FP32()
 
     def saved(self, kept: Mapping[str, Tensor]) -> dict[str, Tensor]:

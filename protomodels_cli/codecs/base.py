@@ -140,7 +140,7 @@ class Codec(Word, ABC):
 
     @abstractmethod
     def __str__(self) -> str:
-        """As the spec writes it."""
+        """The codec as the spec writes it."""
 
     def contradictions(self, around: Surroundings) -> Iterator[tuple[str, str]]:
         """Rule and fix of every reason why the codec cannot be used there."""
@@ -212,7 +212,7 @@ class Codec(Word, ABC):
 
 
 class BaseCodec(Codec):
-    """One that stands by itself: `NAME` or `NAME:PARAMETER`."""
+    """A codec that stands by itself: `NAME` or `NAME:PARAMETER`."""
 
     examples: ClassVar[tuple[str, ...]] = ()  # where it has a parameter; at least one, each with a case of its own
 
@@ -229,7 +229,7 @@ class BaseCodec(Codec):
 
 @dataclass(frozen=True)
 class Feedback(Codec):
-    """One on top of another, which remembers something to make up for what the other loses: `+NAME`."""
+    """A codec on top of another, which remembers something to make up for what the other loses: `+NAME`."""
 
     inner: Codec
 
@@ -301,7 +301,7 @@ def parse_number(text: str) -> float:
 
 
 def narrowed(message: Tensor) -> Tensor:
-    """As float32 with room to round up; larger numbers become the largest."""
+    """The numbers as float32 with room to round up; larger ones become the largest."""
     return message.clamp(-LARGEST, LARGEST).float()
 
 

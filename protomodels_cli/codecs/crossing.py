@@ -55,7 +55,7 @@ class End:
         return Slot(key, tuple(shape), dtype, self._seed, samples)
 
     def encode(self, message: Tensor, slot: Slot) -> list[Tensor] | None:
-        """What travels; None is poison."""
+        """The tensors that travel; None is poison."""
         if not _finite(message):
             return None
         tensors = self.codecs[slot.key.leg].encode(message, self._here(slot))
@@ -113,7 +113,7 @@ class End:
             self._positions.clear()
 
     def reset(self) -> None:
-        """The basis has moved: what is remembered was in other coordinates."""
+        """Forget everything: the basis has moved, and what is remembered was in other coordinates."""
         for memory in self._memories.values():
             memory.reset()
 
@@ -125,7 +125,7 @@ class End:
         }
 
     def load(self, state: Mapping[str, Tensor], device: torch.device) -> None:
-        """`device` is the stage's; a codec may want its memory elsewhere."""
+        """Load memories from a snapshot. `device` is the stage's; a codec may want its memory elsewhere."""
         self.reset()
         for leg, memory in self._memories.items():
             codec = self.codecs[leg]

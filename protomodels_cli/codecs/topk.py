@@ -156,7 +156,7 @@ def _marked(positions: Tensor, numbers: int) -> Tensor:
 
 
 def _positions(marks: Tensor, kept: int, numbers: int) -> Tensor:
-    """In rising order. Refuses marks that no sender makes: they come from outside."""
+    """The marked positions in rising order. Refuses marks that no sender makes: they come from outside."""
     rows = marks.shape[0]
     if marks.shape[1] == -(-numbers // 8):
         bits = (marks.unsqueeze(-1) >> _bits(marks.device) & 1).view(rows, -1)

@@ -147,10 +147,10 @@ class Form:
         return direction
 
     def reproject(self, weight: Tensor) -> None:
-        """In place, against the rounding of many steps."""
+        """Put a writing matrix back into S, in place, against the rounding of many steps."""
 
     def follow(self, weight: Tensor, switch: Switch) -> None:
-        """In place: a writing matrix moves with U."""
+        """Move a writing matrix with U, in place."""
 
     def follow_moments(self, state: dict[str, Tensor], rule: Rule, switch: Switch) -> None:
-        """In place: the optimizer's moments of a writing matrix move with U."""
+        """Move the optimizer's moments of a writing matrix with U, in place."""

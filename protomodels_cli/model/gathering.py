@@ -20,7 +20,7 @@ class Gathering:
         self.covariance: grassmann.GradientCovariance | None = None  # only while gradients are gathered
 
     def begin(self, step: int) -> None:
-        """Before the first microbatch of a step."""
+        """Call before the first microbatch of a step."""
         self.stage.on_release = None
         if steps.gathers(self.subspace, step):
             if self.covariance is None:
@@ -28,7 +28,7 @@ class Gathering:
             self.stage.on_release = self.covariance.add
 
     def end(self) -> None:
-        """After the last microbatch of a step."""
+        """Call after the last microbatch of a step."""
         self.stage.on_release = None
 
     def decide(self, applied: bool) -> None:

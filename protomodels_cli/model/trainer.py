@@ -29,7 +29,7 @@ class StageTrainer:
         self.gathering = Gathering(spec, self.stage) if slice_.is_last else None
 
     def begin(self, step: int) -> None:
-        """Before the first microbatch of a step."""
+        """Call before the first microbatch of a step."""
         if self.gathering is not None:
             self.gathering.begin(step)
 

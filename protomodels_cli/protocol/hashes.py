@@ -7,13 +7,13 @@ from collections.abc import Iterable
 
 
 def parameter_sha256(dtype: str, shape: tuple[int, ...], content: bytes) -> str:
-    """Of one parameter, by rows; `dtype` is float32 or float64."""
+    """The hash of one parameter: of its type (float32 or float64), its shape, and its bytes by rows."""
     digest = hashlib.sha256(f"torch.{dtype} {shape}\n".encode())
     digest.update(content)
     return digest.hexdigest()
 
 
 def weights_sha256(parameters: Iterable[tuple[str, str]]) -> str:
-    """One hash over all parameters' in layer order: equal models, equal hash, wherever they are cut."""
+    """The hash of a model: of all parameters' hashes in layer order. It does not depend on the cut into stages."""
     lines = "".join(f"{name} {sha256}\n" for name, sha256 in parameters)
     return hashlib.sha256(lines.encode()).hexdigest()

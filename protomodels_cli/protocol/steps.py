@@ -52,7 +52,7 @@ class Outcome:
 
 
 def decide(spec: RunSpec, step: int, loss_sum: float, squared_norms: Sequence[float]) -> Outcome:
-    """From the summed loss of a step's tokens and the squared norm of each unit's gradient, in layer order."""
+    """Decide a step from its tokens' summed loss and the squared norm of each unit's gradient, in layer order."""
     tokens = spec.batch.size * spec.model.context
     loss, norm = loss_sum / tokens, gradient_norm(squared_norms)
     finite = math.isfinite(loss) and all(map(math.isfinite, squared_norms))
@@ -61,12 +61,12 @@ def decide(spec: RunSpec, step: int, loss_sum: float, squared_norms: Sequence[fl
 
 
 def reprojects_after(subspace: SubspaceSpec, step: int) -> bool:
-    """Are constrained weights put back into S after this step?"""
+    """Whether constrained weights are put back into S after this step."""
     return subspace.reproject_interval > 0 and step % subspace.reproject_interval == 0
 
 
 def gathers(subspace: SubspaceSpec, step: int) -> bool:
-    """Are the gradients of this step (from 1) gathered: for the next update, or, where U stays, for the metrics?"""
+    """Whether the gradients of this step (from 1) are gathered: for the next update or, where U stays, the metrics."""
     update = subspace.update
     if not subspace.has_basis:
         return False
@@ -76,7 +76,7 @@ def gathers(subspace: SubspaceSpec, step: int) -> bool:
 
 
 def reports(subspace: SubspaceSpec, step: int) -> bool:
-    """Does this step end a gathering, with a new basis or, where U stays, with its quantities only?"""
+    """Whether this step ends a gathering, with a new basis or, where U stays, with its quantities only."""
     return subspace.has_basis and step % (subspace.update.interval or subspace.sync_interval) == 0
 
 

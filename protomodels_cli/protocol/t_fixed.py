@@ -22,7 +22,7 @@ def packed_signs(vocab_size: int, width: int, seed: int) -> np.ndarray:
 
 
 def sign_blocks(vocab_size: int, width: int, seed: int) -> Iterator[np.ndarray]:
-    """The same, some rows at a time: whoever only hashes them never has the whole table."""
+    """The signs some rows at a time: whoever only hashes them never has the whole table."""
     stream, words_per_row = counter.subseed(seed, "t_fixed", VERSION), -(-width // 64)
     at_once = max(1, _BLOCK // (words_per_row * 8))
     for first in range(0, vocab_size, at_once):

@@ -36,7 +36,7 @@ class Lost(Exception):
 
 
 class ConnectFailed(PeerError, UnreachableError):
-    """Whoever can begin again from the enrolment may do so."""
+    """The first connection failed: whoever called may begin again from the enrolment."""
 
 
 class ControlStream:
@@ -69,8 +69,8 @@ class ControlStream:
         self._outbox.put_nowait(None)
 
     def ask_to_leave(self) -> bool:
-        """Whether there is a coordinator to ask. It is asked again on every later connection, but one that is gone is
-        not waited for: this peer holds whoever ended it up."""
+        """Ask the coordinator to let this peer go, now and on every later connection. Returns whether there is a
+        connection; without one, this peer soon gives up, since somebody waits for it to end."""
         self._leaving = True
         self._backoff.give_up_after = min(self._backoff.give_up_after, SILENT_LEASES * self._lease)
         if self.connected:
@@ -82,7 +82,7 @@ class ControlStream:
         introduce: Callable[[], Awaitable[pb.Register]],
         obey: Callable[[pb.CoordinatorMessage], Awaitable[None]],
     ) -> None:
-        """Until the session is over, or the coordinator is gone and this peer asked to leave."""
+        """Stay connected until the session is over, or until the coordinator is gone and this peer asked to leave."""
         been_in = False
         reason: problems.Loss = problems.ConnectionClosed()
         while not self._over.done():
@@ -110,7 +110,7 @@ class ControlStream:
             await asyncio.sleep(wait)
 
     async def _converse(self, register: pb.Register, obey: Callable[[pb.CoordinatorMessage], Awaitable[None]]) -> None:
-        """One connection, from the registration to its end."""
+        """Hold one connection, from the registration to its end."""
         self._outbox = asyncio.Queue()  # what was said to nobody has no meaning now
         self.send(register=register)
         if self._leaving:
@@ -142,7 +142,7 @@ class ControlStream:
         return message
 
     def _is_next(self, message: pb.CoordinatorMessage) -> bool:
-        """Not one that came before. One that did not come is missed, if only at the next heartbeat."""
+        """Whether the message is new. Raises Lost for a gap in the numbers, which a heartbeat shows at the latest."""
         is_beat = message.WhichOneof("body") == "heartbeat"
         if message.number > self._heard + (not is_beat):
             raise Lost(problems.MessageMissing(self._heard + 1))

@@ -83,7 +83,7 @@ def _wait_for(device: torch.device) -> None:
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """CUDA has a type for it, the CPU's allocator a plain RuntimeError."""
+    """Whether the device ran out of memory: CUDA has a type for that, the CPU's allocator a plain RuntimeError."""
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or "not enough memory" in str(error)
 
 

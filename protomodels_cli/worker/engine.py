@@ -79,7 +79,7 @@ class Engine(threading.Thread):
             self._news.notify()
 
     def has_sent(self) -> None:
-        """A message has left this process."""
+        """Note that a message has left this process."""
         with self._news:
             self._unsent -= 1
             if self._unsent == 0:
@@ -169,8 +169,8 @@ class Engine(threading.Thread):
         return gradients.popleft() if chosen == "backward" else inputs.popleft()
 
     def _is_next(self, queue: deque[Message], step: int, microbatch: int) -> bool:
-        """Anything out of order is a neighbour's fault: what comes for a step before it is granted waits behind the
-        messages of the steps before."""
+        """Whether this message has arrived. Raises OutOfOrder where another is first: a neighbour's fault, as messages
+        of later steps wait behind those of earlier ones."""
         if not queue:
             return False
         head = queue[0]
@@ -258,7 +258,7 @@ class Engine(threading.Thread):
         self._report(assignment.task, sync=work.stage.sync())
 
     def _decide(self, decision: Decide, work: StageWork) -> bool:
-        """Whether the stage has something new to say of the subspace then."""
+        """Take or skip the step. Returns whether it ends a gathering of gradients, which is then reported."""
         work.decide(decision.step, decision.apply, decision.lr, decision.clip)
         return work.report_subspace()
 

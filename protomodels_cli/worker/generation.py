@@ -67,12 +67,12 @@ class Generation:
                 self._prepare_link(side, boundary)
 
     def own(self, task: asyncio.Task[Any]) -> None:
-        """It ends with this generation."""
+        """Cancel this task when the generation ends."""
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def end(self) -> None:
-        """Nothing of this generation goes in or out any more."""
+        """End the generation: nothing of it goes in or out any more."""
         self._ended = True
         self._network.listener.forget()
         for link in self._links.values():
@@ -90,7 +90,7 @@ class Generation:
         self._links["previous" if message.leg == "backward" else "next"].send(message)
 
     def take(self, leg: str) -> None:
-        """A message of this leg is being computed with."""
+        """Give credit for a message of this leg, which is being computed with."""
         side = "next" if leg == "backward" else "previous"
         if side in self._links:  # token ids come without a link
             self._links[side].take()
@@ -168,7 +168,7 @@ class Generation:
             self.own(asyncio.create_task(self._complain_unless_explained(side)))
 
     async def _complain_unless_explained(self, side: str) -> None:
-        """A neighbour hung up. It may be gone, or have been sent away: the coordinator will say."""
+        """Report that a neighbour hung up, unless the coordinator, which may have dismissed it, explains that first."""
         await asyncio.sleep(GRACE)
         stage, relay = self._links[side].neighbour_stage, self._relays.get(side)
         self._report(troubles.LinkBroken(stage, relay.problem or "" if relay is not None else ""))
@@ -183,7 +183,8 @@ class Generation:
         return hear
 
     async def _tell_of_relay(self, side: str, problem: str | None) -> None:
-        """Not at once: when a generation ends, its tickets are void before its peers hear of it."""
+        """Tell of a relay that fails or works again, a little later: when a generation ends, its tickets are void
+        before its peers hear of that."""
         await asyncio.sleep(GRACE)
         if self._relays[side].problem == problem != self._told_of_relay.get(side):
             self._told_of_relay[side] = problem
@@ -191,7 +192,7 @@ class Generation:
             self._tell(notices.RelayFailed(stage, problem) if problem else notices.RelayWorks(stage))
 
     async def _complain_of_relays(self) -> None:
-        """A link that does not open is given up by the coordinator, which cannot know what this end knows."""
+        """Report why links do not open: the coordinator, which will give them up, cannot know the reason."""
         await asyncio.sleep(COMPLAIN_AT * self._spec.limits.link_seconds)
         for side, relay in self._relays.items():
             link = self._links[side]

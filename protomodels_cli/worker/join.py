@@ -109,7 +109,7 @@ async def _take_part(options: Options, tell: PeerTeller) -> int:
         known: notices.Reachable | notices.NotReachable | None = None
 
         async def introduce() -> pb.Register:
-            """Again with every connection: the coordinator may have been restarted, this machine may have moved."""
+            """Describe this peer, again with every connection: both the coordinator and this machine may have moved."""
             nonlocal known
             if options.listen and (found := await _reachability(stub, metadata, listener.port, known)) != known:
                 known = found
@@ -141,8 +141,8 @@ async def _take_part(options: Options, tell: PeerTeller) -> int:
 async def _reachability(
     stub: rpc.PeeringStub, metadata: Metadata, port: int, known: notices.Reachable | notices.NotReachable | None
 ) -> notices.Reachable | notices.NotReachable:
-    """As the coordinator finds it. Who comes back is waited for, and a firewall that swallows packets takes long to
-    show: then a second has to do."""
+    """Whether neighbours can dial this peer, as the coordinator finds it. A firewall that swallows packets takes
+    long to show; a run that waits for a peer to come back cannot wait for that: then a second has to do."""
     request, seconds = pb.ReachabilityRequest(port=port), 30.0 if known is None else 1.0
     try:
         reach = await stub.CheckReachability(request, metadata=metadata, timeout=seconds)

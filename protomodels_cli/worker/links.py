@@ -63,8 +63,8 @@ class Link:
         self._outbox.put_nowait(None)
 
     def take(self) -> None:
-        """A message from this link is being computed with. Frames carry the news; a credit of its own goes out only
-        when none has for half a window."""
+        """Give credit for a message from this link, which is being computed with. Other frames carry the credit; one
+        of its own goes out only after half a window without any."""
         self._taken += 1
         if self._taken - self._told >= self._credit_every:
             self._queue(pb.Frame(generation=self.generation), "credit")
@@ -90,7 +90,7 @@ class Link:
             self.closed.set()
 
     def close(self) -> None:
-        """Its generation is over: from this moment on nothing goes in or out, also of what has been read already."""
+        """End the link with its generation: nothing goes in or out any more, not even what has been read already."""
         self._over = True
         if self._serving is not None:
             self._serving.cancel()

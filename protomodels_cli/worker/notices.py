@@ -18,7 +18,7 @@ from protomodels_cli.worker import problems
 
 @dataclass(frozen=True)
 class CoordinatorUnreachable(Base):
-    """This machine has been in the run before, so it is waited for."""
+    """The coordinator does not answer; this machine has been in the run before, so it keeps trying."""
 
     level: ClassVar[int] = logging.WARNING
     detail: str
@@ -55,7 +55,7 @@ class NotReachable(Base):
 
 @dataclass(frozen=True)
 class LinkEmulated(Base):
-    """wire.link."""
+    """The spec slows every peer's connection down (wire.link)."""
 
     log: ClassVar[logging.Logger | None] = logs.WIRE
     link: str
@@ -74,7 +74,7 @@ class Spare(Base):
 
 @dataclass(frozen=True)
 class Waiting(Base):
-    """With its stage in memory."""
+    """The run stands still; the peer keeps the stage that it has in memory."""
 
     reason: str
     detail: str
@@ -96,7 +96,7 @@ class StageAssigned(Base):
 
 @dataclass(frozen=True)
 class StepDecided(Base):
-    """One every few seconds; metrics.jsonl in the run directory has them all."""
+    """A step was decided. Told every few seconds; metrics.jsonl in the run directory has every step."""
 
     step: int
     steps: int
@@ -135,7 +135,7 @@ class RelayFailed(Base):
 
 @dataclass(frozen=True)
 class RelayWorks(Base):
-    """Again."""
+    """A relayed link that had failed works again."""
 
     log: ClassVar[logging.Logger | None] = logs.WIRE
     stage: int
@@ -144,7 +144,7 @@ class RelayWorks(Base):
 
 @dataclass(frozen=True)
 class TroubleReported(Base):
-    """To the coordinator."""
+    """The peer has told the coordinator what is wrong."""
 
     level: ClassVar[int] = logging.WARNING
     shown: ClassVar[bool] = False  # what follows from it is
@@ -221,14 +221,14 @@ class LeavingAfterStep(Base):
 
 @dataclass(frozen=True)
 class LeavingAtOnce(Base):
-    """There is no coordinator to ask."""
+    """The peer leaves without asking: it has no connection to the coordinator."""
 
     kind: Literal["leaving_at_once"] = "leaving_at_once"
 
 
 @dataclass(frozen=True)
 class Released(Base):
-    """By the coordinator, and nothing is wrong."""
+    """The coordinator lets the peer go, and nothing is wrong."""
 
     reason: str  # its kind
     detail: str  # in the coordinator's words
@@ -237,7 +237,7 @@ class Released(Base):
 
 @dataclass(frozen=True)
 class Ended(Base):
-    """With an error, which the terminal and the log show as it is."""
+    """The peer ends with an error, which the terminal and the log show as it is."""
 
     level: ClassVar[int] = logging.ERROR
     reason: str  # its kind, where it has one

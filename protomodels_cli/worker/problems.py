@@ -32,7 +32,7 @@ class OtherPackage(Fact):
 
 @dataclass(frozen=True)
 class SpecNotUnderstood(Fact):
-    """By this version of pmtrain."""
+    """This version of pmtrain cannot read the run's spec."""
 
     detail: str
     kind: Literal["spec_not_understood"] = "spec_not_understood"
@@ -102,7 +102,7 @@ class NoHeartbeat(Fact):
 
 @dataclass(frozen=True)
 class ConnectionClosed(Fact):
-    """By the coordinator."""
+    """The coordinator closed the connection."""
 
     kind: Literal["connection_closed"] = "connection_closed"
 
@@ -151,7 +151,7 @@ class GaveUp(Fact):
 
 @dataclass(frozen=True)
 class Dismissed(Fact):
-    """By the coordinator, whose words these are."""
+    """The coordinator sent the peer away; text and fix are the coordinator's."""
 
     reason: str  # its kind
     text: str

@@ -117,7 +117,7 @@ def _snapshot(notice: n.AboutSnapshots) -> str:
 
 
 def loss(reason: p.Loss) -> str:
-    """After "lost the connection to the coordinator: "."""
+    """The words that follow "lost the connection to the coordinator: "."""
     match reason:
         case p.NoHeartbeat(seconds):
             return f"no heartbeat for {duration(seconds)}"

@@ -125,7 +125,7 @@ class Session:
                 await asyncio.to_thread(self._engine.join, 10)
 
     async def _add_what_is_here(self, register: pb.Register) -> None:
-        """What is in memory, as the engine has it once all orders so far are carried out, and on disk."""
+        """Add the stage in memory, as it is once all orders so far are carried out, and the parts on disk."""
         self._described = self._loop.create_future()
         self._engine.order(orders.Describe())
         found = (await self._described).found
@@ -308,7 +308,7 @@ class Session:
                 self._blame_sender(generation.stage, error, leg)
 
     def _compare_with_the_runs(self, stage: int, found: Sync | None) -> None:
-        """The hashes that a sync names against those of the bytes in use here."""
+        """Compare the hashes that a sync names with those of the bytes in use here, and tell of each difference."""
         right, self._right = self._right, None
         if found is not None and right is not None:
             if found.basis_sha256 != right.basis_sha256:
@@ -334,14 +334,14 @@ class Session:
     # Ends
 
     def _report(self, trouble: troubles.Trouble) -> None:
-        """To the coordinator, which says what becomes of it."""
+        """Report a trouble to the coordinator, which decides what follows from it."""
         if not self._over.done():
             generation = self._generation.number if self._generation is not None else 0
             self._control.send(trouble=troubles.to_message(trouble, generation))
             self.tell(notices.TroubleReported(trouble))
 
     def _blame_sender(self, stage: int, error: Exception, leg: Leg | None) -> None:
-        """Of a message that cannot be."""
+        """Report who sent a message that no correct program sends: the coordinator or a neighbour."""
         if leg != "backward" and stage == 0:
             self._report(troubles.InvalidFeed(stage, str(error)))
         else:
@@ -368,7 +368,7 @@ class Session:
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
-        """Ctrl-C and SIGTERM are this session's while it lasts, and then again whoever's they were."""
+        """Handle Ctrl-C and SIGTERM while the session lasts, then restore the handlers of before."""
         before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
         taken = []
         with contextlib.suppress(NotImplementedError, RuntimeError):  # Windows, or not the main thread

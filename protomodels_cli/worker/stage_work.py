@@ -85,7 +85,7 @@ class StageWork:
             end.load(section_of(saved, f"codecs/{side}"), self.device)
 
     def state(self) -> dict[str, Tensor]:
-        """All of it, copied to the host."""
+        """The stage's whole state, copied to the host."""
         return self.trainer.state(self.codec_state())
 
     @property
@@ -93,7 +93,7 @@ class StageWork:
         return 0 if self.stage.basis is None else self.stage.basis.version
 
     def abandon(self) -> None:
-        """Whatever was done for a step that will be done again."""
+        """Forget whatever was done for a step that will be done again."""
         self.prepared = 0
         self.trainer.abandon()
         for end in self.ends.values():
@@ -194,7 +194,7 @@ class StageWork:
         return self.trainer.prepare()
 
     def decide(self, step: int, apply: bool, lr: float, clip: float) -> None:
-        """The second half."""
+        """The second half of a commit: the step is taken or skipped, and codecs keep or drop what they learnt."""
         assert self.prepared
         assert step == self.step + 1
         self.step, self.prepared = step, 0
@@ -203,7 +203,7 @@ class StageWork:
             end.decide(apply)
 
     def report_subspace(self) -> bool:
-        """On the last stage: does the last step end a gathering? Then `last_report` is what is waited for."""
+        """Whether the last step ended a gathering of gradients, on the last stage; `last_report` has the result."""
         if not self.slice.is_last or not steps.reports(self.spec.subspace, self.step):
             return False
         self.last_report = self.step, *(self.trainer.report(self.step) or ({}, None))

@@ -53,7 +53,7 @@ class PeerTeller(Teller[n.Notice]):
 
     @contextlib.contextmanager
     def into(self, folder: Path) -> Iterator[None]:
-        """From now on in this folder too, and in the end the error that ended it."""
+        """Record notices in this folder too from now on, and at the end the error that ended the peer."""
         with contextlib.suppress(OSError):
             self.rows = JsonLines(folder / "events.jsonl", go_on=True)
         try:

@@ -61,7 +61,7 @@ class SnapshotExchange:
         self._prefetching: asyncio.Task[None] | None = None
 
     async def keep(self, keep: pb.Keep) -> None:
-        """Only these are needed; parts of those begun are to be uploaded."""
+        """Delete the parts of all other snapshots, and upload those of snapshots that were begun."""
         await self._stop_prefetching()
         begun = {(name.lineage, name.step) for name in keep.begun}
         try:
@@ -80,7 +80,7 @@ class SnapshotExchange:
     # To the coordinator
 
     async def save(self, lineage: int, step: int, stage: int, state: dict[str, Tensor]) -> None:
-        """To this peer's disk, and from there to the coordinator, while the next step is computed."""
+        """Write the stage's part to this peer's disk and upload it from there, while the next step is computed."""
         name = lineage, step, stage
         if name in self._saving:
             return  # asked twice
@@ -111,7 +111,7 @@ class SnapshotExchange:
             self._to_upload.pop(part, None)
 
     async def _upload_one(self, part: Part) -> None:
-        """Raises AioRpcError where it is worth another try."""
+        """Upload a part, or give it up. Raises AioRpcError where a retry may help."""
         try:
             if await transfer.upload_part(self._stub, self._metadata, self.parts, part, self._throttle):
                 self._tell(notices.PartUploaded(part.step, part.stage))
@@ -143,7 +143,7 @@ class SnapshotExchange:
     # From the coordinator
 
     async def find(self, part: Part) -> Path:
-        """On this disk, from wherever it can be had. Raises ValueError where it is damaged at the coordinator too."""
+        """The part on this disk, fetched if need be. Raises ValueError where the coordinator does not have it whole."""
         work, log = partial(self._fetch, part), transfer.logging_why(f"the fetch of {_named(part)}")
         try:
             # Without end: this generation will be over soon, if the coordinator is gone.
@@ -156,7 +156,7 @@ class SnapshotExchange:
         return await transfer.fetch_part(self._stub, self._metadata, self.parts, part, throttle)
 
     async def be_spare(self, is_spare: bool) -> None:
-        """A spare has the time to prefetch what it may be asked to hold; whoever holds a stage has not."""
+        """Prefetch while this peer is a spare: whoever holds a stage does not have the time."""
         self._is_spare = is_spare
         if not is_spare:
             await self._stop_prefetching()

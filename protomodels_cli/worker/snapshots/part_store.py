@@ -45,11 +45,11 @@ class PartStore:
         return self.folder / name
 
     def fetching(self, part: Part) -> Path:
-        """Where one that comes from elsewhere is put together."""
+        """Where a part that is being fetched is put together."""
         return self.path(part).with_suffix(f".safetensors.{os.getpid()}.partial")
 
     def write(self, lineage: int, step: int, stage: int, state: dict[str, Tensor]) -> Part:
-        """Raises OSError; then nothing is left of it."""
+        """Write a stage's part. Raises OSError, and then leaves nothing behind."""
         work = self.folder / f"{lineage}-{step}-{stage}.{os.getpid()}.partial"
         try:
             save_file(state, work)
@@ -61,7 +61,7 @@ class PartStore:
         return part
 
     def put(self, work: Path, part: Part) -> None:
-        """Give a file that was put together its name, for good."""
+        """Give a complete file the name of its part, on disk for good."""
         put_in_place(work, self.path(part))
 
     def is_whole(self, part: Part) -> bool:
@@ -88,7 +88,7 @@ class PartStore:
 
 
 def _runs(pid: str) -> bool:
-    """Is there a process of this number, other than this one, which is new?"""
+    """Whether another process has this number. This process is new: what has its number was left by one before."""
     if not pid.isdigit() or int(pid) == os.getpid():
         return False
     try:

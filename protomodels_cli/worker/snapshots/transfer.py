@@ -26,7 +26,7 @@ NOT_WANTED = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.PERMISSION_DENIED
 
 
 class Throttle:
-    """So many bits a second, at most. It must not know what they are of."""
+    """Lets at most so many bits a second pass. It must not know what they are of."""
 
     def __init__(self, bits_per_second: float | None):
         self._rate, self._free_at = bits_per_second, 0.0
@@ -56,8 +56,8 @@ def logging_why(what: str) -> Callable[[Exception], None]:
 async def upload_part(
     stub: rpc.PeeringStub, metadata: Metadata, parts: PartStore, part: Part, throttle: Throttle
 ) -> bool:
-    """Until the coordinator has it; false: it does not want it. Raises AioRpcError where the connection breaks, OSError
-    where the part cannot be read."""
+    """Upload a part. Returns true once the coordinator has stored it, false where it does not want it. Raises
+    AioRpcError where the connection breaks, OSError where the part cannot be read."""
     path = parts.path(part)
     header = pb.UploadHeader(
         kind=pb.UploadHeader.SNAPSHOT_PART,
@@ -84,7 +84,8 @@ async def upload_part(
 async def _pieces(
     header: pb.UploadHeader, file: BinaryIO, throttle: Throttle, failures: list[OSError]
 ) -> AsyncIterator[pb.UploadChunk]:
-    """What cannot be read ends it: gRPC takes an exception here for a call that was cancelled."""
+    """The header, then the file in pieces. A failed read ends the stream: gRPC takes an exception here for a cancelled
+    call."""
     yield pb.UploadChunk(header=header)
     try:
         while piece := await asyncio.to_thread(file.read, PIECE):
@@ -122,7 +123,7 @@ async def fetch_part(
 async def _fetch_rest(
     stub: rpc.PeeringStub, metadata: Metadata, parts: PartStore, part: Part, throttle: Throttle
 ) -> bool:
-    """Whether it is whole then; if not, nothing is left of it."""
+    """Fetch what is missing of a part. Returns whether the part is whole then; if not, nothing is left of it."""
     work = parts.fetching(part)
     have = work.stat().st_size if work.exists() else 0
     request = pb.FetchRequest(lineage=part.lineage, step=part.step, stage=part.stage, offset=have)
