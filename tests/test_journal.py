@@ -15,9 +15,11 @@ from machine_bench import KILLED, Bench, to_step
 
 from protomodels_cli.coordinator import events as ev
 from protomodels_cli.coordinator import journal as journals
+from protomodels_cli.coordinator.as_json import from_json
 from protomodels_cli.coordinator.history import (
     Began,
     Decided,
+    Dropped,
     Ended,
     Forgot,
     History,
@@ -135,3 +137,8 @@ def test_a_field_that_this_version_does_not_know_is_refused(tmp_path: Path, wher
     with pytest.raises(JournalError, match="surprise") as error:
         read(tmp_path / "j.sqlite", RUN)
     assert error.value.kind == "journal_damaged"
+
+
+def test_records_from_before_a_field_was_added_are_read_as_they_were_meant():
+    assert from_json(Forgot, '{"lineage": 1, "step": 4}') == Forgot(1, 4, unusable=False)
+    assert from_json(Dropped, '{"lineage": 1, "step": 4, "complete": true}') == Dropped(1, 4, True, unusable=False)

@@ -22,7 +22,7 @@ def test_a_damaged_snapshot_is_forgotten_and_an_older_one_used():
     b.tell(ev.Left(b.state.history.holders[0], KILLED))
     history = b.state.history
     b.tell(ev.SnapshotLost(history.holders[0], history.generation, 1, 4, "damaged"))
-    assert [r for r in b.records if isinstance(r, Forgot)] == [Forgot(1, 4)]
+    assert [r for r in b.records if isinstance(r, Forgot)] == [Forgot(1, 4, unusable=True)]
     assert b.state.history.step == 2
     b.finish()
     assert b.state.history.lineage == 3

@@ -67,7 +67,10 @@ NOTICES: list[tuple[n.Notice, str]] = [
         n.SnapshotFailed(6, "", "No space left on device"),
         "could not save the snapshot at step 6: the coordinator: No space left on device",
     ),
-    (n.SnapshotUnusable(6, "hash mismatch"), "the snapshot at step 6 is unusable: hash mismatch"),
+    (
+        n.SnapshotUnusable(6, "hash mismatch"),
+        "the snapshot at step 6 is unusable: hash mismatch; what is left of it is set aside",
+    ),
     (
         n.CopyFailed("s3://b/run", "no route"),
         "could not copy all snapshots to s3://b/run: no route; retrying after the next snapshot",

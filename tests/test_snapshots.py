@@ -158,22 +158,30 @@ def test_a_complete_snapshot_can_be_read_before_and_after_it_has_its_name(tmp_pa
     desk.state = replace(desk.state, history=replace(desk.state.history, pending=(), snapshots=(mark,)))
     request = pb.FetchRequest(lineage=1, step=3, stage=1)
     for _ in range(2):
-        with desk.uploads.open_part(request) as file:
-            assert file.read() == CONTENTS[1]
-        desk.snapshots.settle([mark], [])
+        assert fetched(desk.uploads, request) == CONTENTS[1]
+        desk.snapshots.settle(lambda: desk.state.history)
     assert sorted(p.name for p in (tmp_path / "snapshots" / "0001-00000003").iterdir()) == [
         "snapshot.json",
         "stage-0.safetensors",
         "stage-1.safetensors",
     ]
-    assert desk.uploads.open_part(pb.FetchRequest(lineage=1, step=3, stage=2)) is None
+    with pytest.raises(FileNotFoundError):
+        fetched(desk.uploads, pb.FetchRequest(lineage=1, step=3, stage=2))
+
+
+def fetched(uploads: Uploads, request: pb.FetchRequest) -> bytes:
+    async def read() -> bytes:
+        return b"".join([piece async for piece in uploads.read_part(request)])
+
+    return asyncio.run(read())
 
 
 def test_only_what_the_journal_dropped_is_deleted(tmp_path: Path):
     snapshots, marks = complete(tmp_path / "snapshots", [3, 6, 9])
     for step in (6, 12, 15):
         snapshots.coming(1, step, 0, HASHES[0]).touch()
-    snapshots.settle(marks[2:], [Dropped(1, 3, True), Dropped(1, 6, False), Dropped(1, 12, False)])
+    dropped = Dropped(1, 3, True), Dropped(1, 6, False), Dropped(1, 12, False)
+    snapshots.settle(lambda: replace(beginning("u"), snapshots=tuple(marks[2:]), dropped=dropped))
     assert {p.name for p in (tmp_path / "snapshots").iterdir()} == {"0001-00000006", "0001-00000009", ".0001-00000015"}
 
 
@@ -205,7 +213,7 @@ def complete(folder: Path, steps: list[int]) -> tuple[Snapshots, list[Mark]]:
             path = snapshots.coming(1, mark.step, stage, HASHES[stage])
             path.write_bytes(content)
             snapshots.arrived(path)
-    snapshots.settle(marks, [])
+    snapshots.settle(lambda: replace(beginning("u"), snapshots=tuple(marks)))
     return snapshots, marks
 
 
@@ -223,8 +231,8 @@ def test_a_store_without_folders_is_as_good(tmp_path: Path):
     fsspec.register_implementation("objects", ObjectStore, clobber=True)
     snapshots, marks = complete(tmp_path / "snapshots", [3, 6, 9])
     copies = Copies("objects://bucket/runs", "home-1234")
-    copies.bring_up_to_date(snapshots.folders(marks[:2]), [])
-    copies.bring_up_to_date(snapshots.folders(marks[1:]), ["0001-00000003"])
+    copies.bring_up_to_date(snapshots.folders(marks[:2]), [], snapshots.reading)
+    copies.bring_up_to_date(snapshots.folders(marks[1:]), ["0001-00000003"], snapshots.reading)
     copies.get("0001-00000009", "stage-1.safetensors", tmp_path / "back")
     assert (tmp_path / "back").read_bytes() == CONTENTS[1]
     with pytest.raises(FileNotFoundError):
@@ -234,13 +242,13 @@ def test_a_store_without_folders_is_as_good(tmp_path: Path):
 def test_copies_follow_the_snapshots_and_touch_nothing_else(tmp_path: Path):
     snapshots, marks = complete(tmp_path / "snapshots", [3, 6, 9])
     copies = Copies((tmp_path / "store").as_uri(), "home-1234")
-    copies.bring_up_to_date(snapshots.folders(marks[:2]), [])
+    copies.bring_up_to_date(snapshots.folders(marks[:2]), [], snapshots.reading)
     there = tmp_path / "store" / "home-1234"
     (there / "mine.txt").touch()
     (there / "0001-00000012").mkdir()  # of which the journal does not know
     (there / "0001-00000006" / "snapshot.json").unlink()  # as if it broke off
     (there / "0001-00000006" / "stage-1.safetensors").write_bytes(b"half")
-    copies.bring_up_to_date(snapshots.folders(marks[1:]), ["0001-00000003"])
+    copies.bring_up_to_date(snapshots.folders(marks[1:]), ["0001-00000003"], snapshots.reading)
     left = ["0001-00000006", "0001-00000009", "0001-00000012", "mine.txt"]
     assert sorted(p.name for p in there.iterdir()) == left
     for mark in marks[1:]:
@@ -265,7 +273,7 @@ def test_a_damaged_part_is_brought_back_where_there_is_a_copy(tmp_path: Path, da
     told: list[Notice] = []
     upkeep = Upkeep(snapshots, copies, lambda: history, told.append, lambda e: None)
     if copies and copied != "not":
-        copies.bring_up_to_date(snapshots.folders([mark]), [])
+        copies.bring_up_to_date(snapshots.folders([mark]), [], snapshots.reading)
         if copied == "damaged":
             (tmp_path / "store/home/0001-00000003/stage-1.safetensors").write_bytes(b"other")
     folder = tmp_path / "snapshots/0001-00000003"
@@ -299,7 +307,7 @@ def test_a_store_that_cannot_be_reached_is_asked_again_before_a_snapshot_is_give
     monkeypatch.setattr(upkeeps, "AGAIN", 0.01)
     snapshots, [mark] = complete(tmp_path / "snapshots", [3])
     copies = Copies((tmp_path / "store").as_uri(), "home")
-    copies.bring_up_to_date(snapshots.folders([mark]), [])
+    copies.bring_up_to_date(snapshots.folders([mark]), [], snapshots.reading)
     get, tries, works_at = copies.get, [], [3]
 
     def sometimes(*names: Any) -> None:

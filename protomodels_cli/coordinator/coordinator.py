@@ -151,7 +151,7 @@ class Coordinator:
         if self._subspace is not None:
             for version, sha256 in bases_needed(history).items():
                 self._subspace.load(version, sha256)
-        self._snapshots.settle(history.snapshots, history.dropped)
+        self._snapshots.settle(lambda: history)
         self._upkeep.settle()
         for mark in history.pending:
             self._uploads.look(mark.lineage, mark.step)

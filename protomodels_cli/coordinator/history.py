@@ -95,10 +95,11 @@ class GaveUp:
 
 @dataclass(frozen=True)
 class Forgot:
-    """A complete snapshot that is kept no longer, or cannot be read any more."""
+    """A complete snapshot that is kept no longer, or is unusable: then what there is of it is not deleted."""
 
     lineage: int
     step: int
+    unusable: bool = False
 
 
 @dataclass(frozen=True)
@@ -178,11 +179,17 @@ class Mark:
 
 @dataclass(frozen=True)
 class Dropped:
-    """A snapshot that this history has had, and needs no longer: its files may go."""
+    """A snapshot that this history has had, and needs no longer: its files may go, unless it is `unusable`. Of such a
+    one most parts may be whole, and a store that could not be reached may have all of it."""
 
     lineage: int
     step: int
     complete: bool
+    unusable: bool = False
+
+    @property
+    def key(self) -> tuple[int, int]:
+        return self.lineage, self.step
 
 
 @dataclass(frozen=True)
@@ -274,7 +281,7 @@ def fold(history: History, record: Record) -> History:
         case Evaluated(step, loss):
             return replace(history, evaluated=step, eval_loss=loss)
         case Began():
-            again = tuple(d for d in history.dropped if (d.lineage, d.step) != (history.lineage, history.step))
+            again = tuple(d for d in history.dropped if d.key != (history.lineage, history.step))
             return replace(history, pending=(*history.pending, history.mark()), dropped=again)
         case Saved(step, parts):
             [mark] = [m for m in history.pending if m.step == step]
@@ -284,9 +291,9 @@ def fold(history: History, record: Record) -> History:
         case GaveUp(step):
             given_up, others = _split(history.pending, lambda m: m.step == step)
             return replace(_drop(history, given_up, complete=False), pending=others)
-        case Forgot(lineage, step):
+        case Forgot(lineage, step, unusable):
             forgotten, kept = _split(history.snapshots, lambda m: m.key == (lineage, step))
-            return replace(_drop(history, forgotten, complete=True), snapshots=kept)
+            return replace(_drop(history, forgotten, complete=True, unusable=unusable), snapshots=kept)
         case RolledBack():
             return _roll_back(history, record)
         case Paused():
@@ -301,8 +308,8 @@ def _split(marks: tuple[Mark, ...], chosen: Callable[[Mark], bool]) -> tuple[tup
     return tuple(m for m in marks if chosen(m)), tuple(m for m in marks if not chosen(m))
 
 
-def _drop(history: History, marks: Iterable[Mark], complete: bool) -> History:
-    dropped = *history.dropped, *(Dropped(m.lineage, m.step, complete) for m in marks)
+def _drop(history: History, marks: Iterable[Mark], complete: bool, unusable: bool = False) -> History:
+    dropped = *history.dropped, *(Dropped(m.lineage, m.step, complete, unusable) for m in marks)
     return replace(history, dropped=dropped[-MOST_DROPPED:])
 
 

@@ -373,7 +373,7 @@ def _lose_snapshot(moves: Moves, event: SnapshotLost) -> None:
         assigning.assign_again(moves, reasons.PartUnreadable(event.step), event.peer)
         return
     moves.tell(notices.SnapshotUnusable(event.step, event.why))
-    moves.record(Forgot(*snapshot))
+    moves.record(Forgot(*snapshot, unusable=True))
     assigning.roll_back(moves, moves.state.history.newest, reasons.SnapshotDamaged(event.step))
     assigning.regroup(moves)
 

@@ -48,7 +48,7 @@ def sentence(notice: n.Notice) -> str:
         case n.SnapshotFailed(step, name, detail):
             return f"could not save the snapshot at step {step}: {name or 'the coordinator'}: {detail}"
         case n.SnapshotUnusable(step, detail):
-            return f"the snapshot at step {step} is unusable: {detail}"
+            return f"the snapshot at step {step} is unusable: {detail}; what is left of it is set aside"
         case (
             n.CopyFailed()
             | n.CopyingLast()

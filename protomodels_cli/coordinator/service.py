@@ -347,16 +347,12 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
         if request.offset > MOST_OFFSET:
             await _reject(context, bad_requests.InvalidOffset(request.offset))
         try:
-            found = self._uploads.open_part(request)
-            if found is None:
-                what = f"the coordinator has no part of stage {request.stage} of a snapshot at step {request.step}"
-                await context.abort(grpc.StatusCode.NOT_FOUND, what)
-                return
-            with found as file:
-                file.seek(request.offset)
-                while piece := await asyncio.to_thread(file.read, PIECE):
-                    yield pb.Piece(data=piece)
-        except OSError as e:
+            async for piece in self._uploads.read_part(request):
+                yield pb.Piece(data=piece)
+        except FileNotFoundError:
+            what = f"the coordinator has no part of stage {request.stage} of a snapshot at step {request.step}"
+            await context.abort(grpc.StatusCode.NOT_FOUND, what)
+        except OSError as e:  # and not just once
             await context.abort(grpc.StatusCode.DATA_LOSS, f"the coordinator cannot read the part: {e.strerror or e}")
 
     # Status and control

@@ -5,7 +5,8 @@ URL/NAME-FINGERPRINT/LINEAGE-STEP/stage-I.safetensors, VERSION.u, snapshot.json 
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,18 +30,34 @@ class Copies:
             raise UserError(f"cannot use snapshots.copy_to = {url}: {e}", fix, kind="store_unknown") from None
         self.url = f"{url.rstrip('/')}/{run}"
 
-    def bring_up_to_date(self, snapshots: Collection[Path], dropped: Collection[str]) -> None:
-        """Copy these where they are not there yet, then delete those that were dropped: by name, so that what the
-        journal does not know stays. Raises whatever the store raises."""
+    def bring_up_to_date(
+        self,
+        snapshots: Sequence[Path],
+        dropped: Collection[str],
+        reading: Callable[[Path], AbstractContextManager[bool]],
+    ) -> None:
+        """Copy these where they are not there yet, the newest (the last) first, and delete those that were dropped: by
+        name, so that what the journal does not know stays. One that fails does not hold up the others; then raises the
+        first thing that the store raised. `reading` keeps a folder in place, if it is there."""
         files, root = self._connect()
         there = _names(files, root)
-        for folder in snapshots:
+        failures = list[Exception]()
+        for folder in reversed(snapshots):
             at = f"{root}/{folder.name}"
-            whole = folder.name in there and files.exists(f"{at}/{MANIFEST}")
-            if not whole and folder.exists():
-                _copy(files, folder, at)
-        for name in there & set(dropped):
-            files.rm(f"{root}/{name}", recursive=True)
+            try:  # a store may raise anything
+                if folder.name not in there or not files.exists(f"{at}/{MANIFEST}"):
+                    with reading(folder) as here:
+                        if here:
+                            _copy(files, folder, at)
+            except Exception as e:
+                failures.append(e)
+        for name in sorted(there & set(dropped)):
+            try:
+                files.rm(f"{root}/{name}", recursive=True)
+            except Exception as e:
+                failures.append(e)
+        if failures:
+            raise failures[0]
 
     def get(self, snapshot: str, file: str, to: Path) -> None:
         """Raises FileNotFoundError if it is not there, and whatever else the store raises."""

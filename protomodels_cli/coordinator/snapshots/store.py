@@ -2,26 +2,37 @@
 
 snapshots/LINEAGE-STEP/stage-I.safetensors, VERSION.u, snapshot.json     a complete one, which describes itself
 snapshots/.LINEAGE-STEP/stage-I.HASH.safetensors[.partial]               one that is being uploaded
+snapshots/[.]LINEAGE-STEP.dropped/                                       one that is being deleted
+set-aside-LINEAGE/snapshots/                                             what is unusable, for the owner to look into
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 import os
 import re
 import shutil
-from collections.abc import Callable, Collection
+import threading
+from collections.abc import Callable, Collection, Iterator
 from io import BufferedReader
 from pathlib import Path
+from typing import Any, TypeVar
 
-from protomodels_cli.coordinator.history import Dropped, Mark
+from protomodels_cli.coordinator.history import Dropped, History, Mark
 from protomodels_cli.coordinator.identity import Identity
 from protomodels_cli.coordinator.snapshots import manifest
 from protomodels_cli.coordinator.snapshots.manifest import folder_name, part_name
 from protomodels_cli.files import hash_file, put_in_place, sync_folder
+from protomodels_cli.retry import Backoff, retry
+
+T = TypeVar("T")
 
 NAMED = re.compile(r"(\d{4,})-(\d{8,})")
+DROPPED = ".dropped"
+NOT_THERE = FileNotFoundError, IsADirectoryError, NotADirectoryError
+READ_TRIES, READ_AGAIN = 10, 2.0  # to read a file, and seconds between two
 ARRIVED = re.compile(r"stage-(\d+)\.([0-9a-f]{64})\.safetensors")
 
 
@@ -30,6 +41,8 @@ class Snapshots:
         """`t_fixed`: its version and hash; `bases`: the folder with the bytes of every basis in use."""
         self._folder, self._identity, self._t_fixed, self._bases = folder, identity, t_fixed, bases
         folder.mkdir(exist_ok=True)
+        self._one_at_a_time = threading.Lock()
+        self._read: set[Path] = set()  # folders that somebody reads: they stay until that is done
 
     def _begun(self, lineage: int, step: int) -> Path:
         return self._folder / f".{folder_name(lineage, step)}"
@@ -68,17 +81,44 @@ class Snapshots:
         here = self._arrived(lineage, step)
         return tuple(here[i] for i in range(stages)) if len(here) == stages else None
 
-    def settle(self, complete: Collection[Mark], dropped: Collection[Dropped]) -> None:
-        """Give the complete ones their names, and delete those that the journal says it needs no longer. What it does
-        not know stays: it may be the better one of the two."""
-        for mark in complete:
-            if mark.parts and not self._named(mark).exists():
-                self._complete(mark)
-        here = {path.name for path in self._folder.iterdir()}
-        for old in dropped:
-            name = folder_name(old.lineage, old.step)
-            for gone in here & ({name, f".{name}"} if old.complete else {f".{name}"}):
-                shutil.rmtree(self._folder / gone, ignore_errors=True)
+    def settle(self, history: Callable[[], History]) -> None:
+        """Give the complete ones their names, delete those that the journal says it needs no longer, and set the
+        unusable ones aside. What it does not know stays: it may be the better one of the two."""
+        with self._one_at_a_time:
+            for mark in history().snapshots:
+                if mark.parts and not self._named(mark).exists():
+                    self._complete(mark)
+            for rest in self._folder.glob(f"*{DROPPED}"):
+                shutil.rmtree(rest, ignore_errors=True)
+            here = {path.name for path in self._folder.iterdir()}
+            for old in history().dropped:
+                name = folder_name(*old.key)
+                for gone in sorted(here & ({name, f".{name}"} if old.complete else {f".{name}"})):
+                    self._remove(self._folder / gone, old, history)
+
+    def _remove(self, folder: Path, old: Dropped, history: Callable[[], History]) -> None:
+        """In two steps, of which the first takes no time: one that was given up may be begun again at any moment."""
+        if folder in self._read or old not in history().dropped:
+            return
+        if old.unusable:
+            set_aside(self._folder.parent, old.lineage, [folder])
+            return
+        doomed = folder.with_name(folder.name + DROPPED)
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(folder, doomed)
+        shutil.rmtree(doomed, ignore_errors=True)
+
+    @contextlib.contextmanager
+    def reading(self, folder: Path) -> Iterator[bool]:
+        """Is it there? Then it stays there meanwhile, also when it is dropped."""
+        with self._one_at_a_time:
+            here = folder.exists()
+            self._read.add(folder)
+        try:
+            yield here
+        finally:
+            with self._one_at_a_time:
+                self._read.discard(folder)
 
     def _complete(self, mark: Mark) -> None:
         work = self._begun(*mark.key)
@@ -97,15 +137,13 @@ class Snapshots:
         return [self._named(m) for m in complete if m.parts]
 
     def is_whole(self, mark: Mark, stage: int) -> bool:
-        """Does this part of a complete one have the right bytes, as far as they can be read?"""
-        try:
-            file = self.open_part(mark, stage)
-            if file is None:
-                return False
-            with file:
-                return hashlib.file_digest(file, "sha256").hexdigest() == mark.parts[stage]
-        except OSError:
+        """Does this part of a complete one have the right bytes? Raises OSError where it is there and cannot be read:
+        that may pass."""
+        file = self.open_part(mark, stage)
+        if file is None:
             return False
+        with file:
+            return hashlib.file_digest(file, "sha256").hexdigest() == mark.parts[stage]
 
     def replace_part(self, mark: Mark, stage: int, get: Callable[[str, str, Path], None]) -> bool:
         """With what `get` finds under the names of the snapshot and of the file, if that has the right bytes. Raises
@@ -133,14 +171,37 @@ class Snapshots:
             self._named(mark) / plain,
         )
         for path in ways:
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(*NOT_THERE):
                 return path.open("rb")
         return None
 
 
+async def patiently(read: Callable[..., T], *arguments: Any) -> T:
+    """Do it in a thread. What is missing is missing; any other failure of the disk may pass, and is waited out."""
+
+    def unless_missing(error: Exception) -> None:
+        if isinstance(error, FileNotFoundError):
+            raise error
+
+    backoff = Backoff(READ_AGAIN, jitter=0, most_tries=READ_TRIES)
+    return await retry(lambda: asyncio.to_thread(read, *arguments), backoff, OSError, unless_missing)
+
+
+def set_aside(run_dir: Path, lineage: int, snapshots: Collection[Path]) -> Path:
+    """Move these folders of snapshots to where nothing is ever deleted. Returns the folder of this lineage."""
+    aside = run_dir / f"set-aside-{lineage}"
+    for folder in snapshots:
+        to = aside / folder.parent.name / folder.name
+        to.parent.mkdir(parents=True, exist_ok=True)
+        if not to.exists():
+            os.rename(folder, to)
+            sync_folder(to.parent)
+    return aside
+
+
 def unknown_to(complete: Collection[Mark], dropped: Collection[Dropped], folder: Path, run: Identity) -> Path | None:
     """A snapshot of this run that is newer than any that a journal with these has ever had: then that is too old."""
-    known = {mark.key for mark in complete} | {(d.lineage, d.step) for d in dropped if d.complete}
+    known = {mark.key for mark in complete} | {d.key for d in dropped if d.complete}
     found = [(int(m[1]), int(m[2])) for path in _listed(folder) if (m := NAMED.fullmatch(path.name))]
     for key in sorted(found, reverse=True):
         if key > max(known, default=(0, 0)):

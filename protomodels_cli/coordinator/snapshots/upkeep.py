@@ -12,7 +12,8 @@ from protomodels_cli.coordinator import notices
 from protomodels_cli.coordinator.history import History, Mark
 from protomodels_cli.coordinator.snapshots.copies import Copies, in_words
 from protomodels_cli.coordinator.snapshots.manifest import folder_name
-from protomodels_cli.coordinator.snapshots.store import Snapshots
+from protomodels_cli.coordinator.snapshots.store import Snapshots, patiently
+from protomodels_cli.observe.logs import SNAPSHOTS
 from protomodels_cli.retry import Backoff, retry
 
 T = TypeVar("T")
@@ -90,8 +91,7 @@ class Upkeep:
 
     async def _settle(self) -> None:
         try:
-            history = self._history()
-            await asyncio.to_thread(self._snapshots.settle, history.snapshots, history.dropped)
+            await asyncio.to_thread(self._snapshots.settle, self._history)
         except OSError as e:
             self._fail(e)
         if self._copies is not None:
@@ -101,11 +101,15 @@ class Upkeep:
         assert self._copies is not None
         history = self._history()
         complete = self._snapshots.folders(history.snapshots)
-        dropped = [folder_name(old.lineage, old.step) for old in history.dropped if old.complete]
+        dropped = [folder_name(*old.key) for old in history.dropped if old.complete and not old.unusable]
         try:
-            await _beside(self._copies.bring_up_to_date, complete, dropped)
+            await _beside(self._copies.bring_up_to_date, complete, dropped, self._snapshots.reading)
         except Exception as e:  # a store may raise anything
             self._tell(notices.CopyFailed(self._copies.url, in_words(e)))
+        try:  # what was dropped while it was being copied
+            await asyncio.to_thread(self._snapshots.settle, self._history)
+        except OSError as e:
+            self._fail(e)
 
     async def is_whole(self, mark: Mark, stage: int) -> bool:
         """Does this part have the right bytes, now or once restored from the copy? Concurrent calls share one check."""
@@ -116,8 +120,11 @@ class Upkeep:
         return await asyncio.shield(self._looks[part])
 
     async def _look(self, mark: Mark, stage: int) -> bool:
-        if await asyncio.to_thread(self._snapshots.is_whole, mark, stage):
-            return True
+        try:
+            if await patiently(self._snapshots.is_whole, mark, stage):
+                return True
+        except OSError as e:  # to us it is as good as gone
+            SNAPSHOTS.warning("cannot read stage %d's part of the snapshot at step %d: %s", stage, mark.step, e)
         if self._copies is None:
             return False
         copies, backoff = self._copies, Backoff(AGAIN, jitter=0, most_tries=TRIES)

@@ -14,7 +14,7 @@ from pathlib import Path
 from protomodels_cli.coordinator import bad_requests, events
 from protomodels_cli.coordinator.bad_requests import BadRequest
 from protomodels_cli.coordinator.reasons import InvalidBasis
-from protomodels_cli.coordinator.snapshots.store import Snapshots
+from protomodels_cli.coordinator.snapshots.store import Snapshots, patiently
 from protomodels_cli.coordinator.state import State
 from protomodels_cli.coordinator.subspace import Subspace
 from protomodels_cli.cost.memory import StageMemory
@@ -24,6 +24,7 @@ from protomodels_cli.protocol import steps
 from protomodels_cli.quantities import size
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 
+PIECE = 1 << 20  # of a part that is read
 ROOM_FOR_NAMES = 1 << 20  # beside the numbers of a snapshot's part
 
 Chunks = AsyncIterator[pb.UploadChunk]
@@ -142,12 +143,21 @@ class Uploads:
         if parts is not None:
             self._tell(events.SnapshotWhole(lineage, step, parts))
 
-    def open_part(self, request: pb.FetchRequest) -> BufferedReader | None:
-        """A part of a complete snapshot."""
+    async def read_part(self, request: pb.FetchRequest) -> AsyncIterator[bytes]:
+        """A part of a complete snapshot, in pieces. Raises FileNotFoundError where there is none, and OSError where it
+        cannot be read for a while."""
+        with await patiently(self._open_part, request) as file:
+            at = request.offset
+            while piece := await patiently(_read_at, file, at):
+                yield piece
+                at += len(piece)
+
+    def _open_part(self, request: pb.FetchRequest) -> BufferedReader:
         for mark in self._state().history.snapshots:
-            if (mark.lineage, mark.step) == (request.lineage, request.step) and request.stage < len(mark.parts):
-                return self._snapshots.open_part(mark, request.stage)
-        return None
+            wanted = mark.key == (request.lineage, request.step) and request.stage < len(mark.parts)
+            if wanted and (file := self._snapshots.open_part(mark, request.stage)):
+                return file
+        raise FileNotFoundError
 
     # Bases
 
@@ -205,6 +215,11 @@ async def _bytes(chunks: Chunks, header: pb.UploadHeader) -> bytes:
     if (len(content), hashlib.sha256(content).hexdigest()) != (header.size, header.sha256):
         raise BadRequest(bad_requests.OtherBytes())
     return bytes(content)
+
+
+def _read_at(file: BufferedReader, offset: int) -> bytes:
+    file.seek(offset)
+    return file.read(PIECE)
 
 
 def _to_disk(file: BufferedWriter) -> None:
