@@ -28,9 +28,9 @@ from told import events
 from protomodels_cli.coordinator.coordinator import Coordinator
 from protomodels_cli.coordinator.history import Began, Decided, History
 from protomodels_cli.coordinator.journal import Journal, JournalError
-from protomodels_cli.coordinator.rebuild import believe
-from protomodels_cli.coordinator.run_dir import identity_of, open_run_dir
-from protomodels_cli.coordinator.status import from_journal
+from protomodels_cli.coordinator.run_dir import open_run_dir, run_of
+from protomodels_cli.coordinator.stopped import from_journal
+from protomodels_cli.coordinator.trust import believe
 from protomodels_cli.errors import EXIT_OUTSIDE
 from protomodels_cli.spec import RunSpec
 
@@ -78,7 +78,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Run:
     finally:
         pool.close()
     assert (folder / "run" / "journal.sqlite-wal").stat().st_size > KILOBYTE
-    history, _ = believe(folder / "run", identity_of(folder / "run"))
+    history, _ = believe(folder / "run", run_of(folder / "run")[1])
     assert (history.step, history.newest.step) == (11, 9)
     assert (folder / "run" / "snapshots" / "0001-00000009" / "snapshot.json").exists()
     return Run(folder / "run", folder / "earlier", spec, history)
@@ -113,12 +113,12 @@ def run_dir(killed: Run, tmp_path: Path) -> Path:
 
 
 def test_a_journal_that_was_only_killed_is_believed(killed: Run, run_dir: Path):
-    assert believe(run_dir, identity_of(run_dir))[0] == killed.history
+    assert believe(run_dir, run_of(run_dir)[1])[0] == killed.history
     (run_dir / "journal.sqlite-shm").unlink()  # which is made again from the log
-    assert believe(run_dir, identity_of(run_dir))[0] == killed.history
+    assert believe(run_dir, run_of(run_dir)[1])[0] == killed.history
     whole_file(run_dir)
     without_log(run_dir)
-    journal = Journal(run_dir / "journal.sqlite", identity_of(run_dir))
+    journal = Journal(run_dir / "journal.sqlite", run_of(run_dir)[1])
     assert journal.history == killed.history
     journal.close()
 
@@ -139,7 +139,7 @@ def test_a_journal_cut_at_any_kilobyte_is_refused(run_dir: Path):
         without_log(run_dir)
         file.write_bytes(whole[:size])
         with pytest.raises(JournalError):
-            believe(run_dir, identity_of(run_dir))
+            believe(run_dir, run_of(run_dir)[1])
     refused(run_dir)
     assert snapshots(run_dir) == before
 
@@ -153,7 +153,7 @@ def test_bytes_written_over_are_noticed_wherever_they_count(killed: Run, run_dir
         at, size = draw.randrange(len(whole)), draw.choice((1, 16, 512))
         file.write_bytes((whole[:at] + draw.randbytes(size) + whole[at + size :])[: len(whole)])
         try:
-            assert believe(run_dir, identity_of(run_dir))[0] == killed.history
+            assert believe(run_dir, run_of(run_dir)[1])[0] == killed.history
         except JournalError:
             noticed += 1
     assert noticed > 50
@@ -167,7 +167,7 @@ def test_a_log_that_was_cut_is_noticed_as_far_as_it_matters(killed: Run, run_dir
         (run_dir / "journal.sqlite-shm").unlink(missing_ok=True)
         (run_dir / "journal.sqlite-wal").write_bytes(log[:size])
         try:
-            assert believe(run_dir, identity_of(run_dir))[0].step >= killed.history.step - 1
+            assert believe(run_dir, run_of(run_dir)[1])[0].step >= killed.history.step - 1
         except JournalError:
             noticed += 1
     assert noticed > size // KILOBYTE // 16
@@ -186,7 +186,7 @@ def test_an_older_copy_is_refused(killed: Run, run_dir: Path):
 
 def test_an_older_copy_that_had_begun_the_newest_snapshot_is_refused(run_dir: Path):
     """It would take a complete snapshot for one to be handed in again."""
-    identity = identity_of(run_dir)
+    identity = run_of(run_dir)[1]
     history = believe(run_dir, identity)[0]
     [folder] = (run_dir / "snapshots").glob("*-00000009")
     journal = Journal(run_dir / "journal.sqlite", identity)
@@ -261,7 +261,7 @@ def test_a_rebuilt_run_ends_with_the_undisturbed_weights(killed: Run, run_dir: P
     assert bool(events(run_dir, "snapshot_set_aside", snapshot="0001-00000009")) == (damage != "empty")
     assert (aside / "journal.sqlite").read_bytes() == broken
     assert (aside / "snapshots" / "0001-00000009").exists() == (damage != "empty")
-    history, _ = believe(run_dir, identity_of(run_dir))
+    history, _ = believe(run_dir, run_of(run_dir)[1])
     assert (history.over, history.rollbacks, history.lineage > 1000) == (True, 1, True)
     done = pmtrain("coordinator", "--rebuild", "--run-dir", run_dir, cwd=run_dir.parent)
     assert done.returncode == EXIT_OUTSIDE, done.stderr

@@ -27,9 +27,10 @@ from protomodels_cli.coordinator.door import Door, _cannot_listen
 from protomodels_cli.coordinator.history import Synced, beginning
 from protomodels_cli.coordinator.identity import Identity
 from protomodels_cli.coordinator.journal import Journal, create, read
-from protomodels_cli.coordinator.rebuild import believe, rebuild
+from protomodels_cli.coordinator.rebuild import rebuild
 from protomodels_cli.coordinator.run_dir import open_run_dir, owner_secret, private_of
 from protomodels_cli.coordinator.snapshots.copies import Copies
+from protomodels_cli.coordinator.trust import believe
 from protomodels_cli.errors import UserError
 from protomodels_cli.wire import tls
 from protomodels_cli.wire.join_link import JoinLink, fetch_authority
@@ -258,12 +259,16 @@ def test_a_run_directory(tmp_path: Path):
         f"the run directory {path} has format 1, and pmtrain {__version__} reads format 2",
         f"continue with the version of pmtrain that began the run, or begin a new run in another {other[15:]}",
     )
-    (path / "private.json").write_text("{}")
+    (path / "private.json").write_text(json.dumps({name: private[name] for name in private if name != "owner"}))
+    what = f"cannot read {path / 'private.json'}: damaged (owner: Field required)"
+    assert said(lambda: owner_secret(path)) == (what, f"restore {path / 'private.json'} from a copy")
+    (path / "private.json").unlink()
+    (path / "private.json").mkdir()
     assert said(lambda: owner_secret(path)) == (
         f"cannot read {path / 'private.json'}, which only the run's owner can",
         "name the run's directory, as the user who started the coordinator",
     )
-    (path / "private.json").unlink()
+    (path / "private.json").rmdir()
     what = f"cannot read {path / 'private.json'}: No such file or directory"
     assert said(lambda: private_of(path)) == (what, f"restore {path / 'private.json'} from a copy")
     (tmp_path / "file").touch()

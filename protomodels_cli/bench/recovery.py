@@ -20,7 +20,7 @@ from protomodels_cli.bench.loopback import pipeline, small
 from protomodels_cli.coordinator.history import Decided, History
 from protomodels_cli.coordinator.identity import Identity
 from protomodels_cli.coordinator.journal import Journal, read
-from protomodels_cli.coordinator.run_dir import JOURNAL, identity_of
+from protomodels_cli.coordinator.run_dir import JOURNAL, run_of
 from protomodels_cli.errors import UserError
 from protomodels_cli.launch.cable import Cable, cable
 from protomodels_cli.launch.local import LocalRun, local_run, peers_of
@@ -208,7 +208,7 @@ def journal(turns: int) -> dict[str, Any]:
             process.kill()
             process.wait()
         new = [_restart(running) for _ in range(turns)]
-        _fill(path, identity_of(running.folder))
+        _fill(path, run_of(running.folder)[1])
         began = time.monotonic()
         assert _history(running.folder).step == LONG
         reading = time.monotonic() - began
@@ -237,7 +237,7 @@ def _fill(path: Path, identity: Identity) -> None:
 
 
 def _history(folder: Path) -> History:
-    return read(folder / JOURNAL, identity_of(folder))[0]
+    return read(folder / JOURNAL, run_of(folder)[1])[0]
 
 
 def _restart(running: LocalRun) -> dict[str, float]:

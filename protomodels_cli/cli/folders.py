@@ -39,8 +39,8 @@ def _is_interrupted(folder: Path, spec: RunSpec) -> bool:
     """Whether the folder holds this very run, not finished and without a coordinator."""
     import fcntl
 
-    from protomodels_cli.coordinator.rebuild import believe
-    from protomodels_cli.coordinator.run_dir import holds_a_run, identity_of, private_of
+    from protomodels_cli.coordinator.run_dir import holds_a_run, run_of
+    from protomodels_cli.coordinator.trust import believe
     from protomodels_cli.errors import UserError
 
     if not holds_a_run(folder):
@@ -48,7 +48,7 @@ def _is_interrupted(folder: Path, spec: RunSpec) -> bool:
     try:
         with (folder / "lock").open("a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        same = private_of(folder).get("spec") == spec.model_dump(mode="json")
+        _, identity = run_of(folder)
     except (OSError, UserError):  # of another format, say
         return False
-    return same and not believe(folder, identity_of(folder))[0].over
+    return identity.spec_sha256 == spec.sha256() and not believe(folder, identity)[0].over

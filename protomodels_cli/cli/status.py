@@ -111,6 +111,6 @@ async def _statuses(run: str, watch: bool) -> AsyncIterator[RunStatus]:
     except (UnreachableError, FingerprintError):  # the coordinator is gone, or another run has the port by now
         if folder is None:
             raise
-        from protomodels_cli.coordinator.status import from_journal
+        from protomodels_cli.coordinator.stopped import from_journal
 
         yield from_journal(folder)

@@ -1,4 +1,4 @@
-"""A journal that cannot be trusted: how that is noticed, and how the newest complete snapshot makes a new one.
+"""A new journal, from the newest complete snapshot, in place of one that cannot be trusted.
 
 Nothing is deleted here. What the new journal does not know is moved to a folder of its own, for the owner to look into.
 """
@@ -15,50 +15,18 @@ from pathlib import Path
 from protomodels_cli.coordinator import notices
 from protomodels_cli.coordinator.history import History, Mark
 from protomodels_cli.coordinator.identity import Identity
-from protomodels_cli.coordinator.journal import JournalError, create, read
-from protomodels_cli.coordinator.run_dir import BASES, JOURNAL, METRICS, SNAPSHOTS
+from protomodels_cli.coordinator.journal import JournalError, create
+from protomodels_cli.coordinator.run_dir import BASES, JOURNAL, SNAPSHOTS
 from protomodels_cli.coordinator.snapshots import manifest
 from protomodels_cli.coordinator.snapshots.manifest import Manifest, bases_of, basis_name
-from protomodels_cli.coordinator.snapshots.store import NAMED, unknown_to
+from protomodels_cli.coordinator.snapshots.store import NAMED, set_aside
+from protomodels_cli.coordinator.trust import believe, last_in_metrics
 from protomodels_cli.errors import UserError
 from protomodels_cli.files import hash_file, sync_folder, write_whole
-from protomodels_cli.observe.metrics import last_step
 
 ASIDE = re.compile(r"set-aside-(\d+)")
 # Peers may know later lineages and generations than anything on disk here tells of. Far fewer than these.
 LINEAGES, GENERATIONS = 1000, 1000  # skipped; of the latter, for each lineage
-
-
-def check_beside(path: Path, identity: Identity, history: History) -> None:
-    """A journal is written before anything that follows from it: what is beside it cannot be newer, unless it is an old
-    copy. Raises JournalError."""
-    newer = unknown_to(history.snapshots, history.dropped, path / SNAPSHOTS, identity)
-    if newer is not None:
-        raise JournalError(path / JOURNAL, f"is older than {newer}, which the journal does not know", "outdated")
-    seen = last_in_metrics(path)
-    if seen > (history.lineage, history.step):
-        raise JournalError(
-            path / JOURNAL,
-            f"is older than {path / METRICS}: the journal ends with step {history.step} of lineage {history.lineage}, "
-            f"the metrics with step {seen[1]} of lineage {seen[0]}",
-            "outdated",
-        )
-
-
-def believe(path: Path, identity: Identity) -> tuple[History, float]:
-    """The history of a run's directory and when it was last written to, without touching it. Raises JournalError."""
-    history, at = read(path / JOURNAL, identity)
-    check_beside(path, identity, history)
-    return history, at
-
-
-def last_in_metrics(path: Path) -> tuple[int, int]:
-    """Lineage and step of the last row, as far as it can be read."""
-    try:
-        row = last_step(path / METRICS)
-        return (0, 0) if row is None else (int(row["lineage"]), int(row["step"]))
-    except (OSError, ValueError, KeyError, TypeError):
-        return 0, 0
 
 
 def rebuild(
@@ -80,12 +48,12 @@ def rebuild(
         if NAMED.fullmatch(folder.name):
             tell(notices.SnapshotSetAside(folder.name, why))
     lineage = LINEAGES + _highest_lineage(path)
-    _set_aside(path, path / f"set-aside-{lineage}", list(unusable))
+    aside = _set_aside(path, lineage, list(unusable))
     _bring_back_bases(path, whole)
     history = _history(beginning, [m.mark for m in whole], lineage, last_in_metrics(path)[1])
     create(path / JOURNAL, identity, history, time.time())
     lost = max(0, last_in_metrics(path)[1] - history.step)
-    tell(notices.JournalRebuilt(history.step, lost, str(path / f"set-aside-{lineage}")))
+    tell(notices.JournalRebuilt(history.step, lost, str(aside)))
 
 
 def _look(folder: Path, identity: Identity) -> tuple[list[Manifest], dict[Path, str]]:
@@ -111,16 +79,16 @@ def _highest_lineage(path: Path) -> int:
     return max([1, last_in_metrics(path)[0], *(int(m[1]) for m in (*named, *aside) if m)])
 
 
-def _set_aside(path: Path, aside: Path, unusable: list[Path]) -> None:
-    (aside / SNAPSHOTS).mkdir(parents=True, exist_ok=True)
-    for folder in unusable:
-        os.rename(folder, aside / SNAPSHOTS / folder.name)
+def _set_aside(path: Path, lineage: int, unusable: list[Path]) -> Path:
+    aside = set_aside(path, lineage, unusable)
+    aside.mkdir(exist_ok=True)
     for name in (JOURNAL, f"{JOURNAL}-wal", f"{JOURNAL}-shm"):  # the log after what it belongs to
         if (path / name).exists():
             os.rename(path / name, aside / name)
     for folder in (aside, path / SNAPSHOTS, path):
         if folder.is_dir():
             sync_folder(folder)
+    return aside
 
 
 def _bring_back_bases(path: Path, whole: list[Manifest]) -> None:

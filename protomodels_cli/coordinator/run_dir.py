@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import yaml
+from pydantic import ValidationError
 
 from protomodels_cli import __version__
+from protomodels_cli.coordinator.as_json import as_json, from_json
 from protomodels_cli.coordinator.identity import FORMAT, Identity
 from protomodels_cli.errors import UserError
 from protomodels_cli.files import write_whole
@@ -24,6 +26,18 @@ from protomodels_cli.wire.tls import Authority, new_authority
 
 PRIVATE = "private.json"
 JOURNAL, SNAPSHOTS, METRICS, EVENTS, BASES = "journal.sqlite", "snapshots", "metrics.jsonl", "events.jsonl", "basis"
+
+
+@dataclass(frozen=True)
+class Private:
+    """The content of the file that only the owner can read."""
+
+    format: int
+    token: str
+    owner: str
+    peers_key: str  # in hexadecimal digits
+    base: str
+    spec: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -96,46 +110,39 @@ def open_run_dir(path: Path, spec: RunSpec | None, base: Path, rebuild: bool = F
     saved = with_absolute_paths(spec, base).model_dump(mode="json")
     write_whole(path / "run.yaml", yaml.safe_dump(saved, sort_keys=False).encode())
     token, owner, key = new_token(), secrets.token_urlsafe(32), secrets.token_bytes(32)
-    private = {
-        "format": FORMAT,
-        "token": token,
-        "owner": owner,
-        "peers_key": key.hex(),
-        "base": str(base.resolve()),
-        "spec": spec.model_dump(mode="json"),
-    }
-    write_whole(path / PRIVATE, json.dumps(private).encode(), 0o600)
+    private = Private(FORMAT, token, owner, key.hex(), str(base.resolve()), spec.model_dump(mode="json"))
+    write_whole(path / PRIVATE, as_json(private), 0o600)
     return RunDir(path, lock, spec, base, authority, token, owner, key, resumed=False)
 
 
-def private_of(path: Path) -> dict[str, Any]:
-    """The content of the file that only the owner can read. Raises UserError, also where the run directory has another
-    format."""
+def private_of(path: Path) -> Private:
+    """Raises UserError, also where the run directory has another format."""
     try:
-        private = json.loads((path / PRIVATE).read_text(encoding="utf-8"))
-        found = private.get("format", 1)
+        content = (path / PRIVATE).read_bytes()
+        found = json.loads(content).get("format", 1)
+        if found == FORMAT:
+            return from_json(Private, content)
     except (OSError, ValueError, AttributeError) as e:
         raise _unreadable(path / PRIVATE, e) from None
-    if found != FORMAT:
-        raise UserError(
-            f"the run directory {path} has format {found}, and pmtrain {__version__} reads format {FORMAT}",
-            "continue with the version of pmtrain that began the run, or begin a new run in another --run-dir",
-            kind="run_dir_other_format",
-        )
-    return dict(private)
+    raise UserError(
+        f"the run directory {path} has format {found}, and pmtrain {__version__} reads format {FORMAT}",
+        "continue with the version of pmtrain that began the run, or begin a new run in another --run-dir",
+        kind="run_dir_other_format",
+    )
 
 
-def identity_of(path: Path) -> Identity:
-    """The identity of the run in a directory, without claiming the directory."""
-    spec = spec_from(private_of(path)["spec"])
-    return Identity(Authority.load(path / "ca").fingerprint, spec.sha256())
+def run_of(path: Path) -> tuple[RunSpec, Identity]:
+    """The run in a directory, without claiming the directory. Its spec is what it began with, whatever has become of
+    run.yaml. Raises UserError."""
+    spec = spec_from(private_of(path).spec)
+    return spec, Identity(Authority.load(path / "ca").fingerprint, spec.sha256())
 
 
 def _go_on(path: Path, lock: TextIO, asked: RunSpec | None, rebuild: bool) -> RunDir:
     private = private_of(path)
     try:
-        spec, key = spec_from(private["spec"]), bytes.fromhex(private["peers_key"])
-    except (ValueError, KeyError) as e:
+        spec, key = spec_from(private.spec), bytes.fromhex(private.peers_key)
+    except ValueError as e:
         raise _unreadable(path / PRIVATE, e) from None
     if asked is not None and asked.sha256() != spec.sha256():
         raise UserError(
@@ -144,24 +151,28 @@ def _go_on(path: Path, lock: TextIO, asked: RunSpec | None, rebuild: bool) -> Ru
             kind="run_dir_other_spec",
         )
     authority = Authority.load(path / "ca")
-    base = Path(private["base"])
-    return RunDir(path, lock, spec, base, authority, private["token"], private["owner"], key, True, rebuild)
+    base = Path(private.base)
+    return RunDir(path, lock, spec, base, authority, private.token, private.owner, key, True, rebuild)
 
 
 def owner_secret(path: Path) -> str:
     """What the owner shows to pause, resume and stop the run."""
     try:
-        return str(json.loads((path / PRIVATE).read_text(encoding="utf-8"))["owner"])
+        (path / PRIVATE).open().close()
     except (FileNotFoundError, NotADirectoryError):
         what, fix = f"{path} is not a run directory", "name the directory of a run that was begun on this machine"
         raise UserError(what, fix, kind="not_a_run_dir") from None
-    except (OSError, ValueError, KeyError):
+    except OSError:
         fix = "name the run's directory, as the user who started the coordinator"
         raise UserError(
             f"cannot read {path / PRIVATE}, which only the run's owner can", fix, kind="not_owner"
         ) from None
+    return private_of(path).owner
 
 
 def _unreadable(file: Path, error: Exception) -> UserError:
     detail = error.strerror if isinstance(error, OSError) else f"damaged ({error})"
+    if isinstance(error, ValidationError):
+        first = error.errors()[0]
+        detail = f"damaged ({'.'.join(map(str, first['loc']))}: {first['msg']})"
     return UserError(f"cannot read {file}: {detail}", f"restore {file} from a copy", kind="run_dir_damaged")

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from pathlib import Path
 
 from protomodels_cli.coordinator.plan import waiting_for
-from protomodels_cli.coordinator.reasons import CoordinatorStopped
-from protomodels_cli.coordinator.rebuild import believe
-from protomodels_cli.coordinator.run_dir import identity_of
 from protomodels_cli.coordinator.sentences import pause, waiting
 from protomodels_cli.coordinator.state import State
-from protomodels_cli.spec.load import load_spec
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.usage import Usage
 
@@ -49,18 +44,6 @@ def describe(state: State, now: float, started: float, refused: int) -> pb.RunSt
     if status.tokens_per_s:
         left = (spec.steps - history.step) * spec.batch.size * spec.model.context
         status.eta_s = left / status.tokens_per_s
-    return status
-
-
-def from_journal(run_dir: Path) -> pb.RunStatus:
-    """What the journal knows, where no coordinator runs. Raises UserError where it cannot be believed."""
-    history, last = believe(run_dir, identity_of(run_dir))
-    spec = load_spec(run_dir / "run.yaml")
-    status = describe(State(spec, (0, ""), history), last, last, 0)
-    if not history.over:
-        stopped = CoordinatorStopped()
-        status.phase, status.waiting_for, status.waiting_kind = "not running", waiting(stopped), stopped.kind
-    del status.stages[:]  # nobody holds them now
     return status
 
 

@@ -51,22 +51,42 @@ def _drop_half_a_line(path: Path) -> None:
 
 def first_step(path: Path) -> dict[str, Any] | None:
     """The first row of a step."""
-    with path.open(encoding="utf-8") as file:
-        return next((row for row in map(json.loads, file) if row["event"] == "step"), None)
+    with path.open("rb") as file:
+        return next(filter(_is_step, filter(None, map(_row, file))), None)
 
 
 def last_step(path: Path) -> dict[str, Any] | None:
     """The last row of a step, however long the file."""
-    return next((row for row in rows_from_last(path) if row["event"] == "step"), None)
+    return next(filter(_is_step, rows_from_last(path)), None)
 
 
 def rows_from_last(path: Path) -> Iterator[dict[str, Any]]:
-    """The last rows of a file, the very last one first. Half a line, which a kill may leave at the end, is no row."""
+    """The rows of a file, the very last one first. Half a line, which a kill may leave at the end, is no row."""
     with path.open("rb") as file:
-        start = max(0, file.seek(0, os.SEEK_END) - LONGEST_LINE)
-        file.seek(start)
-        lines = file.read().split(b"\n")[1 if start else 0 : -1]
-    return (json.loads(line) for line in reversed(lines) if line)
+        at, rest, ended = file.seek(0, os.SEEK_END), b"", False
+        while at > 0:
+            at, end = max(0, at - LONGEST_LINE), at
+            file.seek(at)
+            rest, *lines = (file.read(end - at) + rest).split(b"\n")
+            if lines and not ended:
+                lines.pop()
+                ended = True
+            if at == 0 and ended:
+                lines.insert(0, rest)
+            yield from filter(None, map(_row, reversed(lines)))
+
+
+def _row(line: bytes) -> dict[str, Any] | None:
+    """None where the line is damaged: a power cut may leave zeros in the middle of a file."""
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) else None
+
+
+def _is_step(row: dict[str, Any]) -> bool:
+    return row.get("event") == "step" and all(isinstance(row.get(name), int) for name in ("lineage", "step"))
 
 
 def strict(value: Any) -> Any:
