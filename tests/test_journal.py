@@ -23,6 +23,7 @@ from protomodels_cli.coordinator.history import (
     Ended,
     Forgot,
     History,
+    Mark,
     Placed,
     RolledBack,
     Saved,
@@ -142,3 +143,4 @@ def test_a_field_that_this_version_does_not_know_is_refused(tmp_path: Path, wher
 def test_records_from_before_a_field_was_added_are_read_as_they_were_meant():
     assert from_json(Forgot, '{"lineage": 1, "step": 4}') == Forgot(1, 4, unusable=False)
     assert from_json(Dropped, '{"lineage": 1, "step": 4, "complete": true}') == Dropped(1, 4, True, unusable=False)
+    assert from_json(Mark, '{"lineage": 1, "step": 4, "basis_version": 0, "basis_sha256": "u"}').paused is None

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from protomodels_cli.coordinator.reasons import Pause, Rollback
 from protomodels_cli.protocol.parts import Part
@@ -168,6 +169,7 @@ class Mark:
     answered: int = 0
     loss_first: float | None = None
     eval_loss: float | None = None
+    paused: Paused | None = None
 
     @property
     def key(self) -> tuple[int, int]:
@@ -256,6 +258,7 @@ class History:
             answered=self.answered,
             loss_first=self.loss_first,
             eval_loss=self.eval_loss,
+            paused=self.paused,
         )
 
 
@@ -279,6 +282,7 @@ def fold(history: History, record: Record) -> History:
         case Synced(step):
             return replace(history, synced=step)
         case Evaluated(step, loss):
+            history = _amend(history, eval_loss=loss)
             return replace(history, evaluated=step, eval_loss=loss)
         case Began():
             again = tuple(d for d in history.dropped if d.key != (history.lineage, history.step))
@@ -297,11 +301,20 @@ def fold(history: History, record: Record) -> History:
         case RolledBack():
             return _roll_back(history, record)
         case Paused():
-            return replace(history, paused=record)
+            return replace(_amend(history, paused=record), paused=record)
         case Resumed():
-            return replace(history, paused=None, skipped_in_a_row=0)
+            return replace(_amend(history, paused=None), paused=None, skipped_in_a_row=0)
         case Ended():
             return replace(history, ended=record)
+
+
+def _amend(history: History, **changes: Any) -> History:
+    """The snapshot of the last step has to know of it, also if it was begun before."""
+
+    def amended(marks: tuple[Mark, ...]) -> tuple[Mark, ...]:
+        return tuple(replace(m, **changes) if m.step == history.step > 0 else m for m in marks)
+
+    return replace(history, pending=amended(history.pending), snapshots=amended(history.snapshots))
 
 
 def _split(marks: tuple[Mark, ...], chosen: Callable[[Mark], bool]) -> tuple[tuple[Mark, ...], tuple[Mark, ...]]:
@@ -332,24 +345,34 @@ def _decide(history: History, decided: Decided) -> History:
 
 def _roll_back(history: History, record: RolledBack) -> History:
     index = [m.key for m in history.snapshots].index((record.from_lineage, record.step))
-    mark = history.snapshots[index]
     history = _drop(history, history.snapshots[index + 1 :], complete=True)
     history = _drop(history, history.pending, complete=False)
-    return replace(
+    history = replace(
         history,
         snapshots=history.snapshots[: index + 1],  # later ones are of what is void now
         pending=(),
-        lineage=record.lineage,
         answered=max(history.answered, record.answered),
+    )
+    return back_to_newest(history, record.lineage)
+
+
+def back_to_newest(history: History, lineage: int) -> History:
+    """As after the newest snapshot, in a new lineage: what was decided since is void."""
+    mark = history.newest
+    return replace(
+        history,
+        lineage=lineage,
         step=mark.step,
         decision=None,
         skipped_in_a_row=mark.skipped_in_a_row,
         basis_version=mark.basis_version,
         basis_sha256=mark.basis_sha256,
         next_basis=mark.next_basis,
-        reported=min(history.reported, mark.step),
+        reported=mark.step,  # it would not be complete otherwise
         synced=min(history.synced, mark.step),
         evaluated=min(history.evaluated, mark.step),
+        eval_loss=mark.eval_loss,
+        loss_first=mark.loss_first,
         forward_bytes=mark.forward_bytes,
         backward_bytes=mark.backward_bytes,
         rollbacks=history.rollbacks + 1,

@@ -13,12 +13,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from protomodels_cli.coordinator import notices
-from protomodels_cli.coordinator.history import History, Mark
+from protomodels_cli.coordinator.history import History, Mark, back_to_newest
 from protomodels_cli.coordinator.identity import Identity
 from protomodels_cli.coordinator.journal import JournalError, create
 from protomodels_cli.coordinator.run_dir import BASES, JOURNAL, SNAPSHOTS
 from protomodels_cli.coordinator.snapshots import manifest
-from protomodels_cli.coordinator.snapshots.manifest import Manifest, bases_of, basis_name
+from protomodels_cli.coordinator.snapshots.manifest import MANIFEST, Manifest, bases_of, basis_name
 from protomodels_cli.coordinator.snapshots.store import NAMED, set_aside
 from protomodels_cli.coordinator.trust import believe, last_in_metrics
 from protomodels_cli.errors import UserError
@@ -60,6 +60,10 @@ def _look(folder: Path, identity: Identity) -> tuple[list[Manifest], dict[Path, 
     """The whole snapshots, oldest first, each of a later step than the one before; and why the others are none."""
     whole: list[Manifest] = []
     unusable: dict[Path, str] = {}
+    for path in folder.glob(f".*/{MANIFEST}"):  # all that a kill kept it from is its name
+        named = folder / path.parent.name[1:]
+        if not named.exists():
+            os.rename(path.parent, named)
     found = {path: m for path in folder.iterdir() if (m := NAMED.fullmatch(path.name))} if folder.is_dir() else {}
     for path in sorted(found, key=lambda p: (int(found[p][1]), int(found[p][2])), reverse=True):
         try:
@@ -104,27 +108,18 @@ def _bring_back_bases(path: Path, whole: list[Manifest]) -> None:
 
 def _history(beginning: History, marks: list[Mark], lineage: int, seen: int) -> History:
     """As after going back to the newest of these snapshots, in a lineage that is new to every peer: what peers have in
-    memory does not count."""
-    if not marks:
-        return replace(beginning, lineage=lineage, generation=lineage * GENERATIONS, rollbacks=1, redone=seen)
-    newest = marks[-1]
-    return replace(
+    memory does not count. `seen`: the last step that was decided, as far as we know."""
+    snapshots = *beginning.snapshots, *marks
+    newest = snapshots[-1]
+    before = replace(
         beginning,
-        snapshots=(*beginning.snapshots, *marks),
+        snapshots=snapshots,
         generation=newest.generation + (lineage - newest.lineage) * GENERATIONS,
-        lineage=lineage,
         layers=newest.layers,
-        step=newest.step,
-        skipped_in_a_row=newest.skipped_in_a_row,
-        basis_version=newest.basis_version,
-        basis_sha256=newest.basis_sha256,
-        next_basis=newest.next_basis,
-        reported=newest.step,
-        eval_loss=newest.eval_loss,
-        loss_first=newest.loss_first,
-        forward_bytes=newest.forward_bytes,
-        backward_bytes=newest.backward_bytes,
-        rollbacks=newest.rollbacks + 1,
-        redone=newest.redone + max(0, seen - newest.step),
+        step=max(seen, newest.step),
+        rollbacks=newest.rollbacks,
+        redone=newest.redone,
         answered=newest.answered,
+        paused=newest.paused,
     )
+    return back_to_newest(before, lineage)
