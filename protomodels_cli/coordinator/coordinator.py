@@ -31,7 +31,7 @@ from protomodels_cli.coordinator.status import describe
 from protomodels_cli.coordinator.subspace import Subspace, bases_needed
 from protomodels_cli.coordinator.summary import Totals, mend_metrics
 from protomodels_cli.data.prepare import Corpus
-from protomodels_cli.errors import EXIT_INTERRUPTED, UserError
+from protomodels_cli.errors import EXIT_INTERRUPTED, EXIT_OUTSIDE, UserError
 from protomodels_cli.observe import logs
 from protomodels_cli.observe.notices import Teller
 from protomodels_cli.observe.progress import Progress
@@ -244,12 +244,16 @@ class Coordinator:
 
     def _blame(self, event: events.Event, error: Exception) -> None:
         """What a peer said broke the machine, whose state is as before: the peer goes, the traceback stays for us."""
-        peer = getattr(event, "peer", None)
+        peer = event.peer.id if isinstance(event, events.Joined) else getattr(event, "peer", None)
         if not isinstance(peer, str) or isinstance(event, events.Trouble):
             raise error
         traceback.print_exception(error)
         logs.bug(error)
-        self.tell(events.Trouble(peer, UnprocessableMessage(type(event).__name__)))
+        why = UnprocessableMessage(type(event).__name__)
+        if isinstance(event, events.Joined):  # the machine does not know this peer, and would not dismiss it
+            self._service.joined_processed(peer)
+            self._do(events.Dismiss(peer, why, EXIT_OUTSIDE))
+        self.tell(events.Trouble(peer, why))
 
     def _note(self, records: list[Record]) -> None:
         logs.COORDINATOR.debug("journalled %s", records)
