@@ -8,6 +8,7 @@ import socket
 import ssl
 import struct
 import time
+from types import SimpleNamespace
 
 import pytest
 from door_tools import (
@@ -28,6 +29,7 @@ from door_tools import (
 )
 from waiting import until
 
+from protomodels_cli.coordinator.dispatch import Dispatch
 from protomodels_cli.coordinator.door import Door, DoorLimits
 from protomodels_cli.errors import EXIT_REFUSED
 from protomodels_cli.wire import relay as relays
@@ -200,3 +202,20 @@ async def test_splice_counts_and_does_not_wait_for_the_dead():
         assert await b[0].read() == b""
         assert await asyncio.wait_for(splicing, 5) == (5, 3)
         assert await to_the_end(b[0]) == b""
+
+
+@in_loop
+async def test_bytes_are_counted_by_boundary_over_all_tickets_and_a_withdrawn_ticket_leaves_nothing(authority):
+    async with a_door(authority) as (door, port):
+        dispatch = Dispatch(SimpleNamespace(door=door), None, None)
+        for generation in (1, 2):
+            dispatch._renew_tickets(1)
+            [ticket] = dispatch._tickets
+            ends = await asyncio.gather(*(dial_relay(HERE, port, ticket, role) for role in ("accept", "dial")))
+            for (reader, _), (_, writer) in (ends, ends[::-1]):
+                writer.write(b"12345"[: 5 if writer is ends[1][1] else 2])
+                await reader.read(9)
+            assert dispatch.relayed() == [{"forward": 5 * generation, "backward": 2 * generation}]
+            DIALLED.extend(writer for _, writer in ends)
+        dispatch._renew_tickets(0)
+        assert door._meetings._moved == {}

@@ -4,6 +4,7 @@ messages, and the tickets under which neighbours meet at the relay. Decides noth
 from __future__ import annotations
 
 import secrets
+from collections import Counter
 from typing import Any
 
 from protomodels_cli.coordinator import events
@@ -13,13 +14,15 @@ from protomodels_cli.coordinator.service import Service
 from protomodels_cli.coordinator.state import State, Task
 from protomodels_cli.coordinator.subspace import Subspace
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
+from protomodels_cli.wire.relay import Role
 
 
 class Dispatch:
     def __init__(self, service: Service, feed: Feed, subspace: Subspace | None):
         self._service, self._feed, self._subspace = service, feed, subspace
         self._fed = 0  # the last step whose ids stage 0 has
-        self._tickets: list[str] = []
+        self._tickets: list[str] = []  # by boundary
+        self._moved: dict[int, Counter[Role]] = {}  # boundary → role → bytes under the tickets before these
 
     def _to_holders(self, state: State, **body: Any) -> None:
         for peer in state.history.holders:
@@ -54,8 +57,8 @@ class Dispatch:
     def _renew_tickets(self, boundaries: int) -> None:
         door = self._service.door
         assert door is not None
-        for ticket in self._tickets:
-            door.forbid(ticket)
+        for boundary, ticket in enumerate(self._tickets):
+            self._moved.setdefault(boundary, Counter()).update(door.forbid(ticket))
         self._tickets = [secrets.token_urlsafe(16) for _ in range(boundaries)]
         for ticket in self._tickets:
             door.allow(ticket)
@@ -80,8 +83,10 @@ class Dispatch:
                 self._fed = step
 
     def relayed(self) -> list[dict[str, int]]:
-        """Bytes that each boundary's link sent through the door: none where neighbours dial each other."""
+        """Bytes that each boundary's links sent through the door, in all generations since this start of the
+        coordinator: none where neighbours dial each other."""
         door = self._service.door
         assert door is not None
-        moved = [door.relayed(ticket) for ticket in self._tickets]
+        now = [Counter(door.relayed(ticket)) for ticket in self._tickets]
+        moved = [self._moved.get(boundary, Counter()) + count for boundary, count in enumerate(now)]
         return [{"forward": m["dial"], "backward": m["accept"]} for m in moved]  # the earlier stage dials

@@ -82,9 +82,9 @@ class Door:
         """Let two peers meet here under this ticket."""
         self._meetings.allow(ticket)
 
-    def forbid(self, ticket: str) -> None:
-        """Withdraw it, and cut what is connected under it."""
-        self._meetings.forbid(ticket)
+    def forbid(self, ticket: str) -> dict[Role, int]:
+        """Withdraw it, and cut what is connected under it. Returns the bytes that each side has sent."""
+        return self._meetings.forbid(ticket)
 
     def relayed(self, ticket: str) -> dict[Role, int]:
         """Bytes that each side has sent through here under this ticket."""

@@ -75,14 +75,17 @@ class Meetings:
         """Let two peers meet under this ticket, as often as they need to. The ticket is a secret of the three of us."""
         self._tickets.add(checked(ticket))
 
-    def forbid(self, ticket: str) -> None:
-        """Withdraw a ticket: who waits under it is sent away, who is connected is cut off."""
+    def forbid(self, ticket: str) -> dict[Role, int]:
+        """Withdraw a ticket: who waits under it is sent away, who is connected is cut off. Returns what was moved."""
         self._tickets.discard(ticket)
         for role in OPPOSITE:
             self._send_away(ticket, role)
         for pair in self._pairs.get(ticket, []):
             for _, writer in pair:
                 writer.transport.abort()
+        moved = self.moved(ticket)
+        self._moved.pop(ticket, None)
+        return moved
 
     async def attend(self, stream: Stream, ticket: str, role: str) -> bool:
         """Serve one connection to its end, which includes closing it. False if it had no valid ticket."""
