@@ -39,6 +39,7 @@ class World:
         self.loss = 0.0 if calm else self.random.choice([0.0, 0.01, 0.05])
         self.delay = self.random.choice([0.1, 0.1, 0.1, 1.0])  # of words between a peer and the coordinator, at most
         self.loses_a_frame = False  # the next one
+        self.loses_a_word = False  # the next one about the subspace
         self.disk = Disk(beginning("u0"))
         self.coordinator: CoordinatorProcess | None = CoordinatorProcess(self)
         self.rules = Rules(self)
@@ -98,6 +99,10 @@ class World:
         return at - self.now, at - self.now
 
     def to_coordinator(self, process: Process, event: ev.Event) -> None:
+        if self.loses_a_word and isinstance(event, ev.SubspaceReported | ev.BasisTaken):
+            self.loses_a_word = False
+            self.trace(f"{process.id} does not say {type(event).__name__}, and is well otherwise")
+            return
         session = process.session
         at = max(getattr(process, "leaves", 0.0) + 1e-6, self.now + self.random.uniform(0.01, self.delay))
         process.leaves = at  # type: ignore[attr-defined]
@@ -264,7 +269,10 @@ class World:
                     self.trace(f"the owner says {type(event).__name__}")
                     self.coordinator.take(event)
             case 14:
-                self.loses_a_frame = True
+                if self.random.random() < 0.5:
+                    self.loses_a_frame = True
+                else:
+                    self.loses_a_word = True
 
     # A whole run
 

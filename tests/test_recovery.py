@@ -325,6 +325,31 @@ def test_where_steps_take_long_a_task_may_take_ten_times_as_long_and_an_evaluati
     stall(b, 2000)  # of two steps' worth of text
 
 
+def only_tasks(b: Bench) -> None:
+    """Nothing that a stage owes beside its tasks."""
+    for stage in range(b.state.stages):
+        b.done(stage)
+
+
+@pytest.mark.parametrize("silent_about", [reasons.SubspaceReport, reasons.BasisNotTaken])
+def test_what_a_stage_owes_beside_its_tasks_is_not_waited_for_for_ever(silent_about: type[reasons.Blocker]):
+    b = Bench(make_spec(stages=2, steps=9, subspace={"update": {"interval": 4, "window": 1, "delay": 1}}))
+    b.join(0, 1)
+    if silent_about is reasons.BasisNotTaken:
+        b.answer_until(lambda: b.state.owed == 4, lambda: only_tasks(b))
+        b.tell(ev.SubspaceReported(b.state.history.holders[-1], 1, 4, {}, "new"))
+    for times in (1, 2):
+        b.answer_until(lambda: b.state.task is None, lambda: only_tasks(b))
+        waits, before = b.waits(), b.state.history.generation
+        assert isinstance(waits, silent_about)
+        b.now += 599 * times
+        b.tell(ev.Tick())
+        b.now += 2 * times
+        [stalled] = told(b.tell(ev.Tick()), notices.Stalled)
+        assert (stalled.waiting, b.state.history.generation) == (waits, before + 1)
+    b.finish()
+
+
 def test_who_has_its_stage_in_memory_may_not_take_for_ever_to_say_so():
     """Whoever fetches it may."""
     b = Bench(make_spec(stages=2, steps=8, snapshots={"interval": 2}, limits={"reuse_seconds": 50.0}))

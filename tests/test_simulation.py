@@ -134,7 +134,12 @@ def never_gives_up_waiting(patch: Any) -> None:
 
 def believes_in_every_task(patch: Any) -> None:
     """A step that stands still is waited for."""
-    patch.setattr(patience, "patience", lambda state, task: math.inf)
+    patch.setattr(patience, "patience", lambda state, kind: math.inf)
+
+
+def believes_in_every_word(patch: Any) -> None:
+    """What a stage owes beside its tasks is waited for."""
+    patch.setattr(patience, "_watch_subspace", lambda moves: None)
 
 
 def does_not_check(patch: Any) -> None:
@@ -183,6 +188,7 @@ BROKEN: list[tuple[Callable[[Any], None], str, int]] = [
     (saves_too_soon, "still waits|not those of a run", 121),
     (never_gives_up_waiting, "still waits for", 0),
     (believes_in_every_task, "still waits for StagesWorking.task=.step", 0),
+    (believes_in_every_word, "still waits for (SubspaceReport|BasisNotTaken)", 0),
     (does_not_check, "not those of a run", 0),
     (says_nothing, "does not say for what", 0),
     (speaks_before_it_writes, "beyond|not decided|keeps|was told|twice|both hold", 0),

@@ -132,7 +132,7 @@ def give_up_waiting(moves: Moves) -> None:
 
 def regroup(moves: Moves) -> None:
     """Assign the stages to the peers that are here, if they suffice; otherwise tell them what is missing."""
-    moves.set(placed=False, task=None, heard={}, took_basis=frozenset(), usage={})
+    moves.set(placed=False, task=None, blocked=None, heard={}, took_basis=frozenset(), usage={})
     history = moves.state.history
     if history.over:
         return

@@ -304,8 +304,9 @@ def _go_on(moves: Moves) -> None:
     decision = state.history.decision if state.undelivered else None
     coming = next_kind(moves.state)
     task = moves.begin(*coming) if isinstance(coming, tuple) else None
-    if task is None:
-        moves.set(task=None, heard={})
+    if not isinstance(coming, tuple):
+        known = state.blocked is not None and state.blocked[0] == coming
+        moves.set(task=None, heard={}, blocked=state.blocked if known else (coming, moves.now))
     if decision is not None or task is not None or save:
         moves.do(SendTurn(decision, task, save))
     moves.set(undelivered=False)

@@ -37,5 +37,5 @@ class Moves:
 
     def begin(self, kind: TaskKind, step: int) -> Task:
         task = Task(self.state.tasks + 1, kind, step, self.now)
-        self.set(task=task, heard={}, tasks=task.number)
+        self.set(task=task, blocked=None, heard={}, tasks=task.number)
         return task

@@ -94,7 +94,7 @@ class Relinking(Base):
 @dataclass(frozen=True)
 class Stalled(Base):
     level: ClassVar[int] = logging.WARNING
-    waiting: reasons.StagesWorking
+    waiting: reasons.Stall
     kind: Literal["stalled"] = "stalled"
 
 

@@ -9,7 +9,7 @@ from protomodels_cli.coordinator import assigning, notices
 from protomodels_cli.coordinator.events import Dismiss
 from protomodels_cli.coordinator.moves import Moves
 from protomodels_cli.coordinator.plan import still_working
-from protomodels_cli.coordinator.reasons import TooSlow
+from protomodels_cli.coordinator.reasons import BasisNotTaken, Stall, SubspaceReport, TaskKind, TooSlow
 from protomodels_cli.coordinator.state import State, Task
 from protomodels_cli.errors import EXIT_OUTSIDE
 
@@ -18,15 +18,27 @@ STALL_TIMES, STALL_SECONDS, STALL_AT_FIRST = 10, 600.0, 3600.0
 
 
 def watch(moves: Moves) -> None:
-    task = moves.state.task
+    state, task = moves.state, moves.state.task
     if task is None:
-        return
-    if task.kind in ("build", "link"):
+        _watch_subspace(moves)
+    elif task.kind in ("build", "link"):
         _watch_assigning(moves, task)
-    elif moves.now - task.started > patience(moves.state, task):
-        moves.tell(notices.Stalled(still_working(moves.state, moves.now)))
-        moves.set(stalled=moves.state.stalled + 1)
-        assigning.regroup(moves)
+    elif moves.now - task.started > patience(state, task.kind):
+        _start_over(moves, still_working(state, moves.now))
+
+
+def _watch_subspace(moves: Moves) -> None:
+    """What stages owe beside their tasks: a new generation asks for it again. A snapshot's parts may take long to
+    arrive, and the owner may take all the time in the world."""
+    match moves.state.blocked:
+        case (SubspaceReport() | BasisNotTaken() as what, since) if moves.now - since > patience(moves.state, "step"):
+            _start_over(moves, what)
+
+
+def _start_over(moves: Moves, stalled_at: Stall) -> None:
+    moves.tell(notices.Stalled(stalled_at))
+    moves.set(stalled=moves.state.stalled + 1)
+    assigning.regroup(moves)
 
 
 def _watch_assigning(moves: Moves, task: Task) -> None:
@@ -57,11 +69,11 @@ def _watch_assigning(moves: Moves, task: Task) -> None:
     assigning.lose(moves, slow)
 
 
-def patience(state: State, task: Task) -> float:
+def patience(state: State, kind: TaskKind) -> float:
     """How long a task may take before we no longer believe in it. Who is merely slow gets more each time."""
     if not state.step_seconds:
         return STALL_AT_FIRST * 2.0**state.stalled
     usual = statistics.median(state.step_seconds)
-    if task.kind == "evaluation":
+    if kind == "evaluation":
         usual *= max(1.0, state.spec.eval.windows / state.spec.batch.size)
     return max(STALL_SECONDS, STALL_TIMES * usual) * 2.0**state.stalled

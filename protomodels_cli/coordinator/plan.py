@@ -22,6 +22,8 @@ def next_kind(state: State) -> tuple[TaskKind, int] | reasons.Blocker:
         if is_needed(state):
             if state.unsaved is not None:
                 return reasons.NoRoomForSnapshot(step, state.unsaved[1])
+            if state.owed is not None and step in state.whole:  # all that it lacks
+                return reasons.SubspaceReport(state.owed)
             return reasons.SnapshotIncomplete(step)
     if history.paused is not None:
         return reasons.OwnersResume()

@@ -333,6 +333,7 @@ class CoordinatorStopped(Fact):
 
 
 Blocker = SnapshotIncomplete | NoRoomForSnapshot | OwnersResume | SubspaceReport | BasisNotTaken
+Stall = StagesWorking | SubspaceReport | BasisNotTaken  # what a new generation asks for again
 Waiting = Blocker | Missing | StagesWorking | Coordinator | CoordinatorStopped
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from protomodels_cli.coordinator.history import History
-from protomodels_cli.coordinator.reasons import Holder, Missing, NoPeers, TaskKind
+from protomodels_cli.coordinator.reasons import Blocker, Holder, Missing, NoPeers, TaskKind
 from protomodels_cli.protocol import steps
 from protomodels_cli.protocol.parts import Part
 from protomodels_cli.spec.schema import RunSpec
@@ -84,6 +84,7 @@ class State:
     holds: Mapping[str, int] = field(default_factory=dict)  # peer → the stage that it has in memory as it must be now
     absent: Mapping[str, float] = field(default_factory=dict)  # holder that may come back → until when it is waited for
     task: Task | None = None  # none: waiting for something that is not a stage's report
+    blocked: tuple[Blocker, float] | None = None  # what comes before the next task, and since when
     heard: Mapping[int, Report] = field(default_factory=dict)  # stage → its report on the task
     undelivered: bool = False  # the last decision has not been sent yet
     took_basis: frozenset[int] = frozenset()  # stages that have the next basis

@@ -22,9 +22,9 @@ from protomodels_cli.files import hash_file
 from protomodels_cli.observe.logs import SNAPSHOTS
 from protomodels_cli.protocol import steps
 from protomodels_cli.quantities import size
+from protomodels_cli.wire.channels import PIECE
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 
-PIECE = 1 << 20  # of a part that is read
 ROOM_FOR_NAMES = 1 << 20  # beside the numbers of a snapshot's part
 
 Chunks = AsyncIterator[pb.UploadChunk]
