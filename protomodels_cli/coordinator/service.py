@@ -32,7 +32,7 @@ from protomodels_cli.observe.logs import WIRE
 from protomodels_cli.quantities import duration
 from protomodels_cli.spec.plugins import packages_used
 from protomodels_cli.spec.schema import RunSpec
-from protomodels_cli.wire.channels import HEARTBEATS, PIECE, SERVER_OPTIONS
+from protomodels_cli.wire.channels import HEARTBEATS, SERVER_OPTIONS
 from protomodels_cli.wire.join_link import address
 from protomodels_cli.wire.parts import TOO_LARGE
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
