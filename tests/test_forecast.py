@@ -14,6 +14,7 @@ from told import peer_events
 from typer.testing import CliRunner
 
 from protomodels_cli.cli.main import app
+from protomodels_cli.cli.run_plan import candidates
 from protomodels_cli.cost.forecast import Bottleneck, choices, forecast, recommended
 from protomodels_cli.cost.memory import StageMemory
 from protomodels_cli.cost.pipeline import StageCost, Wires, play
@@ -106,13 +107,28 @@ def test_memory_and_cache_are_those_of_the_code():
 
 def test_a_fast_link_needs_no_compression_and_a_slow_one_much():
     spec = wan_spec()
-    fast = recommended(choices(spec, parse_link("100gbit,0ms"), 1e9))
-    assert (fast.form, fast.codec) == ("dense", "bf16")
+    fast = recommended(choices(candidates(spec), parse_link("100gbit,0ms"), 1e9)).spec
+    assert (fast.subspace.form, fast.wire.forward, fast.wire.backward) == ("dense", "bf16", "bf16")
     rates = [2000, 200, 50, 10, 2]
-    found = [recommended(choices(spec, parse_link(f"{r}mbit,0ms"), 2e10)) for r in rates]
-    widths = [c.k for c in found]
+    found = [recommended(choices(candidates(spec), parse_link(f"{r}mbit,0ms"), 2e10)) for r in rates]
+    widths = [c.spec.subspace.k for c in found]
     assert widths == sorted(widths, reverse=True)
     assert len(set(widths)) > 2
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"stages": 4, "subspace": {"form": "dense", "unconstrained_layers": 2}},  # no other form allows that
+        {
+            "stages": 2,
+            "subspace": {"form": "constrained", "unconstrained_layers": 2},
+            "optimizer": {"name": "row_adamw"},
+        },
+    ],
+)
+def test_every_valid_spec_has_the_same_ways_to_cross_its_boundaries(sections):
+    assert len(candidates(make_spec(**sections))) == len(candidates(make_spec()))
 
 
 def test_a_real_run_over_a_slow_link_takes_the_time_that_was_predicted(pool):

@@ -7,6 +7,7 @@ import json
 import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -19,7 +20,7 @@ from protomodels_cli.errors import OptionError
 from protomodels_cli.forms import form_named
 from protomodels_cli.observe.metrics import strict
 from protomodels_cli.quantities import duration, figures, plural, rate, size
-from protomodels_cli.spec.cut import even_cut
+from protomodels_cli.spec.cut import even_cut, layers_per_stage
 from protomodels_cli.spec.link import parse_link
 from protomodels_cli.spec.load import load_spec, spec_from, with_absolute_paths
 from protomodels_cli.spec.schema import LinkSpec, RunSpec
@@ -33,20 +34,18 @@ def run(
     spec = _cut(with_absolute_paths(load_spec(spec_file), spec_file.parent), peers)
     flops = speed_of(speed) or _measured(spec, device)
     predicted = forecast(spec, link, flops, windows=_windows(spec))
-    found = choices(spec, link, flops)
+    found = choices(candidates(spec), link, flops)
     best = recommended(found)
     saving = _saving(spec, link, predicted)
     _show(spec, link, flops, speed is None, predicted, found, best, saving)
     if json_file is not None:
-        rows = [
-            {"form": c.form, "k": c.k, "codec": c.codec, "keeps_up": c.keeps_up, **asdict(c.forecast)} for c in found
-        ]
+        rows = [{**_crossing(c.spec), "keeps_up": c.keeps_up, **asdict(c.forecast)} for c in found]
         result = {
             "link": link_text,
             "flops": flops,
             "forecast": asdict(predicted),
             "choices": rows,
-            "recommended": {"form": best.form, "k": best.k, "codec": best.codec},
+            "recommended": _crossing(best.spec),
             "snapshots": strict(asdict(saving)),
         }
         json_file.write_text(json.dumps(result, indent=1) + "\n")
@@ -59,6 +58,27 @@ def run(
             + (", or raise snapshots.max_bandwidth" if spec.snapshots.max_bandwidth else ""),
             "upload_too_slow",
         )
+
+
+def candidates(spec: RunSpec) -> list[RunSpec]:
+    """The same run with other ways to cross the boundaries, by what they cost in loss: the first ones cost least."""
+    width, last = spec.model.width, layers_per_stage(spec)[-1]
+    ways = [("dense", width, "bf16"), ("dense", width, "int8")]
+    ways += [("reparam", max(1, width // share), "int8") for share in (2, 4, 8, 16, 32, 64, 100)]
+    found = []
+    for form, k, codec in dict.fromkeys(ways):
+        data: dict[str, Any] = spec.model_dump(mode="json")
+        free = min(spec.subspace.unconstrained_layers, last)  # a form without free layers may have been given more
+        data["subspace"] |= {"form": form, "k": k, "update": {}, "unconstrained_layers": free}
+        data["wire"] |= {"forward": codec, "backward": codec}
+        fits = (o for o in (spec.optimizer.name, "adamw") if form_named(form).optimizer_problem(o) is None)
+        data["optimizer"]["name"] = next(fits)
+        found.append(spec_from(data))
+    return found
+
+
+def _crossing(spec: RunSpec) -> dict[str, Any]:
+    return {"form": spec.subspace.form, "k": spec.subspace.k, "codec": spec.wire.forward}
 
 
 @dataclass(frozen=True)
@@ -179,9 +199,10 @@ def _show(
     table = Table("form", "k", "codec", "step", "speed", "ideal link", "", box=None, pad_edge=False)
     for c in found:
         mark = "← recommended" if c is best else "keeps up" if c.keeps_up else ""
-        k = str(c.k) if form_named(c.form).has_basis else "–"
+        k = str(c.spec.subspace.k) if c.spec.form.has_basis else "–"
         step, alone = duration(c.forecast.step_seconds), duration(c.forecast.compute_seconds)
-        table.add_row(c.form, k, c.codec, step, rate(c.forecast.tokens_per_s, "tok/s"), alone, mark)
+        speed = rate(c.forecast.tokens_per_s, "tok/s")
+        table.add_row(c.spec.subspace.form, k, c.spec.wire.forward, step, speed, alone, mark)
     console.print(table)
     say(
         "\nRecommended: the least compression with which the link makes a step at most 10 % longer. More compression\n"

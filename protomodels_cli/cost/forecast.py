@@ -7,8 +7,9 @@ optimizer's own time and jitter, and what TCP does beyond its mean rate under lo
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 from protomodels_cli.cost.line import reno_rate, wire_bytes
 from protomodels_cli.cost.memory import StageMemory, in_flight_limit
@@ -16,7 +17,6 @@ from protomodels_cli.cost.pipeline import Played, StageCost, Wires, play
 from protomodels_cli.cost.traffic import id_bytes, kept_on_host, message_bytes
 from protomodels_cli.cost.units import unit_flops
 from protomodels_cli.spec.cut import layers_per_stage
-from protomodels_cli.spec.load import spec_from
 from protomodels_cli.spec.schema import LinkSpec, RunSpec
 
 FRAME_BYTES = 24  # of a frame's own fields
@@ -160,11 +160,9 @@ def _bottleneck(
 
 @dataclass(frozen=True)
 class Choice:
-    """One way to cross the boundaries, by what it costs in loss: the first ones cost least."""
+    """One way to cross the boundaries."""
 
-    form: str
-    k: int
-    codec: str
+    spec: RunSpec
     forecast: Forecast
 
     @property
@@ -172,19 +170,9 @@ class Choice:
         return self.forecast.step_seconds <= SLACK * self.forecast.compute_seconds + 1e-9
 
 
-def choices(spec: RunSpec, link: LinkSpec, speed: float) -> list[Choice]:
-    width = spec.model.width
-    ways = [("dense", width, "bf16"), ("dense", width, "int8")]
-    ways += [("reparam", max(1, width // share), "int8") for share in (2, 4, 8, 16, 32, 64, 100)]
-    found = []
-    for form, k, codec in dict.fromkeys(ways):
-        data: dict[str, Any] = spec.model_dump(mode="json")
-        data["subspace"] |= {"form": form, "k": k, "update": {}}
-        data["wire"] |= {"forward": codec, "backward": codec}
-        if data["optimizer"]["name"] == "row_adamw":
-            data["optimizer"]["name"] = "adamw"
-        found.append(Choice(form, k, codec, forecast(spec_from(data), link, speed)))
-    return found
+def choices(candidates: Iterable[RunSpec], link: LinkSpec, speed: float) -> list[Choice]:
+    """`candidates` by what they cost in loss: the first ones cost least."""
+    return [Choice(spec, forecast(spec, link, speed)) for spec in candidates]
 
 
 def recommended(found: list[Choice]) -> Choice:
