@@ -43,8 +43,8 @@ async def lead(job: dict[str, Any], result: dict[str, Any]) -> int:
     from protomodels_cli.data.prepare import prepare
     from protomodels_cli.spec import spec_from
 
-    spec = spec_from(job["spec"])
-    folder = open_run_dir(Path(job["run_dir"]), spec, Path())
+    spec, path = spec_from(job["spec"]), Path(job["run_dir"])
+    folder = open_run_dir(path, spec, base=path)
     coordinator = Coordinator(prepare(spec), folder, result["said"].append)
     port = before[1] if (before := folder.last_address()) else 0
     leading = asyncio.create_task(coordinator.run("127.0.0.1", "127.0.0.1", port, lambda link: None))

@@ -81,15 +81,15 @@ def test_a_damaged_snapshot_is_brought_back_from_its_copy(scene, tmp_path):
     assert {p.name for p in tmp_path.glob("store/*/*")} == {p.name for p in (s.run_dir / "snapshots").iterdir()}
 
 
-def test_what_was_not_copied_before_a_kill_is_copied_after_it(scene, tmp_path):
-    s = scene(a_spec(copy_to=(tmp_path / "store").as_uri()))
+def test_what_was_not_copied_before_a_kill_is_copied_after_it(scene):
+    s = scene(a_spec(copy_to="store"))  # a path in the spec: relative to the spec file's folder
     s.start(3, coordinator_fault=s.fail_at("ended", 0, -1))
     s.wait_for_fault("fail_at")
     s.wait_for(lambda: s.pool.coordinator.gone, "the signal did not end it")
-    shutil.rmtree(tmp_path / "store", ignore_errors=True)
+    shutil.rmtree(s.run_dir / "store", ignore_errors=True)
     s.restart_coordinator()
     s.ends_well()
-    assert {p.name for p in tmp_path.glob("store/*/*")} == {p.name for p in (s.run_dir / "snapshots").iterdir()}
+    assert {p.name for p in s.run_dir.glob("store/*/*")} == {p.name for p in (s.run_dir / "snapshots").iterdir()}
 
 
 def test_a_warm_spare_has_every_part_before_it_is_asked(scene):

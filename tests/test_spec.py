@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from protomodels_cli.spec import RunSpec, SpecError, load_spec, parse_spec, spec_from
 from protomodels_cli.spec.cut import even_cut
-from protomodels_cli.spec.load import all_fields
+from protomodels_cli.spec.load import all_fields, with_absolute_paths
 from protomodels_cli.spec.refused import REFUSED
 
 UNCONSTRAINED, SCHEDULE, VOCABULARY = "subspace.unconstrained_layers", "optimizer.schedule", "tokenizer.vocab_size"
@@ -348,6 +348,20 @@ def test_vocabulary_is_read_from_a_tokenizer_file(tmp_path: Path):
         "steps: 1\nmodel: {layers: 2, width: 32, heads: 2}\ntokenizer: {kind: file, file: tokenizer.json}"
     )
     assert 257 < load_spec(tmp_path / "run.yaml").vocab_size <= 270
+
+
+@pytest.mark.parametrize(
+    ("written", "kept"),
+    [
+        ("copies", "/home/me/copies"),
+        ("/mnt/copies", "/mnt/copies"),
+        ("s3://bucket/runs", "s3://bucket/runs"),
+        (None, None),
+    ],
+)
+def test_a_store_that_is_a_folder_is_relative_to_the_spec(written, kept):
+    spec = with_absolute_paths(spec_from(with_field("snapshots.copy_to", written)), Path("/home/me"))
+    assert spec.snapshots.copy_to == kept
 
 
 def test_a_field_of_before_is_refused_with_those_that_took_its_place():

@@ -36,6 +36,7 @@ from protomodels_cli.observe import logs
 from protomodels_cli.observe.notices import Teller
 from protomodels_cli.observe.progress import Progress
 from protomodels_cli.protocol.t_fixed import VERSION as T_FIXED_VERSION
+from protomodels_cli.spec.load import with_absolute_paths
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 
 TICK = 0.5
@@ -57,7 +58,8 @@ class Coordinator:
         self._uploads = Uploads(lambda: self.state, self._subspace, self._snapshots, self.tell, self._fail)
         self._service = Service(self.spec, run_dir, self.tell, self._uploads, self._status)
         self._dispatch = Dispatch(self._service, Feed(self.spec, corpus), self._subspace)
-        copy_to, name = self.spec.snapshots.copy_to, f"{self.spec.name}-{run_dir.authority.fingerprint[:8]}"
+        copy_to = with_absolute_paths(self.spec, run_dir.base).snapshots.copy_to
+        name = f"{self.spec.name}-{run_dir.authority.fingerprint[:8]}"
         copies = None if copy_to is None else Copies(copy_to, name)
         self._upkeep = Upkeep(self._snapshots, copies, lambda: self._journal.history, self._teller, self._fail)
         self._progress, self._totals = Progress(self.spec.steps), Totals()

@@ -215,10 +215,13 @@ def with_absolute_paths(spec: RunSpec, base: Path) -> RunSpec:
     def absolute(path: str | None) -> str | None:
         return None if path is None else str((base / path).absolute())
 
-    d, t = spec.data, spec.tokenizer
+    d, t, s = spec.data, spec.tokenizer, spec.snapshots
     files = {name: [absolute(f) for f in getattr(d, name)] for name in ("files", "val_files")}
     data = d.model_copy(update={**files, "cache_dir": absolute(d.cache_dir)})
-    return spec.model_copy(update={"data": data, "tokenizer": t.model_copy(update={"file": absolute(t.file)})})
+    tokenizer = t.model_copy(update={"file": absolute(t.file)})
+    copy_to = s.copy_to if "://" in (s.copy_to or "") else absolute(s.copy_to)
+    snapshots = s.model_copy(update={"copy_to": copy_to})
+    return spec.model_copy(update={"data": data, "tokenizer": tokenizer, "snapshots": snapshots})
 
 
 def _vocab_of(path: Path) -> tuple[int | None, Problem | None]:
