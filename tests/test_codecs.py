@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from protomodels_cli import counter
 from protomodels_cli.codecs import Carrier, End, pack_ids, parse_codec, unpack_ids
-from protomodels_cli.codecs.base import LARGEST, CodecError
+from protomodels_cli.codecs.base import LARGEST, CodecError, Extent
 from protomodels_cli.codecs.bf16 import BF16
 from protomodels_cli.codecs.lowrank import LowRank
 from protomodels_cli.codecs.packing import from_bytes, to_bytes
@@ -133,6 +133,13 @@ def test_payload_is_what_the_sizes_say():
         ids = len(pack_ids(np.zeros((2, 16)), 2))
         assert len(activations) + ids == sizes["forward"] * 32, forward
         assert len(other.pack(x, end.slot(BACKWARD, x.shape, x.dtype, None))) == sizes["backward"] * 32, backward
+
+
+@pytest.mark.parametrize(("numbers", "width"), [(1 << 16, 2), ((1 << 16) + 1, 3), (1 << 32, 4), ((1 << 32) + 1, 5)])
+def test_an_index_has_the_bytes_that_the_largest_one_needs(numbers, width):
+    share = 1 / (1 << 16)
+    count = round(share * numbers)
+    assert TopK(share).message_bytes(Extent(1, numbers, 1, 4, 1, 1)) == count * (2 + width)
 
 
 def test_byte_planes_and_zstd_shrink_bfloat16_as_promised():

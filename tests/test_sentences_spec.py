@@ -175,12 +175,12 @@ SPEC: list[tuple[dict[str, Any], str]] = [
     (
         {"wire": {"backward": "topk:mask"}},
         "wire.backward = 'topk:mask' | topk:mask reuses the positions of the activations, and fp32 sends all "
-        "positions | give a share, as in topk:0.1, or use topk without +aqsgd on the forward leg",
+        "positions | give a share, as in topk:0.1, or use topk alone on the forward leg",
     ),
     (
         {"wire": {"forward": "topk:0.1+aqsgd", "backward": "topk:mask"}},
         "wire.backward = 'topk:mask' | topk:mask reuses the positions of the activations, and AQ-SGD sends new samples "
-        "whole, without positions | give a share, as in topk:0.1, or use topk without +aqsgd on the forward leg",
+        "whole, without positions | give a share, as in topk:0.1, or use topk alone on the forward leg",
     ),
     (
         {"wire": {"backward": "int8+aqsgd"}},

@@ -98,7 +98,7 @@ class MaskedTopK(BaseCodec):
         elif not around.other.offers_positions and not around.other.uses_positions:  # its own leg says the latter
             yield (
                 f"{rule} {around.other.without_positions()}",
-                "give a share, as in topk:0.1, or use topk without +aqsgd on the forward leg",
+                "give a share, as in topk:0.1, or use topk alone on the forward leg",
             )
 
     @property
@@ -134,8 +134,8 @@ def _offer(positions: Tensor, slot: Slot) -> None:
 
 
 def _mark_bytes(kept: int, numbers: int) -> int:
-    """Bytes that say where they were: indices of two to four bytes, or a bit for every number where that is less."""
-    width = next(b for b in (2, 3, 4) if numbers <= 1 << 8 * b)
+    """Bytes that say where they were: indices of two bytes or more, or a bit for every number where that is less."""
+    width = max(2, -(-(numbers - 1).bit_length() // 8))
     return min(kept * width, -(-numbers // 8))
 
 
