@@ -70,7 +70,8 @@ OPTIONS: list[tuple[str, str, str]] = [
     ),
     (
         "bench wan --method dense/int4+aqsgd",
-        "--method dense/int4+aqsgd: AQ-SGD sends changes only after the first epoch, and a run here is shorter",
+        "--method dense/int4+aqsgd: AQ-SGD sends how a sample's activations have changed since the last epoch, and a "
+        "run here is shorter than an epoch",
         "write for example dense/bf16, reparam/int8/16 or 'dense/topk:0.1|int8'",
     ),
     ("coordinator --rebuild", "--rebuild needs a run directory", "name the run directory with --run-dir"),

@@ -52,8 +52,9 @@ class Method:
         try:
             if form not in FORMS.names or text.count("/") > 2 or not (k or "16").isdigit():
                 raise ValueError(f"must be a form ({', '.join(FORMS.names)}), a codec and optionally k")
-            if any(parse_codec(leg).codec.needs_revisits for leg in codec.split("|")):
-                raise ValueError("AQ-SGD sends changes only after the first epoch, and a run here is shorter")
+            for why in (parse_codec(leg).codec.needs_revisits for leg in codec.split("|")):
+                if why:
+                    raise ValueError(f"{why}, and a run here is shorter than an epoch")
         except ValueError as e:
             raise OptionError(
                 f"--method {text}: {e}",
