@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 from dataclasses import asdict, dataclass
@@ -20,7 +19,7 @@ from protomodels_cli.errors import OptionError
 from protomodels_cli.forms import form_named
 from protomodels_cli.observe.metrics import strict
 from protomodels_cli.quantities import duration, figures, plural, rate, size
-from protomodels_cli.spec.cut import even_cut, layers_per_stage
+from protomodels_cli.spec.cut import even_cut, layers_per_stage, spans
 from protomodels_cli.spec.link import parse_link
 from protomodels_cli.spec.load import load_spec, spec_from, with_absolute_paths
 from protomodels_cli.spec.schema import LinkSpec, RunSpec
@@ -91,8 +90,8 @@ class Saving:
 
 
 def _saving(spec: RunSpec, link: LinkSpec, predicted: Forecast) -> Saving:
-    sizes, ends = StageMemory(spec), list(itertools.accumulate(stage.layers for stage in predicted.stages))
-    part = max(sizes.saved(end - stage.layers, end) for stage, end in zip(predicted.stages, ends, strict=True))
+    sizes = StageMemory(spec)
+    part = max(sizes.saved(span.start, span.stop) for span in spans(layers_per_stage(spec)))
     rate = min(link.bits_per_second, spec.snapshots.bits_per_second or math.inf)
     interval = spec.snapshots.interval * predicted.step_seconds if spec.snapshots.interval else math.inf
     return Saving(part, 8 * part / rate, interval)

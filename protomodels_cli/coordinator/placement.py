@@ -26,7 +26,7 @@ from protomodels_cli.coordinator import reasons
 from protomodels_cli.cost.memory import StageMemory
 from protomodels_cli.cost.units import unit_flops
 from protomodels_cli.forms import Sizes
-from protomodels_cli.spec.cut import layers_per_stage
+from protomodels_cli.spec.cut import layers_per_stage, spans
 from protomodels_cli.spec.schema import RunSpec
 
 _FAR = np.iinfo(np.int64).max
@@ -67,7 +67,7 @@ def fill(
     Whoever `has` a stage's part on its disk is asked first, then whoever joined first; but all stages get a peer if
     that can be, and a peer has the memory for its stage.
     """
-    ranges, memory = _ranges(layers), StageMemory(spec)
+    ranges, memory = spans(layers), StageMemory(spec)
     needs = {i: memory.total(ranges[i].start, ranges[i].stop, len(layers) - 1 - i) for i in empty}
     able = {i: [o.peer for o in offers if o.memory >= needs[i]] for i in empty}
     at_home = {i: [peer for peer in able[i] if has(peer, i)] for i in empty}
@@ -198,7 +198,7 @@ def _place_fixed(spec: RunSpec, offers: Sequence[Offer]) -> Placement | reasons.
     layers = layers_per_stage(spec)
     if len(offers) < len(layers):
         return reasons.TooFewPeers(len(offers), len(layers))
-    ranges = _ranges(layers)
+    ranges = spans(layers)
     memory, flops = StageMemory(spec), list(unit_flops(spec).values())
     needs = [memory.total(span.start, span.stop, len(layers) - 1 - i) for i, span in enumerate(ranges)]
     work = [sum(flops[i] for i in _units(span, spec)) for span in ranges]
@@ -216,11 +216,6 @@ def _place_fixed(spec: RunSpec, offers: Sequence[Offer]) -> Placement | reasons.
         return _too_large(spec, offers, memory, ranges, needs)
     holders = _holders(rooms.at(*found), rooms.needed)
     return Placement(tuple(layers), tuple(offers[i].peer for i in holders))
-
-
-def _ranges(layers: Sequence[int]) -> list[range]:
-    ends = list(accumulate(layers))
-    return [range(end - n, end) for n, end in zip(layers, ends, strict=True)]
 
 
 def _units(span: range, spec: RunSpec) -> range:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
-
 from protomodels_cli.coordinator.plan import waiting_for
 from protomodels_cli.coordinator.sentences import pause, waiting
 from protomodels_cli.coordinator.state import State
+from protomodels_cli.spec.cut import spans
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.usage import Usage
 
@@ -68,9 +67,8 @@ def tokens_per_s(state: State) -> float:
 
 def _stages(state: State) -> list[pb.StageStatus]:
     history, tokens = state.history, state.spec.batch.size * state.spec.model.context
-    ends = list(itertools.accumulate(history.layers))
     rows = []
-    for i, holder in enumerate(history.holders):
+    for i, (holder, span) in enumerate(zip(history.holders, spans(history.layers), strict=True)):
         peer, used = state.peers.get(holder), state.usage.get(i, Usage())
         whole = used.compute_s + used.wait_s + used.wire_s or 1.0
         forward, backward = used.forward_bytes / tokens, used.backward_bytes / tokens
@@ -78,8 +76,8 @@ def _stages(state: State) -> list[pb.StageStatus]:
         rows.append(
             pb.StageStatus(
                 stage=i,
-                first_layer=ends[i] - history.layers[i],
-                end_layer=ends[i],
+                first_layer=span.start,
+                end_layer=span.stop,
                 holders=[pb.Holder(peer=holder, name=peer.name if peer else "gone")],
                 state=_doing(state, i),
                 compute_share=used.compute_s / whole,

@@ -16,7 +16,7 @@ from protomodels_cli.cost.memory import StageMemory, in_flight_limit
 from protomodels_cli.cost.pipeline import Played, StageCost, Wires, play
 from protomodels_cli.cost.traffic import id_bytes, kept_on_host, message_bytes
 from protomodels_cli.cost.units import unit_flops
-from protomodels_cli.spec.cut import layers_per_stage
+from protomodels_cli.spec.cut import layers_per_stage, spans
 from protomodels_cli.spec.schema import LinkSpec, RunSpec
 
 FRAME_BYTES = 24  # of a frame's own fields
@@ -62,20 +62,19 @@ def forecast(
 ) -> Forecast:
     """`speed` in operations a second of each peer; `cores` where they share a machine; `control` is the latency of the
     way to the coordinator (default: the link's); `windows` is the number of samples in the data."""
-    cut, microbatches = layers_per_stage(spec), spec.batch.microbatches
+    cut, microbatches = spans(layers_per_stage(spec)), spec.batch.microbatches
     wires, free = _wires(spec, link), _wires(spec, LinkSpec())
     costs = _costs(spec, cut, speed)
     turn = 2 * (link.latency_s if control is None else control)  # a report and its answer
     played, unshaped = play(costs, microbatches, wires, cores), play(costs, microbatches, free, cores)
     step = played.seconds + turn
     lines = _lines(len(cut), microbatches, wires)
-    memory, held, first = StageMemory(spec, windows), kept_on_host(spec, windows), 0
+    memory, held = StageMemory(spec, windows), kept_on_host(spec, windows)
     stages = []
-    for i, layers in enumerate(cut):
+    for i, span in enumerate(cut):
         cache = (i > 0) * held.previous + (i < len(cut) - 1) * held.next
-        total = memory.total(first, first + layers, len(cut) - 1 - i)
-        stages.append(Stage(layers, total, cache, played.busy[i], lines[i]))
-        first += layers
+        total = memory.total(span.start, span.stop, len(cut) - 1 - i)
+        stages.append(Stage(len(span), total, cache, played.busy[i], lines[i]))
     return Forecast(
         stages=stages,
         bytes_per_step={
@@ -103,18 +102,17 @@ def _wires(spec: RunSpec, link: LinkSpec) -> Wires:
     )
 
 
-def _costs(spec: RunSpec, cut: list[int], speed: float) -> list[StageCost]:
+def _costs(spec: RunSpec, cut: list[range], speed: float) -> list[StageCost]:
     """Seconds of each stage for a microbatch: a third forward, the rest backward; the last stage does both at once."""
-    flops, first, costs = unit_flops(spec), 0, []
+    flops, costs = unit_flops(spec), []
     tokens = spec.batch.size // spec.batch.microbatches * spec.model.context
-    for i, layers in enumerate(cut):
-        units = [flops[f"layers.{n}"] for n in range(first, first + layers)]
+    for i, span in enumerate(cut):
+        units = [flops[f"layers.{n}"] for n in span]
         units += [flops["head"]] if i == len(cut) - 1 else []
         seconds = sum(units) * tokens / speed
         after = len(cut) - 1 - i
         third, rest = (seconds / 3, 2 * seconds / 3) if after else (seconds, 0.0)
         costs.append(StageCost(third, rest, limit=in_flight_limit(spec, after)))
-        first += layers
     return costs
 
 

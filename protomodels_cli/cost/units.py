@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from protomodels_cli.forms import Dense, Form, Role, Rule, Sizes
-from protomodels_cli.spec.cut import layers_per_stage
+from protomodels_cli.spec.cut import layers_per_stage, spans
 from protomodels_cli.spec.schema import RunSpec
 
 
@@ -107,11 +107,7 @@ def unit_flops(spec: RunSpec) -> dict[str, float]:
 def stage_parameters(spec: RunSpec) -> list[int]:
     """Trainable numbers of each stage."""
     units = unit_parameters(spec)
-    counts = layers_per_stage(spec)
-    sizes, layer = [], 0
-    for n in counts:
-        sizes.append(sum(units[f"layers.{i}"] for i in range(layer, layer + n)))
-        layer += n
+    sizes = [sum(units[f"layers.{i}"] for i in span) for span in spans(layers_per_stage(spec))]
     sizes[0] += units["embed"]
     sizes[-1] += units["head"]
     return sizes

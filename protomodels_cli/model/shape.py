@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from protomodels_cli.forms import Sizes
-from protomodels_cli.spec.cut import layers_per_stage
+from protomodels_cli.spec.cut import layers_per_stage, spans
 from protomodels_cli.spec.schema import RunSpec
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -72,9 +72,5 @@ class Slice:
 
 
 def slices(spec: RunSpec) -> list[Slice]:
-    counts = layers_per_stage(spec)
-    starts = [sum(counts[:i]) for i in range(len(counts))]
-    return [
-        Slice(i, start, start + n, i == 0, i == len(counts) - 1)
-        for i, (start, n) in enumerate(zip(starts, counts, strict=True))
-    ]
+    cut = spans(layers_per_stage(spec))
+    return [Slice(i, span.start, span.stop, i == 0, i == len(cut) - 1) for i, span in enumerate(cut)]

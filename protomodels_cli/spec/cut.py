@@ -1,6 +1,9 @@
-"""Where the model is cut: layers per stage."""
+"""Where the model is cut: layers per stage, and which layers those are."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
 
 from protomodels_cli.spec.schema import RunSpec
 
@@ -16,3 +19,8 @@ def layers_per_stage(spec: RunSpec) -> list[int]:
     if isinstance(spec.stages, list):
         return list(spec.stages)
     return even_cut(spec.model.layers, 1 if spec.stages == "auto" else spec.stages)
+
+
+def spans(layers: Sequence[int]) -> list[range]:
+    """The layers of each stage of a cut."""
+    return [range(end - n, end) for n, end in zip(layers, accumulate(layers), strict=True)]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import json
 import os
 import shutil
@@ -24,7 +23,7 @@ from protomodels_cli import PROTOCOL, __version__
 from protomodels_cli.cost.memory import StageMemory
 from protomodels_cli.observe import logs
 from protomodels_cli.retry import Backoff, retry
-from protomodels_cli.spec.cut import layers_per_stage
+from protomodels_cli.spec.cut import layers_per_stage, spans
 from protomodels_cli.spec.errors import SpecError
 from protomodels_cli.spec.load import spec_from
 from protomodels_cli.spec.plugins import package_here
@@ -210,10 +209,8 @@ def _least(spec: RunSpec, size_of: Callable[[StageMemory, int, int, int], int]) 
     sizes = StageMemory(spec)
     if spec.stages == "auto":
         return min(size_of(sizes, i, i + 1, 0) for i in range(spec.model.layers))
-    ends = list(itertools.accumulate(layers_per_stage(spec)))
-    starts = [0, *ends[:-1]]
-    after = range(len(ends) - 1, -1, -1)
-    return min(size_of(sizes, *stage) for stage in zip(starts, ends, after, strict=True))
+    cut = spans(layers_per_stage(spec))
+    return min(size_of(sizes, span.start, span.stop, len(cut) - 1 - i) for i, span in enumerate(cut))
 
 
 def _check_memory(spec: RunSpec, device: torch.device, most: int | None) -> int:

@@ -22,6 +22,7 @@ from protomodels_cli.files import hash_file
 from protomodels_cli.observe.logs import SNAPSHOTS
 from protomodels_cli.protocol import steps
 from protomodels_cli.quantities import size
+from protomodels_cli.spec.cut import spans
 from protomodels_cli.wire.channels import PIECE
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 
@@ -69,8 +70,8 @@ class Uploads:
             raise BadRequest(bad_requests.UnknownPart(header.stage))
         if history.holders[header.stage : header.stage + 1] != (peer,):
             raise BadRequest(bad_requests.NotHolder(header.stage))
-        end = sum(history.layers[: header.stage + 1])
-        most = StageMemory(self._state().spec).saved(end - history.layers[header.stage], end) + ROOM_FOR_NAMES
+        span = spans(history.layers)[header.stage]
+        most = StageMemory(self._state().spec).saved(span.start, span.stop) + ROOM_FOR_NAMES
         if header.size > most:
             why = f"the part of stage {header.stage} has {size(header.size)}, and may have {size(most)} at most"
             self._tell(events.PartFailed(peer, header.lineage, header.step, why))
