@@ -10,7 +10,7 @@ from boundary import CPU, REMEMBERING, WIRES, plain, slot_of, stream, windows_of
 
 from protomodels_cli.codecs import End
 from protomodels_cli.codecs.packing import to_bytes
-from protomodels_cli.cost.traffic import kept_by_codecs, staged_by_codecs
+from protomodels_cli.cost.traffic import remembered_by_codecs, staged_by_codecs
 from protomodels_cli.protocol.messages import MessageKey
 
 
@@ -162,13 +162,13 @@ def test_what_is_remembered_and_staged_has_the_size_that_was_said(wire):
         behind.unpack(before.pack(x, forward), forward, CPU)
         backward = behind.slot(MessageKey(1, m, 0, "backward"), x.shape, x.dtype, None)
         before.unpack(behind.pack(x, backward), backward, CPU)
-    for end, kept, staged in (
-        (before, kept_by_codecs(spec).next, staged_by_codecs(spec).next),
-        (behind, kept_by_codecs(spec).previous, staged_by_codecs(spec).previous),
+    for end, remembered, staged in (
+        (before, sum(s.next for s in remembered_by_codecs(spec)), sum(s.next for s in staged_by_codecs(spec))),
+        (behind, sum(s.previous for s in remembered_by_codecs(spec)), sum(s.previous for s in staged_by_codecs(spec))),
     ):
         assert sum(t.nbytes for memory in end._memories.values() for t in memory._staged.values()) == staged
         end.decide(apply=True)
-        assert sum(t.nbytes for t in end.state().values()) == kept
+        assert sum(t.nbytes for t in end.state().values()) == remembered
 
 
 @pytest.mark.parametrize(("codec", "home"), [("int4+ef", "meta"), ("int4+ef21", "meta"), ("int4+aqsgd", "cpu")])

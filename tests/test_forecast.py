@@ -100,9 +100,13 @@ def test_memory_and_cache_are_those_of_the_code():
     windows = Batches(corpus_of(spec).train, spec).windows
     found = forecast(spec, LinkSpec(), 1e9, windows=windows).stages
     sample = spec.model.context * spec.boundary_width * 4 + 16
-    assert [s.cache for s in found] == [windows * sample, 2 * windows * sample, windows * sample]
+    step = spec.batch.size * (sample - 16)  # what a step learns lies beside it until it is applied
+    one = windows * sample + step
+    assert [s.host_memory for s in found] == [one, 2 * one, one]
     memory = StageMemory(spec, windows)
     assert [s.memory for s in found] == [memory.total(0, 2, 2), memory.total(2, 3, 1), memory.total(3, 4, 0)]
+    plain = StageMemory(spec.model_copy(update={"wire": spec.wire.model_copy(update={"forward": "int4"})}))
+    assert [s.memory for s in found] == [plain.total(0, 2, 2), plain.total(2, 3, 1), plain.total(3, 4, 0)]
 
 
 def test_a_fast_link_needs_no_compression_and_a_slow_one_much():

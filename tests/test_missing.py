@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from conftest import make_spec
 
-from protomodels_cli.coordinator.placement import Offer, place
+from protomodels_cli.coordinator.placement import Offer, Placement, place
 from protomodels_cli.coordinator.reasons import (
     EndsTooLarge,
+    HostMemoryTooSmall,
     InFlight,
     Layers,
     ModelTooLarge,
@@ -56,6 +59,31 @@ def test_where_microbatches_take_the_memory_what_to_change_is_said_too():
     assert place(spec, peers(1e9, 1e9, memory=1 << 20)).in_flight == InFlight(held, True, True)
     spec = make_spec(stages=2, model={"context": 512}, batch={"size": 32, "microbatches": 32, "in_flight": 1})
     assert place(spec, peers(1e9, 1e9, memory=1 << 20)).in_flight is None, "nothing left to change there"
+
+
+MANY_SAMPLES = {"steps": 5000, "wire": {"forward": "int8+aqsgd"}}  # remembered in host memory
+
+
+def test_what_codecs_keep_on_the_host_is_asked_of_the_host_and_not_of_the_gpu():
+    spec = make_spec(**FIXED, **MANY_SAMPLES)
+    device, on_host = need(spec, 2, 4, 0), StageMemory(spec).on_host(2, 4)
+    assert device < on_host
+    gpu, other = (Offer(f"p{i}", device, 1e9, on_host) for i in range(2))
+    assert isinstance(place(spec, [gpu, other]), Placement)
+    assert isinstance(place(spec, [gpu, Offer("cpu", device + on_host, 1e9)]), Placement)
+    for few in (replace(other, host_memory=on_host - 1), replace(other, host_memory=None)):
+        assert place(spec, [gpu, few]) == HostMemoryTooSmall(on_host)
+        assert isinstance(place(spec, [gpu, replace(few, memory=10)]), TooFewLargePeers), "the device is too small too"
+
+
+def test_a_cut_is_chosen_to_fit_the_hosts_too():
+    spec = make_spec(**AUTO, **MANY_SAMPLES)
+    whole, on_host = need(spec, 0, 4, 0), StageMemory(spec).on_host(0, 1)
+    gpus = [Offer(f"p{i}", whole, 1e9, on_host) for i in range(2)]
+    assert len(place(spec, gpus).layers) == 2
+    assert place(spec, [replace(gpu, host_memory=0) for gpu in gpus]).layers == (4,), "no boundary, nothing to remember"
+    short = [replace(gpu, memory=whole - 1, host_memory=0) for gpu in gpus]
+    assert place(spec, short) == HostMemoryTooSmall(2 * on_host)
 
 
 def test_no_cut_at_all_is_explained():

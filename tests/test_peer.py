@@ -20,6 +20,7 @@ from waiting import until
 
 from protomodels_cli.coordinator import events as ev
 from protomodels_cli.coordinator.reasons import TooSlow
+from protomodels_cli.cost.memory import StageMemory
 from protomodels_cli.errors import EXIT_INTERRUPTED, EXIT_OUTSIDE, UserError
 from protomodels_cli.observe import troubles
 from protomodels_cli.wire.client import Refused
@@ -301,6 +302,26 @@ def test_a_refusal_for_want_of_memory_names_what_limits_it(monkeypatch):
         with pytest.raises(PeerError) as caught:
             joining._check_memory(spec, cpu, most)
         assert caught.value.problem == problems.DeviceTooSmall("cpu", 2000, low.need)
+
+
+def test_what_codecs_keep_on_the_host_is_checked_there_and_counts_on_a_cpu(monkeypatch):
+    spec, gpu = make_spec(steps=5000, wire={"forward": "int8+aqsgd"}), torch.device("cuda")
+    sizes = StageMemory(spec)
+    on_device = min(sizes.total(i, i + 1, 3 - i) for i in range(4))
+    on_host = min(sizes.on_host(i, i + 1) for i in range(4))
+    both = min(sizes.total(i, i + 1, 3 - i) + sizes.on_host(i, i + 1) for i in range(4))
+    monkeypatch.setattr(devices, "free_memory", lambda device: on_device)
+    with pytest.raises(PeerError) as caught:
+        joining._check_memory(spec, torch.device("cpu"), None)
+    assert caught.value.problem == problems.DeviceTooSmall("cpu", on_device, both)
+    assert joining._check_host_memory(spec, torch.device("cpu")) is None
+    monkeypatch.setattr(devices, "host_memory", lambda device: on_host)
+    assert joining._check_memory(spec, gpu, None) == on_device
+    assert joining._check_host_memory(spec, gpu) == on_host
+    monkeypatch.setattr(devices, "host_memory", lambda device: on_host - 1)
+    with pytest.raises(PeerError) as caught:
+        joining._check_host_memory(spec, gpu)
+    assert caught.value.problem == problems.HostTooSmall(on_host - 1, on_host)
 
 
 @pytest.mark.parametrize(("doing", "seconds"), [("build", 10), ("reuse", 20), ("link", 30)])

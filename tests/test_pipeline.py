@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from told import events, peer_events
 
 from protomodels_cli.codecs import Carrier, parse_codec
-from protomodels_cli.cost.traffic import kept_by_codecs, kept_on_host
+from protomodels_cli.cost.traffic import remembered_by_codecs
 from protomodels_cli.data.batches import Batches
 from protomodels_cli.errors import RunStopped
 from protomodels_cli.model.reference import Reference
@@ -155,14 +155,17 @@ def test_a_snapshot_takes_a_cache_that_is_larger_than_its_stage(pool):
     [part] = (led["run_dir"] / "snapshots").glob("*/stage-1.safetensors")
     windows = Batches(corpus_of(spec).train, spec).windows
     remembered = sum(t.nbytes for name, t in load_file(part).items() if name.startswith("codecs/"))
-    assert 1 << 21 < remembered <= kept_on_host(spec, windows).previous  # windows of the same text count once
+    assert (
+        1 << 21 < remembered <= remembered_by_codecs(spec, windows).host.previous
+    )  # windows of the same text count once
 
 
 @pytest.mark.parametrize("wire", [("int4+ef", "topk:0.2+ef21"), ("topk:0.3+ef21", "int4+ef"), ("bf16", "int8+ef")])
 def test_what_codecs_remember_has_the_size_that_was_said(wire):
     spec = make_spec(stages=3, steps=2, wire=dict(zip(("forward", "backward"), wire, strict=True)))
     reference, _ = reference_of(spec)
-    previous, following = kept_by_codecs(spec)
+    (previous, following), on_host = remembered_by_codecs(spec)
+    assert on_host == (0, 0)
     sizes = [sum(t.nbytes for t in reference.carry.state(stage).values()) for stage in range(3)]
     assert sizes == [following, previous + following, previous]
 

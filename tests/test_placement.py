@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 from itertools import combinations, pairwise, permutations
+from typing import NamedTuple
 
 import pytest
 from conftest import make_spec
@@ -33,24 +34,36 @@ def cuts(spec: RunSpec, peers: int) -> list[list[int]]:
     return found
 
 
-def measures(spec: RunSpec, layers: tuple[int, ...] | list[int]) -> list[tuple[int, float]]:
-    """Memory and work of each stage of a cut."""
-    units, found, start = unit_flops(spec), [], 0
+class Measured(NamedTuple):
+    memory: int
+    on_host: int
+    work: float
+
+    def fits(self, offer: Offer) -> bool:
+        if offer.host_memory is None:
+            return self.memory + self.on_host <= offer.memory
+        return self.memory <= offer.memory and self.on_host <= offer.host_memory
+
+
+def measures(spec: RunSpec, layers: tuple[int, ...] | list[int]) -> list[Measured]:
+    """Of each stage of a cut."""
+    units, memory, found, start = unit_flops(spec), StageMemory(spec), [], 0
     for i, n in enumerate(layers):
         work = sum(units[f"layers.{j}"] for j in range(start, start + n))
         work += units["embed"] if i == 0 else 0
         work += units["head"] if i == len(layers) - 1 else 0
-        found.append((StageMemory(spec).total(start, start + n, len(layers) - 1 - i), work))
+        total, on_host = memory.total(start, start + n, len(layers) - 1 - i), memory.on_host(start, start + n)
+        found.append(Measured(total, on_host, work))
         start += n
     return found
 
 
-def merit(stages: list[tuple[int, float]], offers: list[Offer], holders: Sequence[int]) -> tuple | None:
+def merit(stages: list[Measured], offers: list[Offer], holders: Sequence[int]) -> tuple | None:
     """What is better is smaller: the slowest stage, the number of stages, the last to join, the one before, …"""
     seats = list(zip(stages, (offers[i] for i in holders), strict=True))
-    if any(memory > offer.memory for (memory, _), offer in seats):
+    if not all(stage.fits(offer) for stage, offer in seats):
         return None
-    return max(work / offer.flops for (_, work), offer in seats), len(stages), sorted(holders, reverse=True)
+    return max(stage.work / offer.flops for stage, offer in seats), len(stages), sorted(holders, reverse=True)
 
 
 def best_of_all(spec: RunSpec, offers: list[Offer]) -> tuple | None:
@@ -82,19 +95,23 @@ def runs(draw: st.DrawFn, auto: bool) -> tuple[RunSpec, list[Offer]]:
         model={"layers": layers, "width": 16, "heads": 2, "hidden": 32, "context": draw(st.sampled_from([32, 4]))},
         subspace={"form": form, "k": 4, "unconstrained_layers": free},
         batch={"size": microbatches, "microbatches": microbatches, "in_flight": draw(st.sampled_from([None, None, 2]))},
+        wire={"forward": draw(st.sampled_from(["fp32", "int8+aqsgd"]))},  # the second keeps its memory on the host
     )
+    memory = StageMemory(spec)
     if auto:
         longest = draw(st.integers(1, layers))
         parts = [(a, b) for a in range(layers) for b in range(a + 1, layers + 1) if b - a <= longest]
-        memory = StageMemory(spec)
         needs = sorted({memory.total(a, b, n) for a, b in parts for n in range(number) if (n > 0) == (b < layers)})
     else:
-        needs = [memory for memory, _ in measures(spec, stages)]
+        needs = [stage.memory for stage in measures(spec, stages)]
     speed = st.sampled_from([1e9, 2e9, 3e9]) if draw(st.booleans()) else st.floats(1e8, 1e10)
     offers = []
     for i in range(number):
         enough = draw(st.sampled_from(needs)) - draw(st.sampled_from([0, 0, 0, 1]))
-        offers.append(Offer(f"peer{i}", draw(st.sampled_from([enough, enough, enough, 1 << 40])), draw(speed)))
+        on_host = memory.on_host(*draw(st.sampled_from([(0, 1), (0, layers)])))  # of an end, or of the whole model
+        on_host = draw(st.sampled_from([None, None, on_host - 1, on_host, 2 * on_host]))
+        room = draw(st.sampled_from([enough, enough, enough + memory.on_host(0, 1), 1 << 40]))
+        offers.append(Offer(f"peer{i}", room, draw(speed), on_host))
     return spec, offers
 
 
@@ -170,7 +187,7 @@ def test_layers_that_could_go_anywhere_go_to_the_least_busy():
 
 def test_the_earlier_stages_hold_more_microbatches_and_that_decides_who_fits():
     spec = make_spec(stages=[1, 1, 1, 1], batch={"size": 8, "microbatches": 8})
-    needs = [memory for memory, _ in measures(spec, [1, 1, 1, 1])]
+    needs = [stage.memory for stage in measures(spec, [1, 1, 1, 1])]
     assert needs[2] < needs[1] < needs[0], "layers alike, but more and more stages behind them"
     offers = [Offer(f"for {i}", needs[i], 1e9) for i in (2, 0, 3, 1)]
     assert place(spec, offers).holders == ("for 0", "for 1", "for 2", "for 3")
@@ -201,23 +218,26 @@ def test_many_peers_and_layers_are_placed_at_once(tight):
     assert sum(found.layers) == 128
     assert len(found.layers) > 30
     memory = {offer.peer: offer.memory for offer in offers}
-    assert all(n <= memory[p] for (n, _), p in zip(measures(spec, found.layers), found.holders, strict=True))
+    assert all(n <= memory[p] for (n, _, _), p in zip(measures(spec, found.layers), found.holders, strict=True))
 
 
 @given(st.data())
 def test_empty_seats_are_filled_if_they_can_be_by_whoever_has_the_part_first(data):
     """Against every way to seat them."""
-    spec, layers = make_spec(stages=[1, 2, 1]), (1, 2, 1)
-    sizes = StageMemory(spec)
-    needs = [sizes.total(0, 1, 2), sizes.total(1, 3, 1), sizes.total(3, 4, 0)]
-    rooms = data.draw(st.lists(st.sampled_from([*needs, min(needs) - 1]), max_size=5))
-    offers = [Offer(f"p{i}", room, 1e9) for i, room in enumerate(rooms)]
+    wire = {"forward": data.draw(st.sampled_from(["fp32", "int8+aqsgd"]))}
+    spec, layers = make_spec(stages=[1, 2, 1], wire=wire), (1, 2, 1)
+    stages = measures(spec, layers)
+    needs, on_host = [stage.memory for stage in stages], [stage.on_host for stage in stages]
+    whole = [stage.memory + stage.on_host for stage in stages]
+    rooms = data.draw(st.lists(st.sampled_from([*needs, *whole, min(needs) - 1]), max_size=5))
+    hosts = st.sampled_from([None, *on_host, max(0, min(on_host) - 1)])
+    offers = [Offer(f"p{i}", room, 1e9, data.draw(hosts)) for i, room in enumerate(rooms)]
     empty = data.draw(st.lists(st.integers(0, 2), unique=True, min_size=1).map(sorted))
     has = data.draw(st.frozensets(st.tuples(st.sampled_from([o.peer for o in offers] or [""]), st.integers(0, 2))))
     ways = [
         seats
         for seats in permutations(offers, len(empty))
-        if all(offer.memory >= needs[stage] for offer, stage in zip(seats, empty, strict=True))
+        if all(stages[stage].fits(offer) for offer, stage in zip(seats, empty, strict=True))
     ]
     found = fill(spec, layers, empty, offers, lambda peer, stage: (peer, stage) in has)
     assert isinstance(found, dict) == bool(ways)
@@ -228,5 +248,5 @@ def test_empty_seats_are_filled_if_they_can_be_by_whoever_has_the_part_first(dat
             assert all((peer, stage) in has for peer, stage in zip(seats, empty, strict=True)), "all could be at home"
     else:
         assert {s.stage for s in found.stages} <= set(empty)
-        assert all(s.need == needs[s.stage] for s in found.stages)
+        assert all((s.need, s.on_host) == (needs[s.stage], on_host[s.stage]) for s in found.stages)
         assert found.stages

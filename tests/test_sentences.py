@@ -255,7 +255,16 @@ WAITS: list[tuple[r.Waiting, str]] = [
         "more or larger peers: the 3 joined peers have memory for 5 of the 8 layers; cut into 3, the first stage takes "
         "1 GiB with one layer (1 MiB are for microbatches in flight: raise batch.microbatches)",
     ),
+    (
+        r.HostMemoryTooSmall(381 * GIB),
+        "peers with more host memory: a stage needs up to 381 GiB of it for codecs, besides the memory of the device, "
+        "and too few of the joined peers have that",
+    ),
     (r.StagesWithoutPeer((r.StageNeed(0, 12 * MIB),)), "a peer with the memory for stage 0 (12 MiB)"),
+    (
+        r.StagesWithoutPeer((r.StageNeed(0, 12 * MIB, 2 * GIB),)),
+        "a peer with the memory for stage 0 (12 MiB + 2 GiB of host memory)",
+    ),
     (
         r.StagesWithoutPeer((r.StageNeed(0, 12 * MIB), r.StageNeed(2, 1023 * MIB))),
         "2 peers with the memory for stage 0 (12 MiB), stage 2 (1,023 MiB)",

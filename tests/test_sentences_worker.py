@@ -189,6 +189,12 @@ PROBLEMS: list[tuple[p.Problem, int, str, str]] = [
         "close other programs, use another device, or ask the run's owner for more stages",
     ),
     (
+        p.HostTooSmall(GIB, 2 * GIB),
+        EXIT_OUTSIDE,
+        "the smallest stage needs 2 GiB of host memory for codecs, and this machine has 1 GiB free",
+        "close other programs, use a machine with more memory, or ask the run's owner for another codec",
+    ),
+    (
         p.MemoryOptionTooLow("cuda:0", GIB, 8 * GIB, 2 * GIB),
         EXIT_OUTSIDE,
         "the smallest stage needs 2 GiB, and --memory allows 1 GiB of the 8 GiB free on cuda:0",

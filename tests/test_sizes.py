@@ -80,7 +80,7 @@ def benched(form: str, optimizer: str, vocab: int = 400, in_flight: int | None =
 
 @pytest.mark.parametrize(("form", "optimizer"), KINDS)
 @pytest.mark.parametrize("index", [0, 1, 2])
-def test_what_a_stage_keeps_is_counted_to_the_byte(form, optimizer, index):
+def test_what_is_resident_is_counted_to_the_byte(form, optimizer, index):
     bench = Bench(benched(form, optimizer), index)
     bench.accumulate()
     bench.step()
@@ -89,8 +89,8 @@ def test_what_a_stage_keeps_is_counted_to_the_byte(form, optimizer, index):
     tensors += [t for p in bench.optimizer.parameters for t in p.state.values()]
     if form != "dense":
         tensors += [bench.stage.basis.u, bench.stage.t_fixed.signs]
-    kept = StageMemory(bench.spec).kept(bench.slice.first_layer, bench.slice.end_layer)
-    assert kept == sum(t.nbytes for t in tensors)
+    resident = StageMemory(bench.spec).resident(bench.slice.first_layer, bench.slice.end_layer)
+    assert resident == sum(t.nbytes for t in tensors)
 
 
 @pytest.mark.parametrize("form", ["reparam", "constrained", "dense"])

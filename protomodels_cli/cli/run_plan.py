@@ -175,9 +175,9 @@ def _show(
     )
     table = Table("stage", "layers", "memory", "computing", "connection busy", box=None, pad_edge=False)
     for i, stage in enumerate(f.stages):
-        cache = f" (AQ-SGD cache: {size(stage.cache)})" if stage.cache else ""
+        on_host = f" + {size(stage.host_memory)} of host memory" if stage.host_memory else ""
         line = f"{duration(stage.line)} per step" if stage.line else "–"
-        memory = f"{size(stage.memory)}{cache}"
+        memory = f"{size(stage.memory)}{on_host}"
         table.add_row(str(i), str(stage.layers), memory, f"{duration(stage.compute)} per step", line)
     console.print(table)
     due = "once, at the end"

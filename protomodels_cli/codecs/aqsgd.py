@@ -64,7 +64,7 @@ class AQSGD(Feedback):
     def offered_positions(self, e: Extent) -> int:
         return 0
 
-    def kept_bytes(self, e: Extent) -> AtEnds:
+    def remembered_bytes(self, e: Extent) -> AtEnds:
         cache = e.samples * (e.window_bytes + NAME_BYTES)
         return AtEnds(cache, cache)
 

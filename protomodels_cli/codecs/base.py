@@ -166,12 +166,12 @@ class Codec(Word, ABC):
     def message_bytes(self, e: Extent) -> int:
         """Bytes of a microbatch's tensors, exactly; for a codec that remembers samples, once all samples were seen."""
 
-    def kept_bytes(self, e: Extent) -> AtEnds:
+    def remembered_bytes(self, e: Extent) -> AtEnds:
         """Most bytes that the codec remembers between steps."""
         return AtEnds()
 
     def staged_bytes(self, e: Extent) -> AtEnds:
-        """Most bytes held beside `kept_bytes` while a step is under way."""
+        """Most bytes held beside `remembered_bytes` while a step is under way."""
         return AtEnds()
 
     def in_flight_bytes(self, e: Extent) -> int:

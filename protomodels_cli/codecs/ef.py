@@ -17,7 +17,7 @@ class EF(Feedback):
     name, usage = "ef", "+ef"
     help = "send C(x + e), keep e ← x + e − C(x + e) at the sender"
 
-    def kept_bytes(self, e: Extent) -> AtEnds:
+    def remembered_bytes(self, e: Extent) -> AtEnds:
         return AtEnds(sender=e.message_bytes)
 
     def staged_bytes(self, e: Extent) -> AtEnds:

@@ -17,7 +17,7 @@ class EF21(Feedback):
     name, usage = "ef21", "+ef21"
     help = "keep A at both ends, send C(x − A), A ← A + C(x − A)"
 
-    def kept_bytes(self, e: Extent) -> AtEnds:
+    def remembered_bytes(self, e: Extent) -> AtEnds:
         return AtEnds(e.message_bytes, e.message_bytes)
 
     def staged_bytes(self, e: Extent) -> AtEnds:

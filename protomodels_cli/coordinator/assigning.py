@@ -155,13 +155,17 @@ def regroup(moves: Moves) -> None:
 
 def _fill(state: State, absent: list[int], held: dict[int, str]) -> dict[int, str] | reasons.StagesWithoutPeer:
     """Holders for these stages, from the peers without a stage."""
-    free = [Offer(p.id, p.memory, p.flops) for p in state.peers.values() if p.id not in held.values()]
+    free = [_offer(p) for p in state.peers.values() if p.id not in held.values()]
     wanted = dict(enumerate(state.history.newest.as_parts()))
 
     def has(peer: str, stage: int) -> bool:
         return wanted.get(stage) in state.peers[peer].parts
 
     return fill(state.spec, state.history.layers, absent, free, has)
+
+
+def _offer(peer: Peer) -> Offer:
+    return Offer(peer.id, peer.memory, peer.flops, peer.host_memory)
 
 
 def roll_back(moves: Moves, mark: Mark, why: reasons.Rollback, answered: int = 0) -> None:
@@ -176,7 +180,7 @@ def roll_back(moves: Moves, mark: Mark, why: reasons.Rollback, answered: int = 0
 
 def _assign_afresh(moves: Moves) -> None:
     state = moves.state
-    found = place(state.spec, [Offer(p.id, p.memory, p.flops) for p in state.peers.values()])
+    found = place(state.spec, list(map(_offer, state.peers.values())))
     moves.set(holds={}, absent={})
     if isinstance(found, Placement):
         _assign(moves, found.layers, dict(enumerate(found.holders)))

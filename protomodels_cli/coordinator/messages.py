@@ -79,6 +79,7 @@ def peer_of(peer_id: str, register: pb.Register, address: str, reached: bool, no
         name=clean(register.name)[:64] or peer_id,
         device=clean(register.device)[:64],
         memory=register.memory,
+        host_memory=register.host_memory if register.HasField("host_memory") else None,
         flops=register.flops,
         address=address,
         host=address if reached else "",

@@ -37,8 +37,15 @@ class Offer:
     """What a joined peer brings."""
 
     peer: str
-    memory: int  # bytes it can give
+    memory: int  # bytes that its device can give
     flops: float  # measured, per second
+    host_memory: int | None = None  # bytes of the machine's own memory; None: the device's memory is that
+
+    def room(self, on_host: int) -> int:
+        """Bytes that its device can give to a stage that keeps so much in the machine's own memory; none: below 0."""
+        if self.host_memory is None:
+            return self.memory - on_host
+        return self.memory if on_host <= self.host_memory else -1
 
 
 @dataclass(frozen=True)
@@ -69,7 +76,8 @@ def fill(
     """
     ranges, memory = spans(layers), StageMemory(spec)
     needs = {i: memory.total(ranges[i].start, ranges[i].stop, len(layers) - 1 - i) for i in empty}
-    able = {i: [o.peer for o in offers if o.memory >= needs[i]] for i in empty}
+    on_host = {i: memory.on_host(ranges[i].start, ranges[i].stop) for i in empty}
+    able = {i: [o.peer for o in offers if needs[i] <= o.room(on_host[i])] for i in empty}
     at_home = {i: [peer for peer in able[i] if has(peer, i)] for i in empty}
     seated: dict[str, int] = {}
     for stage in empty:
@@ -78,7 +86,7 @@ def fill(
         stage for stage in empty if stage not in seated.values() and not _find_holder(stage, able, seated, set())
     ]
     if without:
-        return reasons.StagesWithoutPeer(tuple(reasons.StageNeed(i, needs[i]) for i in without))
+        return reasons.StagesWithoutPeer(tuple(reasons.StageNeed(i, needs[i], on_host[i]) for i in without))
     return {stage: peer for peer, stage in seated.items()}
 
 
@@ -202,7 +210,8 @@ def _place_fixed(spec: RunSpec, offers: Sequence[Offer]) -> Placement | reasons.
     memory, flops = StageMemory(spec), list(unit_flops(spec).values())
     needs = [memory.total(span.start, span.stop, len(layers) - 1 - i) for i, span in enumerate(ranges)]
     work = [sum(flops[i] for i in _units(span, spec)) for span in ranges]
-    fits = np.array([[need <= offer.memory for offer in offers] for need in needs])
+    on_host = [memory.on_host(span.start, span.stop) for span in ranges]
+    fits = np.array([[need <= o.room(host) for o in offers] for need, host in zip(needs, on_host, strict=True)])
     times = np.array(work)[:, None] / np.array([offer.flops for offer in offers])
     none = -len(layers)
     rooms = _Rooms(
@@ -234,7 +243,7 @@ def _place_auto(spec: RunSpec, offers: Sequence[Offer]) -> Placement | reasons.N
     rooms = _auto_rooms(spec, offers, memory, least_last)
     found = _best(rooms)
     if found is None:
-        return _no_cut(spec, offers, memory, rooms, least_last)
+        return _no_cut(spec, offers, memory, least_last)
     stages, _ = found
     room = rooms.at(*found)
     holders = _holders(room, rooms.needed)
@@ -254,14 +263,16 @@ def _auto_rooms(spec: RunSpec, offers: Sequence[Offer], memory: StageMemory, lea
     speed = np.array([offer.flops for offer in offers])
     times = [np.array(work).reshape(-1, 1) / speed for work in (first, middle, last, [sum(units)])]
 
-    def fitting(sizes: list[int]) -> np.ndarray:
-        return np.array([bisect_right(sizes, offer.memory) for offer in offers])
+    def fitting(stages: list[range], after: int) -> np.ndarray:
+        """How many of these stages, each a layer larger than the one before, a peer has the memory for."""
+        sizes = [memory.total(span.start, span.stop, after) for span in stages]
+        on_host = memory.on_host(stages[0].start, stages[0].stop) if stages else 0  # the same for all of them
+        return np.array([bisect_right(sizes, offer.room(on_host)) for offer in offers])
 
-    layers = range(1, alike + 1)
-    fit_first = [fitting([memory.total(0, n, after) for n in layers]) for after in range(1, most)]
-    fit_middle = [fitting([memory.total(1, 1 + n, after) for n in layers[:-1]]) for after in range(1, most - 1)]
-    fit_last = fitting([memory.total(total - n, total, 0) for n in range(least_last, total)])
-    fit_whole = fitting([memory.total(0, total, 0)])
+    fit_first = [fitting([range(n) for n in range(1, alike + 1)], after) for after in range(1, most)]
+    fit_middle = [fitting([range(1, 1 + n) for n in range(1, alike)], after) for after in range(1, most - 1)]
+    fit_last = fitting([range(total - n, total) for n in range(least_last, total)], 0)
+    fit_whole = fitting([range(total)], 0)
 
     def at(stages: int, limit: float) -> np.ndarray:
         in_first, in_middle, in_last, in_whole = ((t <= limit).sum(axis=0) for t in times)
@@ -300,7 +311,7 @@ def _share_out(spec: RunSpec, rooms: Sequence[int], flops: Sequence[float], laye
 
 def _too_large(
     spec: RunSpec, offers: Sequence[Offer], memory: StageMemory, ranges: list[range], needs: list[int]
-) -> reasons.StageTooLarge | reasons.TooFewLargePeers:
+) -> reasons.NoPlacement:
     """A fixed cut does not fit. The largest stages must go to the largest peers: where does that fail first?"""
     by_need = sorted(range(len(needs)), key=lambda i: -needs[i])
     by_size = sorted((offer.memory for offer in offers), reverse=True)
@@ -311,14 +322,15 @@ def _too_large(
         if larger == 0:
             return reasons.StageTooLarge(i, _layers(ranges[i], spec), needs[i], have, in_flight)
         return reasons.TooFewLargePeers(larger + 1, needs[i], larger, have, in_flight)
-    raise AssertionError("every stage fits a peer of its own")
+    return _host_too_small(memory, ranges)  # the devices alone would do
 
 
-def _no_cut(
-    spec: RunSpec, offers: Sequence[Offer], memory: StageMemory, rooms: _Rooms, least_last: int
-) -> reasons.NoPlacement:
+def _no_cut(spec: RunSpec, offers: Sequence[Offer], memory: StageMemory, least_last: int) -> reasons.NoPlacement:
     """No cut fits the peers: an end is too large for any of them, or they have room for too few layers."""
     total, largest = spec.model.layers, max(offer.memory for offer in offers)
+    rooms = _auto_rooms(spec, [replace(offer, host_memory=_FAR) for offer in offers], memory, least_last)
+    if _best(rooms) is not None:  # the devices alone would do
+        return _host_too_small(memory, spans([1] * total))
     if len(rooms.counts) == 1:
         more = len(offers) == 1 and least_last < total
         return reasons.ModelTooLarge(memory.total(0, total, 0), largest, more, _in_flight(memory, range(total), 0))
@@ -342,6 +354,10 @@ def _no_cut(
     least_first = memory.total(one.start, one.stop, after)
     in_flight = _in_flight(memory, one, after)
     return reasons.TooFewLayersFit(len(offers), most, total, most_stages, least_first, in_flight)
+
+
+def _host_too_small(memory: StageMemory, stages: Sequence[range]) -> reasons.HostMemoryTooSmall:
+    return reasons.HostMemoryTooSmall(max(memory.on_host(span.start, span.stop) for span in stages))
 
 
 def _in_flight(memory: StageMemory, span: range, stages_after: int) -> reasons.InFlight | None:

@@ -228,9 +228,19 @@ class TooFewLayersFit(Fact):
 
 
 @dataclass(frozen=True)
+class HostMemoryTooSmall(Fact):
+    """The devices could hold the stages, and the machines' own memory cannot hold what their codecs keep there."""
+
+    need: Bytes  # of the stage that needs most of it
+    unusable: int = 0
+    kind: Literal["host_memory_too_small"] = "host_memory_too_small"
+
+
+@dataclass(frozen=True)
 class StageNeed:
     stage: int
-    need: Bytes
+    need: Bytes  # on its device
+    on_host: Bytes = 0  # besides, in the machine's own memory
 
 
 @dataclass(frozen=True)
@@ -256,7 +266,9 @@ class CoordinatorRestarted(Fact):
     kind: Literal["coordinator_restarted"] = "coordinator_restarted"
 
 
-NoPlacement = TooFewPeers | StageTooLarge | ModelTooLarge | TooFewLargePeers | EndsTooLarge | TooFewLayersFit
+NoPlacement = (
+    TooFewPeers | StageTooLarge | ModelTooLarge | TooFewLargePeers | EndsTooLarge | TooFewLayersFit | HostMemoryTooSmall
+)
 Missing = NoPeers | NoPlacement | StagesWithoutPeer | HoldersDisconnected | CoordinatorRestarted
 
 

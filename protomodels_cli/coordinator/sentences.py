@@ -264,7 +264,7 @@ def waiting(what: r.Waiting) -> str:
         case r.HoldersDisconnected(stages):
             return f"the {'holder' if len(stages) == 1 else 'holders'} of {_numbers(stages)} to reconnect"
         case r.StagesWithoutPeer(stages):
-            needs = ", ".join(f"stage {s.stage} ({size(s.need)})" for s in stages)
+            needs = ", ".join(f"stage {s.stage} ({_with_host(s)})" for s in stages)
             return f"{'a peer' if len(stages) == 1 else plural(len(stages), 'peer')} with the memory for {needs}"
         case _:
             unusable = f" ({what.unusable} more measured no usable speed)" if what.unusable else ""
@@ -317,8 +317,17 @@ def _no_placement(what: r.NoPlacement) -> str:
                 f"more or larger peers: the {peers} joined peers have memory for {fit} of the {layers} layers; "
                 f"cut into {stages}, the first stage takes {size(first_stage)} with one layer" + _hint(in_flight)
             )
+        case r.HostMemoryTooSmall(need):
+            return (
+                f"peers with more host memory: a stage needs up to {size(need)} of it for codecs, besides the "
+                "memory of the device, and too few of the joined peers have that"
+            )
         case _:
             assert_never(what)
+
+
+def _with_host(need: r.StageNeed) -> str:
+    return size(need.need) + (f" + {size(need.on_host)} of host memory" if need.on_host else "")
 
 
 def _nobody_has(part: str, need: int, have: int) -> str:

@@ -34,7 +34,7 @@ class Peer:
     id: str
     name: str
     device: str
-    memory: int
+    memory: int  # bytes of its device's memory that the run may use
     flops: float
     address: str  # as the coordinator sees it
     host: str  # where neighbours can dial it; empty: nowhere
@@ -42,6 +42,7 @@ class Peer:
     since: float
     holding: Holding | None = None  # when it registered
     parts: frozenset[Part] = frozenset()  # on its disk, as far as it has said
+    host_memory: int | None = None  # bytes of the machine's own memory; None: the device's memory is that
 
 
 @dataclass(frozen=True)

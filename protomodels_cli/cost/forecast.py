@@ -14,7 +14,7 @@ from typing import Literal
 from protomodels_cli.cost.line import reno_rate, wire_bytes
 from protomodels_cli.cost.memory import StageMemory, in_flight_limit
 from protomodels_cli.cost.pipeline import Played, StageCost, Wires, play
-from protomodels_cli.cost.traffic import id_bytes, kept_on_host, message_bytes
+from protomodels_cli.cost.traffic import id_bytes, message_bytes
 from protomodels_cli.cost.units import unit_flops
 from protomodels_cli.spec.cut import layers_per_stage, spans
 from protomodels_cli.spec.schema import LinkSpec, RunSpec
@@ -26,8 +26,8 @@ SLACK = 1.1  # a link that adds no more than this to a step is not what holds it
 @dataclass(frozen=True)
 class Stage:
     layers: int
-    memory: int  # bytes, at most
-    cache: int  # of which samples that a codec remembers, in the machine's own memory
+    memory: int  # bytes on its device, at most
+    host_memory: int  # bytes that its codecs keep in the machine's own memory
     compute: float  # seconds a step
     line: float  # seconds a step that the peer's connection is busy, in the busier direction
 
@@ -69,12 +69,10 @@ def forecast(
     played, unshaped = play(costs, microbatches, wires, cores), play(costs, microbatches, free, cores)
     step = played.seconds + turn
     lines = _lines(len(cut), microbatches, wires)
-    memory, held = StageMemory(spec, windows), kept_on_host(spec, windows)
-    stages = []
+    memory, stages = StageMemory(spec, windows), []
     for i, span in enumerate(cut):
-        cache = (i > 0) * held.previous + (i < len(cut) - 1) * held.next
-        total = memory.total(span.start, span.stop, len(cut) - 1 - i)
-        stages.append(Stage(len(span), total, cache, played.busy[i], lines[i]))
+        total, on_host = memory.total(span.start, span.stop, len(cut) - 1 - i), memory.on_host(span.start, span.stop)
+        stages.append(Stage(len(span), total, on_host, played.busy[i], lines[i]))
     return Forecast(
         stages=stages,
         bytes_per_step={

@@ -1,11 +1,11 @@
-"""Bytes of any stage that a run can be cut into: what it keeps, what is in flight, and working memory."""
+"""Bytes of any stage that a run can be cut into: what is resident, what is in flight, and working memory."""
 
 from __future__ import annotations
 
 from itertools import accumulate
 
-from protomodels_cli.cost.traffic import in_flight_of_codecs, kept_by_codecs, staged_by_codecs
-from protomodels_cli.cost.units import Block, t_fixed_bytes, unit_parameters, unit_state
+from protomodels_cli.cost.traffic import in_flight_of_codecs, remembered_by_codecs, staged_by_codecs
+from protomodels_cli.cost.units import Block, number_bytes, t_fixed_bytes, unit_parameters, unit_state
 from protomodels_cli.forms import Sizes
 from protomodels_cli.spec.schema import RunSpec
 
@@ -20,17 +20,17 @@ def in_flight_limit(spec: RunSpec, stages_after: int) -> int:
 class StageMemory:
     """Bytes of any stage a run can be cut into; made once where many stages are weighed.
 
-    What is kept is exact, what is in flight nearly so (what autograd saves), what passing work takes is a bound.
+    What is resident is exact, what is in flight nearly so (what autograd saves), what passing work takes is a bound.
     More layers, or more stages behind it, never make a stage smaller.
     """
 
     def __init__(self, spec: RunSpec, windows: int | None = None):
         """`windows`: how many samples the data has, where that is known."""
         self.spec, self.layers = spec, spec.model.layers
-        self._towards_previous, self._towards_next = kept_by_codecs(spec, windows)
+        self._remembered, self._staged = remembered_by_codecs(spec, windows), staged_by_codecs(spec)
         b, m, form, sizes = Block.of(spec), spec.model, spec.form, Sizes.of(spec)
         assert m.head_dim is not None
-        number = {"float32": 4, "float64": 8}[spec.compute.dtype]
+        number = number_bytes(spec)
         tokens = spec.batch.size // spec.batch.microbatches * m.context  # of a microbatch
 
         parameters, state = unit_parameters(spec), unit_state(spec)
@@ -43,7 +43,6 @@ class StageMemory:
         # Once a stage: message in, its gradient, message out, the stream, rotary angles; token ids and targets.
         self._ends_saved = tokens * ((3 * spec.boundary_width + m.width + m.head_dim) * number + 16)
         self._ends_saved += 2 * in_flight_of_codecs(spec)  # towards both neighbours
-        self._learnt = staged_by_codecs(spec)
 
         # The optimizer takes one parameter at a time and makes up to six tensors of its size as it sees it; then the
         # update may be multiplied out.
@@ -58,6 +57,7 @@ class StageMemory:
         self._covariance = 4 * 8 * m.width**2 if form.has_basis else 0  # of the stream's gradients, in float64
 
     def total(self, first_layer: int, end_layer: int, stages_after: int) -> int:
+        """At most, on its device. `on_host` comes on top, of the same memory where the device is the host."""
         first, last = first_layer == 0, end_layer == self.layers
 
         def largest(matrix: int, embed: int, head: int) -> int:
@@ -67,22 +67,30 @@ class StageMemory:
         backward = self._layer_saved + largest(*self._gradient) + (self._logits if last else 0)
         # No microbatch is in flight while the optimizer steps: the two never need their memory at one time.
         # What codecs learn in a step lies beside what they knew until it is applied.
-        learnt = (not first) * self._learnt.previous + (not last) * self._learnt.next
+        learnt = self._staged.device.at(first, last)
         working = max(held + backward + learnt, largest(*self._stepping))
-        return self.kept(first_layer, end_layer) + working + (self._covariance if last else 0)
+        return self.resident(first_layer, end_layer) + working + (self._covariance if last else 0)
 
-    def kept(self, first_layer: int, end_layer: int) -> int:
-        """All the time: weights, their gradients, optimizer state; T_fixed and U; what codecs remember."""
-        begin, end = first_layer + (first_layer > 0), end_layer + 1 + (end_layer == self.layers)  # embed, …, head
-        remembered = (first_layer > 0) * self._towards_previous + (end_layer < self.layers) * self._towards_next
-        return self._units_before[end] - self._units_before[begin] + self._shared + remembered
+    def on_host(self, first_layer: int, end_layer: int) -> int:
+        """What codecs keep in the machine's own memory, whatever the stage's device."""
+        first, last = first_layer == 0, end_layer == self.layers
+        return self._remembered.host.at(first, last) + self._staged.host.at(first, last)
+
+    def resident(self, first_layer: int, end_layer: int) -> int:
+        """On its device all the time: weights, gradients, optimizer state; T_fixed and U; what codecs remember."""
+        remembered = self._remembered.device.at(first_layer == 0, end_layer == self.layers)
+        return self._units(self._units_before, first_layer, end_layer) + self._shared + remembered
 
     def saved(self, first_layer: int, end_layer: int) -> int:
         """Its part of a snapshot: weights, optimizer state, U, what codecs remember, and is gathered for the next U."""
-        begin, end = first_layer + (first_layer > 0), end_layer + 1 + (end_layer == self.layers)
-        remembered = (first_layer > 0) * self._towards_previous + (end_layer < self.layers) * self._towards_next
-        gathered = self._covariance // 4 if end_layer == self.layers else 0
-        return self._saved_before[end] - self._saved_before[begin] + self._basis + remembered + gathered
+        first, last = first_layer == 0, end_layer == self.layers
+        remembered = sum(sides.at(first, last) for sides in self._remembered)
+        gathered = self._covariance // 4 if last else 0
+        return self._units(self._saved_before, first_layer, end_layer) + self._basis + remembered + gathered
+
+    def _units(self, before: list[int], first_layer: int, end_layer: int) -> int:
+        """Bytes of the stage's units, from those of all units `before` each: the embedding, the layers, the head."""
+        return before[end_layer + 1 + (end_layer == self.layers)] - before[first_layer + (first_layer > 0)]
 
     def in_flight(self, first_layer: int, end_layer: int, stages_after: int) -> int:
         """What autograd saves of the microbatches that wait for their backward, and the messages of each."""

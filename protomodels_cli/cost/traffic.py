@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from protomodels_cli.codecs.base import AtEnds, Codec, Extent
 from protomodels_cli.codecs.registry import parse_codec
+from protomodels_cli.cost.units import number_bytes
 from protomodels_cli.protocol.messages import Leg
 from protomodels_cli.spec.schema import RunSpec
 
@@ -40,34 +41,47 @@ class Sides(NamedTuple):
     previous: int
     next: int
 
+    def at(self, first: bool, last: bool) -> int:
+        """Of a stage: the first has no previous one, the last no next."""
+        return (not first) * self.previous + (not last) * self.next
 
-def kept_by_codecs(spec: RunSpec, windows: int | None = None) -> Sides:
+
+class Home(NamedTuple):
+    """The same in each of the two memories that codecs can use: the stage's device and the machine's own."""
+
+    device: Sides
+    host: Sides
+
+
+def remembered_by_codecs(spec: RunSpec, windows: int | None = None) -> Home:
     """What codecs remember between steps. `windows`: how many samples the data has, where that is known."""
-    legs = _on(spec, "forward", windows), _on(spec, "backward", windows)
-    return _sides(*(codec.kept_bytes(extent) for codec, extent in legs))
+    return _by_home([(c, c.remembered_bytes(extent)) for c, extent in _legs(spec, windows)])
 
 
-def kept_on_host(spec: RunSpec, windows: int | None = None) -> Sides:
-    """The share of `kept_by_codecs` that is in host memory, whatever the stage's device."""
-    legs = _on(spec, "forward", windows), _on(spec, "backward", windows)
-    return _sides(*(codec.kept_bytes(extent) if codec.memory_on_host else AtEnds() for codec, extent in legs))
-
-
-def staged_by_codecs(spec: RunSpec) -> Sides:
+def staged_by_codecs(spec: RunSpec) -> Home:
     """What codecs hold of a step that is not decided yet."""
-    legs = _on(spec, "forward"), _on(spec, "backward")
-    return _sides(*(codec.staged_bytes(extent) for codec, extent in legs))
+    return _by_home([(c, c.staged_bytes(extent)) for c, extent in _legs(spec)])
 
 
 def in_flight_of_codecs(spec: RunSpec) -> int:
     """What codecs hold at one end of each microbatch that is in flight."""
-    legs = _on(spec, "forward"), _on(spec, "backward")
-    return sum(codec.in_flight_bytes(extent) for codec, extent in legs)
+    return sum(codec.in_flight_bytes(extent) for codec, extent in _legs(spec))
+
+
+def _by_home(legs: list[tuple[Codec, AtEnds]]) -> Home:
+    """`legs`: forward, then backward."""
+    device = [AtEnds() if codec.memory_on_host else held for codec, held in legs]
+    host = [held if codec.memory_on_host else AtEnds() for codec, held in legs]
+    return Home(_sides(*device), _sides(*host))
 
 
 def _sides(forward: AtEnds, backward: AtEnds) -> Sides:
     """A stage receives activations from the previous stage and sends it gradients; towards the next, the reverse."""
     return Sides(previous=forward.receiver + backward.sender, next=forward.sender + backward.receiver)
+
+
+def _legs(spec: RunSpec, windows: int | None = None) -> tuple[tuple[Codec, Extent], tuple[Codec, Extent]]:
+    return _on(spec, "forward", windows), _on(spec, "backward", windows)
 
 
 def _on(spec: RunSpec, leg: Leg, windows: int | None = None) -> tuple[Codec, Extent]:
@@ -86,7 +100,7 @@ def _extent(spec: RunSpec, windows: int | None) -> Extent:
         windows=spec.batch.size // spec.batch.microbatches,
         context=spec.model.context,
         width=spec.boundary_width,
-        number_bytes=8 if spec.compute.dtype == "float64" else 4,
+        number_bytes=number_bytes(spec),
         microbatches=spec.batch.microbatches,
         samples=seen if windows is None else min(windows, seen),
     )

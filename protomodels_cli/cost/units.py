@@ -113,6 +113,11 @@ def stage_parameters(spec: RunSpec) -> list[int]:
     return sizes
 
 
+def number_bytes(spec: RunSpec) -> int:
+    """Bytes of a number as a stage computes with it."""
+    return {"float32": 4, "float64": 8}[spec.compute.dtype]
+
+
 def t_fixed_bytes(spec: RunSpec) -> int:
     """T_fixed on every stage: one bit an entry."""
     return spec.vocab_size * -(-spec.model.width // 8) if spec.form.has_basis else 0

@@ -14,7 +14,7 @@ from statistics import mean
 from typing import Any
 
 from protomodels_cli.codecs import parse_codec
-from protomodels_cli.cost.traffic import kept_on_host
+from protomodels_cli.cost.traffic import remembered_by_codecs
 from protomodels_cli.errors import OptionError
 from protomodels_cli.lab.frontier_plot import plot
 from protomodels_cli.lab.frontier_report import LINKS, MODEL, link_seconds, report, time_to_loss
@@ -128,8 +128,8 @@ def too_large(scale: Scale, device: str) -> dict[str, str]:
     found = {}
     for forward, backward in dense_codecs(scale):
         recipe = replace(families(scale)[0], forward=forward, backward=backward)
-        held = kept_on_host(Run(scale, recipe, 0, device).spec(), scale.steps * scale.batch // scale.epochs)
-        total = (scale.layers - 1) * sum(held)
+        samples = scale.steps * scale.batch // scale.epochs
+        total = (scale.layers - 1) * sum(remembered_by_codecs(Run(scale, recipe, 0, device).spec(), samples).host)
         if total > CACHE_LIMIT:
             found[recipe.codec] = (
                 f"its memory of samples would take {total / 2**30:.0f} GiB, over {CACHE_LIMIT >> 30} GiB"

@@ -46,6 +46,15 @@ def free_memory(device: torch.device) -> int:
         return torch.cuda.mem_get_info(device)[0]
     if device.type == "mps":
         return int(torch.mps.recommended_max_memory()) - int(torch.mps.current_allocated_memory())
+    return _available()
+
+
+def host_memory(device: torch.device) -> int | None:
+    """Free memory of the machine itself, where the device has memory of its own; None: the two are one."""
+    return _available() if device.type == "cuda" else None
+
+
+def _available() -> int:
     import psutil
 
     return int(psutil.virtual_memory().available)

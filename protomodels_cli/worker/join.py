@@ -96,7 +96,7 @@ async def _take_part(options: Options, tell: PeerTeller) -> int:
         logs.hide(enrolled.secret)
         logs.to_file(folder / "peer.log")
         closing.enter_context(tell.into(folder))
-        memory = _check_memory(spec, device, options.memory)
+        memory, host_memory = _check_memory(spec, device, options.memory), _check_host_memory(spec, device)
         identity = Identity(key, enrolled.certificate_pem, authority)
         flops = await asyncio.to_thread(devices.measure_flops, spec, device)
         listener = Listener(identity)
@@ -117,6 +117,7 @@ async def _take_part(options: Options, tell: PeerTeller) -> int:
                 spec_sha256=spec.sha256(),
                 device=devices.in_words(device),
                 memory=memory,
+                host_memory=host_memory,
                 flops=flops,
                 port=listener.port,
                 name=options.name,
@@ -198,7 +199,7 @@ def _check_disk(spec: RunSpec, folder: Path) -> Path:
         probe.unlink()
     except OSError as e:
         raise PeerError(problems.FolderNotWritable(str(folder), e.strerror or str(e))) from None
-    free, need = shutil.disk_usage(folder).free, _least(spec, lambda m, first, end, after: m.saved(first, end))
+    free, need = shutil.disk_usage(folder).free, _least(spec, lambda m, first, end, _: m.saved(first, end))
     if free < need:
         raise PeerError(problems.DiskTooSmall(str(folder), free, need))
     return folder
@@ -208,15 +209,27 @@ def _least(spec: RunSpec, size_of: Callable[[StageMemory, int, int, int], int]) 
     """The size of the smallest stage that this peer could be asked to hold."""
     sizes = StageMemory(spec)
     if spec.stages == "auto":
-        return min(size_of(sizes, i, i + 1, 0) for i in range(spec.model.layers))
+        layers = spec.model.layers  # one of them, or all: then there are no boundaries
+        return min(size_of(sizes, *stage, 0) for stage in [*((i, i + 1) for i in range(layers)), (0, layers)])
     cut = spans(layers_per_stage(spec))
     return min(size_of(sizes, span.start, span.stop, len(cut) - 1 - i) for i, span in enumerate(cut))
 
 
 def _check_memory(spec: RunSpec, device: torch.device, most: int | None) -> int:
-    free, need = devices.free_memory(device), _least(spec, StageMemory.total)
+    def need_of(memory: StageMemory, first: int, end: int, after: int) -> int:
+        shared = devices.host_memory(device) is None
+        return memory.total(first, end, after) + (memory.on_host(first, end) if shared else 0)
+
+    free, need = devices.free_memory(device), _least(spec, need_of)
     if free < need:
         raise PeerError(problems.DeviceTooSmall(str(device), free, need))
     if most is not None and most < need:
         raise PeerError(problems.MemoryOptionTooLow(str(device), most, free, need))
     return free if most is None else min(free, most)
+
+
+def _check_host_memory(spec: RunSpec, device: torch.device) -> int | None:
+    free, need = devices.host_memory(device), _least(spec, lambda m, first, end, _: m.on_host(first, end))
+    if free is not None and free < need:
+        raise PeerError(problems.HostTooSmall(free, need))
+    return free

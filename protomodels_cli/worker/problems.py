@@ -75,6 +75,15 @@ class DeviceTooSmall(Fact):
 
 
 @dataclass(frozen=True)
+class HostTooSmall(Fact):
+    """The machine's own memory cannot hold what codecs keep there, wherever the stage computes."""
+
+    free: Bytes
+    need: Bytes  # of the smallest stage
+    kind: Literal["host_too_small"] = "host_too_small"
+
+
+@dataclass(frozen=True)
 class MemoryOptionTooLow(Fact):
     """--memory allows less than the smallest stage needs; the device has enough."""
 
@@ -169,6 +178,7 @@ BeforeJoining = (
     | FolderNotWritable
     | DiskTooSmall
     | DeviceTooSmall
+    | HostTooSmall
     | MemoryOptionTooLow
     | PortNotOpened
 )

@@ -197,6 +197,12 @@ def _before_joining(found: p.BeforeJoining) -> tuple[str, str]:
                 f"the smallest stage needs {size(need)}, and {device} has {size(free)} free",
                 "close other programs, use another device, or ask the run's owner for more stages",
             )
+        case p.HostTooSmall(free, need):
+            return (
+                f"the smallest stage needs {size(need)} of host memory for codecs, and this machine has "
+                f"{size(free)} free",
+                "close other programs, use a machine with more memory, or ask the run's owner for another codec",
+            )
         case p.MemoryOptionTooLow(device, allowed, free, need):
             enough = math.ceil(need / 2**30 * 1000) / 1000
             return (

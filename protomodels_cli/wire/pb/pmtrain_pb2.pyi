@@ -109,11 +109,12 @@ class SnapshotLost(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., lineage: _Optional[int] = ..., step: _Optional[int] = ..., why: _Optional[str] = ...) -> None: ...
 
 class Register(_message.Message):
-    __slots__ = ("spec_sha256", "device", "memory", "flops", "port", "name", "holding", "parts")
+    __slots__ = ("spec_sha256", "device", "memory", "flops", "host_memory", "port", "name", "holding", "parts")
     SPEC_SHA256_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     MEMORY_FIELD_NUMBER: _ClassVar[int]
     FLOPS_FIELD_NUMBER: _ClassVar[int]
+    HOST_MEMORY_FIELD_NUMBER: _ClassVar[int]
     PORT_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     HOLDING_FIELD_NUMBER: _ClassVar[int]
@@ -122,11 +123,12 @@ class Register(_message.Message):
     device: str
     memory: int
     flops: float
+    host_memory: int
     port: int
     name: str
     holding: Holding
     parts: _containers.RepeatedCompositeFieldContainer[Part]
-    def __init__(self, spec_sha256: _Optional[str] = ..., device: _Optional[str] = ..., memory: _Optional[int] = ..., flops: _Optional[float] = ..., port: _Optional[int] = ..., name: _Optional[str] = ..., holding: _Optional[_Union[Holding, _Mapping]] = ..., parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ...) -> None: ...
+    def __init__(self, spec_sha256: _Optional[str] = ..., device: _Optional[str] = ..., memory: _Optional[int] = ..., flops: _Optional[float] = ..., host_memory: _Optional[int] = ..., port: _Optional[int] = ..., name: _Optional[str] = ..., holding: _Optional[_Union[Holding, _Mapping]] = ..., parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ...) -> None: ...
 
 class Holding(_message.Message):
     __slots__ = ("lineage", "stage", "layers_per_stage", "applied", "prepared")

@@ -52,7 +52,7 @@ class Delta(BaseCodec):
     def message_bytes(self, e: Extent) -> int:
         return 2 * e.tokens * e.width
 
-    def kept_bytes(self, e: Extent) -> AtEnds:
+    def remembered_bytes(self, e: Extent) -> AtEnds:
         return AtEnds(e.message_bytes, e.message_bytes)
 
     def staged_bytes(self, e: Extent) -> AtEnds:
