@@ -13,8 +13,10 @@ from pathlib import Path
 import pytest
 from starting import begin, pmtrain
 from test_run import ends, wait_for_line
+from typer.testing import CliRunner
 
 from protomodels_cli import errors
+from protomodels_cli.cli.main import app
 from protomodels_cli.spec.document import document
 
 ROOT = Path(__file__).parent.parent
@@ -49,6 +51,15 @@ def test_commands_of_the_readme_run(command, tmp_path):
     if words[0] == "reference":
         words += ["--steps", "2", "--run-dir", str(tmp_path / "run")]
     run([w for word in words for w in (map(str, ROOT.glob(word)) if "*" in word else [word])])
+
+
+def test_the_mistakes_in_the_readme_are_shown_as_they_are_said(tmp_path, monkeypatch):
+    [shown] = re.findall(r"\$ pmtrain validate mine.yaml\n(.*?)```", README, re.DOTALL)
+    text = (ROOT / "configs" / "constrained.yaml").read_text()
+    (tmp_path / "mine.yaml").write_text(text.replace("k: 16\n", "k: 256\n").replace("name: row_adamw", "name: adamw"))
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, ["validate", "mine.yaml"])
+    assert (done.exit_code, done.output) == (errors.EXIT_SPEC, shown)
 
 
 LIVE = ("coordinator", "status", "peers")

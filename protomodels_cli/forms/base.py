@@ -46,7 +46,7 @@ class Switch:
 
 
 class Form:
-    """Every default is what a form without a subspace does: state and message are the stream itself."""
+    """By default state and message are the stream itself."""
 
     name: ClassVar[str]
     about: ClassVar[str]  # for docs/spec.md: completes "`name` …"
@@ -75,8 +75,8 @@ class Form:
 
     @classmethod
     def free_layers(cls, sizes: Sizes) -> int:
-        """Last layers that are ordinary ones: they read and write x, and nothing they write is ever sent in a form."""
-        return sizes.layers
+        """Last layers that are built as the dense form's: they read and write x itself, and only the head follows."""
+        return 0
 
     @classmethod
     def least_last_layers(cls, sizes: Sizes) -> int:

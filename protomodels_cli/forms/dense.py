@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from protomodels_cli.forms.base import Form
+from protomodels_cli.forms.base import Form, Sizes
 
 
 class Dense(Form):
     name = "dense"
     about = "has no subspace"
+
+    @classmethod
+    def free_layers(cls, sizes: Sizes) -> int:
+        return sizes.layers

@@ -26,10 +26,6 @@ class Split(Form):
         return 2 * sizes.width
 
     @classmethod
-    def free_layers(cls, sizes: Sizes) -> int:
-        return 0
-
-    @classmethod
     def optimizer_problem(cls, optimizer: str) -> tuple[str, str] | None:
         if optimizer != "adamw":
             return "two halves of one matrix are no matrix that Muon could orthogonalise", "use adamw"
