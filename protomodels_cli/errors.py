@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-EXIT_BUG = 1  # a traceback: please report it
 EXIT_SPEC = 2  # a bad spec or command line
 EXIT_OUTSIDE = 3  # files, disk, devices or missing packages: something outside pmtrain
 EXIT_STOPPED = 4  # the run stopped itself and says why

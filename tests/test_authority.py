@@ -72,23 +72,24 @@ def test_a_damaged_authority_is_refused(authority, tmp_path):
     assert refused() == "authority_damaged"
 
 
-def test_a_leaf_says_what_it_is_for(authority):
+def test_a_leaf_says_what_it_is_for(authority, monkeypatch):
     name = tls.peer_name("peer-7")
-    leaf = x509.load_pem_x509_certificate(authority.issue(name, tls.public_key_of(tls.new_key()), days=2))
+    leaf = x509.load_pem_x509_certificate(authority.issue(name, tls.public_key_of(tls.new_key())))
     leaf.verify_directly_issued_by(authority.certificate)
     names = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert names.get_values_for_type(x509.DNSName) == ["peer-7.peer.pmtrain"]
     assert not leaf.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
-    assert (leaf.not_valid_after_utc - leaf.not_valid_before_utc).days in (2, 3)
+    assert (leaf.not_valid_after_utc - leaf.not_valid_before_utc).days in (tls.LEAF_DAYS, tls.LEAF_DAYS + 1)
     assert time.time() - leaf.not_valid_before_utc.timestamp() == pytest.approx(86400, abs=60)
-    forever = x509.load_pem_x509_certificate(authority.issue(name, tls.public_key_of(tls.new_key()), days=99_999))
+    monkeypatch.setattr(tls, "LEAF_DAYS", 99_999)
+    forever = x509.load_pem_x509_certificate(authority.issue(name, tls.public_key_of(tls.new_key())))
     assert forever.not_valid_after_utc == authority.certificate.not_valid_after_utc
 
 
 @pytest.mark.parametrize("name", ["", "*.peer.pmtrain", "a b", "a..b", "-a", "a\n", "Ä", "a" * 65, "a.pmtrain\x00.b"])
 def test_names_that_mean_more_than_one_thing_are_not_certified(authority, name):
     with pytest.raises(tls.InvalidName):
-        authority.issue(name, tls.public_key_of(tls.new_key()), days=1)
+        authority.issue(name, tls.public_key_of(tls.new_key()))
     with pytest.raises(tls.InvalidName):
         tls.peer_name(name)
     with pytest.raises(tls.InvalidName):
@@ -99,7 +100,7 @@ def test_only_p256_keys_are_certified(authority):
     for key in (ec.generate_private_key(ec.SECP384R1()), rsa.generate_private_key(65537, 2048)):
         pem = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
         with pytest.raises(tls.InvalidPem) as error:
-            authority.issue("a.pmtrain", pem, days=1)
+            authority.issue("a.pmtrain", pem)
         assert error.value.kind == "not_p256"
 
 
@@ -117,7 +118,7 @@ LABELS = ["CERTIFICATE", "PUBLIC KEY", "PRIVATE KEY", "EC PRIVATE KEY", "ENCRYPT
 )
 def test_garbage_in_place_of_pem_is_invalid(garbage):
     authority = garbage_authority()
-    for parse in (tls.fingerprint_of, tls.one_certificate, tls.public_key_of, lambda pem: authority.issue("a", pem, 1)):
+    for parse in (tls.fingerprint_of, tls.one_certificate, tls.public_key_of, lambda pem: authority.issue("a", pem)):
         with pytest.raises(tls.InvalidPem) as error:
             parse(garbage)
         assert error.value.kind in ("not_pem", "not_p256", "several_certificates")
@@ -127,7 +128,7 @@ garbage_authority = functools.cache(tls.new_authority)
 
 
 def test_pem_has_a_limit(authority):
-    for parse in (tls.fingerprint_of, tls.public_key_of, lambda pem: authority.issue("a", pem, 1)):
+    for parse in (tls.fingerprint_of, tls.public_key_of, lambda pem: authority.issue("a", pem)):
         with pytest.raises(tls.InvalidPem) as error:
             parse(authority.certificate_pem + b"\n" * 20_000)
         assert error.value.kind == "too_large"

@@ -185,7 +185,7 @@ def test_the_covariance_is_that_of_the_uncut_models_gradient(reference):
     r = reference(stages=1, compute={"dtype": "float64"})
     r.run_step()
     r.stages[0].on_release = gradients.append
-    windows = [torch.from_numpy(r.batches.microbatch(2, m).tokens) for m in range(2)]
+    windows = [torch.from_numpy(r.batches.microbatch(2, m)) for m in range(2)]
     for w in windows:
         r.stages[0].run_loss(r.forward(w[:, :-1], 2, 0)[0], w[:, 1:], 1 / 64)
     right = sum(g.flatten(0, 1).T @ g.flatten(0, 1) for g in gradients)

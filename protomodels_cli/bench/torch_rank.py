@@ -116,7 +116,7 @@ class Rank:
         return sum(float(loss.detach()) for loss in losses) if losses else None
 
     def _windows(self, step: int) -> Tensor:
-        microbatches = [self.batches.microbatch(step, m).tokens for m in range(self.spec.batch.microbatches)]
+        microbatches = [self.batches.microbatch(step, m) for m in range(self.spec.batch.microbatches)]
         return torch.cat([torch.from_numpy(tokens) for tokens in microbatches])
 
     def _clip(self) -> None:

@@ -94,5 +94,5 @@ def coordinator(
     if code == 0 and (folder.path / "summary.json").exists():
         from protomodels_cli.cli.summary import in_words, read_summary
 
-        say(in_words(read_summary(folder.path), spec))
+        say(in_words(read_summary(folder.path)))
     raise typer.Exit(code)

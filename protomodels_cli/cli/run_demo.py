@@ -74,7 +74,7 @@ def run(
     if seed is not None:
         summary["faults"] = faults
         console.print(_faults_in_words(faults, summary["steps_redone"]), highlight=False, soft_wrap=True)
-    console.print(in_words(summary, spec), highlight=False, soft_wrap=True)
+    console.print(in_words(summary), highlight=False, soft_wrap=True)
     console.print(
         f"\nEverything is in {folder}: metrics.jsonl, snapshots/, logs/.\n"
         f"Next: `pmtrain reference {folder}/run.yaml` trains the same model in one process"

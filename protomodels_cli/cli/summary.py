@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from protomodels_cli.quantities import duration, rate, size
-from protomodels_cli.spec.schema import RunSpec
 
 
 def read_summary(run_dir: Path) -> dict[str, Any]:
     return dict(json.loads((run_dir / "summary.json").read_text(encoding="utf-8")))
 
 
-def in_words(s: dict[str, Any], spec: RunSpec) -> str:
+def in_words(s: dict[str, Any]) -> str:
     cut = "+".join(map(str, s["layers_per_stage"]))
     lines = [
         f"done: loss {float(s['loss_first']):.4f} → {float(s['loss_last']):.4f}, "

@@ -24,7 +24,7 @@ class Feed:
 
     def step(self, step: int) -> Iterator[pb.Feed]:
         for m in range(self._spec.batch.microbatches):
-            ids = pack_ids(self._batches.microbatch(step, m).tokens, self._width)
+            ids = pack_ids(self._batches.microbatch(step, m), self._width)
             yield pb.Feed(step=step, microbatch=m, ids=ids)
 
     def evaluation(self, step: int) -> Iterator[pb.Feed]:

@@ -38,7 +38,6 @@ class Wires:
 class Played:
     seconds: float  # until every stage has done all of its microbatches
     busy: list[float]  # seconds of computing, by stage
-    sent: list[float]  # seconds for which its uplink was in use
 
 
 @dataclass
@@ -61,7 +60,6 @@ def play(stages: Sequence[StageCost], microbatches: int, wires: Wires, cores: fl
     up = [Line(wires.bits_per_second) for _ in stages]
     down = [Line(wires.bits_per_second) for _ in stages]
     streams: dict[tuple[int, int], Line] = {}
-    sent = [0.0] * len(stages)
     events: list[tuple[float, int, str, int]] = []  # when, order, what, stage
     order, now = count(), 0.0
 
@@ -70,7 +68,6 @@ def play(stages: Sequence[StageCost], microbatches: int, wires: Wires, cores: fl
 
     def send(leg: Leg, source: int, target: int) -> None:
         size = wires.forward_bytes if leg == "forward" else wires.backward_bytes
-        sent[source] += up[source].seconds(size)
         stream = streams.setdefault((source, target), Line(wires.stream_bits_per_second))
         at(max(up[source].leave(now, size), stream.leave(now, size)) + wires.latency, f"reach {leg}", target)
 
@@ -134,4 +131,4 @@ def play(stages: Sequence[StageCost], microbatches: int, wires: Wires, cores: fl
         while events and events[0][0] <= now + 1e-12:
             _, _, what, i = heapq.heappop(events)
             happen(what, i)
-    return Played(now, [stage.busy for stage in there], sent)
+    return Played(now, [stage.busy for stage in there])

@@ -7,7 +7,6 @@ token: over an epoch every token but the first is a target exactly once.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -25,14 +24,6 @@ class NotRevisited(DataError):
     exit_code = EXIT_SPEC
 
 
-@dataclass(frozen=True)
-class Batch:
-    """Windows (B, T+1) and their ids: with `epochs`, the same id is the same window in every epoch."""
-
-    tokens: np.ndarray
-    ids: list[int]
-
-
 class Batches:
     def __init__(self, stream: TokenStream, spec: RunSpec):
         self.stream, self.context, self.seed = stream, spec.model.context, spec.seed
@@ -48,12 +39,12 @@ class Batches:
                 "not_revisited",
             )
 
-    def microbatch(self, step: int, microbatch: int) -> Batch:
-        """Steps count from 1, microbatches from 0."""
+    def microbatch(self, step: int, microbatch: int) -> np.ndarray:
+        """Its windows of token ids, (B, T+1). Steps count from 1, microbatches from 0."""
         first = (step - 1) * self.batch + microbatch * self.microbatch_size
-        ids = [self._window(first + i) for i in range(self.microbatch_size)]
+        windows = [self._window(first + i) for i in range(self.microbatch_size)]
         width = self.context if self.sampling == "epochs" else 1
-        return Batch(np.stack([self.stream.read(i * width, self.context + 1) for i in ids]), ids)
+        return np.stack([self.stream.read(i * width, self.context + 1) for i in windows])
 
     def _window(self, sample: int) -> int:
         if self.sampling == "random":

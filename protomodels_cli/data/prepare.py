@@ -190,8 +190,10 @@ def _make(folder: Path, spec: RunSpec, base: Path, files: list[Path], val_files:
     folder.parent.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix=".making-", dir=folder.parent))
     try:
-        make = _make_from_bins if spec.data.source == "bin" else _make_from_text
-        manifest = make(work, spec, base, files, val_files)
+        if spec.data.source == "bin":
+            manifest = _make_from_bins(spec, files, val_files)
+        else:
+            manifest = _make_from_text(work, spec, base, files, val_files)
         hashes = [[s["tokens"], s["offset"], s["sha256"]] for part in ("train", "held_out") for s in manifest[part]]
         manifest["sha256"] = hashlib.sha256(json.dumps(hashes).encode()).hexdigest()
         (work / "manifest.json").write_text(json.dumps(manifest, indent=1), encoding="utf-8")
@@ -206,7 +208,7 @@ def _make(folder: Path, spec: RunSpec, base: Path, files: list[Path], val_files:
         shutil.rmtree(work, ignore_errors=True)
 
 
-def _make_from_bins(work: Path, spec: RunSpec, base: Path, files: list[Path], val_files: list[Path]) -> dict[str, Any]:
+def _make_from_bins(spec: RunSpec, files: list[Path], val_files: list[Path]) -> dict[str, Any]:
     train, held_out = ([_external(f, spec.vocab_size) for f in part] for part in (files, val_files))
     if not val_files:
         train, held_out = split_tail(train, int(sum(s.tokens for s in train) * spec.data.val_fraction))

@@ -61,7 +61,7 @@ def run(steps: int = 200, seed: int = 0, device: str = "cpu") -> Result:
 def compare(reference: Reference) -> dict[str, dict[str, float]]:
     """Relative errors of one forward and backward, cut against plain. Leaves the model as it was."""
     config = hugging_face_config(reference.spec)
-    windows = torch.from_numpy(reference.batches.microbatch(reference.step + 1, 0).tokens).to(reference.device)
+    windows = torch.from_numpy(reference.batches.microbatch(reference.step + 1, 0)).to(reference.device)
     ids, targets = windows[:, :-1], windows[:, 1:]
     plain = {name: w.requires_grad_() for name, w in multiplied_out(reference.stages).items()}
     streams, logits = plain_llama.streams_and_logits(plain, config, ids)
@@ -154,7 +154,7 @@ def memory(seed: int, device: str) -> list[dict[str, Any]]:
                 batch={"size": 1, "microbatches": 1},
             )
             stage, spec = reference.stages[1], reference.spec
-            windows = torch.from_numpy(reference.batches.microbatch(1, 0).tokens).to(reference.device)
+            windows = torch.from_numpy(reference.batches.microbatch(1, 0)).to(reference.device)
             message = torch.randn(1, context, spec.boundary_width, device=device)
 
             def work(stage: Any = stage, ids: Tensor = windows[:, :-1], message: Tensor = message) -> None:

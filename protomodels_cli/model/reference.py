@@ -108,7 +108,7 @@ class Reference:
         tokens_in_step = self.spec.batch.size * self.spec.model.context
         total = torch.zeros((), dtype=torch.float64, device=home_of_float64(self.device))
         for m in range(self.spec.batch.microbatches):
-            windows = torch.from_numpy(self.batches.microbatch(step, m).tokens).to(self.device)
+            windows = torch.from_numpy(self.batches.microbatch(step, m)).to(self.device)
             flights = self.forward(windows[:, :-1], step, m, windows)
             loss, gradient = last.run_loss(flights[-1], windows[:, 1:], 1.0 / tokens_in_step)
             total += loss

@@ -10,7 +10,7 @@ from protomodels_cli.protocol.t_fixed import packed_signs, t_fixed_sha256
 
 class TFixed:
     def __init__(self, vocab_size: int, width: int, scale: float, seed: int, device: torch.device | str = "cpu"):
-        self.vocab_size, self.width, self.scale, self.seed = vocab_size, width, scale, seed
+        self.vocab_size, self.width, self.scale = vocab_size, width, scale
         self.signs = torch.from_numpy(packed_signs(vocab_size, width, seed)).to(device)
         self._bit = torch.arange(8, dtype=torch.uint8, device=device)
 

@@ -20,8 +20,8 @@ FLUSH_SECONDS = 5.0
 KEEPALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
 
 
-async def splice(a: Stream, b: Stream, watch: Watch | None = None, linger: float = LINGER_SECONDS) -> tuple[int, int]:
-    """Pipe a and b into each other; closes both at the end. Returns the bytes that went from a to b and from b to a.
+async def splice(a: Stream, b: Stream, watch: Watch | None = None) -> None:
+    """Pipe a and b into each other; closes both at the end.
 
     The end of one direction is passed on as a half-close. A connection that breaks ends both directions and is no
     error here; what `watch` raises is passed on.
@@ -32,7 +32,7 @@ async def splice(a: Stream, b: Stream, watch: Watch | None = None, linger: float
         asyncio.create_task(_pump(b[0], a[1], BACK, moved, watch)),
     ]
     try:
-        await _until_ended(pumps, moved, linger)
+        await _until_ended(pumps, moved)
         for pump in pumps:
             if pump.done() and (error := pump.exception()) and not isinstance(error, OSError):
                 raise error
@@ -44,7 +44,6 @@ async def splice(a: Stream, b: Stream, watch: Watch | None = None, linger: float
         for _, writer in (a, b):
             writer.transport.abort()
         await asyncio.gather(*pumps, return_exceptions=True)
-    return moved[FORTH], moved[BACK]
 
 
 async def hang_up(writer: StreamWriter) -> None:
@@ -86,12 +85,12 @@ async def _pump(reader: StreamReader, writer: StreamWriter, way: int, moved: lis
     writer.write_eof()
 
 
-async def _until_ended(pumps: list[asyncio.Task[None]], moved: list[int], linger: float) -> None:
+async def _until_ended(pumps: list[asyncio.Task[None]], moved: list[int]) -> None:
     """Return when both have ended, one has failed, or one has ended and the other has been idle for too long."""
     done, running = await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
     while running and not any(pump.exception() for pump in done):
         before = sum(moved)
-        more, running = await asyncio.wait(running, timeout=linger)
+        more, running = await asyncio.wait(running, timeout=LINGER_SECONDS)
         done |= more
         if not more and sum(moved) == before:
             return

@@ -74,7 +74,7 @@ class Authority:
     def fingerprint(self) -> str:
         return fingerprint_of(self.certificate_pem)
 
-    def issue(self, name: str, public_key_pem: bytes, days: int = LEAF_DAYS) -> bytes:
+    def issue(self, name: str, public_key_pem: bytes) -> bytes:
         """A certificate for this name and key, good for serving and for dialling. Never outlives the CA."""
         labels = name.split(".")
         if len(name) > 64 or not all(LABEL.fullmatch(label) for label in labels):  # 64: what a common name may have
@@ -82,7 +82,7 @@ class Authority:
         public = _parse("a public key", public_key_pem, serialization.load_pem_public_key)
         if not isinstance(public, ec.EllipticCurvePublicKey) or not isinstance(public.curve, ec.SECP256R1):
             raise InvalidPem("not a P-256 public key", kind="not_p256")
-        end = min(datetime.now(UTC) + timedelta(days=days), self.certificate.not_valid_after_utc)
+        end = min(datetime.now(UTC) + timedelta(days=LEAF_DAYS), self.certificate.not_valid_after_utc)
         signer = x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key())
         uses = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
         builder = (
@@ -95,9 +95,9 @@ class Authority:
         )
         return builder.sign(self.key, hashes.SHA256()).public_bytes(Encoding.PEM)
 
-    def issue_with_key(self, name: str, days: int = LEAF_DAYS) -> Identity:
+    def issue_with_key(self, name: str) -> Identity:
         key = new_key()
-        return Identity(key, self.issue(name, public_key_of(key), days), self.certificate_pem)
+        return Identity(key, self.issue(name, public_key_of(key)), self.certificate_pem)
 
     def save(self, folder: Path) -> None:
         """Write ca.key, then ca.pem: where ca.pem is, the authority is whole. Never replaces one."""
