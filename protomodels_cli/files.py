@@ -1,10 +1,14 @@
-"""Atomic file writes: a file is complete or does not exist, also after a power cut."""
+"""Atomic file writes: a file is complete or does not exist, also after a power cut. And where the cache is."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 from pathlib import Path
+
+
+def user_cache() -> Path:
+    return Path(os.environ.get("PMTRAIN_CACHE") or Path.home() / ".cache" / "pmtrain")
 
 
 def write_whole(path: Path, content: bytes, mode: int = 0o644) -> None:

@@ -37,8 +37,8 @@ NOTICES: list[tuple[n.Notice, str]] = [
         "this machine) and keep the port with --port 42707",
     ),
     (
-        n.LinkEmulated("10mbit, 25ms ± 0ms, 0 % lost"),
-        "the run emulates a slow connection for every peer (wire.link): 10mbit, 25ms ± 0ms, 0 % lost",
+        n.LinkEmulated("10 Mbit/s, 25 ms of latency"),
+        "the run emulates a slow connection for every peer (wire.link): 10 Mbit/s, 25 ms of latency",
     ),
     (n.Spare("all_stages_held", "spare: all 4 stages have a holder"), "spare: all 4 stages have a holder"),
     (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
 from pathlib import Path
 from typing import Annotated
@@ -13,6 +12,7 @@ import typer
 from protomodels_cli.cli.interrupt import leave_on_ctrl_c
 from protomodels_cli.cli.log_options import LogLevelOption, Verbose
 from protomodels_cli.cli.say import say
+from protomodels_cli.files import user_cache
 from protomodels_cli.observe import logs
 
 
@@ -56,16 +56,15 @@ def join(
     from protomodels_cli.worker.join import join as take_part
 
     limit = None if memory is None else int(memory * 2**30)
-    cache = Path(os.environ.get("PMTRAIN_CACHE") or Path.home() / ".cache" / "pmtrain")
     options = Options(
         parsed,
         device,
         name or socket.gethostname(),
-        folder or cache / "peers",
+        folder or user_cache() / "peers",
         port,
+        give_up_after * 3600,
         listen,
         limit,
-        give_up_after=give_up_after * 3600,
     )
 
     raise typer.Exit(asyncio.run(take_part(options, say)))

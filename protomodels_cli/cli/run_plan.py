@@ -18,7 +18,7 @@ from protomodels_cli.cost.memory import StageMemory
 from protomodels_cli.errors import OptionError
 from protomodels_cli.forms import form_named
 from protomodels_cli.observe.metrics import strict
-from protomodels_cli.quantities import duration, figures, plural, rate, size
+from protomodels_cli.quantities import duration, plural, rate, size
 from protomodels_cli.spec.cut import even_cut, layers_per_stage, spans
 from protomodels_cli.spec.link import parse_link
 from protomodels_cli.spec.load import load_spec, spec_from, with_absolute_paths
@@ -144,13 +144,6 @@ def _named(b: Bottleneck) -> str:
             return "the round trip to the coordinator, once per step"
 
 
-def _connection(link: LinkSpec) -> str:
-    speed = rate(link.bits_per_second, "bit/s") if link.bandwidth else "unlimited bandwidth"
-    jitter = f" ± {duration(link.jitter_s)}" if link.jitter_s else ""
-    loss = f" and {figures(100 * link.loss)} % loss" if link.loss else ""
-    return f"{speed}, {duration(link.latency_s)}{jitter} of latency{loss}"
-
-
 def _show(
     spec: RunSpec,
     link: LinkSpec,
@@ -171,7 +164,7 @@ def _show(
     say(
         f"[bold]{spec.name}[/]: {form}, {spec.wire.forward} forward and {spec.wire.backward} backward, "
         f"{plural(len(f.stages), 'peer')} of {rate(flops, 'FLOP/s')} ({where}), "
-        f"each with a connection of {_connection(link)}\n"
+        f"each with a connection of {link.in_words}\n"
     )
     table = Table("stage", "layers", "memory", "computing", "connection busy", box=None, pad_edge=False)
     for i, stage in enumerate(f.stages):

@@ -22,6 +22,7 @@ from protomodels_cli.model.snapshot import write_snapshot
 from protomodels_cli.observe.metrics import JsonLines, strict
 from protomodels_cli.observe.progress import Progress
 from protomodels_cli.observe.usage import peak_memory
+from protomodels_cli.protocol.steps import is_due
 from protomodels_cli.quantities import count, duration, rate, size
 from protomodels_cli.spec.load import with_absolute_paths
 from protomodels_cli.spec.schema import RunSpec
@@ -76,7 +77,7 @@ def _train(reference: Reference, run_dir: Path, steps: int, summary: dict[str, A
         for row in reference.train(steps):
             metrics.write(row)
             _show(row, progress, summary)
-            if row["event"] == "step" and (row["step"] == steps or _due(row["step"], spec.snapshots.interval)):
+            if row["event"] == "step" and (row["step"] == steps or is_due(row["step"], spec.snapshots.interval)):
                 _save(reference, run_dir / "snapshots")
 
 
@@ -84,10 +85,6 @@ def _save(reference: Reference, folder: Path) -> None:
     keep = reference.spec.snapshots.keep
     r = reference
     write_snapshot(folder, r.step, r.trainers, r.carry, keep)
-
-
-def _due(step: int, interval: int) -> bool:
-    return interval > 0 and step % interval == 0
 
 
 def _header(spec: RunSpec, corpus: Corpus, reference: Reference, run_dir: Path, device: str) -> str:

@@ -17,7 +17,7 @@ def next_kind(state: State) -> tuple[TaskKind, int] | reasons.Blocker:
         check = is_due(state) or step % spec.subspace.sync_interval == 0  # what is saved is what was checked
         if spec.subspace.has_basis and check and history.synced < step:
             return "sync", step
-        if history.evaluated < step and (last or due(step, spec.eval.interval)):
+        if history.evaluated < step and (last or steps.is_due(step, spec.eval.interval)):
             return "evaluation", step
         if is_needed(state):
             if state.unsaved is not None:
@@ -37,10 +37,6 @@ def next_kind(state: State) -> tuple[TaskKind, int] | reasons.Blocker:
         without = [i for i in range(state.stages) if i not in state.took_basis]
         return reasons.BasisNotTaken(new.version, state.holders_of(without))
     return "step", step + 1
-
-
-def due(step: int, interval: int) -> bool:
-    return interval > 0 and step % interval == 0
 
 
 def waiting_for(state: State, now: float) -> reasons.Waiting | None:

@@ -22,7 +22,7 @@ from protomodels_cli.data.errors import DataError, unreadable
 from protomodels_cli.data.shards import Shard, ShardWriter, TokenStream, external_shard, hash_of, split_tail
 from protomodels_cli.data.sources import Piece, pieces, source_files
 from protomodels_cli.data.tokenizers import Bytes, Json, Tokenizer, make_tokenizer
-from protomodels_cli.files import write_whole
+from protomodels_cli.files import user_cache, write_whole
 from protomodels_cli.spec.schema import RunSpec
 
 FORMAT = 1
@@ -55,9 +55,7 @@ class Corpus:
 
 
 def cache_folder(spec: RunSpec, base: Path) -> Path:
-    if spec.data.cache_dir is not None:
-        return base / spec.data.cache_dir
-    return Path(os.environ.get("PMTRAIN_CACHE") or Path.home() / ".cache" / "pmtrain")
+    return user_cache() if spec.data.cache_dir is None else base / spec.data.cache_dir
 
 
 def prepare(spec: RunSpec, base: Path = Path(), apart: bool = False) -> Corpus:

@@ -67,8 +67,7 @@ class Reference:
         while self.step < last:
             yield from self.run_step()
             self._stop_if_broken()
-            interval = self.spec.eval.interval
-            if self.step == last or (interval and self.step % interval == 0):
+            if self.step == last or steps.is_due(self.step, self.spec.eval.interval):
                 yield {"event": "eval", "step": self.step, "loss": self.evaluate()}
 
     def run_step(self) -> list[Row]:

@@ -60,9 +60,14 @@ def decide(spec: RunSpec, step: int, loss_sum: float, squared_norms: Sequence[fl
     return Outcome(finite, learning_rate(spec.optimizer, step, spec.steps), clip, loss, norm, tokens)
 
 
+def is_due(step: int, interval: int) -> bool:
+    """Of what is done every so many steps; 0: never."""
+    return interval > 0 and step % interval == 0
+
+
 def reprojects_after(subspace: SubspaceSpec, step: int) -> bool:
     """Whether constrained weights are put back into S after this step."""
-    return subspace.reproject_interval > 0 and step % subspace.reproject_interval == 0
+    return is_due(step, subspace.reproject_interval)
 
 
 def gathers(subspace: SubspaceSpec, step: int) -> bool:

@@ -18,6 +18,7 @@ from protomodels_cli.codecs.base import CodecError
 from protomodels_cli.codecs.registry import parse_codec
 from protomodels_cli.forms import FORMS, Form, Sizes, form_named
 from protomodels_cli.plugins import UnknownName
+from protomodels_cli.quantities import duration, figures, rate
 from protomodels_cli.spec.corpus import DataSpec, TokenizerSpec
 from protomodels_cli.spec.fields import BelowOne, Count, Positive, Section, Seed, Share, Size, Whole
 from protomodels_cli.spec.units import bits_per_second, seconds
@@ -205,7 +206,10 @@ class LinkSpec(Section):
 
     @property
     def in_words(self) -> str:
-        return f"{self.bandwidth or 'any bandwidth'}, {self.latency} ± {self.jitter}, {100 * self.loss:g} % lost"
+        speed = rate(self.bits_per_second, "bit/s") if self.bandwidth else "unlimited bandwidth"
+        jitter = f" ± {duration(self.jitter_s)}" if self.jitter_s else ""
+        loss = f" and {figures(100 * self.loss)} % loss" if self.loss else ""
+        return f"{speed}, {duration(self.latency_s)}{jitter} of latency{loss}"
 
     @property
     def bits_per_second(self) -> float:

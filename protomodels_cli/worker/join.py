@@ -44,7 +44,6 @@ MOST_SKEW = 300.0  # seconds between the clocks; certificates have a day's grace
 
 
 RETRY_SECONDS = 0.5, 5.0  # between tries to reach a coordinator that was there before: at first, at most
-GIVE_UP_AFTER = 24 * 3600.0  # seconds: a coordinator that is back the next day finds its peers
 
 
 @dataclass(frozen=True)
@@ -56,9 +55,9 @@ class Options:
     name: str
     folder: Path  # where this peer keeps its files
     port: int  # for neighbours; 0: any
+    give_up_after: float  # seconds without the coordinator
     listen: bool = True  # whether neighbours may dial it
     memory: int | None = None  # bytes it may use; None: all that is free
-    give_up_after: float = GIVE_UP_AFTER  # seconds without the coordinator
 
 
 async def join(options: Options, say: Callable[[str], None]) -> int:

@@ -9,6 +9,7 @@ from protomodels_cli.coordinator.events import KeepSnapshots, PartFailed, Snapsh
 from protomodels_cli.coordinator.history import Began, Forgot, GaveUp, Saved
 from protomodels_cli.coordinator.moves import Moves
 from protomodels_cli.coordinator.state import State
+from protomodels_cli.protocol import steps
 from protomodels_cli.protocol.parts import Part
 
 SAVE_AGAIN = 5.0  # seconds
@@ -25,8 +26,7 @@ def is_due(state: State) -> bool:
 
 
 def _at_interval(state: State) -> bool:
-    interval = state.spec.snapshots.interval
-    return interval > 0 and state.history.step % interval == 0
+    return steps.is_due(state.history.step, state.spec.snapshots.interval)
 
 
 def is_needed(state: State) -> bool:
