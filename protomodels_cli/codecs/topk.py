@@ -54,15 +54,15 @@ class TopK(BaseCodec):
 
     def message_bytes(self, e: Extent) -> int:
         numbers = e.context * e.width
-        kept = self._kept(numbers)
+        kept = self._count(numbers)
         return e.windows * (2 * kept + _mark_bytes(kept, numbers))
 
     def offered_positions(self, e: Extent) -> int:
-        return self._kept(e.context * e.width)
+        return self._count(e.context * e.width)
 
     def encode(self, message: Tensor, slot: Slot) -> list[Tensor]:
         x = narrowed(message).flatten(1)
-        positions = x.abs().topk(self._kept(x.shape[1]), dim=1).indices.sort(dim=1).values
+        positions = x.abs().topk(self._count(x.shape[1]), dim=1).indices.sort(dim=1).values
         _offer(positions, slot)
         return [x.gather(1, positions).to(torch.bfloat16), _marked(positions, x.shape[1])]
 
@@ -74,10 +74,10 @@ class TopK(BaseCodec):
 
     def layout(self, slot: Slot) -> Layout:
         rows, numbers = slot.shape[0], math.prod(slot.shape[1:])
-        kept = self._kept(numbers)
+        kept = self._count(numbers)
         return [((rows, kept), torch.bfloat16), ((rows, _mark_bytes(kept, numbers)), torch.uint8)]
 
-    def _kept(self, numbers: int) -> int:
+    def _count(self, numbers: int) -> int:
         """How many of a sample's numbers are sent."""
         return max(1, round(self.share * numbers))
 
