@@ -15,14 +15,13 @@ from protomodels_cli.coordinator.history import (
 from protomodels_cli.coordinator.plan import waiting_for
 from protomodels_cli.coordinator.state import Holding, Peer, Report
 from protomodels_cli.observe.troubles import LinkBroken
+from protomodels_cli.protocol.steps import units
 from protomodels_cli.spec import RunSpec
 
 KILLED = reasons.NoHeartbeat(5.0)
 CUT_OFF = reasons.ConnectionClosed()
 BROKEN = reasons.PeerReport(LinkBroken(1))
 N = TypeVar("N", bound=notices.Notice)
-
-UNITS = ("embed", "layers.0", "layers.1", "layers.2", "layers.3", "head")
 
 
 def peer(i: int) -> Peer:
@@ -54,19 +53,21 @@ class Bench:
         for i in peers:
             self.tell(ev.Joined(peer(i)))
 
-    def report(self, loss: float = 1.0) -> Report:
-        hashes = right_hashes(self.state)
+    def norms(self, stage: int, squared: float = 0.25) -> tuple[tuple[str, float], ...]:
+        return tuple((unit, squared) for unit in units(self.state.history.layers, stage))
+
+    def report(self, stage: int = 0) -> Report:
         return Report(
-            hashes=hashes,
-            norms=(("layers.0", 0.25),),
-            loss_sum=loss * 64,
+            hashes=right_hashes(self.state),
+            norms=self.norms(stage),
+            loss_sum=64.0,
             tokens=64,
             parameters=(("w", "h"),),
         )
 
     def done(self, stage: int, **changes: Any) -> list[ev.Command]:
         assert self.state.task is not None
-        report = replace(self.report(), **changes)
+        report = replace(self.report(stage), **changes)
         history = self.state.history
         return self.tell(ev.Done(history.holders[stage], history.generation, self.state.task.number, report))
 

@@ -283,7 +283,8 @@ class Process:
                 self.world.send_frame(self, m.stage - 1, "backward", Frame(m.generation, m.lineage, step, gradient))
             m.run, m.prepared = None, (m.generation, gradient)
             bad = step in self.world.bad_steps and m.stage == 0
-            report = Report(norms=(("layers.0", float("inf") if bad else 0.25),), loss_sum=64.0, tokens=64)
+            norms = tuple((unit, float("inf") if bad else 0.25) for unit in steps.units(m.layers, m.stage))
+            report = Report(norms=norms, loss_sum=64.0, tokens=64)
             self.tell(ev.Done(self.id, m.generation, task, report))
 
     def _consume(self, leg: str, step: int) -> Frame:

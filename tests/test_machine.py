@@ -69,8 +69,8 @@ def test_the_decision_is_the_references():
     b = Bench(spec)
     b.join(0, 1)
     b.answer(), b.answer()
-    b.done(0, norms=(("embed", 9.0), ("layers.0", 4.0)))
-    b.done(1, norms=(("layers.1", 3.0), ("head", 0.0)), loss_sum=128.0)
+    b.done(0, norms=(("embed", 9.0), ("layers.0", 4.0), ("layers.1", 1.0)))
+    b.done(1, norms=(("layers.2", 1.0), ("layers.3", 1.0), ("head", 0.0)), loss_sum=128.0)
     [decided] = [r for r in b.records if isinstance(r, Decided)]
     assert decided.apply
     assert decided.norm == 4.0
@@ -79,17 +79,17 @@ def test_the_decision_is_the_references():
     assert decided.loss == 2.0
 
 
-@pytest.mark.parametrize("bad", [{"norms": (("layers.0", math.inf),)}, {"norms": (("layers.0", math.nan),)}])
+@pytest.mark.parametrize("bad", [math.inf, math.nan])
 def test_one_bad_number_anywhere_skips_the_step_everywhere(bad):
     b = Bench(make_spec(stages=2, steps=3, limits={"nonfinite_steps": 2}))
     b.join(0, 1)
     b.answer(), b.answer()
-    b.done(0, **bad)
+    b.done(0, norms=b.norms(0, bad))
     commands = b.done(1)
     [turn] = [c for c in commands if isinstance(c, ev.SendTurn)]
     assert turn.decision is not None
     assert not turn.decision.apply
-    b.done(0, **bad)
+    b.done(0, norms=b.norms(0, bad))
     b.done(1)
     why = reasons.NonFinite(2, 2, b.state.spec.optimizer.lr)
     assert b.state.history.paused == Paused(why)
@@ -125,8 +125,25 @@ def test_stale_and_foreign_words_change_nothing():
         assert b.tell(event) == []
         assert b.state == before
     b.done(0)
-    b.done(0, norms=(("layers.0", 99.0),))  # twice: the first counts
-    assert b.state.heard[0].norms == (("layers.0", 0.25),)
+    b.done(0, norms=b.norms(0, 99.0))  # twice: the first counts
+    assert b.state.heard[0].norms == b.norms(0)
+
+
+UNITS = {0: ("embed", "layers.0", "layers.1"), 1: ("layers.2", "layers.3", "head")}
+OTHER = [(0, UNITS[0][:-1]), (0, ()), (0, UNITS[1]), (1, UNITS[1][::-1]), (1, (*UNITS[1], "head"))]
+
+
+@pytest.mark.parametrize(("stage", "others"), OTHER)
+def test_norms_of_other_units_than_the_stages_decide_nothing(stage, others):
+    b = Bench(make_spec(stages=2, steps=3))
+    b.join(0, 1)
+    b.answer(), b.answer()
+    assert [tuple(unit for unit, _ in b.norms(i)) for i in UNITS] == list(UNITS.values())
+    b.done(1 - stage)
+    commands = b.done(stage, norms=tuple((unit, 0.25) for unit in others))
+    [dismissed] = [c for c in commands if isinstance(c, ev.Dismiss)]
+    assert (dismissed.peer, dismissed.why.kind) == (f"p{stage}", "invalid_message")
+    assert not [r for r in b.records if isinstance(r, Decided)]
 
 
 def test_a_new_basis_is_used_by_all_from_its_step_on():

@@ -1,4 +1,4 @@
-"""Do all stages use the run's bytes of U and T_fixed? What is done with a stage that does not. Pure."""
+"""Does a report count: of the run's bytes of U and T_fixed, and of all of its stage? What follows if not. Pure."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from protomodels_cli.coordinator.events import Dismiss
 from protomodels_cli.coordinator.moves import Moves
 from protomodels_cli.coordinator.state import Hashes, Report, State, Task
 from protomodels_cli.errors import EXIT_REFUSED
+from protomodels_cli.protocol import steps
 
 
 def right_hashes(state: State) -> Hashes | None:
@@ -42,4 +43,15 @@ def check_hashes(moves: Moves, task: Task, stage: int, report: Report) -> bool:
     [holder] = state.holders_of([stage])
     assigning.roll_back(moves, state.history.newest, reasons.StageDiverged(holder, other, task.step))
     assigning.regroup(moves)
+    return False
+
+
+def check_units(moves: Moves, stage: int, report: Report) -> bool:
+    """Whether the report has a norm of every unit of its stage: with one missing, the whole gradient's norm would be
+    wrong on all stages, and nobody would notice. Otherwise its holder is dismissed."""
+    history = moves.state.history
+    if [unit for unit, _ in report.norms] == steps.units(history.layers, stage):
+        return True
+    why = reasons.InvalidMessage(f"the gradient norms of stage {stage} are not those of its units")
+    assigning.dismiss(moves, why, history.holders[stage])
     return False

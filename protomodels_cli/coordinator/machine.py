@@ -181,6 +181,8 @@ def _hear(moves: Moves, task: Task, stage: int, report: Report) -> None:
         return
     if task.kind in ("build", "sync") and not checking.check_hashes(moves, task, stage, report):
         return
+    if task.kind == "step" and not checking.check_units(moves, stage, report):
+        return
     moves.set(heard={**state.heard, stage: report})
     if task.kind == "build":
         peer, newest = state.history.holders[stage], state.history.newest

@@ -27,6 +27,13 @@ def learning_rate(optimizer: OptimizerSpec, step: int, steps: int) -> float:
     return optimizer.lr * (s.final_fraction + (1.0 - s.final_fraction) * left)
 
 
+def units(layers: Sequence[int], stage: int) -> list[str]:
+    """What this stage reports a squared norm for, in layer order."""
+    first = sum(layers[:stage])
+    own = [f"layers.{i}" for i in range(first, first + layers[stage])]
+    return ["embed"] * (stage == 0) + own + ["head"] * (stage == len(layers) - 1)
+
+
 def gradient_norm(squared_norms: Iterable[float]) -> float:
     """The whole gradient's norm: the units' squared norms added in layer order, in float64."""
     total = 0.0
