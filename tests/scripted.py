@@ -78,8 +78,8 @@ def answer_of(event: ev.Event) -> Answer:
             return "basis taken", generation, version
         case ev.SubspaceReported(_, generation, step, _, sha256):
             return "subspace", generation, step, sha256 is not None
-        case ev.PartFailed(_, lineage, step):
-            return "part failed", lineage, step
+        case ev.PartFailed(_, lineage, step, stage):
+            return "part failed", lineage, step, stage
         case ev.SnapshotLost(_, generation, lineage, step):
             return "snapshot lost", generation, lineage, step
         case ev.Prefetched(_, part):

@@ -10,6 +10,7 @@ from simulated_words import T_FIXED, Assignment, Frame, Keep, NewBasis, PartFile
 
 from protomodels_cli.coordinator import events as ev
 from protomodels_cli.coordinator.history import Decided
+from protomodels_cli.coordinator.snapshots.failures import NotWritten
 from protomodels_cli.coordinator.state import Hashes, Holding, Peer, Report
 from protomodels_cli.protocol import steps
 from protomodels_cli.protocol.parts import Part
@@ -40,7 +41,7 @@ class Process:
         self.backlog: list[Callable[[], None]] = []  # what came while it was frozen
         self.leaving = False
         self.uploads: dict[tuple[int, int, int], PartFile] = {}
-        self.failed: set[tuple[int, int]] = set()  # snapshots for which it could not write its part
+        self.failed: dict[tuple[int, int], int] = {}  # snapshots for which it could not write the part of its stage
         self.is_spare = False
         self.newest: tuple[Part, ...] = ()  # all parts of the newest complete snapshot
         self.redial()
@@ -133,9 +134,9 @@ class Process:
         for key in [p for p in self.home.disk if p[:2] in word.begun]:
             self.uploads.setdefault(key, self.home.disk[key])
         self._upload()
-        self.failed &= word.begun
-        for lineage, step in sorted(self.failed):
-            self.tell(ev.PartFailed(self.id, lineage, step, "No space left on device"))
+        self.failed = {name: stage for name, stage in self.failed.items() if name in word.begun}
+        for (lineage, step), stage in sorted(self.failed.items()):
+            self.tell(ev.PartFailed(self.id, lineage, step, stage, NotWritten("full")))
         self.newest = word.newest
         self._fetch_ahead()
 
@@ -333,12 +334,12 @@ class Process:
             self._upload()
             return
 
-        self.failed.discard((part.lineage, part.step))
+        self.failed.pop(part.key[:2], None)
 
         def write() -> None:
             if self.home.disk_full:
-                self.failed.add((part.lineage, part.step))
-                self.tell(ev.PartFailed(self.id, part.lineage, part.step, "No space left on device"))
+                self.failed[part.key[:2]] = part.stage
+                self.tell(ev.PartFailed(self.id, *part.key, NotWritten("full")))
                 return
             self.home.disk[part.key] = self.uploads[part.key] = part
             self._upload()

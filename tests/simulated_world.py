@@ -320,7 +320,7 @@ def a_spec(rng: random.Random) -> tuple[RunSpec, frozenset[int]]:
             "keep": rng.randint(1, 3),
             "warm_spares": rng.random() < 0.5,
         },
-        limits={"nonfinite_steps": 3, "nonfinite_action": rng.choice(["pause", "return"])},
+        limits={"nonfinite_steps": 3, "nonfinite_action": rng.choice(["pause", "rollback"])},
     )
     bad = frozenset(s for s in range(1, steps) if rng.random() < 0.05)
     return spec, bad

@@ -195,8 +195,8 @@ SCRIPTS: dict[str, list[tuple[Any, ...]]] = {
     "a disk that is full": [
         *TWO_STEPS,
         (DiskFull(True),),
-        (turn(1, 5, "sync", 2, decided=2, save=True), done(1, 5), ("part failed", 1, 2), MOVED),
-        (keep(0, begun=(2,)), ("part failed", 1, 2)),
+        (turn(1, 5, "sync", 2, decided=2, save=True), done(1, 5), ("part failed", 1, 2, 0), MOVED),
+        (keep(0, begun=(2,)), ("part failed", 1, 2, 0)),
         (DiskFull(False),),
         (turn(1, 6, "sync", 2, save=True), done(1, 6), part(2)),
         (turn(1, 7, "sync", 2), done(1, 7)),

@@ -16,9 +16,11 @@ from test_snapshots import Desk
 from protomodels_cli.coordinator import events as ev
 from protomodels_cli.coordinator.run_dir import open_run_dir
 from protomodels_cli.coordinator.service import Service
+from protomodels_cli.coordinator.snapshots import failures
 from protomodels_cli.coordinator.snapshots.uploads import TooLarge
 from protomodels_cli.observe import logs
 from protomodels_cli.protocol.parts import Part
+from protomodels_cli.quantities import size
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.pb import pmtrain_pb2_grpc as rpc
 from protomodels_cli.worker import notices
@@ -71,12 +73,13 @@ def test_a_part_that_is_too_large_is_said_by_both_sides_and_its_snapshot_given_u
     asyncio.run(story())
     [told] = desk.told
     assert isinstance(told, ev.PartFailed)
-    assert (told.lineage, told.step) == (1, 3)
-    assert "4 MiB" in told.why
+    assert (told.lineage, told.step, told.stage) == (1, 3, 0)
+    assert isinstance(told.why, failures.TooLarge)
+    assert told.why.size > 4 << 20 > told.why.most
     [refused] = noted
     assert isinstance(refused, notices.PartRefused)
     assert (refused.step, refused.stage) == (3, 0)
-    assert told.why in refused.detail
+    assert size(told.why.size) in refused.detail
 
 
 def test_a_part_counts_as_uploaded_once_it_is_stored_and_until_then_the_log_says_why_not(tmp_path: Path, monkeypatch):

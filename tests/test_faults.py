@@ -213,7 +213,7 @@ def test_a_flipped_bit_is_found_mended_and_what_it_spoilt_is_redone(scene, what)
 
 def test_bad_numbers_that_do_not_come_back_are_redone(scene):
     """A gradient that is not finite, once: the run returns to before it, if its spec says so."""
-    s = scene(a_spec(limits={"nonfinite_steps": 1, "nonfinite_action": "return"}))
+    s = scene(a_spec(limits={"nonfinite_steps": 1, "nonfinite_action": "rollback"}))
     bad = {"step": 8, "microbatch": 1, "boundary": 1, "leg": "backward"}
     s.start(3, {"kind": "poison", "once": True, **bad})
     summary = s.ends_well()

@@ -7,6 +7,8 @@ import shutil
 import pytest
 from scene import a_spec
 
+from protomodels_cli.wire.pb.pmtrain_pb2 import PeerStatus
+
 FAULTS = {  # and how it shows that it was noticed: the links are made anew, or a snapshot is given up
     "a cut link": ({"kind": "cut_link", "step": 7}, "links"),
     "a cut link in the first step with a new U": ({"kind": "cut_link", "step": 6}, "links"),
@@ -97,7 +99,7 @@ def test_a_warm_spare_has_every_part_before_it_is_asked(scene):
     s.start(4, {"kind": "slow", "seconds": 0.15})
 
     def spares() -> list[int]:
-        return [int(p.name.removeprefix("peer-")) for p in s.status().peers if p.state == "spare"]
+        return [int(p.name.removeprefix("peer-")) for p in s.status().peers if p.state == PeerStatus.SPARE]
 
     def fetched() -> bool:
         names = [path.name[:13] for path in s.run_dir.glob(f"p{spare}/*/parts/*.safetensors")]

@@ -21,6 +21,7 @@ from protomodels_cli.coordinator.history import (
     Saved,
     fold,
 )
+from protomodels_cli.coordinator.snapshots.failures import NotWritten
 from protomodels_cli.protocol.steps import clip_coefficient, learning_rate
 
 
@@ -115,8 +116,8 @@ def test_stale_and_foreign_words_change_nothing():
         ev.SubspaceReported("p0", 1, 1, {}, "x"),
         ev.BasisTaken("p0", 1, 7, "x"),
         ev.SnapshotWhole(1, 1, ("a", "b")),
-        ev.PartFailed(None, 1, 1, "full"),
-        ev.PartFailed("p2", 1, 0, "a spare's"),
+        ev.PartFailed(None, 1, 1, 0, NotWritten("full")),
+        ev.PartFailed("p2", 1, 0, 0, NotWritten("a spare's")),
         ev.SnapshotLost("p0", 1, 1, 1, "damaged"),
         ev.Trouble("p2", BROKEN, 1, 1),  # a spare blames
         ev.Trouble("p0", BROKEN, 1, 0),  # of another generation

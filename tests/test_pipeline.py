@@ -281,6 +281,7 @@ def test_a_part_that_a_peer_cannot_write_costs_that_snapshot_only(pool):
     assert [p["exit"] for p in peers] == [0, 0]
     [failed] = events(led["run_dir"], "snapshot_failed")
     assert (failed["step"], failed["name"]) == (2, "peer-1")
-    assert os.strerror(errno.ENOSPC) in failed["detail"]
+    assert failed["peer"]
+    assert failed["reason"] == {"kind": "not_written", "detail": os.strerror(errno.ENOSPC)}
     assert peer_events(led["run_dir"] / "p1", "part_failed", step=2)
     assert [p.name for p in sorted((led["run_dir"] / "snapshots").iterdir())] == ["0001-00000004", "0001-00000006"]

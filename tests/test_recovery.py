@@ -216,7 +216,7 @@ def test_the_owner_pauses_resumes_and_stops():
 
 
 def test_bad_numbers_may_be_answered_with_an_older_snapshot_once():
-    limits = {"nonfinite_steps": 2, "nonfinite_action": "return"}
+    limits = {"nonfinite_steps": 2, "nonfinite_action": "rollback"}
     b = Bench(make_spec(stages=2, steps=9, limits=limits, snapshots={"interval": 2}))
     b.join(0, 1)
 

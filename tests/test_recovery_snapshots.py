@@ -9,9 +9,10 @@ from machine_bench import BROKEN, CUT_OFF, KILLED, Bench, peer, to_step, told
 
 from protomodels_cli.coordinator import assigning, notices, reasons
 from protomodels_cli.coordinator import events as ev
-from protomodels_cli.coordinator.history import (
-    Forgot,
-)
+from protomodels_cli.coordinator.history import Forgot
+from protomodels_cli.coordinator.snapshots.failures import NotWritten
+
+FULL = NotWritten("ENOSPC")
 
 
 def test_a_damaged_snapshot_is_forgotten_and_an_older_one_used():
@@ -72,7 +73,7 @@ def test_a_part_that_failed_is_given_up_also_while_the_run_waits_for_a_peer():
     b.answer_until(lambda: b.state.history.pending)
     b.tell(ev.Left("p0", CUT_OFF, may_return=True))
     assert not b.state.placed
-    b.tell(ev.PartFailed("p1", 1, 2, "ENOSPC"))
+    b.tell(ev.PartFailed("p1", 1, 2, 1, FULL))
     assert not b.state.history.pending
 
 
@@ -81,13 +82,16 @@ def test_a_snapshot_that_fails_is_left_out_and_the_last_one_is_waited_for():
     b.join(0, 1)
     to_step(b, 3)
     assert [m.step for m in b.state.history.pending] == [2]
-    b.tell(ev.PartFailed(None, 1, 2, "ENOSPC"))
+    b.tell(ev.PartFailed(None, 1, 2, 0, FULL))
     assert (b.state.task.kind, b.state.task.step) == ("step", 3), "the run goes on"
     b.answer_until(lambda: b.state.history.pending)
     b.answer_until(lambda: b.state.task is None, lambda: (b.done(0), b.done(1)))
-    b.tell(ev.PartFailed(None, 1, 4, "ENOSPC"))
-    assert b.waits() == reasons.NoRoomForSnapshot(4, "ENOSPC")
-    assert [n.step for n in told(b.commands, notices.SnapshotFailed)] == [2, 4]
+    b.tell(ev.PartFailed("p1", 1, 4, 1, FULL))
+    assert b.waits() == reasons.SnapshotFailing(4, FULL)
+    assert told(b.commands, notices.SnapshotFailed) == [
+        notices.SnapshotFailed(2, 0, None, "", FULL),
+        notices.SnapshotFailed(4, 1, "p1", "name-1", FULL),
+    ]
     b.tell(ev.Tick())
     assert not b.state.history.pending
     b.now += 6

@@ -111,7 +111,7 @@ def test_status_and_peers_before_during_and_after(tmp_path):
     spec = make_spec(stages=2, steps=100_000, eval={"interval": 0})
     with coordinator(spec, tmp_path) as (leader, link):
         early = json.loads(pmtrain("status", link, "--format", "json", cwd=tmp_path).stdout)
-        assert early["phase"] == "gathering"
+        assert early["phase"] == "waiting_for_peers"
         assert early["waiting_kind"] == "no_peers"
         peers = [begin("join", link, "--name", f"n{i}", "--dir", tmp_path / f"p{i}", cwd=tmp_path) for i in range(2)]
         wait_for(lambda: status(tmp_path)["step"] != "0", "no step was decided")
@@ -126,7 +126,7 @@ def test_status_and_peers_before_during_and_after(tmp_path):
         assert re.search(r"0 +0–1 +n\d ", text)
         who = json.loads(pmtrain("peers", link, "--format", "json", cwd=tmp_path).stdout)
         assert sorted(p["name"] for p in who) == ["n0", "n1"]
-        assert {p["state"] for p in who} == {"holds stage 0", "holds stage 1"}
+        assert {(p["state"], p["stage"]) for p in who} == {("holding", 0), ("holding", 1)}
         assert "directly" in pmtrain("peers", "run", cwd=tmp_path).stdout
         with begin("status", "run", "--watch", "--format", "json", cwd=tmp_path) as watch:
             steps = [int(json.loads(watch.stdout.readline())["step"]) for _ in range(3)]
@@ -141,7 +141,7 @@ def test_status_and_peers_before_during_and_after(tmp_path):
             code, said = ends(peer)
             assert code == 0, said
     after = status(tmp_path)
-    assert after["phase"] == "not running"
+    assert after["phase"] == "not_running"
     assert int(after["step"]) >= int(during["step"])
     gone = pmtrain("status", link, cwd=tmp_path)
     assert gone.returncode == 3

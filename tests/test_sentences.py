@@ -12,6 +12,7 @@ from protomodels_cli.coordinator import notices as n
 from protomodels_cli.coordinator import reasons as r
 from protomodels_cli.coordinator import refusals as no
 from protomodels_cli.coordinator.sentences import dismissal, loss, pause, refusal, rollback, sentence, spare, waiting
+from protomodels_cli.coordinator.snapshots import failures
 from protomodels_cli.observe import troubles as t
 from protomodels_cli.observe.notices import Fact
 
@@ -20,6 +21,7 @@ GIB, MIB = 1 << 30, 1 << 20
 HELD = r.InFlight(600 * MIB, more_microbatches=True, fewer_in_flight=True)
 WORK = r.StagesWorking("step", 5, (DESK,), 612.4)
 LR = 0.001
+FULL = failures.NotWritten("No space left on device")
 
 NOTICES: list[tuple[n.Notice, str]] = [
     (n.PeerJoined("p2", "desk", "cuda:0"), "desk (p2) joined with cuda:0"),
@@ -47,7 +49,7 @@ NOTICES: list[tuple[n.Notice, str]] = [
     ),
     (
         n.RelayingAll((DESK, ATTIC), 120.0),
-        "stages 1 (desk), 2 (attic) did not link within 2 min; relaying all links by the coordinator",
+        "stages 1 (desk), 2 (attic) did not link within 2 min; relaying all links through the coordinator",
     ),
     (
         n.RolledBack(r.StagesLost((0,), 5), 3, 2, 2),
@@ -60,12 +62,16 @@ NOTICES: list[tuple[n.Notice, str]] = [
     (n.SnapshotComplete(3), "saved the snapshot at step 3"),
     (n.SnapshotSkipped(6, 3), "skipped the snapshot at step 6: the one from step 3 is still uploading"),
     (
-        n.SnapshotFailed(6, "desk", "No space left on device"),
-        "could not save the snapshot at step 6: desk: No space left on device",
+        n.SnapshotFailed(6, 2, "p2", "desk", FULL),
+        "could not save stage 2's part of the snapshot at step 6: desk: No space left on device",
     ),
     (
-        n.SnapshotFailed(6, "", "No space left on device"),
-        "could not save the snapshot at step 6: the coordinator: No space left on device",
+        n.SnapshotFailed(6, 2, "p2", "", failures.TooLarge(3 << 20, 2 << 20)),
+        "could not save stage 2's part of the snapshot at step 6: p2: the part has 3 MiB, and may have 2 MiB at most",
+    ),
+    (
+        n.SnapshotFailed(6, 2, None, "", FULL),
+        "could not save stage 2's part of the snapshot at step 6: the coordinator: No space left on device",
     ),
     (
         n.SnapshotUnusable(6, "hash mismatch"),
@@ -103,6 +109,10 @@ NOTICES: list[tuple[n.Notice, str]] = [
         "stopped by the owner, saved up to step 5; continue with `pmtrain coordinator --resume --run-dir RUN_DIR`",
     ),
     (
+        n.RunStopped(0),
+        "stopped by the owner, nothing was saved yet; continue with `pmtrain coordinator --resume --run-dir RUN_DIR`",
+    ),
+    (
         n.Interrupted(5, "runs/home"),
         "interrupted after step 5; the peers wait, continue with `pmtrain coordinator --resume --run-dir runs/home`",
     ),
@@ -117,7 +127,7 @@ NOTICES += [
     (n.JournalRefused("the journal is damaged"), "the journal is damaged"),
     (
         n.SnapshotSetAside("0001-00000006", "hash mismatch"),
-        "set the snapshot 0001-00000006 aside, which cannot be used: hash mismatch",
+        "set aside the snapshot 0001-00000006, which cannot be used: hash mismatch",
     ),
     (
         n.JournalRebuilt(6, 2, "runs/home/set-aside-3"),
@@ -138,7 +148,7 @@ LOSSES: list[tuple[r.Loss, str]] = [
     (r.HashMismatch("U"), "computed a different U (hash mismatch)"),
     (r.DamagedBasis(3), "received basis 3 damaged (hash mismatch)"),
     (r.TooSlow(2, "build", 120.0), "did not build stage 2 within 2 min"),
-    (r.TooSlow(2, "reuse", 90.0), "did not reuse stage 2 within 1 min 30 s"),
+    (r.TooSlow(2, "reuse", 90.0), "did not continue with stage 2 from memory within 1 min 30 s"),
     (r.TooSlow(2, "link", 45.0), "did not link stage 2 within 45 s"),
     (r.PartUnreadable(6), "could not read a part of the snapshot at step 6"),
     (r.PeerReport(t.Failed("KeyError: 7")), "failed: KeyError: 7"),
@@ -154,6 +164,7 @@ AGAIN = "join again; if the same happens again, tell the run's owner"
 DISMISSALS: list[tuple[r.Dismissal, str, str]] = [
     (r.RunFinished(), "the run is done", ""),
     (r.RunStopped(5), "the run was stopped by the owner, saved up to step 5", ""),
+    (r.RunStopped(0), "the run was stopped by the owner, nothing was saved yet", ""),
     (r.AskedToLeave(), "left the run", ""),
     (
         r.HashMismatch("U"),
@@ -222,7 +233,7 @@ WAITS: list[tuple[r.Waiting, str]] = [
     (r.TooFewPeers(1, 2), "peers: 1 of 2 has joined"),
     (
         r.TooFewPeers(0, 2, at_least=True, unusable=1),
-        "peers: 0 of at least 2 have joined (1 more measured no usable speed)",
+        "peers: 0 of at least 2 have joined (1 more peer reported an unusable speed)",
     ),
     (
         r.StageTooLarge(2, r.Layers(4, 6, head=True), 3 * GIB, 2 * GIB),
@@ -238,7 +249,7 @@ WAITS: list[tuple[r.Waiting, str]] = [
     (
         r.ModelTooLarge(3 * GIB, 2 * GIB, more_peers_help=True, unusable=2),
         "a larger peer: no joined peer has the 3 GiB that the whole model in one stage needs, the largest has 2 GiB; "
-        "more peers could share the model (2 more measured no usable speed)",
+        "more peers could share the model (2 more peers reported an unusable speed)",
     ),
     (
         r.TooFewLargePeers(2, 3 * GIB, 1, 2 * GIB, r.InFlight(2 * GIB, False, True)),
@@ -280,7 +291,7 @@ WAITS: list[tuple[r.Waiting, str]] = [
     (r.StagesWorking("evaluation", 5, (DESK,), 3.0), "stage 1 (desk) to evaluate step 5 (3 s so far)"),
     (r.StagesWorking("finish", 5, (DESK,), 3.0), "stage 1 (desk) to hash the final weights (3 s so far)"),
     (r.SnapshotIncomplete(4), "the snapshot at step 4 to be uploaded"),
-    (r.NoRoomForSnapshot(4, "No space left on device"), "room for the snapshot at step 4 (No space left on device)"),
+    (r.SnapshotFailing(4, FULL), "the snapshot at step 4 to be retried: No space left on device"),
     (r.OwnersResume(), "the owner to resume the run"),
     (r.SubspaceReport(2), "the last stage to report on the subspace after step 2"),
     (r.BasisNotTaken(3, (DESK,)), "stage 1 (desk) to take basis 3"),

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import os
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch
 from conftest import make_spec
 from waiting import until
 
-from protomodels_cli.coordinator import machine
+from protomodels_cli.coordinator import events, machine
 from protomodels_cli.coordinator.messages import turn_message
 from protomodels_cli.coordinator.run_dir import open_run_dir
 from protomodels_cli.coordinator.service import ControlStream, EnrolledPeer, Service
@@ -167,11 +168,39 @@ def test_a_part_that_could_not_be_written_is_said_until_it_was_heard(tmp_path, m
         await exchange.save(1, 6, 2, {})
         still = pb.Keep(begun=[pb.SnapshotName(lineage=1, step=6)])
         await exchange.keep(still)
-        assert [(f.lineage, f.step) for f in told] == [(1, 6)] * 2
+        assert [(f.lineage, f.step, f.stage) for f in told] == [(1, 6, 2)] * 2
         assert noted == [notices.PartFailed(6, 2, os.strerror(errno.ENOSPC))], "once"
-        assert all(noted[0].detail in f.why for f in told)
+        assert all(noted[0].detail == f.why for f in told)
         await exchange.keep(pb.Keep())
         await exchange.keep(still)  # begun again
         assert len(told) == 2
 
     asyncio.run(story())
+
+
+def test_an_action_that_is_none_is_rejected_and_changes_nothing(tmp_path):
+    told: list[Any] = []
+    kinds: list[str] = []
+
+    async def story() -> None:
+        spec, nothing = make_spec(), None
+        run_dir = open_run_dir(tmp_path / "run", spec, Path())
+        server = grpc.aio.server()
+        service = Service(spec, run_dir, told.append, nothing, nothing)  # type: ignore[arg-type]
+        rpc.add_OperatorServicer_to_server(service, server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            control = partial(rpc.OperatorStub(channel).Control, metadata=(("owner", run_dir.owner),))
+            for request in (pb.ControlRequest(), pb.ControlRequest(action=99)):  # type: ignore[arg-type]
+                with pytest.raises(grpc.aio.AioRpcError) as error:
+                    await control(request)
+                kinds.append(dict(error.value.trailing_metadata())["kind"])
+            assert told == []
+            for action in ("PAUSE", "RESUME", "STOP"):
+                await control(pb.ControlRequest(action=action))
+        await server.stop(None)
+
+    asyncio.run(story())
+    assert kinds == ["unknown_action"] * 2
+    assert told == [events.PauseRun(), events.ResumeRun(), events.StopRun()]

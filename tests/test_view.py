@@ -10,9 +10,11 @@ import pytest
 from rich.console import Console
 
 from protomodels_cli.observe import progress
-from protomodels_cli.observe.view import picture
+from protomodels_cli.observe.view import fields, picture
 from protomodels_cli.quantities import duration
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
+
+RUNNING = pb.RunStatus.RUNNING
 
 
 def lines(status: pb.RunStatus) -> list[str]:
@@ -22,7 +24,7 @@ def lines(status: pb.RunStatus) -> list[str]:
 
 
 def test_a_wait_has_a_line_of_its_own_below_the_bar():
-    status = pb.RunStatus(name="home", phase="running", step=3, steps=9, waiting_for="stage 1 (attic)", waiting_s=9.0)
+    status = pb.RunStatus(name="home", phase=RUNNING, step=3, steps=9, waiting_for="stage 1 (attic)", waiting_s=9.0)
     shown = lines(status)
     assert shown[0].split()[:6] == ["home:", "running", "|", "step", "3/9", "(33.3"]
     assert set(shown[1]) <= set("━╸╺ ")
@@ -30,21 +32,41 @@ def test_a_wait_has_a_line_of_its_own_below_the_bar():
 
 
 def test_a_short_wait_of_a_running_run_is_not_worth_a_word():
-    status = pb.RunStatus(name="home", phase="running", step=3, steps=9, waiting_for="stage 1 (attic)", waiting_s=1.0)
+    status = pb.RunStatus(name="home", phase=RUNNING, step=3, steps=9, waiting_for="stage 1 (attic)", waiting_s=1.0)
     assert not any("waiting" in line for line in lines(status))
 
 
 def test_how_far_it_is_saved_and_what_was_redone_is_said():
-    status = pb.RunStatus(phase="running", step=30, steps=90, snapshot_step=20, rollbacks=2, steps_redone=7)
+    status = pb.RunStatus(phase=RUNNING, step=30, steps=90, snapshot_step=20, rollbacks=2, steps_redone=7)
     last = lines(status)[-1]
     assert re.findall(r"\d+", last) == ["20", "2", "7"]
 
 
 def test_a_paused_run_says_why_and_what_to_do():
-    status = pb.RunStatus(name="home", phase="paused", step=3, steps=9, reason="REASON", waiting_for="WAITS")
+    status = pb.RunStatus(name="home", phase=pb.RunStatus.PAUSED, step=3, steps=9, reason="REASON", waiting_for="WAITS")
     shown = lines(status)
     assert "REASON" in shown
     assert not any("WAITS" in line for line in shown)
+
+
+def test_trouble_with_a_link_is_shown_until_it_is_cured():
+    assert "TROUBLE" in lines(pb.RunStatus(phase=pb.RunStatus.ASSIGNING, steps=9, trouble="TROUBLE"))
+
+
+def test_programs_read_enums_in_lower_case_and_a_stage_where_there_is_one():
+    holds = pb.PeerStatus(peer="p1", state=pb.PeerStatus.HOLDING, stage=0)
+    stage = pb.StageStatus(state=pb.StageStatus.LOST, holders=[pb.Holder(peer="p2")])
+    spare = pb.PeerStatus(peer="p3", state=pb.PeerStatus.SPARE)
+    found = fields(pb.RunStatus(phase=pb.RunStatus.WAITING_FOR_PEERS, peers=[holds, spare], stages=[stage]))
+    assert found["phase"] == "waiting_for_peers"
+    assert [(p["state"], p.get("stage")) for p in found["peers"]] == [("holding", 0), ("spare", None)]
+    assert [(s["state"], s["holders"]) for s in found["stages"]] == [("lost", [{"peer": "p2", "name": ""}])]
+
+
+def test_a_phase_that_only_a_newer_coordinator_has():
+    newer = pb.RunStatus(steps=9, phase=99)  # type: ignore[arg-type]
+    assert lines(newer)
+    assert fields(newer)["phase"] == "99"
 
 
 def a_step(step: int) -> dict[str, Any]:

@@ -32,6 +32,7 @@ from protomodels_cli.wire.pb.pmtrain_pb2 import RunStatus
 LOOK_SECONDS = 0.25
 LOOK_OFTEN = 0.05
 PLAIN_SECONDS = 5.0
+BEFORE_THE_FIRST_STEP = (RunStatus.WAITING_FOR_PEERS, RunStatus.ASSIGNING)
 
 
 def run(
@@ -166,11 +167,11 @@ async def _follow(
         show(status)
         if chaos is not None:
             chaos.saw(status)
-        if status.phase == "done":
+        if status.phase == RunStatus.DONE:
             return
-        if status.phase == "paused":
+        if status.phase == RunStatus.PAUSED:
             raise RunStopped(status.reason, f"look into {running.folder}/logs", "paused")
-        if chaos is None and status.phase in ("gathering", "placing"):
+        if chaos is None and status.phase in BEFORE_THE_FIRST_STEP:
             for name, peer in running.peers.items():
                 if peer.poll():
                     raise running.failure(name)
@@ -198,12 +199,12 @@ class _Lines:
     """Without a terminal: a line now and then, and whenever the phase changes."""
 
     def __init__(self) -> None:
-        self._shown, self._phase = 0.0, ""
+        self._shown, self._phase = 0.0, RunStatus.UNSPECIFIED
 
     def __call__(self, status: RunStatus) -> None:
         if status.phase != self._phase or status.uptime_s - self._shown >= PLAIN_SECONDS:
             self._shown, self._phase = status.uptime_s, status.phase
-            waits = f" | waiting for {status.waiting_for}" if status.phase in ("gathering", "placing") else ""
+            waits = f" | waiting for {status.waiting_for}" if status.phase in BEFORE_THE_FIRST_STEP else ""
             print(headline(status) + waits, flush=True)
 
     def __enter__(self) -> Callable[[RunStatus], None]:

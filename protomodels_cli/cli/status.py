@@ -46,13 +46,13 @@ def peers(run: Run, output: FormatOption = Format.text, watch: WatchOption = Fal
 def _show(run: str, output: Format, watch: bool, draw: Callable[[RunStatus], RenderableType], part: str | None) -> None:
     import json
 
-    from google.protobuf.json_format import MessageToDict
     from rich.console import Console
     from rich.live import Live
 
+    from protomodels_cli.observe.view import fields
+
     def as_json(s: RunStatus) -> str:
-        fields = MessageToDict(s, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
-        return json.dumps(fields[part] if part else fields, indent=None if watch else 1)
+        return json.dumps(fields(s)[part] if part else fields(s), indent=None if watch else 1)
 
     async def once() -> RunStatus:
         async for s in _statuses(run, watch=False):
@@ -89,6 +89,7 @@ async def _statuses(run: str, watch: bool) -> AsyncIterator[RunStatus]:
     from protomodels_cli.errors import UserError
     from protomodels_cli.wire.client import operator
     from protomodels_cli.wire.join_link import FingerprintError, JoinLink, UnreachableError
+    from protomodels_cli.wire.pb.pmtrain_pb2 import RunStatus
 
     folder = None if "://" in run else Path(run)
     if folder is not None and not holds_a_run(folder):
@@ -105,7 +106,7 @@ async def _statuses(run: str, watch: bool) -> AsyncIterator[RunStatus]:
             while True:
                 s = await coordinator.status()
                 yield s
-                if not watch or s.phase == "done":
+                if not watch or s.phase == RunStatus.DONE:
                     return
                 await asyncio.sleep(WATCH_SECONDS)
     except (UnreachableError, FingerprintError):  # the coordinator is gone, or another run has the port by now

@@ -117,7 +117,9 @@ def assign_again(moves: Moves, what: reasons.Complaint | reasons.PartUnreadable,
         dismiss(moves, what, *dict.fromkeys(peers))
         return
     peer = moves.state.peers[peers[0]]
-    moves.tell(notices.Relinking(peer.id, peer.name, moves.state.stage_of(peer.id), what))
+    trouble = notices.Relinking(peer.id, peer.name, moves.state.stage_of(peer.id), what)
+    moves.set(trouble=trouble)
+    moves.tell(trouble)
     regroup(moves)
 
 

@@ -1,6 +1,6 @@
-"""Requests of a peer that the coordinator rejects, as data with a kind, and how each reads.
+"""Requests that the coordinator rejects, as data with a kind, and how each reads.
 
-A peer of the right version never sends one of these; whoever debugs one that does reads the sentence.
+A peer or command of the right version never sends one of these; whoever debugs one that does reads the sentence.
 """
 
 from __future__ import annotations
@@ -82,6 +82,12 @@ class InvalidRegistration(Fact):
     kind: Literal["invalid_registration"] = "invalid_registration"
 
 
+@dataclass(frozen=True)
+class UnknownAction(Fact):
+    action: int
+    kind: Literal["unknown_action"] = "unknown_action"
+
+
 Reason = (
     UnknownPart
     | NotHolder
@@ -95,6 +101,7 @@ Reason = (
     | NoHeader
     | InvalidOffset
     | InvalidRegistration
+    | UnknownAction
 )
 
 
@@ -132,5 +139,7 @@ def sentence(reason: Reason) -> str:
             return f"the offset {offset:,} is beyond the end of any file"
         case InvalidRegistration(detail):
             return f"invalid registration: {detail}"
+        case UnknownAction(action):
+            return f"a run can be paused, resumed or stopped, and action {action} is none of these"
         case _:
             assert_never(reason)

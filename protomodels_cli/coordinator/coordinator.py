@@ -206,7 +206,7 @@ class Coordinator:
     async def _look_into(self, lost: events.SnapshotLost) -> None:
         """A peer cannot read its part of a snapshot. What is here decides: a peer's word costs nobody a snapshot."""
         stage, history = self.state.stage_of(lost.peer), self.state.history
-        mark = next((m for m in history.snapshots if (m.lineage, m.step) == (lost.lineage, lost.step)), None)
+        mark = next((m for m in history.snapshots if m.key == (lost.lineage, lost.step)), None)
         if stage is None or lost.generation != history.generation or mark is None or not mark.parts:
             return
         whole = await self._upkeep.is_whole(mark, stage)

@@ -9,6 +9,7 @@ from typing import Any
 from protomodels_cli.coordinator import reasons
 from protomodels_cli.coordinator.history import Decided
 from protomodels_cli.coordinator.notices import Notice
+from protomodels_cli.coordinator.snapshots.failures import PartFailure
 from protomodels_cli.coordinator.state import Peer, Report, Task
 from protomodels_cli.protocol.parts import Part
 
@@ -82,7 +83,8 @@ class PartFailed:
     peer: str | None
     lineage: int
     step: int
-    why: str
+    stage: int
+    why: PartFailure
 
 
 @dataclass(frozen=True)

@@ -250,6 +250,7 @@ def _decide(moves: Moves, task: Task, reports: list[Report]) -> None:
         undelivered=True,
         broken=0,
         stalled=0,
+        trouble=None,
         decided_at=(*state.decided_at[-49:], moves.now),
         step_seconds=(*state.step_seconds[-49:], seconds),
     )
@@ -278,7 +279,7 @@ def _answer_bad_numbers(moves: Moves) -> None:
     many, step = history.skipped_in_a_row, history.step
     why = reasons.NonFinite(many, step, spec.optimizer.lr)
     before = [mark for mark in history.snapshots if mark.step <= step - many]
-    if spec.limits.nonfinite_action == "return" and history.answered < step:
+    if spec.limits.nonfinite_action == "rollback" and history.answered < step:
         assigning.roll_back(moves, before[-1], why, answered=step)
         assigning.regroup(moves)
         return
@@ -370,7 +371,7 @@ def _lose_snapshot(moves: Moves, event: SnapshotLost) -> None:
     state, history = moves.state, moves.state.history
     known = state.stage_of(event.peer) is not None and event.generation == history.generation
     snapshot = (event.lineage, event.step)
-    if not known or snapshot not in [(m.lineage, m.step) for m in history.snapshots[1:]]:
+    if not known or snapshot not in [m.key for m in history.snapshots[1:]]:
         return
     if event.whole_here:
         assigning.assign_again(moves, reasons.PartUnreadable(event.step), event.peer)

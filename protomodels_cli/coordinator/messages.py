@@ -8,6 +8,7 @@ from typing import Any, assert_never
 from protomodels_cli.coordinator import events, sentences
 from protomodels_cli.coordinator.history import Decided, History, Mark
 from protomodels_cli.coordinator.reasons import PeerReport
+from protomodels_cli.coordinator.snapshots.failures import NotWritten
 from protomodels_cli.coordinator.state import Hashes, Holding, Peer, Report, State, Task
 from protomodels_cli.observe import troubles
 from protomodels_cli.spec.schema import RunSpec
@@ -60,12 +61,25 @@ def event_of(peer: str, message: pb.PeerMessage, spec: RunSpec) -> events.Event 
             return events.Trouble(peer, PeerReport(trouble), about, message.trouble.generation)
         case "part_failed":
             failed = message.part_failed
-            return events.PartFailed(peer, failed.lineage, failed.step, clean(failed.why))
+            return events.PartFailed(peer, failed.lineage, failed.step, failed.stage, NotWritten(clean(failed.why)))
         case "snapshot_lost":
             lost = message.snapshot_lost
             return events.SnapshotLost(peer, lost.generation, lost.lineage, lost.step, clean(lost.why))
         case "prefetched":
             return events.Prefetched(peer, part_of(message.prefetched))
+        case _:
+            return None
+
+
+def owners_event(request: pb.ControlRequest) -> events.FromOwner | None:
+    """None: an action that this version does not have, or no action at all."""
+    match request.action:
+        case pb.ControlRequest.PAUSE:
+            return events.PauseRun()
+        case pb.ControlRequest.RESUME:
+            return events.ResumeRun()
+        case pb.ControlRequest.STOP:
+            return events.StopRun()
         case _:
             return None
 
@@ -180,7 +194,7 @@ def turn_message(
         case "finish":
             turn.finish.step = task.step
         case "build":
-            raise AssertionError("a assignment is sent to each peer by itself")
+            raise AssertionError("an assignment is sent to each peer by itself")
     return turn
 
 

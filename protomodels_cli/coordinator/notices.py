@@ -11,6 +11,7 @@ from typing import ClassVar, Literal
 
 from protomodels_cli.coordinator import reasons
 from protomodels_cli.coordinator.reasons import Holder
+from protomodels_cli.coordinator.snapshots.failures import PartFailure
 from protomodels_cli.observe.notices import Notice as Base
 
 # Peers
@@ -137,8 +138,10 @@ class SnapshotSkipped(Base):
 class SnapshotFailed(Base):
     level: ClassVar[int] = logging.WARNING
     step: int
-    name: str  # of the peer that could not write its part; empty: the coordinator could not
-    detail: str
+    stage: int  # whose part it is
+    peer: str | None  # who could not save that; None: the coordinator
+    name: str
+    reason: PartFailure
     kind: Literal["snapshot_failed"] = "snapshot_failed"
 
 

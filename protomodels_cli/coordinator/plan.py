@@ -21,7 +21,7 @@ def next_kind(state: State) -> tuple[TaskKind, int] | reasons.Blocker:
             return "evaluation", step
         if is_needed(state):
             if state.unsaved is not None:
-                return reasons.NoRoomForSnapshot(step, state.unsaved[1])
+                return reasons.SnapshotFailing(step, state.unsaved[1])
             if state.owed is not None and step in state.whole:  # all that it lacks
                 return reasons.SubspaceReport(state.owed)
             return reasons.SnapshotIncomplete(step)

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Discriminator
 
+from protomodels_cli.coordinator.snapshots.failures import PartFailure
 from protomodels_cli.observe.notices import Fact
 from protomodels_cli.observe.troubles import Trouble
 
@@ -302,10 +303,12 @@ class SnapshotIncomplete(Fact):
 
 
 @dataclass(frozen=True)
-class NoRoomForSnapshot(Fact):
+class SnapshotFailing(Fact):
+    """A part could not be saved: the snapshot is begun again in a few seconds."""
+
     step: int
-    detail: str
-    kind: Literal["no_room_for_snapshot"] = "no_room_for_snapshot"
+    reason: PartFailure
+    kind: Literal["snapshot_failing"] = "snapshot_failing"
 
 
 @dataclass(frozen=True)
@@ -344,7 +347,7 @@ class CoordinatorStopped(Fact):
     kind: Literal["coordinator_stopped"] = "coordinator_stopped"
 
 
-Blocker = SnapshotIncomplete | NoRoomForSnapshot | OwnersResume | SubspaceReport | BasisNotTaken
+Blocker = SnapshotIncomplete | SnapshotFailing | OwnersResume | SubspaceReport | BasisNotTaken
 Stall = StagesWorking | SubspaceReport | BasisNotTaken  # what a new generation asks for again
 Waiting = Blocker | Missing | StagesWorking | Coordinator | CoordinatorStopped
 

@@ -8,6 +8,7 @@ from typing import assert_never
 from protomodels_cli.coordinator import notices as n
 from protomodels_cli.coordinator import reasons as r
 from protomodels_cli.coordinator import refusals as no
+from protomodels_cli.coordinator.snapshots.failures import NotWritten, PartFailure, TooLarge
 from protomodels_cli.observe import troubles
 from protomodels_cli.quantities import duration, plural, size
 
@@ -37,7 +38,8 @@ def sentence(notice: n.Notice) -> str:
         case n.Stalled(work):
             return f"stalled, still waiting for {waiting(work)}; relinking all stages"
         case n.RelayingAll(holders, seconds):
-            return f"{_stages(holders)} did not link within {duration(seconds)}; relaying all links by the coordinator"
+            late = f"{_stages(holders)} did not link within {duration(seconds)}"
+            return f"{late}; relaying all links through the coordinator"
         case n.RolledBack(reason, step, redone):
             where = f"the snapshot at step {step}" if step else "the beginning"
             return f"rolled back to {where}, {plural(redone, 'step')} to redo: {rollback(reason)}"
@@ -45,8 +47,9 @@ def sentence(notice: n.Notice) -> str:
             return f"saved the snapshot at step {step}"
         case n.SnapshotSkipped(step, uploading):
             return f"skipped the snapshot at step {step}: the one from step {uploading} is still uploading"
-        case n.SnapshotFailed(step, name, detail):
-            return f"could not save the snapshot at step {step}: {name or 'the coordinator'}: {detail}"
+        case n.SnapshotFailed(step, stage, peer, name, reason):
+            who = "the coordinator" if peer is None else name or peer
+            return f"could not save {_part(stage, step)}: {who}: {part_failure(reason)}"
         case n.SnapshotUnusable(step, detail):
             return f"the snapshot at step {step} is unusable: {detail}; what is left of it is set aside"
         case (
@@ -71,7 +74,7 @@ def sentence(notice: n.Notice) -> str:
             return f"the run is done after {plural(steps, 'step')}"
         case n.RunStopped(step):
             command = "`pmtrain coordinator --resume --run-dir RUN_DIR`"
-            return f"stopped by the owner, saved up to step {step}; continue with {command}"
+            return f"stopped by the owner, {_saved(step)}; continue with {command}"
         case n.Interrupted(step, path):
             command = f"`pmtrain coordinator --resume --run-dir {path}`"
             return f"interrupted after step {step}; the peers wait, continue with {command}"
@@ -106,7 +109,7 @@ def _rebuilding(notice: n.AboutRebuilding) -> str:
         case n.JournalRefused(detail):
             return detail
         case n.SnapshotSetAside(snapshot, detail):
-            return f"set the snapshot {snapshot} aside, which cannot be used: {detail}"
+            return f"set aside the snapshot {snapshot}, which cannot be used: {detail}"
         case n.JournalRebuilt(step, lost, aside):
             start = f"the snapshot at step {step}" if step else "the beginning, without a complete snapshot"
             redo = f"{plural(lost, 'step')} to redo" if lost else "nothing to redo"
@@ -132,7 +135,8 @@ def loss(reason: r.Loss) -> str:
         case r.DamagedBasis(version):
             return f"received basis {version} damaged (hash mismatch)"
         case r.TooSlow(stage, doing, seconds):
-            return f"did not {doing} stage {stage} within {duration(seconds)}"
+            work = f"continue with stage {stage} from memory" if doing == "reuse" else f"{doing} stage {stage}"
+            return f"did not {work} within {duration(seconds)}"
         case r.PartUnreadable(step):
             return f"could not read a part of the snapshot at step {step}"
         case r.PeerReport(trouble):
@@ -153,7 +157,7 @@ def dismissal(reason: r.Dismissal) -> tuple[str, str]:
         case r.RunFinished():
             return "the run is done", ""
         case r.RunStopped(step):
-            return f"the run was stopped by the owner, saved up to step {step}", ""
+            return f"the run was stopped by the owner, {_saved(step)}", ""
         case r.AskedToLeave():
             return "left the run", ""
         case r.HashMismatch():
@@ -196,6 +200,17 @@ def refusal(reason: no.Refusal) -> tuple[str, str]:
             return f"this peer's key cannot be signed: {detail}", f"install pmtrain {our_version} here"
         case no.OtherSpec():
             return "this peer's spec is not the run's (hash mismatch)", "join again with this run's link"
+        case _:
+            assert_never(reason)
+
+
+def part_failure(reason: PartFailure) -> str:
+    """After "could not save stage 2's part of the snapshot at step 6: desk: "."""
+    match reason:
+        case NotWritten(detail):
+            return detail
+        case TooLarge(found, most):
+            return f"the part has {size(found)}, and may have {size(most)} at most"
         case _:
             assert_never(reason)
 
@@ -245,8 +260,8 @@ def waiting(what: r.Waiting) -> str:
             return _work(what)
         case r.SnapshotIncomplete(step):
             return f"the snapshot at step {step} to be uploaded"
-        case r.NoRoomForSnapshot(step, detail):
-            return f"room for the snapshot at step {step} ({detail})"
+        case r.SnapshotFailing(step, reason):
+            return f"the snapshot at step {step} to be retried: {part_failure(reason)}"
         case r.OwnersResume():
             return "the owner to resume the run"
         case r.SubspaceReport(step):
@@ -267,7 +282,7 @@ def waiting(what: r.Waiting) -> str:
             needs = ", ".join(f"stage {s.stage} ({_with_host(s)})" for s in stages)
             return f"{'a peer' if len(stages) == 1 else plural(len(stages), 'peer')} with the memory for {needs}"
         case _:
-            unusable = f" ({what.unusable} more measured no usable speed)" if what.unusable else ""
+            unusable = f" ({plural(what.unusable, 'more peer')} reported an unusable speed)" if what.unusable else ""
             return _no_placement(what) + unusable
 
 
@@ -364,6 +379,10 @@ def _contents(layers: r.Layers) -> str:
 
 def _peer(name: str, stage: int | None) -> str:
     return f"{name} ({'spare' if stage is None else f'stage {stage}'})"
+
+
+def _saved(step: int) -> str:
+    return f"saved up to step {step}" if step else "nothing was saved yet"
 
 
 def _part(stage: int, step: int) -> str:

@@ -23,10 +23,11 @@ from protomodels_cli import PROTOCOL, __version__
 from protomodels_cli.coordinator import bad_requests, events, refusals
 from protomodels_cli.coordinator.bad_requests import BadRequest
 from protomodels_cli.coordinator.door import Door
-from protomodels_cli.coordinator.messages import clean, event_of, peer_of
+from protomodels_cli.coordinator.messages import clean, event_of, owners_event, peer_of
 from protomodels_cli.coordinator.reasons import ConnectionClosed, InvalidMessage, NoHeartbeat
 from protomodels_cli.coordinator.run_dir import RunDir
 from protomodels_cli.coordinator.sentences import refusal
+from protomodels_cli.coordinator.snapshots.failures import NotWritten
 from protomodels_cli.coordinator.snapshots.uploads import Damaged, Later, TooLarge, Uploads
 from protomodels_cli.observe.logs import WIRE
 from protomodels_cli.quantities import duration
@@ -312,7 +313,7 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
             await context.abort(TOO_LARGE, str(e))
         except OSError as e:
             why = e.strerror or str(e)
-            self._tell(events.PartFailed(None, request.lineage, request.step, why))
+            self._tell(events.PartFailed(None, request.lineage, request.step, request.stage, NotWritten(why)))
             await context.abort(grpc.StatusCode.UNAVAILABLE, f"the coordinator cannot write the part: {why}")
         return pb.OfferReply(wanted=offset is not None, offset=offset or 0)
 
@@ -363,9 +364,10 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
 
     async def Control(self, request: pb.ControlRequest, context: grpc.aio.ServicerContext) -> pb.ControlReply:
         await self._check("owner", self._run_dir.owner, context, refusals.NotOwner())
-        actions: dict[int, events.Event] = {0: events.PauseRun(), 1: events.ResumeRun(), 2: events.StopRun()}
-        if request.action in actions:
-            self._tell(actions[request.action])
+        if (event := owners_event(request)) is None:
+            await _reject(context, bad_requests.UnknownAction(request.action))
+        else:
+            self._tell(event)
         return pb.ControlReply()
 
     async def _check(

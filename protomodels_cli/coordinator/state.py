@@ -9,7 +9,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from protomodels_cli.coordinator.history import History
+from protomodels_cli.coordinator.notices import Relinking
 from protomodels_cli.coordinator.reasons import Blocker, Holder, Missing, NoPeers, TaskKind
+from protomodels_cli.coordinator.snapshots.failures import PartFailure
 from protomodels_cli.protocol import steps
 from protomodels_cli.protocol.parts import Part
 from protomodels_cli.spec.schema import RunSpec
@@ -94,10 +96,11 @@ class State:
     stopped: bool = False  # … and it was
     asked: tuple[int, int] = (0, 0)  # generation and step in which the stages were last asked for their parts
     whole: Mapping[int, tuple[str, ...]] = field(default_factory=dict)  # begun snapshot → the hashes of all its parts
-    unsaved: tuple[int, str, float] | None = None  # the snapshot of this step failed: why, and when
+    unsaved: tuple[int, PartFailure, float] | None = None  # the snapshot of this step failed: why, and when
     suspects: frozenset[str] = frozenset()  # peers that were seen to use other bytes of U or T_fixed, once
     broken: int = 0  # generations in a row that ended before a step was decided
     stalled: int = 0  # … because a task did not end
+    trouble: Relinking | None = None  # the last of these generations' end, as it was told
     relay_all: bool = False  # direct links failed: send everything through the door
     missing: Missing = field(default_factory=NoPeers)  # while there is no placement: why
     tasks: int = 0

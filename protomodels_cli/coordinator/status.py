@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from protomodels_cli.coordinator import reasons
 from protomodels_cli.coordinator.plan import waiting_for
-from protomodels_cli.coordinator.sentences import pause, waiting
+from protomodels_cli.coordinator.reasons import TaskKind
+from protomodels_cli.coordinator.sentences import pause, sentence, waiting
 from protomodels_cli.coordinator.state import State
 from protomodels_cli.spec.cut import spans
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.usage import Usage
+
+DOING: dict[TaskKind, pb.StageStatus.State] = {
+    "build": pb.StageStatus.BUILDING,
+    "link": pb.StageStatus.LINKING,
+    "step": pb.StageStatus.TRAINING,
+    "sync": pb.StageStatus.CHECKING,
+    "evaluation": pb.StageStatus.EVALUATING,
+    "finish": pb.StageStatus.FINISHING,
+}
 
 
 def describe(state: State, now: float, started: float, refused: int) -> pb.RunStatus:
@@ -33,6 +44,8 @@ def describe(state: State, now: float, started: float, refused: int) -> pb.RunSt
         tokens=history.step * spec.batch.size * spec.model.context,
         refused_connections=refused,
         waiting_s=max(0.0, now - state.task.started) if state.task else 0.0,
+        trouble="" if state.trouble is None else sentence(state.trouble),
+        trouble_kind="" if state.trouble is None else _kind(state.trouble.reason),
         stages=_stages(state),
         peers=_peers(state, now),
     )
@@ -46,14 +59,18 @@ def describe(state: State, now: float, started: float, refused: int) -> pb.RunSt
     return status
 
 
-def phase_of(state: State) -> str:
+def _kind(reason: reasons.Complaint | reasons.PartUnreadable) -> str:
+    return reason.trouble.kind if isinstance(reason, reasons.PeerReport) else reason.kind
+
+
+def phase_of(state: State) -> pb.RunStatus.Phase:
     if state.history.ended:
-        return "done"
+        return pb.RunStatus.DONE
     if not state.placed:
-        return "waiting" if state.history.step else "gathering"
+        return pb.RunStatus.WAITING if state.history.step else pb.RunStatus.WAITING_FOR_PEERS
     if state.task is not None and state.task.kind in ("build", "link"):
-        return "placing"
-    return "paused" if state.history.paused and state.task is None else "running"
+        return pb.RunStatus.ASSIGNING
+    return pb.RunStatus.PAUSED if state.history.paused and state.task is None else pb.RunStatus.RUNNING
 
 
 def tokens_per_s(state: State) -> float:
@@ -78,7 +95,7 @@ def _stages(state: State) -> list[pb.StageStatus]:
                 stage=i,
                 first_layer=span.start,
                 end_layer=span.stop,
-                holders=[pb.Holder(peer=holder, name=peer.name if peer else "gone")],
+                holders=[pb.Holder(peer=holder, name=peer.name if peer else "")],
                 state=_doing(state, i),
                 compute_share=used.compute_s / whole,
                 wait_share=used.wait_s / whole,
@@ -93,27 +110,26 @@ def _stages(state: State) -> list[pb.StageStatus]:
     return rows
 
 
-def _doing(state: State, stage: int) -> str:
+def _doing(state: State, stage: int) -> pb.StageStatus.State:
     if state.history.holders[stage] not in state.peers:
-        return "gone"
+        return pb.StageStatus.LOST
     if state.task is None or stage in state.heard:
-        return "waiting"
-    words = {"build": "building", "link": "linking", "step": "training", "sync": "checking", "evaluation": "evaluating"}
-    return words.get(state.task.kind, "finishing")
+        return pb.StageStatus.WAITING
+    return DOING[state.task.kind]
 
 
 def _peers(state: State, now: float) -> list[pb.PeerStatus]:
-    def doing(peer: str) -> str:
-        stage = state.stage_of(peer) if state.placed else None
-        if stage is None:
-            return "spare"
-        return f"leaving stage {stage}" if peer in state.leaving else f"holds stage {stage}"
+    def doing(peer: str) -> pb.PeerStatus.State:
+        if state.stage_of(peer) is None:
+            return pb.PeerStatus.SPARE
+        return pb.PeerStatus.LEAVING if peer in state.leaving else pb.PeerStatus.HOLDING
 
     return [
         pb.PeerStatus(
             peer=p.id,
             name=p.name,
             state=doing(p.id),
+            stage=state.stage_of(p.id),
             device=p.device,
             memory=p.memory,
             flops=p.flops,

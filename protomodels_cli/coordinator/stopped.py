@@ -20,6 +20,7 @@ def from_journal(run_dir: Path) -> pb.RunStatus:
     status = describe(State(spec, (0, ""), history), last, last, 0)
     if not history.over:
         stopped = CoordinatorStopped()
-        status.phase, status.waiting_for, status.waiting_kind = "not running", waiting(stopped), stopped.kind
+        status.phase = pb.RunStatus.NOT_RUNNING
+        status.waiting_for, status.waiting_kind = waiting(stopped), stopped.kind
     del status.stages[:]  # nobody holds them now
     return status

@@ -51,7 +51,7 @@ class Chaos:
 
     async def make(self) -> None:
         """Inject one fault after another until cancelled, each after the run has recovered from the last."""
-        while self._seen is None or self._seen.step < FIRST_STEP or self._seen.phase != "running":
+        while self._seen is None or self._seen.step < FIRST_STEP or self._seen.phase != RunStatus.RUNNING:
             await asyncio.sleep(LOOK_SECONDS)
         while True:
             await asyncio.sleep(self._random.uniform(*CALM))
@@ -99,7 +99,7 @@ class Chaos:
     def _is_over(self, before: RunStatus) -> bool:
         """Whether the run has recovered: it has granted a step since, in the new generation if there is one."""
         now = self._seen
-        if now is None or now.phase != "running":
+        if now is None or now.phase != RunStatus.RUNNING:
             return False
         return now.generation > before.generation or now.step >= before.step + 2
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from google.protobuf.descriptor import Descriptor
+from google.protobuf.json_format import MessageToDict
 from rich import box
 from rich.console import Group, RenderableType
 from rich.padding import Padding
@@ -15,28 +19,56 @@ from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 LONG = 2.0  # seconds: shorter waits of a running run are not shown
 
 
+def fields(s: pb.RunStatus) -> dict[str, Any]:
+    """For programs: all fields, with enum values in lower case."""
+    plain = MessageToDict(s, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
+    return _lower_enums(plain, s.DESCRIPTOR)
+
+
+def _lower_enums(message: dict[str, Any], descriptor: Descriptor) -> dict[str, Any]:
+    for name, value in message.items():
+        field = descriptor.fields_by_name[name]
+        if field.enum_type is not None:
+            message[name] = str(value).lower()
+        elif field.message_type is not None:
+            for each in value:
+                _lower_enums(each, field.message_type)
+    return message
+
+
+def phase(s: pb.RunStatus) -> str:
+    """For people."""
+    return _words(pb.RunStatus.Phase, s.phase)
+
+
+def _words(enum: Any, value: int) -> str:
+    return enum.Name(value).lower().replace("_", " ") if value in enum.values() else "unknown"
+
+
 def headline(s: pb.RunStatus) -> str:
     """The run in one line."""
-    parts = [f"{s.name}: {s.phase}", f"step {s.step}/{s.steps} ({100 * s.step / s.steps:.1f} %)"]
+    parts = [f"{s.name}: {phase(s)}", f"step {s.step}/{s.steps} ({100 * s.step / s.steps:.1f} %)"]
     if s.HasField("loss"):
         parts.append(f"loss {s.loss:.4f}")
     if s.HasField("eval_loss"):
         parts.append(f"held-out {s.eval_loss:.4f}")
     if s.tokens_per_s:
         parts.append(rate(s.tokens_per_s, "tok/s"))
-    if s.HasField("eta_s") and s.phase == "running":
+    if s.HasField("eta_s") and s.phase == pb.RunStatus.RUNNING:
         parts.append(f"eta {duration(s.eta_s)}")
     return " | ".join(parts)
 
 
 def picture(s: pb.RunStatus) -> RenderableType:
     rows: list[RenderableType] = [Text(headline(s), style="bold")]
-    if s.phase == "running":
+    if s.phase == pb.RunStatus.RUNNING:
         rows.append(Padding(ProgressBar(total=s.steps, completed=s.step, width=72), 0))  # which ends its line
     if s.reason:
         rows.append(Text(s.reason, style="bold red"))
-    elif s.waiting_for and (s.phase != "running" or s.waiting_s > LONG):
+    elif s.waiting_for and (s.phase != pb.RunStatus.RUNNING or s.waiting_s > LONG):
         rows.append(Text(f"waiting for {s.waiting_for}", style="yellow"))
+    if s.trouble:
+        rows.append(Text(s.trouble, style="yellow"))
     if s.stages:
         rows.append(stage_table(s))
     if s.snapshot_step or s.steps_redone:
@@ -57,8 +89,9 @@ def stage_table(s: pb.RunStatus) -> Table:
         table.add_row(
             str(stage.stage),
             f"{stage.first_layer}–{stage.end_layer - 1}",
-            Text(", ".join(holder.name for holder in stage.holders)),  # peers choose their names: no markup of theirs
-            stage.state,
+            # Peers choose their names: no markup of theirs.
+            Text(", ".join(holder.name or holder.peer for holder in stage.holders)),
+            _words(pb.StageStatus.State, stage.state),
             *(f"{share:.0%}" for share in shares),
             *(f"{b:.1f}" if b else "–" for b in (stage.forward_bytes_per_token, stage.backward_bytes_per_token)),
             f"{stage.ratio_bf16:.1f} ×" if stage.ratio_bf16 else "–",
@@ -76,7 +109,7 @@ def peer_table(s: pb.RunStatus) -> RenderableType:
         table.add_row(
             p.peer,
             Text(p.name),
-            p.state,
+            _state(p),
             Text(p.device),
             size(p.memory),
             rate(p.flops, "FLOP/s"),
@@ -85,3 +118,13 @@ def peer_table(s: pb.RunStatus) -> RenderableType:
             f"{duration(p.joined_s)} ago",
         )
     return table
+
+
+def _state(p: pb.PeerStatus) -> str:
+    match p.state:
+        case pb.PeerStatus.HOLDING:
+            return f"holds stage {p.stage}"
+        case pb.PeerStatus.LEAVING:
+            return f"leaving stage {p.stage}"
+        case _:
+            return "spare"

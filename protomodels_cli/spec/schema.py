@@ -280,9 +280,9 @@ class LimitsSpec(Section):
         5,
         description="Steps in a row, skipped for a non-finite loss or gradient, after which the run pauses.",
     )
-    nonfinite_action: Literal["pause", "return"] = Field(
+    nonfinite_action: Literal["pause", "rollback"] = Field(
         "pause",
-        description="What happens then: `pause`, or `return` to an earlier snapshot once, and pause the next time.",
+        description="What happens then: `pause`, or `rollback` to an earlier snapshot once, and pause the next time.",
     )
     lease_seconds: Annotated[float, Field(ge=1, le=3600)] = Field(
         5.0,

@@ -105,7 +105,8 @@ def give_up(moves: Moves, event: PartFailed) -> None:
     )
     moves.do(KeepSnapshots())
     peer = moves.state.peers.get(event.peer or "")
-    moves.tell(notices.SnapshotFailed(event.step, peer.name if peer else "", event.why))
+    name = peer.name if peer else ""
+    moves.tell(notices.SnapshotFailed(event.step, event.stage, event.peer, name, event.why))
 
 
 def may_try_again(moves: Moves) -> bool:

@@ -11,9 +11,10 @@ from collections.abc import AsyncIterator, Callable
 from io import BufferedReader, BufferedWriter
 from pathlib import Path
 
-from protomodels_cli.coordinator import bad_requests, events
+from protomodels_cli.coordinator import bad_requests, events, reasons
 from protomodels_cli.coordinator.bad_requests import BadRequest
-from protomodels_cli.coordinator.reasons import InvalidBasis
+from protomodels_cli.coordinator.sentences import part_failure
+from protomodels_cli.coordinator.snapshots import failures
 from protomodels_cli.coordinator.snapshots.store import Snapshots, patiently
 from protomodels_cli.coordinator.state import State
 from protomodels_cli.coordinator.subspace import Subspace
@@ -21,7 +22,6 @@ from protomodels_cli.cost.memory import StageMemory
 from protomodels_cli.files import hash_file
 from protomodels_cli.observe.logs import SNAPSHOTS
 from protomodels_cli.protocol import steps
-from protomodels_cli.quantities import size
 from protomodels_cli.spec.cut import spans
 from protomodels_cli.wire.channels import PIECE
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
@@ -73,9 +73,9 @@ class Uploads:
         span = spans(history.layers)[header.stage]
         most = StageMemory(self._state().spec).saved(span.start, span.stop) + ROOM_FOR_NAMES
         if header.size > most:
-            why = f"the part of stage {header.stage} has {size(header.size)}, and may have {size(most)} at most"
-            self._tell(events.PartFailed(peer, header.lineage, header.step, why))
-            raise TooLarge(why)
+            why = failures.TooLarge(header.size, most)
+            self._tell(events.PartFailed(peer, header.lineage, header.step, header.stage, why))
+            raise TooLarge(part_failure(why))
         if self._snapshots.has(header.lineage, header.step, header.stage):
             return None
         path = self._snapshots.coming(header.lineage, header.step, header.stage, header.sha256)
@@ -94,9 +94,9 @@ class Uploads:
         except OSError as e:
             if self._is_pending(header) and header.step not in self._state().whole:
                 self._snapshots.drop(header.lineage, header.step)  # first: the journal needs the room too
-            why = e.strerror or str(e)
-            self._tell(events.PartFailed(None, header.lineage, header.step, why))
-            raise Later(f"the coordinator cannot write the part: {why}") from None
+            why = failures.NotWritten(e.strerror or str(e))
+            self._tell(events.PartFailed(None, header.lineage, header.step, header.stage, why))
+            raise Later(f"the coordinator cannot write the part: {why.detail}") from None
 
     async def _receive_part(self, peer: str, header: pb.UploadHeader, chunks: Chunks) -> None:
         have = self.offered(peer, header)
@@ -122,7 +122,7 @@ class Uploads:
         self.look(header.lineage, header.step)
 
     def _is_pending(self, header: pb.UploadHeader) -> bool:
-        return any((m.lineage, m.step) == (header.lineage, header.step) for m in self._state().history.pending)
+        return any(m.key == (header.lineage, header.step) for m in self._state().history.pending)
 
     async def _append(self, chunks: Chunks, header: pb.UploadHeader, path: Path) -> int:
         """Returns the size of the file then. The bytes of an upload that broke off stay."""
@@ -180,7 +180,7 @@ class Uploads:
                 self._fail(e)
                 raise Later(f"the coordinator cannot write the basis: {e.strerror or e}") from None
             except ValueError as e:
-                self._tell(events.Trouble(peer, InvalidBasis(str(e))))
+                self._tell(events.Trouble(peer, reasons.InvalidBasis(str(e))))
                 raise BadRequest(bad_requests.InvalidBasis(str(e))) from None
         self._basis_offered = header.generation, header.step
         self._tell(events.SubspaceReported(peer, header.generation, header.step, row, sha256))

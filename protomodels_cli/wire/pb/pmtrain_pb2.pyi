@@ -87,14 +87,16 @@ class Heartbeat(_message.Message):
     def __init__(self) -> None: ...
 
 class PartFailed(_message.Message):
-    __slots__ = ("lineage", "step", "why")
+    __slots__ = ("lineage", "step", "why", "stage")
     LINEAGE_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     WHY_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
     lineage: int
     step: int
     why: str
-    def __init__(self, lineage: _Optional[int] = ..., step: _Optional[int] = ..., why: _Optional[str] = ...) -> None: ...
+    stage: int
+    def __init__(self, lineage: _Optional[int] = ..., step: _Optional[int] = ..., why: _Optional[str] = ..., stage: _Optional[int] = ...) -> None: ...
 
 class SnapshotLost(_message.Message):
     __slots__ = ("generation", "lineage", "step", "why")
@@ -610,12 +612,14 @@ class ControlRequest(_message.Message):
     __slots__ = ("action",)
     class Action(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
-        PAUSE: _ClassVar[ControlRequest.Action]
+        UNSPECIFIED: _ClassVar[ControlRequest.Action]
         RESUME: _ClassVar[ControlRequest.Action]
         STOP: _ClassVar[ControlRequest.Action]
-    PAUSE: ControlRequest.Action
+        PAUSE: _ClassVar[ControlRequest.Action]
+    UNSPECIFIED: ControlRequest.Action
     RESUME: ControlRequest.Action
     STOP: ControlRequest.Action
+    PAUSE: ControlRequest.Action
     ACTION_FIELD_NUMBER: _ClassVar[int]
     action: ControlRequest.Action
     def __init__(self, action: _Optional[_Union[ControlRequest.Action, str]] = ...) -> None: ...
@@ -629,7 +633,25 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class RunStatus(_message.Message):
-    __slots__ = ("name", "phase", "waiting_for", "step", "steps", "loss", "eval_loss", "tokens_per_s", "eta_s", "generation", "basis_version", "stages", "peers", "spec_sha256", "reason", "uptime_s", "tokens", "refused_connections", "waiting_s", "lineage", "snapshot_step", "steps_redone", "rollbacks", "waiting_kind", "reason_kind")
+    __slots__ = ("name", "phase", "waiting_for", "step", "steps", "loss", "eval_loss", "tokens_per_s", "eta_s", "generation", "basis_version", "stages", "peers", "spec_sha256", "reason", "uptime_s", "tokens", "refused_connections", "waiting_s", "lineage", "snapshot_step", "steps_redone", "rollbacks", "waiting_kind", "reason_kind", "trouble", "trouble_kind")
+    class Phase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        UNSPECIFIED: _ClassVar[RunStatus.Phase]
+        WAITING_FOR_PEERS: _ClassVar[RunStatus.Phase]
+        ASSIGNING: _ClassVar[RunStatus.Phase]
+        RUNNING: _ClassVar[RunStatus.Phase]
+        WAITING: _ClassVar[RunStatus.Phase]
+        PAUSED: _ClassVar[RunStatus.Phase]
+        DONE: _ClassVar[RunStatus.Phase]
+        NOT_RUNNING: _ClassVar[RunStatus.Phase]
+    UNSPECIFIED: RunStatus.Phase
+    WAITING_FOR_PEERS: RunStatus.Phase
+    ASSIGNING: RunStatus.Phase
+    RUNNING: RunStatus.Phase
+    WAITING: RunStatus.Phase
+    PAUSED: RunStatus.Phase
+    DONE: RunStatus.Phase
+    NOT_RUNNING: RunStatus.Phase
     NAME_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     WAITING_FOR_FIELD_NUMBER: _ClassVar[int]
@@ -655,8 +677,10 @@ class RunStatus(_message.Message):
     ROLLBACKS_FIELD_NUMBER: _ClassVar[int]
     WAITING_KIND_FIELD_NUMBER: _ClassVar[int]
     REASON_KIND_FIELD_NUMBER: _ClassVar[int]
+    TROUBLE_FIELD_NUMBER: _ClassVar[int]
+    TROUBLE_KIND_FIELD_NUMBER: _ClassVar[int]
     name: str
-    phase: str
+    phase: RunStatus.Phase
     waiting_for: str
     step: int
     steps: int
@@ -680,7 +704,9 @@ class RunStatus(_message.Message):
     rollbacks: int
     waiting_kind: str
     reason_kind: str
-    def __init__(self, name: _Optional[str] = ..., phase: _Optional[str] = ..., waiting_for: _Optional[str] = ..., step: _Optional[int] = ..., steps: _Optional[int] = ..., loss: _Optional[float] = ..., eval_loss: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., eta_s: _Optional[float] = ..., generation: _Optional[int] = ..., basis_version: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[StageStatus, _Mapping]]] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ..., spec_sha256: _Optional[str] = ..., reason: _Optional[str] = ..., uptime_s: _Optional[float] = ..., tokens: _Optional[int] = ..., refused_connections: _Optional[int] = ..., waiting_s: _Optional[float] = ..., lineage: _Optional[int] = ..., snapshot_step: _Optional[int] = ..., steps_redone: _Optional[int] = ..., rollbacks: _Optional[int] = ..., waiting_kind: _Optional[str] = ..., reason_kind: _Optional[str] = ...) -> None: ...
+    trouble: str
+    trouble_kind: str
+    def __init__(self, name: _Optional[str] = ..., phase: _Optional[_Union[RunStatus.Phase, str]] = ..., waiting_for: _Optional[str] = ..., step: _Optional[int] = ..., steps: _Optional[int] = ..., loss: _Optional[float] = ..., eval_loss: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., eta_s: _Optional[float] = ..., generation: _Optional[int] = ..., basis_version: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[StageStatus, _Mapping]]] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ..., spec_sha256: _Optional[str] = ..., reason: _Optional[str] = ..., uptime_s: _Optional[float] = ..., tokens: _Optional[int] = ..., refused_connections: _Optional[int] = ..., waiting_s: _Optional[float] = ..., lineage: _Optional[int] = ..., snapshot_step: _Optional[int] = ..., steps_redone: _Optional[int] = ..., rollbacks: _Optional[int] = ..., waiting_kind: _Optional[str] = ..., reason_kind: _Optional[str] = ..., trouble: _Optional[str] = ..., trouble_kind: _Optional[str] = ...) -> None: ...
 
 class Holder(_message.Message):
     __slots__ = ("peer", "name")
@@ -692,6 +718,26 @@ class Holder(_message.Message):
 
 class StageStatus(_message.Message):
     __slots__ = ("stage", "first_layer", "end_layer", "holders", "state", "compute_share", "wait_share", "wire_share", "forward_bytes_per_token", "backward_bytes_per_token", "ratio_bf16", "most_in_flight", "peak_memory")
+    class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        UNSPECIFIED: _ClassVar[StageStatus.State]
+        LOST: _ClassVar[StageStatus.State]
+        WAITING: _ClassVar[StageStatus.State]
+        BUILDING: _ClassVar[StageStatus.State]
+        LINKING: _ClassVar[StageStatus.State]
+        TRAINING: _ClassVar[StageStatus.State]
+        CHECKING: _ClassVar[StageStatus.State]
+        EVALUATING: _ClassVar[StageStatus.State]
+        FINISHING: _ClassVar[StageStatus.State]
+    UNSPECIFIED: StageStatus.State
+    LOST: StageStatus.State
+    WAITING: StageStatus.State
+    BUILDING: StageStatus.State
+    LINKING: StageStatus.State
+    TRAINING: StageStatus.State
+    CHECKING: StageStatus.State
+    EVALUATING: StageStatus.State
+    FINISHING: StageStatus.State
     STAGE_FIELD_NUMBER: _ClassVar[int]
     FIRST_LAYER_FIELD_NUMBER: _ClassVar[int]
     END_LAYER_FIELD_NUMBER: _ClassVar[int]
@@ -709,7 +755,7 @@ class StageStatus(_message.Message):
     first_layer: int
     end_layer: int
     holders: _containers.RepeatedCompositeFieldContainer[Holder]
-    state: str
+    state: StageStatus.State
     compute_share: float
     wait_share: float
     wire_share: float
@@ -718,13 +764,24 @@ class StageStatus(_message.Message):
     ratio_bf16: float
     most_in_flight: int
     peak_memory: int
-    def __init__(self, stage: _Optional[int] = ..., first_layer: _Optional[int] = ..., end_layer: _Optional[int] = ..., holders: _Optional[_Iterable[_Union[Holder, _Mapping]]] = ..., state: _Optional[str] = ..., compute_share: _Optional[float] = ..., wait_share: _Optional[float] = ..., wire_share: _Optional[float] = ..., forward_bytes_per_token: _Optional[float] = ..., backward_bytes_per_token: _Optional[float] = ..., ratio_bf16: _Optional[float] = ..., most_in_flight: _Optional[int] = ..., peak_memory: _Optional[int] = ...) -> None: ...
+    def __init__(self, stage: _Optional[int] = ..., first_layer: _Optional[int] = ..., end_layer: _Optional[int] = ..., holders: _Optional[_Iterable[_Union[Holder, _Mapping]]] = ..., state: _Optional[_Union[StageStatus.State, str]] = ..., compute_share: _Optional[float] = ..., wait_share: _Optional[float] = ..., wire_share: _Optional[float] = ..., forward_bytes_per_token: _Optional[float] = ..., backward_bytes_per_token: _Optional[float] = ..., ratio_bf16: _Optional[float] = ..., most_in_flight: _Optional[int] = ..., peak_memory: _Optional[int] = ...) -> None: ...
 
 class PeerStatus(_message.Message):
-    __slots__ = ("peer", "name", "state", "device", "memory", "flops", "address", "reachable", "joined_s")
+    __slots__ = ("peer", "name", "state", "stage", "device", "memory", "flops", "address", "reachable", "joined_s")
+    class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        UNSPECIFIED: _ClassVar[PeerStatus.State]
+        SPARE: _ClassVar[PeerStatus.State]
+        HOLDING: _ClassVar[PeerStatus.State]
+        LEAVING: _ClassVar[PeerStatus.State]
+    UNSPECIFIED: PeerStatus.State
+    SPARE: PeerStatus.State
+    HOLDING: PeerStatus.State
+    LEAVING: PeerStatus.State
     PEER_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     MEMORY_FIELD_NUMBER: _ClassVar[int]
     FLOPS_FIELD_NUMBER: _ClassVar[int]
@@ -733,11 +790,12 @@ class PeerStatus(_message.Message):
     JOINED_S_FIELD_NUMBER: _ClassVar[int]
     peer: str
     name: str
-    state: str
+    state: PeerStatus.State
+    stage: int
     device: str
     memory: int
     flops: float
     address: str
     reachable: bool
     joined_s: float
-    def __init__(self, peer: _Optional[str] = ..., name: _Optional[str] = ..., state: _Optional[str] = ..., device: _Optional[str] = ..., memory: _Optional[int] = ..., flops: _Optional[float] = ..., address: _Optional[str] = ..., reachable: bool = ..., joined_s: _Optional[float] = ...) -> None: ...
+    def __init__(self, peer: _Optional[str] = ..., name: _Optional[str] = ..., state: _Optional[_Union[PeerStatus.State, str]] = ..., stage: _Optional[int] = ..., device: _Optional[str] = ..., memory: _Optional[int] = ..., flops: _Optional[float] = ..., address: _Optional[str] = ..., reachable: bool = ..., joined_s: _Optional[float] = ...) -> None: ...

@@ -135,7 +135,7 @@ class SnapshotExchange:
         self._tell_failure(part.lineage, part.step, part.stage, why)
 
     def _tell_failure(self, lineage: int, step: int, stage: int, why: str) -> None:
-        failed = pb.PartFailed(lineage=lineage, step=step, why=f"stage {stage}: {why}")
+        failed = pb.PartFailed(lineage=lineage, step=step, stage=stage, why=why)
         self._failed[lineage, step] = failed
         self._send(part_failed=failed)
         self._tell(notices.PartFailed(step, stage, why))
