@@ -31,9 +31,9 @@ def duration(seconds: float) -> str:
     if minutes < 60:
         return f"{minutes} min"
     if minutes < 48 * 60:
-        return f"{minutes // 60} h {minutes % 60:02d} min"
+        return f"{minutes // 60} h" + (f" {minutes % 60:02d} min" if minutes % 60 else "")
     hours = round(seconds / HOUR)
-    return f"{hours // 24:,} d {hours % 24:02d} h"
+    return f"{hours // 24:,} d" + (f" {hours % 24:02d} h" if hours % 24 else "")
 
 
 def size(n: float) -> str:

@@ -14,9 +14,9 @@ from protomodels_cli.coordinator.history import (
 )
 from protomodels_cli.coordinator.plan import waiting_for
 from protomodels_cli.coordinator.state import Holding, Peer, Report
-from protomodels_cli.observe.troubles import LinkBroken
 from protomodels_cli.protocol.steps import units
 from protomodels_cli.spec import RunSpec
+from protomodels_cli.wire.troubles import LinkBroken
 
 KILLED = reasons.NoHeartbeat(5.0)
 CUT_OFF = reasons.ConnectionClosed()

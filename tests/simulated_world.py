@@ -18,8 +18,8 @@ from protomodels_cli.coordinator import events as ev
 from protomodels_cli.coordinator.history import beginning
 from protomodels_cli.coordinator.plan import waiting_for
 from protomodels_cli.coordinator.reasons import ConnectionClosed, NoHeartbeat, PeerReport
-from protomodels_cli.observe.troubles import LinkBroken
 from protomodels_cli.spec import RunSpec
+from protomodels_cli.wire.troubles import LinkBroken
 
 LEASE = 5.0
 QUIET = 20000.0  # virtual seconds in which an undisturbed network must finish the run

@@ -22,7 +22,7 @@ from protomodels_cli.coordinator import events as ev
 from protomodels_cli.coordinator.reasons import TooSlow
 from protomodels_cli.cost.memory import StageMemory
 from protomodels_cli.errors import EXIT_INTERRUPTED, EXIT_OUTSIDE, UserError
-from protomodels_cli.observe import troubles
+from protomodels_cli.wire import troubles
 from protomodels_cli.wire.client import Refused
 from protomodels_cli.wire.join_link import JoinLink, UnreachableError
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb

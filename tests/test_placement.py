@@ -14,6 +14,7 @@ from protomodels_cli.coordinator import reasons
 from protomodels_cli.coordinator.placement import Offer, Placement, fill, place
 from protomodels_cli.cost.memory import StageMemory
 from protomodels_cli.cost.units import unit_flops
+from protomodels_cli.facts import Fact
 from protomodels_cli.spec.cut import layers_per_stage
 from protomodels_cli.spec.schema import RunSpec
 
@@ -119,7 +120,7 @@ def check_against_all(spec: RunSpec, offers: list[Offer]) -> None:
     found, right = place(spec, offers), best_of_all(spec, offers)
     assert place(spec, list(offers)) == found
     if right is None:
-        assert isinstance(found, reasons.Fact)
+        assert isinstance(found, Fact)
         return
     assert isinstance(found, Placement), found
     assert list(found.layers) in cuts(spec, len(offers))

@@ -13,8 +13,8 @@ from protomodels_cli.coordinator import reasons as r
 from protomodels_cli.coordinator import refusals as no
 from protomodels_cli.coordinator.sentences import dismissal, loss, pause, refusal, rollback, sentence, spare, waiting
 from protomodels_cli.coordinator.snapshots import failures
-from protomodels_cli.observe import troubles as t
-from protomodels_cli.observe.notices import Fact
+from protomodels_cli.facts import Fact
+from protomodels_cli.wire import troubles as t
 
 DESK, ATTIC = r.Holder(1, "p2", "desk"), r.Holder(2, "p3", "attic")
 GIB, MIB = 1 << 30, 1 << 20
@@ -118,7 +118,7 @@ NOTICES: list[tuple[n.Notice, str]] = [
     ),
     (
         n.DiskFailed("runs/home", "No space left on device"),
-        "cannot write to runs/home: No space left on device; free some space and start the coordinator again",
+        "cannot write to runs/home: No space left on device; mend that and start the coordinator again",
     ),
     (n.Ended("run_dir_failed", "cannot write to runs/home"), "cannot write to runs/home"),
 ]

@@ -3,6 +3,7 @@ type, the exit code, the kind and the named values are checked."""
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Callable
@@ -14,6 +15,7 @@ import pytest
 from conftest import make_reference, make_spec
 
 from protomodels_cli.bench import torch_pipelining, torch_rank, wanlab
+from protomodels_cli.coordinator.coordinator import cannot_write
 from protomodels_cli.data.batches import Batches
 from protomodels_cli.data.prepare import prepare
 from protomodels_cli.data.tokenizers import Json, train_bpe
@@ -338,3 +340,28 @@ def test_plugins(line: str, said: tuple[str, str], tmp_path: Path, monkeypatch: 
     registry: Registry[Any] = Registry("pmtrain.tests", lambda found: isinstance(found, type), {"own": object})
     what, fix = said
     assert raised(lambda: registry.get("toy"), tmp_path) == (what.format(line.partition(" = ")[2]), fix)
+
+
+AGAIN = "start the coordinator again with the same command: the journal has every decision"
+DISK = [
+    (
+        FileExistsError(errno.EEXIST, "File exists", "runs/home/events.jsonl"),
+        "runs/home/events.jsonl is there already, and belongs to no run that has begun",
+        "move it away, or choose another run directory than runs/home",
+    ),
+    (
+        OSError(errno.EDQUOT, "Disk quota exceeded"),
+        "cannot write to runs/home: Disk quota exceeded",
+        f"free some space and {AGAIN}",
+    ),
+    (
+        PermissionError(errno.EACCES, "Permission denied"),
+        "cannot write to runs/home: Permission denied",
+        f"check the disk and the permissions of runs/home, then {AGAIN}",
+    ),
+]
+
+
+@pytest.mark.parametrize(("error", "what", "fix"), DISK)
+def test_a_run_directory_that_cannot_be_written(error: OSError, what: str, fix: str):
+    assert str(cannot_write(Path("runs/home"), error)) == f"{what}\n    fix:  {fix}"

@@ -63,6 +63,14 @@ SPEC: list[tuple[dict[str, Any], str]] = [
         {"subspace": {"form": "densee"}},
         "subspace.form = 'densee' | must be one of reparam, constrained, dense | did you mean 'dense'?",
     ),
+    (
+        {"compute": {"dtype": "bfloat16"}},
+        "compute.dtype = 'bfloat16' | must be one of float32, float64 | write one of these words",
+    ),
+    (
+        {"compute": {"dtype": "flaot64"}},
+        "compute.dtype = 'flaot64' | must be one of float32, float64 | did you mean 'float64'?",
+    ),
     ({"stage": 3}, "stage = 3 | is not a field of the spec | did you mean 'stages'?"),
     ({"context": 3}, "context = 3 | is not a field of this section | did you mean 'model.context'?"),
     (

@@ -10,8 +10,9 @@ from wording import check_kinds, check_row, check_wording, facts_of, members
 from protomodels_cli.coordinator.messages import event_of
 from protomodels_cli.coordinator.reasons import PeerReport
 from protomodels_cli.errors import EXIT_OUTSIDE, EXIT_REFUSED, EXIT_SPEC
-from protomodels_cli.observe import troubles as t
-from protomodels_cli.observe.notices import Fact
+from protomodels_cli.facts import Fact
+from protomodels_cli.observe.troubles import in_words
+from protomodels_cli.wire import troubles as t
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.worker import notices as n
 from protomodels_cli.worker import problems as p
@@ -23,7 +24,7 @@ GIB = 1 << 30
 NOTICES: list[tuple[n.Notice, str]] = [
     (
         n.CoordinatorUnreachable("nothing listens at 203.0.113.7:7420", 24 * 3600.0),
-        "nothing listens at 203.0.113.7:7420; this machine has joined the run before: retrying for up to 24 h 00 min",
+        "nothing listens at 203.0.113.7:7420; this machine has joined the run before: retrying for up to 24 h",
     ),
     (
         n.Joined("tiny", "desk", "p12", "cpu", 22 * GIB, 56.7e9),
@@ -161,7 +162,7 @@ PROBLEMS: list[tuple[p.Problem, int, str, str]] = [
     (
         p.ClockSkew(3600.0),
         EXIT_REFUSED,
-        "this machine's clock is 1 h 00 min ahead of the coordinator's",
+        "this machine's clock is 1 h ahead of the coordinator's",
         "set both clocks from the network (timedatectl set-ntp true)",
     ),
     (
@@ -215,7 +216,7 @@ PROBLEMS: list[tuple[p.Problem, int, str, str]] = [
     (
         p.GaveUp(24 * 3600.0),
         EXIT_OUTSIDE,
-        "gave up: the coordinator could not be reached for 24 h 00 min",
+        "gave up: the coordinator could not be reached for 24 h",
         f"{CHECK}; to wait longer: --give-up-after HOURS",
     ),
     (p.Dismissed("hash_mismatch", "dismissed: why", "join again", 5), 5, "dismissed: why", "join again"),
@@ -249,7 +250,7 @@ PROBLEMS: list[tuple[p.Problem, int, str, str]] = [
 TABLE: list[tuple[Fact, str, str]] = [
     *((fact, sentence(fact), text) for fact, text in NOTICES),
     *((fact, loss(fact), text) for fact, text in LOSSES),
-    *((fact, t.in_words(fact), text) for fact, text in TROUBLES),
+    *((fact, in_words(fact), text) for fact, text in TROUBLES),
     *((fact, " / ".join(problem(fact)), f"{text} / {fix}") for fact, _, text, fix in PROBLEMS),
 ]
 

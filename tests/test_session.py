@@ -22,12 +22,12 @@ from protomodels_cli.coordinator.run_dir import open_run_dir
 from protomodels_cli.coordinator.service import ControlStream, EnrolledPeer, Service
 from protomodels_cli.coordinator.state import Task
 from protomodels_cli.model.stage import Sync
-from protomodels_cli.observe.troubles import OutOfMemory
 from protomodels_cli.protocol.messages import BadMessage
 from protomodels_cli.spec import RunSpec
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.pb import pmtrain_pb2_grpc as rpc
 from protomodels_cli.wire.tls import new_authority, peer_name
+from protomodels_cli.wire.troubles import OutOfMemory
 from protomodels_cli.worker import notices, orders
 from protomodels_cli.worker.generation import Generation
 from protomodels_cli.worker.links import Listener

@@ -8,8 +8,8 @@ from machine_bench import CUT_OFF, KILLED, Bench, to_step
 from protomodels_cli.coordinator import events as ev
 from protomodels_cli.coordinator.reasons import PeerReport
 from protomodels_cli.coordinator.status import describe
-from protomodels_cli.observe.troubles import LinkNotOpened
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
+from protomodels_cli.wire.troubles import LinkNotOpened
 
 
 def status(b: Bench) -> pb.RunStatus:

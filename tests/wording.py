@@ -9,7 +9,8 @@ from collections.abc import Iterable
 from types import ModuleType
 from typing import Any, get_args, get_origin
 
-from protomodels_cli.observe.notices import Fact, Notice, as_row
+from protomodels_cli.facts import Fact
+from protomodels_cli.observe.notices import Notice, as_row
 
 
 def members(union: Any) -> set[type]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, assert_never
 
-from protomodels_cli.observe.notices import Fact
+from protomodels_cli.facts import Fact
 from protomodels_cli.quantities import size
 
 

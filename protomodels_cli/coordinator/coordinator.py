@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import signal
 import time
 import traceback
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, assert_never
 
 from protomodels_cli.coordinator import events, machine, notices
@@ -105,11 +107,7 @@ class Coordinator:
             announce(str(self.run_dir.write_link(host, port)))
             return await self._lead_until_over()
         except OSError as e:
-            raise UserError(
-                f"cannot write to {self.run_dir.path}: {e.strerror or e}",
-                "free some space and start the coordinator again with the same command: the journal has every decision",
-                "run_dir_failed",
-            ) from None
+            raise cannot_write(self.run_dir.path, e) from None
 
     def _open_books(self) -> None:
         self._journal, self._metrics = open_books(self.run_dir, self.state.history, self._teller, self._books)
@@ -134,7 +132,7 @@ class Coordinator:
                 task.cancel()
 
     async def _finish_copies(self) -> None:
-        """Of the last snapshot, unless the owner does not want to wait for that."""
+        """Wait until the last snapshot is copied to the store, or until the owner interrupts that with Ctrl-C."""
         self._interrupted.clear()
         ends = [asyncio.create_task(self._upkeep.end()), asyncio.create_task(self._interrupted.wait())]
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
@@ -145,7 +143,7 @@ class Coordinator:
             self._teller(notices.CopyAbandoned())
 
     def _come_back(self) -> None:
-        """As the journal has it."""
+        """Restore the state, the files and the totals that the journal describes, before any event is taken."""
         history = self._journal.history
         self._totals.began = mend_metrics(self.run_dir.path / METRICS, self._metrics, history, self.spec)
         self._totals.decided = self._journal.last_written
@@ -307,3 +305,14 @@ class Coordinator:
     def _write_summary(self) -> None:
         path = self.run_dir.path / "summary.json"
         self._totals.write(path, self.state.history, self.spec, self._dispatch.relayed())
+
+
+def cannot_write(folder: Path, error: OSError) -> UserError:
+    again = "start the coordinator again with the same command: the journal has every decision"
+    if isinstance(error, FileExistsError):
+        what = f"{error.filename} is there already, and belongs to no run that has begun"
+        return UserError(what, f"move it away, or choose another run directory than {folder}", kind="leftover")
+    what = f"cannot write to {folder}: {error.strerror or error}"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return UserError(what, f"free some space and {again}", kind="disk_full")
+    return UserError(what, f"check the disk and the permissions of {folder}, then {again}", kind="cannot_write")

@@ -199,21 +199,21 @@ class Dismiss:
 
 @dataclass(frozen=True)
 class WriteRow:
-    """Into the metrics."""
+    """Append this row to metrics.jsonl."""
 
     row: dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Tell:
-    """To the owner."""
+    """Show this notice to the owner, log it, and append it to events.jsonl."""
 
     notice: Notice
 
 
 @dataclass(frozen=True)
 class Quit:
-    """End this process; the run can be gone on with later."""
+    """End the coordinator's process; `pmtrain coordinator --resume` continues the run."""
 
 
 Command = AssignStage | MakeSpare | Wait | SendTurn | SendBasis | KeepSnapshots | Dismiss | WriteRow | Tell | Quit

@@ -209,9 +209,9 @@ class History:
     basis_version: int = 0
     basis_sha256: str = ""
     next_basis: Adopted | None = None  # waits for its step
-    reported: int = 0  # the last step after which …
-    synced: int = -1
-    evaluated: int = -1
+    reported: int = 0  # the last step after which the last stage has reported on the subspace
+    synced: int = -1  # the last step after which all stages had the run's bytes of U and T_fixed
+    evaluated: int = -1  # the last step after which the held-out loss was measured
     eval_loss: float | None = None
     loss_first: float | None = None
     forward_bytes: int = 0  # sent for the steps of this lineage and those it goes back to

@@ -116,9 +116,10 @@ class Journal:
         self._copy_the_log()
 
     def _copy_the_log(self) -> None:
-        """Into the database, where it is due: else the log would only grow. Writes go on meanwhile.
+        """Checkpoint the write-ahead log into the database now and then, or it would only grow. Writes go on meanwhile.
 
-        The log begins anew at the first write after all of it was copied: never, if writes come faster than that."""
+        SQLite restarts the log only after a checkpoint has caught up; under constant writes it never does, so a log
+        beyond LONGEST_LOG is truncated while writes wait."""
         self._writes += 1
         if self._writes < COPY_EVERY or self._copying.is_alive():
             return

@@ -10,8 +10,8 @@ from protomodels_cli.coordinator.history import Decided, History, Mark
 from protomodels_cli.coordinator.reasons import PeerReport
 from protomodels_cli.coordinator.snapshots.failures import NotWritten
 from protomodels_cli.coordinator.state import Hashes, Holding, Peer, Report, State, Task
-from protomodels_cli.observe import troubles
 from protomodels_cli.spec.schema import RunSpec
+from protomodels_cli.wire import troubles
 from protomodels_cli.wire.parts import part_message, part_of
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.usage import Usage

@@ -11,8 +11,8 @@ from typing import Annotated, Literal
 from pydantic import Discriminator
 
 from protomodels_cli.coordinator.snapshots.failures import PartFailure
-from protomodels_cli.observe.notices import Fact
-from protomodels_cli.observe.troubles import Trouble
+from protomodels_cli.facts import Fact
+from protomodels_cli.wire.troubles import Trouble
 
 Bytes = int
 Shared = Literal["U", "T_fixed"]  # what all stages must have alike

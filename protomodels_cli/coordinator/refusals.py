@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from protomodels_cli.observe.notices import Fact
+from protomodels_cli.facts import Fact
 
 
 @dataclass(frozen=True)

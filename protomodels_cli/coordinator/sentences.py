@@ -79,7 +79,7 @@ def sentence(notice: n.Notice) -> str:
             command = f"`pmtrain coordinator --resume --run-dir {path}`"
             return f"interrupted after step {step}; the peers wait, continue with {command}"
         case n.DiskFailed(path, detail):
-            return f"cannot write to {path}: {detail}; free some space and start the coordinator again"
+            return f"cannot write to {path}: {detail}; mend that and start the coordinator again"
         case n.Ended(_, detail):
             return detail
         case _:

@@ -57,7 +57,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Hashes:
-    """Of the bytes of U and T_fixed that a stage uses, or must use."""
+    """Versions and hashes of U and T_fixed: of those that a stage uses, or of those that it must use."""
 
     basis_version: int
     basis: str
@@ -119,10 +119,10 @@ class State:
         return step if step > self.history.reported else None
 
     def stage_of(self, peer: str) -> int | None:
-        """Of this generation's stages."""
+        """The stage that this peer holds in this generation; None: it holds none."""
         return self.history.holders.index(peer) if self.placed and peer in self.history.holders else None
 
     def holders_of(self, stages: Iterable[int]) -> tuple[Holder, ...]:
-        """By name, for people."""
+        """The holders of these stages with their names, for notices; one that is not connected has no name."""
         ids = self.history.holders
         return tuple(Holder(i, ids[i], self.peers[ids[i]].name if ids[i] in self.peers else "") for i in stages)

@@ -38,7 +38,7 @@ class Totals:
         self._cpu_s = (self._cpu_s or (cpu, cpu))[0], cpu
 
     def add(self, row: Mapping[str, Any]) -> None:
-        """A step's row."""
+        """Take a step's row of metrics into the sums."""
         self._last = [Usage(**stage) for stage in row["stages"]]
         before = self._most_in_flight or [0] * len(self._last)
         self._most_in_flight = [max(b, s.most_in_flight) for b, s in zip(before, self._last, strict=True)]
@@ -73,7 +73,7 @@ class Totals:
 
 
 def mend_metrics(path: Path, metrics: JsonLines, history: History, spec: RunSpec) -> float | None:
-    """The journal may be one decision ahead of the metrics: that row is made up for, without what only the stages knew.
+    """The journal may be one decision ahead of the metrics: that row is added, without what only the stages knew.
     Returns when the run's first step was granted."""
     d, last = history.decision, last_step(path)
     if d is not None and (last is None or (last["lineage"], last["step"]) != (history.lineage, d.step)):

@@ -1,1 +1,1 @@
-"""What a run shows: metrics files and progress lines. Knows rows of numbers; nothing of training."""
+"""What a run shows: events, logs, metrics, progress lines, the live view. Knows rows and a status, not training."""

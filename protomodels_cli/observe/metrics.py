@@ -40,7 +40,7 @@ class JsonLines:
 
 
 def _drop_half_a_line(path: Path) -> None:
-    """What a kill in the middle of a write left behind."""
+    """Cut off a last line without an end: a kill in the middle of a write leaves one."""
     if not path.exists():
         return
     with path.open("rb+") as file:

@@ -12,15 +12,9 @@ import logging
 from collections.abc import Callable
 from typing import Any, ClassVar, Generic, TypeVar
 
+from protomodels_cli.facts import Fact
 from protomodels_cli.observe.logs import SHOWN
 from protomodels_cli.observe.metrics import JsonLines
-
-
-class Fact:
-    """Something known, as data. Each kind is a frozen dataclass whose last field names it, so that a fact that went
-    through JSON is known again: `kind: Literal["no_heartbeat"] = "no_heartbeat"`."""
-
-    kind: str
 
 
 class Notice(Fact):

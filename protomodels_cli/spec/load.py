@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -90,7 +91,8 @@ def _rule_and_fix(kind: str, loc: Loc, value: Any, e: Any) -> tuple[str, str]:
     ctx = e.get("ctx", {})
     if kind == "word":
         words = ctx.get("words") or _allowed(loc)
-        close = difflib.get_close_matches(str(value), words, 1)
+        number = re.findall(r"\d+", str(value))  # another number is no slip: bfloat16 is not meant to be float64
+        close = difflib.get_close_matches(str(value), [w for w in words if re.findall(r"\d+", w) == number], 1)
         fix = f"did you mean {close[0]!r}?" if close else "write one of these words"
         return f"must be one of {', '.join(words)}", fix
     if kind == "bool_type":

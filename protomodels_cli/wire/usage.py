@@ -17,7 +17,7 @@ class Usage:
     most_in_flight: int = 0  # microbatches held at one time, at most
     peak_memory: int = 0  # of the process, bytes, since it began
     cpu_s: float = 0.0  # of the process, since its first step was granted
-    refused_frames: int = 0  # of another generation: dropped, since the stage was placed
+    refused_frames: int = 0  # of another generation: dropped, since the stage was assigned
 
     @classmethod
     def from_message(cls, message: pb.Usage) -> Usage:

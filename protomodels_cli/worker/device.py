@@ -15,8 +15,8 @@ from protomodels_cli.cost.units import unit_flops
 from protomodels_cli.forms import Dense
 from protomodels_cli.model.llama import Block, rotary
 from protomodels_cli.model.shape import Shape
-from protomodels_cli.observe.troubles import DeviceStuck
 from protomodels_cli.spec.schema import RunSpec
+from protomodels_cli.wire.troubles import DeviceStuck
 from protomodels_cli.worker.problems import NoSuchDevice
 from protomodels_cli.worker.telling import PeerError
 

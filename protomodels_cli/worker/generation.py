@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from protomodels_cli.cost.memory import in_flight_limit
-from protomodels_cli.observe import troubles
 from protomodels_cli.protocol.messages import BadMessage
 from protomodels_cli.spec.schema import RunSpec
+from protomodels_cli.wire import troubles
 from protomodels_cli.wire.emulated import Connection
 from protomodels_cli.wire.frames import Message
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb

@@ -9,8 +9,9 @@ import logging
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from protomodels_cli.observe import logs, troubles
+from protomodels_cli.observe import logs
 from protomodels_cli.observe.notices import Notice as Base
+from protomodels_cli.wire import troubles
 from protomodels_cli.worker import problems
 
 # Joining

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from protomodels_cli.observe import troubles
-from protomodels_cli.observe.notices import Fact
+from protomodels_cli.facts import Fact
+from protomodels_cli.wire import troubles
 
 Bytes = int
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from typing import assert_never
 
-from protomodels_cli.observe import troubles as t
+from protomodels_cli.observe.troubles import in_words
 from protomodels_cli.quantities import duration, rate, size
+from protomodels_cli.wire import troubles as t
 from protomodels_cli.worker import notices as n
 from protomodels_cli.worker import problems as p
 
@@ -93,7 +94,7 @@ def _connection(notice: n.AboutConnections) -> str:
         case n.RelayWorks(stage):
             return f"the relayed link to stage {stage} works again"
         case n.TroubleReported(trouble):
-            return f"reported to the coordinator: {t.in_words(trouble)}"
+            return f"reported to the coordinator: {in_words(trouble)}"
         case _:
             assert_never(notice)
 
@@ -162,7 +163,7 @@ def problem(found: p.Problem) -> tuple[str, str]:
             fix = "join again; if the same happens again, report peer.log"
         case _:
             return _before_joining(found)
-    return t.in_words(found), fix
+    return in_words(found), fix
 
 
 def _before_joining(found: p.BeforeJoining) -> tuple[str, str]:

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from protomodels_cli.errors import EXIT_OUTSIDE, EXIT_REFUSED, EXIT_SPEC, UserError
-from protomodels_cli.observe import logs, troubles
+from protomodels_cli.observe import logs
 from protomodels_cli.observe.metrics import JsonLines
 from protomodels_cli.observe.notices import Teller
+from protomodels_cli.wire import troubles
 from protomodels_cli.worker import notices as n
 from protomodels_cli.worker import problems as p
 from protomodels_cli.worker import sentences

@@ -41,13 +41,14 @@ def basis_name(version: int) -> str:
 
 
 def bases_of(mark: Mark) -> list[int]:
-    """Versions of those that a run needs to go on from here, but the first, which every run has."""
+    """Versions of the bases that a run needs to continue from here, without the first, which every run has."""
     versions = [mark.basis_version, *([] if mark.next_basis is None else [mark.next_basis.version])]
     return [version for version in versions if version > 0]
 
 
 def write(folder: Path, identity: Identity, mark: Mark, t_fixed: tuple[int, str], bases: Path) -> None:
-    """Beside the parts, after them: what has a manifest was whole once. A file that somebody removed is not in it."""
+    """Write the manifest beside the parts, and after them: a folder with a manifest was complete once. A file that
+    somebody has removed is not listed."""
     here = [(folder / part_name(stage), sha256) for stage, sha256 in enumerate(mark.parts)]
     files = {path.name: File(path.stat().st_size, sha256) for path, sha256 in here if path.exists()}
     for name in map(basis_name, bases_of(mark)):

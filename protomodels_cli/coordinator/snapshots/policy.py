@@ -64,7 +64,8 @@ def hear_whole(moves: Moves, event: SnapshotWhole) -> None:
 
 
 def complete(moves: Moves) -> None:
-    """Count the snapshots that are whole and whose subspace is settled: what a stage owed at that step has come."""
+    """Record as complete the snapshots whose parts are all here. One at a step after which the last stage still owes
+    its report on the subspace has to wait for that: a rollback to it could not tell what becomes of U."""
     for step, parts in sorted(moves.state.whole.items()):
         owed = moves.state.owed
         if owed is not None and owed <= step:

@@ -60,7 +60,7 @@ class Snapshots:
         return folder / f"stage-{stage}.{sha256}.safetensors.partial"
 
     def drop(self, lineage: int, step: int) -> None:
-        """What there is of one that was begun."""
+        """Delete the parts that have arrived of a snapshot that was begun and given up."""
         shutil.rmtree(self._begun(lineage, step), ignore_errors=True)
 
     def arrived(self, path: Path) -> None:
@@ -163,7 +163,8 @@ class Snapshots:
             work.unlink(missing_ok=True)
 
     def open_part(self, mark: Mark, stage: int) -> BufferedReader | None:
-        """Of a complete one, which may be given its name just now."""
+        """A part of a complete snapshot. It is looked for under all its names: the folder and its files may be being
+        renamed at this moment (see _complete)."""
         begun, plain = self._begun(*mark.key), part_name(stage)
         ways = (
             begun / f"stage-{stage}.{mark.parts[stage]}.safetensors",

@@ -15,7 +15,6 @@ from typing import Any
 import grpc
 from torch import Tensor
 
-from protomodels_cli.observe.troubles import PartNotWritten
 from protomodels_cli.protocol.parts import Part
 from protomodels_cli.retry import Backoff, retry
 from protomodels_cli.spec.schema import SnapshotSpec
@@ -23,6 +22,7 @@ from protomodels_cli.wire.client import Metadata
 from protomodels_cli.wire.parts import TOO_LARGE, part_message, part_of
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.pb import pmtrain_pb2_grpc as rpc
+from protomodels_cli.wire.troubles import PartNotWritten
 from protomodels_cli.worker import notices
 from protomodels_cli.worker.snapshots import transfer
 from protomodels_cli.worker.snapshots.part_store import PartStore
