@@ -12,7 +12,7 @@ from protomodels_cli.coordinator.checking import right_hashes
 from protomodels_cli.coordinator.history import (
     Record,
 )
-from protomodels_cli.coordinator.plan import waiting_for
+from protomodels_cli.coordinator.next_task import waiting_for
 from protomodels_cli.coordinator.state import Holding, Peer, Report
 from protomodels_cli.protocol.steps import units
 from protomodels_cli.spec import RunSpec

@@ -54,7 +54,7 @@ async def lead(job: dict[str, Any], result: dict[str, Any]) -> int:
             coordinator._interrupted.set()
             break
         if coordinator.state.history.paused is not None:  # nobody comes to look at it
-            coordinator.tell(StopRun())
+            coordinator.submit(StopRun())
     return await leading
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from simulated_words import StageMemory, Violation
 
 from protomodels_cli.coordinator.history import Decided, Forgot, History, Placed, Record, RolledBack, fold
-from protomodels_cli.coordinator.plan import waiting_for
+from protomodels_cli.coordinator.next_task import waiting_for
 from protomodels_cli.coordinator.reasons import NonFinite
 from protomodels_cli.coordinator.state import State
 

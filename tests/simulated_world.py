@@ -16,7 +16,7 @@ from simulated_words import Frame, PartFile, Violation
 
 from protomodels_cli.coordinator import events as ev
 from protomodels_cli.coordinator.history import beginning
-from protomodels_cli.coordinator.plan import waiting_for
+from protomodels_cli.coordinator.next_task import waiting_for
 from protomodels_cli.coordinator.reasons import ConnectionClosed, NoHeartbeat, PeerReport
 from protomodels_cli.spec import RunSpec
 from protomodels_cli.wire.troubles import LinkBroken

@@ -31,11 +31,11 @@ from protomodels_cli.coordinator.history import (
     beginning,
     fold,
 )
-from protomodels_cli.coordinator.identity import Identity
+from protomodels_cli.coordinator.identity import RunIdentity
 from protomodels_cli.coordinator.journal import Journal, JournalError, create, read
 from protomodels_cli.coordinator.reasons import StagesLost
 
-RUN = Identity("run", "spec")
+RUN = RunIdentity("run", "spec")
 
 
 def new(path: Path, first: History) -> Journal:

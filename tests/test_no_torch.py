@@ -27,7 +27,7 @@ from test_run import ends, wait_for_line
 from protomodels_cli.bench.recovery import MEMORY_BOUND
 from protomodels_cli.data.errors import DataError
 from protomodels_cli.data.prepare import Corpus, prepare
-from protomodels_cli.observe.usage import peak_memory_of
+from protomodels_cli.observe.process import peak_memory_of
 
 # What nobody should wait for who waits for a coordinator to come back, or for `--help`.
 HEAVY = {

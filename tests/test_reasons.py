@@ -9,10 +9,10 @@ import pytest
 
 from protomodels_cli.coordinator import reasons as r
 from protomodels_cli.coordinator.history import Decided, History, Mark, Paused, Record, RolledBack, beginning, fold
-from protomodels_cli.coordinator.identity import Identity
+from protomodels_cli.coordinator.identity import RunIdentity
 from protomodels_cli.coordinator.journal import Journal, create, read
 
-RUN = Identity("fingerprint", "spec")
+RUN = RunIdentity("fingerprint", "spec")
 ROLLBACKS: list[r.Rollback] = [
     r.StagesLost((0, 2), 5),
     r.StageDiverged(r.Holder(1, "p2", "desk"), "T_fixed", 4),

@@ -25,7 +25,7 @@ from protomodels_cli import __version__
 from protomodels_cli.coordinator import bad_requests as bad
 from protomodels_cli.coordinator.door import Door, _cannot_listen
 from protomodels_cli.coordinator.history import Synced, beginning
-from protomodels_cli.coordinator.identity import Identity
+from protomodels_cli.coordinator.identity import RunIdentity
 from protomodels_cli.coordinator.journal import Journal, create, read
 from protomodels_cli.coordinator.rebuild import rebuild
 from protomodels_cli.coordinator.run_dir import open_run_dir, owner_secret, private_of
@@ -38,7 +38,7 @@ from protomodels_cli.wire.relay import RelayedAcceptor, dial_relay
 
 GOOD = "pm://example.org:7070/" + "t" * 22 + "#" + "f" * 43
 AGAIN = "copy the whole link again from the coordinator's output"
-RUN = Identity("r" * 43, "s" * 64)
+RUN = RunIdentity("r" * 43, "s" * 64)
 
 
 def said(work: Callable[[], object]) -> tuple[str, str]:

@@ -23,7 +23,7 @@ from protomodels_cli.cli.folders import claim_or_find
 from protomodels_cli.coordinator import bad_requests, events
 from protomodels_cli.coordinator.bad_requests import BadRequest
 from protomodels_cli.coordinator.history import Dropped, Ended, Mark, beginning
-from protomodels_cli.coordinator.identity import Identity
+from protomodels_cli.coordinator.identity import RunIdentity
 from protomodels_cli.coordinator.journal import Journal, create
 from protomodels_cli.coordinator.notices import CopyUnreachable, Notice, PartDamaged, PartRestored
 from protomodels_cli.coordinator.run_dir import open_run_dir
@@ -38,7 +38,7 @@ from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.worker.snapshots.part_store import PartStore
 from protomodels_cli.worker.snapshots.transfer import Throttle
 
-RUN = Identity("run", "spec")
+RUN = RunIdentity("run", "spec")
 CONTENTS = [b"a" * 5000, b"b" * 7000]
 HASHES = tuple(hashlib.sha256(content).hexdigest() for content in CONTENTS)
 

@@ -18,13 +18,13 @@ import psutil
 
 from protomodels_cli.bench.loopback import pipeline, small
 from protomodels_cli.coordinator.history import Decided, History
-from protomodels_cli.coordinator.identity import Identity
+from protomodels_cli.coordinator.identity import RunIdentity
 from protomodels_cli.coordinator.journal import Journal, read
 from protomodels_cli.coordinator.run_dir import JOURNAL, run_of
 from protomodels_cli.errors import UserError
 from protomodels_cli.launch.cable import Cable, cable
 from protomodels_cli.launch.local import LocalRun, local_run, peers_of
-from protomodels_cli.observe.usage import peak_memory_of
+from protomodels_cli.observe.process import peak_memory_of
 from protomodels_cli.quantities import duration, size
 
 KINDS = ("kill -9", "SIGSTOP", "cut line")
@@ -228,7 +228,7 @@ def journal(turns: int) -> dict[str, Any]:
         }
 
 
-def _fill(path: Path, identity: Identity) -> None:
+def _fill(path: Path, identity: RunIdentity) -> None:
     """Up to a million steps, a hundred to a write."""
     with contextlib.closing(Journal(path, identity)) as long:
         for first in range(long.history.step + 1, LONG + 1, 100):

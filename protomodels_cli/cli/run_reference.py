@@ -20,8 +20,8 @@ from protomodels_cli.errors import EXIT_INTERRUPTED, UserError
 from protomodels_cli.model.reference import Reference
 from protomodels_cli.model.snapshot import write_snapshot
 from protomodels_cli.observe.metrics import JsonLines, strict
+from protomodels_cli.observe.process import peak_memory
 from protomodels_cli.observe.progress import Progress
-from protomodels_cli.observe.usage import peak_memory
 from protomodels_cli.protocol.steps import is_due
 from protomodels_cli.quantities import count, duration, rate, size
 from protomodels_cli.spec.load import with_absolute_paths

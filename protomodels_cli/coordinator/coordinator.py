@@ -57,8 +57,8 @@ class Coordinator:
         basis, t_fixed = ("", (0, "")) if self._subspace is None else self._first_hashes(self._subspace)
         self.state = machine.start(self.spec, basis, t_fixed)
         self._snapshots = Snapshots(run_dir.path / SNAPSHOTS, run_dir.identity, t_fixed, bases)
-        self._uploads = Uploads(lambda: self.state, self._subspace, self._snapshots, self.tell, self._fail)
-        self._service = Service(self.spec, run_dir, self.tell, self._uploads, self._status)
+        self._uploads = Uploads(lambda: self.state, self._subspace, self._snapshots, self.submit, self._fail)
+        self._service = Service(self.spec, run_dir, self.submit, self._uploads, self._status)
         self._dispatch = Dispatch(self._service, Feed(self.spec, corpus), self._subspace)
         copy_to = with_absolute_paths(self.spec, run_dir.base).snapshots.copy_to
         name = f"{self.spec.name}-{run_dir.authority.fingerprint[:8]}"
@@ -191,7 +191,7 @@ class Coordinator:
 
     # Events
 
-    def tell(self, event: events.Event) -> None:
+    def submit(self, event: events.Event) -> None:
         if isinstance(event, events.SnapshotLost):
             self._chore(self._look_into(event))
         else:
@@ -213,7 +213,7 @@ class Coordinator:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK)
-            self.tell(events.Tick())
+            self.submit(events.Tick())
 
     async def _lead(self) -> None:
         """One event after another, also when the run is over: whoever comes then is told so."""
@@ -253,7 +253,7 @@ class Coordinator:
         if isinstance(event, events.Joined):  # the machine does not know this peer, and would not dismiss it
             self._service.joined_processed(peer)
             self._do(events.Dismiss(peer, why, EXIT_OUTSIDE))
-        self.tell(events.Trouble(peer, why))
+        self.submit(events.Trouble(peer, why))
 
     def _note(self, records: list[Record]) -> None:
         logs.COORDINATOR.debug("journalled %s", records)

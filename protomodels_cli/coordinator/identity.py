@@ -11,12 +11,12 @@ FORMAT = 2  # of run directories; 1 had no number, and one holder a stage
 
 
 @dataclass(frozen=True)
-class Identity:
+class RunIdentity:
     run: str  # the fingerprint of the run's authority
     spec_sha256: str
     format: int = FORMAT
 
-    def check(self, right: Identity) -> None:
+    def check(self, right: RunIdentity) -> None:
         """Raises WrongIdentity where this is not `right`."""
         if self.format != right.format:
             what = f"has format {self.format}, and this pmtrain reads format {right.format}"

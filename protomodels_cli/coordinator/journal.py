@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from protomodels_cli.coordinator.as_json import as_json, from_json
 from protomodels_cli.coordinator.history import RECORDS, History, Record, fold
-from protomodels_cli.coordinator.identity import Identity, WrongIdentity
+from protomodels_cli.coordinator.identity import RunIdentity, WrongIdentity
 from protomodels_cli.errors import UserError
 from protomodels_cli.files import put_in_place
 
@@ -57,7 +57,7 @@ class _Damaged(ValueError):
     """What is wrong with a journal's rows."""
 
 
-def create(path: Path, identity: Identity, first: History, now: float = 0.0) -> None:
+def create(path: Path, identity: RunIdentity, first: History, now: float = 0.0) -> None:
     """A new journal that begins with this history; the file is complete or does not exist."""
     work = path.with_name(f".{path.name}.partial")
     work.unlink(missing_ok=True)
@@ -78,7 +78,7 @@ def create(path: Path, identity: Identity, first: History, now: float = 0.0) -> 
 class Journal:
     """A journal that exists. Written from a thread beside the event loop, one write at a time."""
 
-    def __init__(self, path: Path, identity: Identity):
+    def __init__(self, path: Path, identity: RunIdentity):
         """Raises JournalError, without having touched the file; OSError where the disk is full."""
         found = _read(path, identity)
         self._path = path
@@ -148,7 +148,7 @@ class Journal:
         self._db.close()
 
 
-def read(path: Path, identity: Identity) -> tuple[History, float]:
+def read(path: Path, identity: RunIdentity) -> tuple[History, float]:
     """The history in a journal, without touching it, and when it was last written to. Raises JournalError."""
     found = _read(path, identity)
     return found.history, found.at
@@ -157,9 +157,9 @@ def read(path: Path, identity: Identity) -> tuple[History, float]:
 class _Found:
     """The rows of a journal read in order; each must follow from the one before."""
 
-    def __init__(self, db: sqlite3.Connection, right: Identity):
+    def __init__(self, db: sqlite3.Connection, right: RunIdentity):
         [body] = _only(db, "SELECT body FROM identity", "identity")
-        _parsed(Identity, body, "an identity").check(right)
+        _parsed(RunIdentity, body, "an identity").check(right)
         self.id, self.at, text, self.chain = _only(db, "SELECT id, at, history, chain FROM folded", "folded history")
         self.history, self.loose = _parsed(History, text, "a folded history"), 0
         if self.chain != _link(_start(body), self.id, self.at, "folded", text):
@@ -196,7 +196,7 @@ def _parsed(kind: type[T], text: str, what: str) -> T:
         ) from None
 
 
-def _read(path: Path, identity: Identity) -> _Found:
+def _read(path: Path, identity: RunIdentity) -> _Found:
     try:
         with path.open("rb") as file:
             begins = file.read(len(_MAGIC))
@@ -255,7 +255,7 @@ def _link(before: bytes, number: int, at: float, kind: str, body: str) -> bytes:
     return hashlib.sha256(before + f"{number} {float(at)!r} {kind}\n{body}".encode()).digest()
 
 
-def _text(value: Identity | History | Record) -> str:
+def _text(value: RunIdentity | History | Record) -> str:
     return as_json(value).decode()
 
 

@@ -49,7 +49,7 @@ from protomodels_cli.coordinator.history import (
     beginning,
 )
 from protomodels_cli.coordinator.moves import Moves
-from protomodels_cli.coordinator.plan import next_kind
+from protomodels_cli.coordinator.next_task import next_task
 from protomodels_cli.coordinator.snapshots import policy
 from protomodels_cli.coordinator.state import Report, State, Task
 from protomodels_cli.protocol import steps
@@ -305,7 +305,7 @@ def _go_on(moves: Moves) -> None:
             return
     save = policy.begin_if_due(moves)
     decision = state.history.decision if state.undelivered else None
-    coming = next_kind(moves.state)
+    coming = next_task(moves.state)
     task = moves.begin(*coming) if isinstance(coming, tuple) else None
     if not isinstance(coming, tuple):
         known = state.blocked is not None and state.blocked[0] == coming

@@ -8,7 +8,7 @@ from typing import Literal
 from protomodels_cli.coordinator import assigning, notices
 from protomodels_cli.coordinator.events import Dismiss
 from protomodels_cli.coordinator.moves import Moves
-from protomodels_cli.coordinator.plan import still_working
+from protomodels_cli.coordinator.next_task import still_working
 from protomodels_cli.coordinator.reasons import BasisNotTaken, Stall, SubspaceReport, TaskKind, TooSlow
 from protomodels_cli.coordinator.state import State, Task
 from protomodels_cli.errors import EXIT_OUTSIDE

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from protomodels_cli.coordinator import notices
 from protomodels_cli.coordinator.history import History, Mark, back_to_newest
-from protomodels_cli.coordinator.identity import Identity
+from protomodels_cli.coordinator.identity import RunIdentity
 from protomodels_cli.coordinator.journal import JournalError, create
 from protomodels_cli.coordinator.run_dir import BASES, JOURNAL, SNAPSHOTS
 from protomodels_cli.coordinator.snapshots import manifest
@@ -30,7 +30,7 @@ LINEAGES, GENERATIONS = 1000, 1000  # skipped; of the latter, for each lineage
 
 
 def rebuild(
-    path: Path, identity: Identity, beginning: History, tell: Callable[[notices.AboutRebuilding], None]
+    path: Path, identity: RunIdentity, beginning: History, tell: Callable[[notices.AboutRebuilding], None]
 ) -> None:
     """Make a new journal; the old one is moved aside. `beginning`: the history before any record."""
     try:
@@ -56,7 +56,7 @@ def rebuild(
     tell(notices.JournalRebuilt(history.step, lost, str(aside)))
 
 
-def _look(folder: Path, identity: Identity) -> tuple[list[Manifest], dict[Path, str]]:
+def _look(folder: Path, identity: RunIdentity) -> tuple[list[Manifest], dict[Path, str]]:
     """The whole snapshots, oldest first, each of a later step than the one before; and why the others are none."""
     whole: list[Manifest] = []
     unusable: dict[Path, str] = {}

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from protomodels_cli import __version__
 from protomodels_cli.coordinator.as_json import as_json, from_json
-from protomodels_cli.coordinator.identity import FORMAT, Identity
+from protomodels_cli.coordinator.identity import FORMAT, RunIdentity
 from protomodels_cli.errors import UserError
 from protomodels_cli.files import write_whole
 from protomodels_cli.spec.load import spec_from, with_absolute_paths
@@ -54,8 +54,8 @@ class RunDir:
     rebuild: bool = False  # make a new journal first
 
     @property
-    def identity(self) -> Identity:
-        return Identity(self.authority.fingerprint, self.spec.sha256())
+    def identity(self) -> RunIdentity:
+        return RunIdentity(self.authority.fingerprint, self.spec.sha256())
 
     def secret_of(self, peer: str) -> str:
         """What a peer authenticates itself with, also after a restart of the coordinator."""
@@ -131,11 +131,11 @@ def private_of(path: Path) -> Private:
     )
 
 
-def run_of(path: Path) -> tuple[RunSpec, Identity]:
+def run_of(path: Path) -> tuple[RunSpec, RunIdentity]:
     """The run in a directory, without claiming the directory. Its spec is what it began with, whatever has become of
     run.yaml. Raises UserError."""
     spec = spec_from(private_of(path).spec)
-    return spec, Identity(Authority.load(path / "ca").fingerprint, spec.sha256())
+    return spec, RunIdentity(Authority.load(path / "ca").fingerprint, spec.sha256())
 
 
 def _go_on(path: Path, lock: TextIO, asked: RunSpec | None, rebuild: bool) -> RunDir:

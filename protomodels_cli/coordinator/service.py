@@ -79,12 +79,12 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
         self,
         spec: RunSpec,
         run_dir: RunDir,
-        tell: Callable[[events.Event], None],
+        submit: Callable[[events.Event], None],
         uploads: Uploads,
         status: Callable[[], pb.RunStatus],
     ):
         self._spec, self._run_dir = spec, run_dir
-        self._tell, self._uploads, self._status = tell, uploads, status
+        self._submit, self._uploads, self._status = submit, uploads, status
         self._enrolled: dict[str, EnrolledPeer] = {}
         self._watching: asyncio.Task[None] | None = None
         self._identity: Identity = run_dir.authority.issue_with_key(COORDINATOR_NAME)
@@ -158,7 +158,7 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
         if known is not None and known.stream is stream:
             known.stream, known.since = None, time.monotonic()
             stream.outbox.put_nowait(None)
-            self._tell(event)
+            self._submit(event)
 
     # Joining
 
@@ -262,7 +262,7 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
             known.stream.outbox.put_nowait(None)
         known.stream = stream
         known.unannounced += 1
-        self._tell(joined)
+        self._submit(joined)
         reading = asyncio.create_task(self._receive(peer, stream, request_iterator))
         try:
             while (message := await self._next_message(stream, reading)) is not None:
@@ -301,7 +301,7 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
             except ValueError as e:
                 event = events.Trouble(peer, InvalidMessage(str(e)))
             if event is not None:
-                self._tell(event)
+                self._submit(event)
 
     async def Offer(self, request: pb.UploadHeader, context: grpc.aio.ServicerContext) -> pb.OfferReply:
         peer = await self._caller(context)
@@ -313,7 +313,7 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
             await context.abort(TOO_LARGE, str(e))
         except OSError as e:
             why = e.strerror or str(e)
-            self._tell(events.PartFailed(None, request.lineage, request.step, request.stage, NotWritten(why)))
+            self._submit(events.PartFailed(None, request.lineage, request.step, request.stage, NotWritten(why)))
             await context.abort(grpc.StatusCode.UNAVAILABLE, f"the coordinator cannot write the part: {why}")
         return pb.OfferReply(wanted=offset is not None, offset=offset or 0)
 
@@ -367,7 +367,7 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
         if (event := owners_event(request)) is None:
             await _reject(context, bad_requests.UnknownAction(request.action))
         else:
-            self._tell(event)
+            self._submit(event)
         return pb.ControlReply()
 
     async def _check(

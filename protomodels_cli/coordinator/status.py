@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from protomodels_cli.coordinator import reasons
-from protomodels_cli.coordinator.plan import waiting_for
+from protomodels_cli.coordinator.next_task import waiting_for
 from protomodels_cli.coordinator.reasons import TaskKind
 from protomodels_cli.coordinator.sentences import pause, sentence, waiting
 from protomodels_cli.coordinator.state import State

@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from protomodels_cli.coordinator.history import History
-from protomodels_cli.coordinator.identity import Identity
+from protomodels_cli.coordinator.identity import RunIdentity
 from protomodels_cli.coordinator.journal import JournalError, read
 from protomodels_cli.coordinator.run_dir import JOURNAL, METRICS, SNAPSHOTS
 from protomodels_cli.coordinator.snapshots.store import unknown_to
 from protomodels_cli.observe.metrics import last_step
 
 
-def check_beside(path: Path, identity: Identity, history: History) -> None:
+def check_beside(path: Path, identity: RunIdentity, history: History) -> None:
     """A journal is written before anything that follows from it: what is beside it cannot be newer, unless it is an old
     copy. Raises JournalError."""
     newer = unknown_to(history.snapshots, history.dropped, path / SNAPSHOTS, identity)
@@ -28,7 +28,7 @@ def check_beside(path: Path, identity: Identity, history: History) -> None:
         )
 
 
-def believe(path: Path, identity: Identity) -> tuple[History, float]:
+def believe(path: Path, identity: RunIdentity) -> tuple[History, float]:
     """The history of a run's directory and when it was last written to, without touching it. Raises JournalError."""
     history, at = read(path / JOURNAL, identity)
     check_beside(path, identity, history)

@@ -26,7 +26,7 @@ from protomodels_cli.errors import EXIT_INTERRUPTED
 from protomodels_cli.model.basis import Basis, basis_from_bytes, basis_to_bytes
 from protomodels_cli.model.shape import Shape, slices
 from protomodels_cli.model.stage import Sync
-from protomodels_cli.observe.usage import peak_memory
+from protomodels_cli.observe.process import peak_memory
 from protomodels_cli.protocol.messages import BadMessage, Leg
 from protomodels_cli.protocol.parts import Part
 from protomodels_cli.retry import Backoff, retry

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from protomodels_cli.coordinator.as_json import as_json, from_json
 from protomodels_cli.coordinator.history import Mark
-from protomodels_cli.coordinator.identity import Identity, WrongIdentity
+from protomodels_cli.coordinator.identity import RunIdentity, WrongIdentity
 from protomodels_cli.files import hash_file, write_whole
 
 MANIFEST = "snapshot.json"
@@ -26,7 +26,7 @@ class File:
 
 @dataclass(frozen=True)
 class Manifest:
-    identity: Identity
+    identity: RunIdentity
     mark: Mark  # lineage, step, basis and the hashes of all parts among it
     t_fixed: tuple[int, str]  # version and hash
     files: dict[str, File]  # the parts, and the bytes of the bases but the first
@@ -46,7 +46,7 @@ def bases_of(mark: Mark) -> list[int]:
     return [version for version in versions if version > 0]
 
 
-def write(folder: Path, identity: Identity, mark: Mark, t_fixed: tuple[int, str], bases: Path) -> None:
+def write(folder: Path, identity: RunIdentity, mark: Mark, t_fixed: tuple[int, str], bases: Path) -> None:
     """Write the manifest beside the parts, and after them: a folder with a manifest was complete once. A file that
     somebody has removed is not listed."""
     here = [(folder / part_name(stage), sha256) for stage, sha256 in enumerate(mark.parts)]
@@ -68,7 +68,7 @@ def read(folder: Path) -> Manifest:
         raise ValueError(f"{MANIFEST} is damaged ({e.errors()[0]['msg']})") from None
 
 
-def check(folder: Path, right: Identity) -> Manifest:
+def check(folder: Path, right: RunIdentity) -> Manifest:
     """All of it: that it is this run's, and that every file has the right bytes. Raises ValueError with the reason."""
     manifest = read(folder)
     try:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from protomodels_cli.coordinator.history import Dropped, History, Mark
-from protomodels_cli.coordinator.identity import Identity
+from protomodels_cli.coordinator.identity import RunIdentity
 from protomodels_cli.coordinator.snapshots import manifest
 from protomodels_cli.coordinator.snapshots.manifest import folder_name, part_name
 from protomodels_cli.files import hash_file, put_in_place, sync_folder
@@ -37,7 +37,7 @@ ARRIVED = re.compile(r"stage-(\d+)\.([0-9a-f]{64})\.safetensors")
 
 
 class Snapshots:
-    def __init__(self, folder: Path, identity: Identity, t_fixed: tuple[int, str], bases: Path):
+    def __init__(self, folder: Path, identity: RunIdentity, t_fixed: tuple[int, str], bases: Path):
         """`t_fixed`: its version and hash; `bases`: the folder with the bytes of every basis in use."""
         self._folder, self._identity, self._t_fixed, self._bases = folder, identity, t_fixed, bases
         folder.mkdir(exist_ok=True)
@@ -200,7 +200,7 @@ def set_aside(run_dir: Path, lineage: int, snapshots: Collection[Path]) -> Path:
     return aside
 
 
-def unknown_to(complete: Collection[Mark], dropped: Collection[Dropped], folder: Path, run: Identity) -> Path | None:
+def unknown_to(complete: Collection[Mark], dropped: Collection[Dropped], folder: Path, run: RunIdentity) -> Path | None:
     """A snapshot of this run that is newer than any that a journal with these has ever had: then that is too old."""
     known = {mark.key for mark in complete} | {d.key for d in dropped if d.complete}
     found = [(int(m[1]), int(m[2])) for path in _listed(folder) if (m := NAMED.fullmatch(path.name))]

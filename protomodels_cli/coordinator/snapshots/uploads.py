@@ -49,10 +49,16 @@ class Uploads:
         state: Callable[[], State],
         subspace: Subspace | None,
         snapshots: Snapshots,
-        tell: Callable[[events.Event], None],
+        submit: Callable[[events.Event], None],
         fail: Callable[[OSError], None],
     ):
-        self._state, self._subspace, self._snapshots, self._tell, self._fail = state, subspace, snapshots, tell, fail
+        self._state, self._subspace, self._snapshots, self._submit, self._fail = (
+            state,
+            subspace,
+            snapshots,
+            submit,
+            fail,
+        )
         self._basis_offered = (0, 0)  # generation and step of the last basis that was uploaded
         self._one_basis = asyncio.Lock()
         self._coming: set[Path] = set()
@@ -74,7 +80,7 @@ class Uploads:
         most = StageMemory(self._state().spec).saved(span.start, span.stop) + ROOM_FOR_NAMES
         if header.size > most:
             why = failures.TooLarge(header.size, most)
-            self._tell(events.PartFailed(peer, header.lineage, header.step, header.stage, why))
+            self._submit(events.PartFailed(peer, header.lineage, header.step, header.stage, why))
             raise TooLarge(part_failure(why))
         if self._snapshots.has(header.lineage, header.step, header.stage):
             return None
@@ -95,7 +101,7 @@ class Uploads:
             if self._is_pending(header) and header.step not in self._state().whole:
                 self._snapshots.drop(header.lineage, header.step)  # first: the journal needs the room too
             why = failures.NotWritten(e.strerror or str(e))
-            self._tell(events.PartFailed(None, header.lineage, header.step, header.stage, why))
+            self._submit(events.PartFailed(None, header.lineage, header.step, header.stage, why))
             raise Later(f"the coordinator cannot write the part: {why.detail}") from None
 
     async def _receive_part(self, peer: str, header: pb.UploadHeader, chunks: Chunks) -> None:
@@ -142,7 +148,7 @@ class Uploads:
         """Are all parts of this snapshot here?"""
         parts = self._snapshots.whole(lineage, step, len(self._state().history.layers))
         if parts is not None:
-            self._tell(events.SnapshotWhole(lineage, step, parts))
+            self._submit(events.SnapshotWhole(lineage, step, parts))
 
     async def read_part(self, request: pb.FetchRequest) -> AsyncIterator[bytes]:
         """A part of a complete snapshot, in pieces. Raises FileNotFoundError where there is none, and OSError where it
@@ -180,10 +186,10 @@ class Uploads:
                 self._fail(e)
                 raise Later(f"the coordinator cannot write the basis: {e.strerror or e}") from None
             except ValueError as e:
-                self._tell(events.Trouble(peer, reasons.InvalidBasis(str(e))))
+                self._submit(events.Trouble(peer, reasons.InvalidBasis(str(e))))
                 raise BadRequest(bad_requests.InvalidBasis(str(e))) from None
         self._basis_offered = header.generation, header.step
-        self._tell(events.SubspaceReported(peer, header.generation, header.step, row, sha256))
+        self._submit(events.SubspaceReported(peer, header.generation, header.step, row, sha256))
 
     def _admit_basis(self, peer: str, header: pb.UploadHeader) -> None:
         state = self._state()

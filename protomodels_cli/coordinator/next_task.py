@@ -9,7 +9,7 @@ from protomodels_cli.coordinator.state import State
 from protomodels_cli.protocol import steps
 
 
-def next_kind(state: State) -> tuple[TaskKind, int] | reasons.Blocker:
+def next_task(state: State) -> tuple[TaskKind, int] | reasons.Blocker:
     """The task that comes next and its step, or what must come first."""
     spec, history = state.spec, state.history
     step, last = history.step, history.step == spec.steps
@@ -46,7 +46,7 @@ def waiting_for(state: State, now: float) -> reasons.Waiting | None:
     if not state.placed:
         return state.missing
     if state.task is None:
-        coming = next_kind(state)
+        coming = next_task(state)
         return reasons.Coordinator() if isinstance(coming, tuple) else coming
     return still_working(state, now)
 

@@ -1,4 +1,4 @@
-"""What a process has used."""
+"""The memory that a process has used. What a stage has used of time and bytes is in wire/usage.py."""
 
 from __future__ import annotations
 
