@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from machine_bench import BROKEN, KILLED, Bench, peer, told
 
 from protomodels_cli.coordinator import events as ev
-from protomodels_cli.coordinator import notices, reasons
+from protomodels_cli.coordinator import no_placement, notices, reasons
 from protomodels_cli.coordinator.history import (
     Decided,
     Ended,
@@ -29,7 +29,7 @@ def test_a_run_is_a_chain_of_tasks():
     spec = make_spec(stages=2, steps=6, subspace={"sync_interval": 2}, eval={"interval": 3}, snapshots={"interval": 4})
     b = Bench(spec)
     b.join(0)
-    assert b.waits() == reasons.TooFewPeers(1, 2)
+    assert b.waits() == no_placement.TooFewPeers(1, 2)
     b.join(1)
     b.finish()
     assert b.tasks() == [

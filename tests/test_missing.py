@@ -6,8 +6,7 @@ from dataclasses import replace
 
 from conftest import make_spec
 
-from protomodels_cli.coordinator.placement import Offer, Placement, place
-from protomodels_cli.coordinator.reasons import (
+from protomodels_cli.coordinator.no_placement import (
     EndsTooLarge,
     HostMemoryTooSmall,
     InFlight,
@@ -18,6 +17,7 @@ from protomodels_cli.coordinator.reasons import (
     TooFewLayersFit,
     TooFewPeers,
 )
+from protomodels_cli.coordinator.placement import Offer, Placement, place
 from protomodels_cli.cost.memory import StageMemory
 from protomodels_cli.spec import RunSpec
 

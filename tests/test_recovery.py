@@ -10,7 +10,7 @@ from conftest import make_spec
 from machine_bench import BROKEN, CUT_OFF, KILLED, Bench, holding, peer, to_step, told
 
 from protomodels_cli.coordinator import events as ev
-from protomodels_cli.coordinator import machine, notices, reasons
+from protomodels_cli.coordinator import machine, no_placement, notices, reasons
 from protomodels_cli.coordinator.history import (
     Decided,
     RolledBack,
@@ -272,7 +272,7 @@ def test_a_link_that_does_not_come_up_is_relayed_then_given_up():
     b.now += 6
     commands = b.tell(ev.Tick())
     assert len([c for c in commands if isinstance(c, ev.Dismiss)]) == 2
-    assert b.waits() == reasons.TooFewPeers(0, 2)
+    assert b.waits() == no_placement.TooFewPeers(0, 2)
     assert {n.reason for n in told(commands, notices.PeerDismissed)} == {
         reasons.TooSlow(i, "link", 5.0) for i in (0, 1)
     }

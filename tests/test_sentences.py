@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from wording import check_kinds, check_row, check_wording, facts_of, members
 
+from protomodels_cli.coordinator import no_placement
 from protomodels_cli.coordinator import notices as n
 from protomodels_cli.coordinator import reasons as r
 from protomodels_cli.coordinator import refusals as no
@@ -18,7 +19,7 @@ from protomodels_cli.wire import troubles as t
 
 DESK, ATTIC = r.Holder(1, "p2", "desk"), r.Holder(2, "p3", "attic")
 GIB, MIB = 1 << 30, 1 << 20
-HELD = r.InFlight(600 * MIB, more_microbatches=True, fewer_in_flight=True)
+HELD = no_placement.InFlight(600 * MIB, more_microbatches=True, fewer_in_flight=True)
 WORK = r.StagesWorking("step", 5, (DESK,), 612.4)
 LR = 0.001
 FULL = failures.NotWritten("No space left on device")
@@ -225,49 +226,49 @@ ROLLBACKS: list[tuple[r.Rollback, str]] = [
 SPARES: list[tuple[r.Spare, str]] = [
     (r.AllStagesHeld(4), "spare: all 4 stages have a holder"),
     (r.AllStagesHeld(1), "spare: the only stage has a holder"),
-    (r.TooFewPeers(1, 2), "waiting for peers: 1 of 2 has joined"),
+    (no_placement.TooFewPeers(1, 2), "waiting for peers: 1 of 2 has joined"),
 ]
 
 WAITS: list[tuple[r.Waiting, str]] = [
     (r.NoPeers(), "peers to join"),
-    (r.TooFewPeers(1, 2), "peers: 1 of 2 has joined"),
+    (no_placement.TooFewPeers(1, 2), "peers: 1 of 2 has joined"),
     (
-        r.TooFewPeers(0, 2, at_least=True, unusable=1),
+        no_placement.TooFewPeers(0, 2, at_least=True, unusable=1),
         "peers: 0 of at least 2 have joined (1 more peer reported an unusable speed)",
     ),
     (
-        r.StageTooLarge(2, r.Layers(4, 6, head=True), 3 * GIB, 2 * GIB),
+        no_placement.StageTooLarge(2, no_placement.Layers(4, 6, head=True), 3 * GIB, 2 * GIB),
         "a larger peer: no joined peer has the 3 GiB that stage 2 (layers 4–5 and the head) needs, the largest has "
         "2 GiB",
     ),
     (
-        r.StageTooLarge("first", r.Layers(0, 1, head=False), GIB + 1, GIB, HELD),
+        no_placement.StageTooLarge("first", no_placement.Layers(0, 1, head=False), GIB + 1, GIB, HELD),
         "a larger peer: no joined peer has the 1,073,741,825 bytes that the first stage (the embedding and layer 0 at "
         "the least) needs, the largest has 1,073,741,824 (600 MiB are for microbatches in flight: raise "
         "batch.microbatches or set a lower batch.in_flight)",
     ),
     (
-        r.ModelTooLarge(3 * GIB, 2 * GIB, more_peers_help=True, unusable=2),
+        no_placement.ModelTooLarge(3 * GIB, 2 * GIB, more_peers_help=True, unusable=2),
         "a larger peer: no joined peer has the 3 GiB that the whole model in one stage needs, the largest has 2 GiB; "
         "more peers could share the model (2 more peers reported an unusable speed)",
     ),
     (
-        r.TooFewLargePeers(2, 3 * GIB, 1, 2 * GIB, r.InFlight(2 * GIB, False, True)),
+        no_placement.TooFewLargePeers(2, 3 * GIB, 1, 2 * GIB, no_placement.InFlight(2 * GIB, False, True)),
         "larger peers: 2 of the stages need 3 GiB or more each, and only 1 of the joined peers has that much (2 GiB "
         "are for microbatches in flight: set a lower batch.in_flight)",
     ),
     (
-        r.EndsTooLarge(GIB, 2 * GIB),
+        no_placement.EndsTooLarge(GIB, 2 * GIB),
         "larger peers: the first stage needs at least 1 GiB and the last 2 GiB, and no two of the joined peers have "
         "that",
     ),
     (
-        r.TooFewLayersFit(3, 5, 8, 3, GIB, r.InFlight(MIB, True, False)),
+        no_placement.TooFewLayersFit(3, 5, 8, 3, GIB, no_placement.InFlight(MIB, True, False)),
         "more or larger peers: the 3 joined peers have memory for 5 of the 8 layers; cut into 3, the first stage takes "
         "1 GiB with one layer (1 MiB are for microbatches in flight: raise batch.microbatches)",
     ),
     (
-        r.HostMemoryTooSmall(381 * GIB),
+        no_placement.HostMemoryTooSmall(381 * GIB),
         "peers with more host memory: a stage needs up to 381 GiB of it for codecs, besides the memory of the device, "
         "and too few of the joined peers have that",
     ),
@@ -340,7 +341,7 @@ def test_every_kind_has_a_row_in_the_table(union: Any, rows: list[tuple[Any, ...
 
 
 def test_every_fact_of_these_modules_is_said_somewhere():
-    assert set(facts_of(n, r, no)) == {type(row[0]) for row in TABLE}
+    assert set(facts_of(n, r, no, no_placement)) == {type(row[0]) for row in TABLE}
 
 
 def test_kinds_are_snake_case_and_tell_facts_apart():

@@ -22,7 +22,7 @@ from typing import Literal
 
 import numpy as np
 
-from protomodels_cli.coordinator import reasons
+from protomodels_cli.coordinator import no_placement, reasons
 from protomodels_cli.cost.memory import StageMemory
 from protomodels_cli.cost.units import unit_flops
 from protomodels_cli.forms import Sizes
@@ -54,7 +54,7 @@ class Placement:
     holders: tuple[str, ...]  # peer ids, one per stage
 
 
-def place(spec: RunSpec, offers: Sequence[Offer]) -> Placement | reasons.NoPlacement:
+def place(spec: RunSpec, offers: Sequence[Offer]) -> Placement | no_placement.NoPlacement:
     """The best placement on these peers (in the order they joined), or what is still missing.
 
     A peer whose speed is no positive number is left out: it comes from outside, and must not stop the others.
@@ -202,10 +202,10 @@ def _assign(gain: np.ndarray) -> list[int]:
 # A fixed cut.
 
 
-def _place_fixed(spec: RunSpec, offers: Sequence[Offer]) -> Placement | reasons.NoPlacement:
+def _place_fixed(spec: RunSpec, offers: Sequence[Offer]) -> Placement | no_placement.NoPlacement:
     layers = layers_per_stage(spec)
     if len(offers) < len(layers):
-        return reasons.TooFewPeers(len(offers), len(layers))
+        return no_placement.TooFewPeers(len(offers), len(layers))
     ranges = spans(layers)
     memory, flops = StageMemory(spec), list(unit_flops(spec).values())
     needs = [memory.total(span.start, span.stop, len(layers) - 1 - i) for i, span in enumerate(ranges)]
@@ -235,9 +235,9 @@ def _units(span: range, spec: RunSpec) -> range:
 # A cut chosen to fit the peers.
 
 
-def _place_auto(spec: RunSpec, offers: Sequence[Offer]) -> Placement | reasons.NoPlacement:
+def _place_auto(spec: RunSpec, offers: Sequence[Offer]) -> Placement | no_placement.NoPlacement:
     if len(offers) < spec.min_peers:
-        return reasons.TooFewPeers(len(offers), spec.min_peers, at_least=True)
+        return no_placement.TooFewPeers(len(offers), spec.min_peers, at_least=True)
     memory = StageMemory(spec)
     least_last = spec.form.least_last_layers(Sizes.of(spec))
     rooms = _auto_rooms(spec, offers, memory, least_last)
@@ -311,7 +311,7 @@ def _share_out(spec: RunSpec, rooms: Sequence[int], flops: Sequence[float], laye
 
 def _too_large(
     spec: RunSpec, offers: Sequence[Offer], memory: StageMemory, ranges: list[range], needs: list[int]
-) -> reasons.NoPlacement:
+) -> no_placement.NoPlacement:
     """A fixed cut does not fit. The largest stages must go to the largest peers: where does that fail first?"""
     by_need = sorted(range(len(needs)), key=lambda i: -needs[i])
     by_size = sorted((offer.memory for offer in offers), reverse=True)
@@ -320,12 +320,12 @@ def _too_large(
             continue
         in_flight = _in_flight(memory, ranges[i], len(ranges) - 1 - i)
         if larger == 0:
-            return reasons.StageTooLarge(i, _layers(ranges[i], spec), needs[i], have, in_flight)
-        return reasons.TooFewLargePeers(larger + 1, needs[i], larger, have, in_flight)
+            return no_placement.StageTooLarge(i, _layers(ranges[i], spec), needs[i], have, in_flight)
+        return no_placement.TooFewLargePeers(larger + 1, needs[i], larger, have, in_flight)
     return _host_too_small(memory, ranges)  # the devices alone would do
 
 
-def _no_cut(spec: RunSpec, offers: Sequence[Offer], memory: StageMemory, least_last: int) -> reasons.NoPlacement:
+def _no_cut(spec: RunSpec, offers: Sequence[Offer], memory: StageMemory, least_last: int) -> no_placement.NoPlacement:
     """No cut fits the peers: an end is too large for any of them, or they have room for too few layers."""
     total, largest = spec.model.layers, max(offer.memory for offer in offers)
     rooms = _auto_rooms(spec, [replace(offer, host_memory=_FAR) for offer in offers], memory, least_last)
@@ -333,14 +333,14 @@ def _no_cut(spec: RunSpec, offers: Sequence[Offer], memory: StageMemory, least_l
         return _host_too_small(memory, spans([1] * total))
     if len(rooms.counts) == 1:
         more = len(offers) == 1 and least_last < total
-        return reasons.ModelTooLarge(memory.total(0, total, 0), largest, more, _in_flight(memory, range(total), 0))
+        return no_placement.ModelTooLarge(memory.total(0, total, 0), largest, more, _in_flight(memory, range(total), 0))
     ends: list[tuple[Literal["first", "last"], range, int]]
     ends = [("first", range(1), 1), ("last", range(total - least_last, total), 0)]
     least = [memory.total(span.start, span.stop, after) for _, span, after in ends]
     for (name, span, after), need in zip(ends, least, strict=True):
         if need > largest:
             in_flight = _in_flight(memory, span, after)
-            return reasons.StageTooLarge(name, _layers(span, spec), need, largest, in_flight)
+            return no_placement.StageTooLarge(name, _layers(span, spec), need, largest, in_flight)
     most, most_stages = 0, 0
     for stages in rooms.counts:
         room = rooms.at(stages, math.inf)
@@ -349,25 +349,25 @@ def _no_cut(spec: RunSpec, offers: Sequence[Offer], memory: StageMemory, least_l
             most, most_stages = held, stages
     if most <= 0:
         first, last = least
-        return reasons.EndsTooLarge(first, last)
+        return no_placement.EndsTooLarge(first, last)
     one, after = range(1), most_stages - 1
     least_first = memory.total(one.start, one.stop, after)
     in_flight = _in_flight(memory, one, after)
-    return reasons.TooFewLayersFit(len(offers), most, total, most_stages, least_first, in_flight)
+    return no_placement.TooFewLayersFit(len(offers), most, total, most_stages, least_first, in_flight)
 
 
-def _host_too_small(memory: StageMemory, stages: Sequence[range]) -> reasons.HostMemoryTooSmall:
-    return reasons.HostMemoryTooSmall(max(memory.on_host(span.start, span.stop) for span in stages))
+def _host_too_small(memory: StageMemory, stages: Sequence[range]) -> no_placement.HostMemoryTooSmall:
+    return no_placement.HostMemoryTooSmall(max(memory.on_host(span.start, span.stop) for span in stages))
 
 
-def _in_flight(memory: StageMemory, span: range, stages_after: int) -> reasons.InFlight | None:
+def _in_flight(memory: StageMemory, span: range, stages_after: int) -> no_placement.InFlight | None:
     """What to change, where it is the microbatches rather than the model that take the memory."""
     batch, held = memory.spec.batch, memory.in_flight(span.start, span.stop, stages_after)
     more, fewer = batch.microbatches < batch.size, batch.in_flight != 1
     if not (more or fewer) or 2 * held < memory.total(span.start, span.stop, stages_after):
         return None
-    return reasons.InFlight(held, more, fewer)
+    return no_placement.InFlight(held, more, fewer)
 
 
-def _layers(span: range, spec: RunSpec) -> reasons.Layers:
-    return reasons.Layers(span.start, span.stop, head=span.stop == spec.model.layers)
+def _layers(span: range, spec: RunSpec) -> no_placement.Layers:
+    return no_placement.Layers(span.start, span.stop, head=span.stop == spec.model.layers)

@@ -8,6 +8,7 @@ from typing import assert_never
 from protomodels_cli.coordinator import notices as n
 from protomodels_cli.coordinator import reasons as r
 from protomodels_cli.coordinator import refusals as no
+from protomodels_cli.coordinator.placement_sentences import no_placement
 from protomodels_cli.coordinator.snapshots.failures import NotWritten, PartFailure, TooLarge
 from protomodels_cli.observe import troubles
 from protomodels_cli.quantities import duration, plural, size
@@ -283,7 +284,7 @@ def waiting(what: r.Waiting) -> str:
             return f"{'a peer' if len(stages) == 1 else plural(len(stages), 'peer')} with the memory for {needs}"
         case _:
             unusable = f" ({plural(what.unusable, 'more peer')} reported an unusable speed)" if what.unusable else ""
-            return _no_placement(what) + unusable
+            return no_placement(what) + unusable
 
 
 def _work(work: r.StagesWorking) -> str:
@@ -305,73 +306,8 @@ def _work(work: r.StagesWorking) -> str:
     return f"{_stages(work.holders)} to {doing} ({duration(round(work.seconds))} so far)"
 
 
-def _no_placement(what: r.NoPlacement) -> str:
-    match what:
-        case r.TooFewPeers(joined, needed, at_least):
-            return f"peers: {joined} of {'at least ' if at_least else ''}{needed} {_have(joined)} joined"
-        case r.StageTooLarge(stage, layers, need, largest, in_flight):
-            part = f"stage {stage} ({_contents(layers)})"
-            if isinstance(stage, str):
-                part = f"the {stage} stage ({_contents(layers)} at the least)"
-            return _nobody_has(part, need, largest) + _hint(in_flight)
-        case r.ModelTooLarge(need, largest, more_peers_help, in_flight):
-            more = "; more peers could share the model" if more_peers_help else ""
-            return _nobody_has("the whole model in one stage", need, largest) + more + _hint(in_flight)
-        case r.TooFewLargePeers(stages, need, peers, next_largest, in_flight):
-            return (
-                f"larger peers: {stages} of the stages need {_sizes(need, next_largest)[0]} or more each, and only "
-                f"{peers} of the joined peers {_have(peers)} that much" + _hint(in_flight)
-            )
-        case r.EndsTooLarge(first, last):
-            return (
-                f"larger peers: the first stage needs at least {size(first)} and the last {size(last)}, and no two of "
-                "the joined peers have that"
-            )
-        case r.TooFewLayersFit(peers, fit, layers, stages, first_stage, in_flight):
-            return (
-                f"more or larger peers: the {peers} joined peers have memory for {fit} of the {layers} layers; "
-                f"cut into {stages}, the first stage takes {size(first_stage)} with one layer" + _hint(in_flight)
-            )
-        case r.HostMemoryTooSmall(need):
-            return (
-                f"peers with more host memory: a stage needs up to {size(need)} of it for codecs, besides the "
-                "memory of the device, and too few of the joined peers have that"
-            )
-        case _:
-            assert_never(what)
-
-
 def _with_host(need: r.StageNeed) -> str:
     return size(need.need) + (f" + {size(need.on_host)} of host memory" if need.on_host else "")
-
-
-def _nobody_has(part: str, need: int, have: int) -> str:
-    needed, largest = _sizes(need, have)
-    return f"a larger peer: no joined peer has the {needed} that {part} needs, the largest has {largest}"
-
-
-def _sizes(need: int, have: int) -> tuple[str, str]:
-    """Two sizes that differ, such that one can see it."""
-    if size(need) != size(have):
-        return size(need), size(have)
-    return f"{need:,} bytes", f"{have:,}"
-
-
-def _hint(in_flight: r.InFlight | None) -> str:
-    if in_flight is None:
-        return ""
-    levers = ["raise batch.microbatches"] * in_flight.more_microbatches
-    levers += ["set a lower batch.in_flight"] * in_flight.fewer_in_flight
-    return f" ({size(in_flight.size)} are for microbatches in flight: {' or '.join(levers)})"
-
-
-def _contents(layers: r.Layers) -> str:
-    words = [f"layer {layers.first}" if layers.end - layers.first == 1 else f"layers {layers.first}–{layers.end - 1}"]
-    if layers.first == 0:
-        words.insert(0, "the embedding")
-    if layers.head:
-        words.append("the head")
-    return " and ".join([", ".join(words[:-1])] * (len(words) > 1) + words[-1:])
 
 
 # Words
@@ -396,7 +332,3 @@ def _stages(holders: Sequence[r.Holder]) -> str:
 
 def _numbers(stages: Sequence[int]) -> str:
     return f"stage{'' if len(stages) == 1 else 's'} {', '.join(map(str, stages))}"
-
-
-def _have(count: int) -> str:
-    return "has" if count == 1 else "have"
