@@ -3,6 +3,7 @@ PYTHONPATH, tests of what is imported), tests use `subprocess`."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -20,13 +21,14 @@ from typing import IO, Any
 ROOT = Path(__file__).parent.parent
 COMMANDS = "protomodels_cli.cli.main"
 SECONDS = 300.0  # for one command
+PATH = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))  # before any test sets it
 
 
 @functools.cache
 def _server() -> tuple[socket.socket, subprocess.Popen[bytes]]:
     """Ends when this process does."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    path = os.pathsep.join([PATH, str(ROOT / "tests")])
     command = [sys.executable, str(ROOT / "tests" / "fork_server.py"), str(theirs.fileno())]
     process = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path}, pass_fds=[theirs.fileno()])
     theirs.close()
@@ -73,7 +75,8 @@ class Started:
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with contextlib.suppress(ProcessLookupError):  # it ends just now
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
@@ -138,4 +141,4 @@ def _command(arguments: Iterable[object]) -> list[str]:
 
 
 def _env(env: Mapping[str, str]) -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(ROOT), **env}
+    return {**os.environ, "PYTHONPATH": PATH, **env}

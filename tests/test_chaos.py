@@ -41,7 +41,7 @@ def running(tmp_path: Path) -> Iterator[LocalRun]:
         process.wait()
 
 
-def status(step: int, phase: str = "running") -> pb.RunStatus:
+def status(step: int, phase: pb.RunStatus.Phase = pb.RunStatus.RUNNING) -> pb.RunStatus:
     return pb.RunStatus(step=step, phase=phase)
 
 
@@ -52,7 +52,7 @@ def test_a_run_that_does_not_recover_has_no_time_of_recovery(running, monkeypatc
     chaos.saw(status(9))
 
     async def fault() -> None:
-        chaos.saw(status(11) if recovers else status(9, "placing"))
+        chaos.saw(status(11) if recovers else status(9, pb.RunStatus.ASSIGNING))
 
     asyncio.run(chaos._happens("a fault", fault()))
     [found] = chaos.faults
@@ -76,11 +76,13 @@ def test_a_fault_that_cannot_be_injected_ends_the_demo(running, monkeypatch):
         rpc.add_OperatorServicer_to_server(Running(), server)
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            making = asyncio.create_task(chaos.make())
-            with pytest.raises(NotStarted):
-                async with asyncio.timeout(10):
-                    await run_demo._follow(running, Operator(channel, "t"), lambda status: None, chaos, making)
-        await server.stop(None)
+        try:
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+                making = asyncio.create_task(chaos.make())
+                with pytest.raises(NotStarted):
+                    async with asyncio.timeout(10):
+                        await run_demo._follow(running, Operator(channel, "t"), lambda status: None, chaos, making)
+        finally:
+            await server.stop(None)
 
     asyncio.run(story())

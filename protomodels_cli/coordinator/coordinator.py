@@ -21,7 +21,7 @@ from protomodels_cli.coordinator.feed import Feed
 from protomodels_cli.coordinator.history import Decided, Record
 from protomodels_cli.coordinator.journal import create
 from protomodels_cli.coordinator.messages import keep_message
-from protomodels_cli.coordinator.reasons import UnprocessableMessage
+from protomodels_cli.coordinator.reasons import NoHeartbeat, UnprocessableMessage
 from protomodels_cli.coordinator.run_dir import BASES, JOURNAL, METRICS, SNAPSHOTS, RunDir
 from protomodels_cli.coordinator.sentences import sentence
 from protomodels_cli.coordinator.service import Service
@@ -43,7 +43,8 @@ from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 
 TICK = 0.5
 # How long peers may take to come back and hear that the run is done: spares, whom the journal does not know (they try
-# every other second), and those that held a stage, where a kill came before they were told.
+# every other second), and so those that fell silent; and those that held a stage, where a kill came before they were
+# told.
 SPARES_SECONDS, HOLDERS_SECONDS = 10.0, 60.0
 
 
@@ -72,6 +73,7 @@ class Coordinator:
         self._chores: set[asyncio.Task[None]] = set()
         self._writing, self._books = ThreadPoolExecutor(1), contextlib.ExitStack()
         self._interrupted = asyncio.Event()
+        self._silent: dict[str, float] = {}  # when peers were lost that may still live
 
     @staticmethod
     def _first_hashes(subspace: Subspace) -> tuple[str, tuple[int, str]]:
@@ -172,6 +174,12 @@ class Coordinator:
             await asyncio.sleep(TICK)
         self._end()
 
+    async def _end_when_the_silent_know(self) -> None:
+        """A peer that fell silent shortly before the end may reconnect to hear of it."""
+        while any(time.monotonic() - lost < SPARES_SECONDS for lost in self._silent.values()):
+            await asyncio.sleep(TICK)
+        self._end()
+
     def _exit_code(self) -> int:
         if self.state.history.ended is not None or self.state.stopped:
             return 0
@@ -229,7 +237,10 @@ class Coordinator:
                 # In a thread of its own: others may be busy with large files.
                 await asyncio.get_running_loop().run_in_executor(self._writing, self._journal.append, records, now)
                 self._note(records)
+            if isinstance(event, events.Left) and isinstance(event.why, NoHeartbeat):
+                self._silent[event.peer] = time.monotonic()
             if isinstance(event, events.Joined):
+                self._silent.pop(event.peer.id, None)
                 self._service.joined_processed(event.peer.id)
                 # It may have parts that are not needed, or that never arrived.
                 self._service.send(event.peer.id, keep=keep_message(self.state.history))
@@ -237,7 +248,7 @@ class Coordinator:
                 self._do(command)
             if self.state.history.over and not over_before:
                 self._write_summary()
-                self._end()
+                self._chore(self._end_when_the_silent_know())
 
     def _now(self) -> float:
         return self._clock + time.monotonic()
