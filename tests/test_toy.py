@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import subprocess
 import tomllib
 from configparser import ConfigParser
@@ -113,36 +111,3 @@ def test_a_pipeline_that_is_killed_resumes_from_its_snapshot_and_equals_the_refe
     first = min(row["step"] for row in rows if row["event"] == "step" and row["lineage"] > 1)
     assert first - 1 in {int(snapshot.name.split("-")[1]) for snapshot in snapshots}
     assert json.loads((folder / "run" / "summary.json").read_text())["weights_sha256"] == right
-
-
-WRONG = {
-    "int8 = pmtrain_toy.toy_codec:Delta": "pmtrain's own",
-    "toydelta = pmtrain_toy.nowhere:Delta": "ModuleNotFoundError",
-    "toydelta = pmtrain_toy.toy_codec:MOST": "32767",
-    "toydelta = protomodels_cli.codecs.base:BaseCodec": "<class 'protomodels_cli.codecs.base.BaseCodec'>",
-    "toydelta = protomodels_cli.codecs.fp32:FP32": "<class 'protomodels_cli.codecs.fp32.FP32'>",
-}
-
-
-@pytest.mark.parametrize(("line", "said"), WRONG.items())
-def test_a_package_that_is_wrong_is_named_with_its_entry_point(folder, monkeypatch, line, said):
-    shutil.copytree(TOY, folder / "wrong")
-    (folder / "wrong" / "pmtrain_toy-0.1.dist-info" / "entry_points.txt").write_text(f"[pmtrain.codecs]\n{line}\n")
-    monkeypatch.setenv("PYTHONPATH", str(folder / "wrong"))
-    done = pmtrain("validate", "run.yaml", cwd=folder)
-    assert done.returncode == 3
-    for part in (said, "pmtrain-toy 0.1", line.partition(" = ")[2]):
-        assert part in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-def test_two_packages_may_not_claim_one_name(folder, monkeypatch):
-    other = folder / "other" / "another_toy-2.dist-info"
-    other.mkdir(parents=True)
-    (other / "METADATA").write_text("Metadata-Version: 2.1\nName: another-toy\nVersion: 2\n")
-    shutil.copy(TOY / "pmtrain_toy-0.1.dist-info" / "entry_points.txt", other)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(TOY), str(other.parent)]))
-    done = pmtrain("validate", "run.yaml", cwd=folder)
-    assert done.returncode == 3
-    assert "pmtrain-toy 0.1" in done.stderr
-    assert "another-toy 2" in done.stderr

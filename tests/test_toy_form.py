@@ -5,8 +5,6 @@ That a pipeline with it resumes and equals the reference is in test_toy.py, toge
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from pathlib import Path
 
 import pytest
@@ -69,36 +67,3 @@ def test_what_there_is_includes_what_was_added(folder):
     [problem] = problems(with_form(folder, "toysplitt"))
     assert all(form in problem["rule"] for form in (*FORMS.builtin, "toysplit"))
     assert "'toysplit'" in problem["fix"]
-
-
-WRONG = {
-    "dense = pmtrain_toy.toy_form:Split": "pmtrain's own",
-    "toysplit = pmtrain_toy.nowhere:Split": "ModuleNotFoundError",
-    "toysplit = pmtrain_toy.toy_form:lazy_import": "<function lazy_import",
-    "toysplit = protomodels_cli.forms.base:Form": "<class 'protomodels_cli.forms.base.Form'>",
-    "toysplit = protomodels_cli.forms.dense:Dense": "<class 'protomodels_cli.forms.dense.Dense'>",
-}
-
-
-@pytest.mark.parametrize(("line", "said"), WRONG.items())
-def test_a_package_that_is_wrong_is_named_with_its_entry_point(folder, monkeypatch, line, said):
-    shutil.copytree(TOY, folder / "wrong")
-    (folder / "wrong" / "pmtrain_toy-0.1.dist-info" / "entry_points.txt").write_text(f"[pmtrain.forms]\n{line}\n")
-    monkeypatch.setenv("PYTHONPATH", str(folder / "wrong"))
-    done = pmtrain("validate", "run.yaml", cwd=folder)
-    assert done.returncode == 3
-    for part in (said, "pmtrain-toy 0.1", line.partition(" = ")[2]):
-        assert part in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-def test_two_packages_may_not_claim_one_name(folder, monkeypatch):
-    other = folder / "other" / "another_toy-2.dist-info"
-    other.mkdir(parents=True)
-    (other / "METADATA").write_text("Metadata-Version: 2.1\nName: another-toy\nVersion: 2\n")
-    shutil.copy(TOY / "pmtrain_toy-0.1.dist-info" / "entry_points.txt", other)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(TOY), str(other.parent)]))
-    done = pmtrain("validate", "run.yaml", cwd=folder)
-    assert done.returncode == 3
-    assert "pmtrain-toy 0.1" in done.stderr
-    assert "another-toy 2" in done.stderr

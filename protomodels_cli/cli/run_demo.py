@@ -58,6 +58,7 @@ def run(
         f"{spec.model.layers} layers.\nEach peer holds a slice of the layers and sends its neighbours "
         f"{spec.subspace.k} numbers per token, where a dense pipeline sends {spec.model.width}.\n",
         highlight=False,
+        soft_wrap=True,
     )
     faults: list[dict[str, Any]] = []
     try:
