@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import math
 import sqlite3
 from dataclasses import replace
@@ -110,6 +111,14 @@ def test_a_failed_write_leaves_the_journal_as_it_was(tmp_path: Path):
     assert journal.history.synced == 1
     journal.append([Synced(3)], 3.0)
     assert read(tmp_path / "j.sqlite", RUN) == (replace(beginning(""), synced=3), 3.0)
+
+
+def test_a_full_disk_is_told_from_other_failures(tmp_path: Path):
+    journal = new(tmp_path / "j.sqlite", beginning(""))
+    journal._db.execute("PRAGMA max_page_count = 1")  # as large as it is, and no larger
+    with pytest.raises(OSError, match="journal") as failed:
+        journal.append([Synced(step) for step in range(1, 1000)], 1.0)
+    assert failed.value.errno == errno.ENOSPC
 
 
 @pytest.mark.parametrize("where", ["record", "nested", "history"])

@@ -9,6 +9,7 @@ folded history and the run's identity, and the newest hash is stored apart: a jo
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import sqlite3
 import threading
@@ -270,4 +271,5 @@ def _as_os_error() -> Iterator[None]:
     try:
         yield
     except sqlite3.Error as e:
-        raise OSError(f"journal: {e}") from None
+        full = getattr(e, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL
+        raise OSError(errno.ENOSPC if full else errno.EIO, f"journal: {e}") from None
