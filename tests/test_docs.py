@@ -138,7 +138,7 @@ def test_exit_codes_are_documented():
 
 
 LAYERS = (  # each may import from those before it, and from its own
-    {"errors", "files", "retry", "counter", "lazy", "plugins", "quantities"},
+    {"errors", "files", "retry", "counter", "lazy", "plugins", "quantities", "safetensors_file"},
     {"protocol"},
     {"forms"},
     {"codecs"},
