@@ -145,6 +145,7 @@ LAYERS = (  # each may import from those before it, and from its own
     {"spec"},
     {"cost"},
     {"data"},
+    {"huggingface"},
     {"model"},
     {"wire"},
     {"observe"},
@@ -187,7 +188,7 @@ def test_layers_import_downwards_only():
     assert {"protocol", "forms", "codecs", "spec", "cost"} <= seen
 
 
-@pytest.mark.parametrize("room", ["protocol", "forms", "codecs", "spec", "cost", "data", "coordinator"])
+@pytest.mark.parametrize("room", ["protocol", "forms", "codecs", "spec", "cost", "data", "huggingface", "coordinator"])
 def test_facts_need_no_torch(room):
     """Every module of the room is imported where torch cannot be."""
     program = f"""

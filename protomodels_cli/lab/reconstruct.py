@@ -12,11 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from protomodels_cli.huggingface.names import hugging_face_name
 from protomodels_cli.lab import plain_llama
 from protomodels_cli.lab.memory import peak_bytes
 from protomodels_cli.lab.results import Result, say
 from protomodels_cli.lab.small import small_reference
-from protomodels_cli.model.export import hugging_face_config, hugging_face_name, multiplied_out
+from protomodels_cli.model.export import hugging_face_config, multiplied_out
 from protomodels_cli.model.llama import Matrix, RMSNorm, Writer
 from protomodels_cli.model.reference import Reference
 from protomodels_cli.observe.pictures import figure, save_figure

@@ -10,32 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from protomodels_cli.huggingface.names import hugging_face_name
 from protomodels_cli.model.llama import Matrix, RMSNorm, Writer
 from protomodels_cli.model.stage import Stage
 from protomodels_cli.spec.schema import RunSpec
-
-_NAMES = {
-    "attn_norm": "input_layernorm",
-    "mlp_norm": "post_attention_layernorm",
-    "attn.q": "self_attn.q_proj",
-    "attn.k": "self_attn.k_proj",
-    "attn.v": "self_attn.v_proj",
-    "attn.o": "self_attn.o_proj",
-    "attn.q_norm": "self_attn.q_norm",
-    "attn.k_norm": "self_attn.k_norm",
-    "mlp.gate": "mlp.gate_proj",
-    "mlp.up": "mlp.up_proj",
-    "mlp.down": "mlp.down_proj",
-}
-
-
-def hugging_face_name(module: str) -> str:
-    """`layers.3.attn.o` → `model.layers.3.self_attn.o_proj.weight`."""
-    ends = {"embed": "model.embed_tokens", "head.norm": "model.norm", "head.out": "lm_head"}
-    if module in ends:
-        return ends[module] + ".weight"
-    _, layer, rest = module.split(".", 2)
-    return f"model.layers.{layer}.{_NAMES[rest]}.weight"
 
 
 @torch.no_grad()
