@@ -37,7 +37,7 @@ def run(spec: RunSpec, base: Path, run_dir: Path | None, steps: int, device: str
         )
     print(f"preparing the {spec.data.source} data …", flush=True)
     corpus = prepare(spec, base)
-    reference = Reference(spec, corpus, Carrier(spec), device)
+    reference = Reference(spec, corpus, Carrier(spec), device, base)
     run_dir = claim(run_dir, spec.name)
     saved = with_absolute_paths(spec, base)
     (run_dir / "run.yaml").write_text(yaml.safe_dump(saved.model_dump(mode="json"), sort_keys=False))

@@ -10,8 +10,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from protomodels_cli.coordinator import notices, reasons
-from protomodels_cli.coordinator.events import AssignStage, Dismiss, KeepSnapshots, MakeSpare, Wait
-from protomodels_cli.coordinator.history import History, Mark, Placed, RolledBack
+from protomodels_cli.coordinator.events import (
+    AssignStage,
+    CheckpointCut,
+    CutCheckpoint,
+    Dismiss,
+    KeepSnapshots,
+    MakeSpare,
+    Wait,
+)
+from protomodels_cli.coordinator.history import History, Initialised, Mark, Placed, RolledBack
 from protomodels_cli.coordinator.moves import Moves
 from protomodels_cli.coordinator.placement import Offer, Placement, fill, place
 from protomodels_cli.coordinator.state import Holding, Peer, State
@@ -22,7 +30,8 @@ DISMISS_AFTER = 6
 
 
 def fresh(history: History) -> bool:
-    """Nothing was ever trained: stages come from the seed, and the cut may still change."""
+    """Nothing was ever trained: stages come from the seed or a checkpoint. The cut may still change in the former case
+    only: a checkpoint is cut once."""
     return history.step == 0 and (history.lineage == 1 or not history.layers)
 
 
@@ -181,8 +190,9 @@ def roll_back(moves: Moves, mark: Mark, why: reasons.Rollback, answered: int = 0
 
 
 def _assign_afresh(moves: Moves) -> None:
-    state = moves.state
-    found = place(state.spec, list(map(_offer, state.peers.values())))
+    state, cut = moves.state, moves.state.history.newest.layers
+    spec = state.spec.model_copy(update={"stages": list(cut)}) if cut else state.spec
+    found = place(spec, list(map(_offer, state.peers.values())))
     moves.set(holds={}, absent={})
     if isinstance(found, Placement):
         _assign(moves, found.layers, dict(enumerate(found.holders)))
@@ -195,6 +205,9 @@ def _assign_afresh(moves: Moves) -> None:
 def _assign(moves: Moves, layers: tuple[int, ...], held: dict[int, str]) -> None:
     state = moves.state
     holders = tuple(held[stage] for stage in range(len(layers)))
+    if state.spec.model.init is not None and not state.history.newest.parts and not state.holds.keys() >= set(holders):
+        _cut(moves, layers, state.spec.model.init)
+        return
     generation = state.history.generation + 1
     moves.set(relay_all=state.relay_all and holders == state.history.holders)  # others may reach each other
     moves.record(Placed(generation, layers, tuple((peer,) for peer in holders)))
@@ -208,6 +221,24 @@ def _assign(moves: Moves, layers: tuple[int, ...], held: dict[int, str]) -> None
         if peer not in holders:
             moves.do(MakeSpare(peer, reasons.AllStagesHeld(len(holders))))
     moves.tell(notices.StagesAssigned(generation, layers, moves.state.holders_of(range(len(layers)))))
+
+
+def _cut(moves: Moves, layers: tuple[int, ...], checkpoint: str) -> None:
+    """What some stages are to begin with lies in the checkpoint still."""
+    if not moves.state.cutting:
+        moves.set(cutting=True)
+        moves.do(CutCheckpoint(layers))
+    _wait(moves, reasons.CheckpointUncut(checkpoint))
+
+
+def take_first_snapshot(moves: Moves, event: CheckpointCut) -> None:
+    moves.set(cutting=False)
+    moves.record(Initialised(event.layers, event.parts, event.source))
+    moves.do(KeepSnapshots())
+    path = moves.state.spec.model.init or ""
+    moves.tell(notices.CheckpointCut(path, event.source, event.layers, event.tied))
+    if not moves.state.placed:
+        regroup(moves)
 
 
 def _wait(moves: Moves, what: reasons.Missing) -> None:

@@ -26,8 +26,9 @@ from protomodels_cli.coordinator.run_dir import BASES, JOURNAL, METRICS, SNAPSHO
 from protomodels_cli.coordinator.sentences import sentence
 from protomodels_cli.coordinator.service import Service
 from protomodels_cli.coordinator.snapshots.copies import Copies
+from protomodels_cli.coordinator.snapshots.first import FirstSnapshot
 from protomodels_cli.coordinator.snapshots.store import Snapshots
-from protomodels_cli.coordinator.snapshots.upkeep import Upkeep
+from protomodels_cli.coordinator.snapshots.upkeep import Upkeep, beside
 from protomodels_cli.coordinator.snapshots.uploads import Uploads
 from protomodels_cli.coordinator.status import describe
 from protomodels_cli.coordinator.subspace import Subspace, bases_needed
@@ -61,10 +62,14 @@ class Coordinator:
         self._uploads = Uploads(lambda: self.state, self._subspace, self._snapshots, self.submit, self._fail)
         self._service = Service(self.spec, run_dir, self.submit, self._uploads, self._status)
         self._dispatch = Dispatch(self._service, Feed(self.spec, corpus), self._subspace)
-        copy_to = with_absolute_paths(self.spec, run_dir.base).snapshots.copy_to
+        here = with_absolute_paths(self.spec, run_dir.base)
+        copy_to, init = here.snapshots.copy_to, here.model.init
+        self._first = None if init is None else FirstSnapshot(self.spec, Path(init), self._snapshots)
         name = f"{self.spec.name}-{run_dir.authority.fingerprint[:8]}"
         copies = None if copy_to is None else Copies(copy_to, name)
-        self._upkeep = Upkeep(self._snapshots, copies, lambda: self._journal.history, self._teller, self._fail)
+        self._upkeep = Upkeep(
+            self._snapshots, copies, lambda: self._journal.history, self._teller, self._fail, self._first
+        )
         self._progress, self._totals = Progress(self.spec.steps), Totals()
         # Wall time that a step of the system's clock does not disturb: timeouts are measured with it.
         self._clock = time.time() - time.monotonic()
@@ -98,6 +103,8 @@ class Coordinator:
         try:
             if self.run_dir.resumed:  # a journal that cannot be believed opens no door
                 self._open_books()
+            elif self._first is not None:
+                await asyncio.to_thread(self._first.check)
             port = await self._service.open(bind, port)
             if self.run_dir.resumed:
                 self._come_back()
@@ -197,6 +204,10 @@ class Coordinator:
         else:
             self._teller(notices.DiskFailed(str(self.run_dir.path), error.strerror or str(error)))
 
+    def _end_with(self, error: UserError) -> None:
+        if not self._over.done():
+            self._over.set_exception(error)
+
     # Events
 
     def submit(self, event: events.Event) -> None:
@@ -216,7 +227,20 @@ class Coordinator:
         if stage is None or lost.generation != history.generation or mark is None or not mark.parts:
             return
         whole = await self._upkeep.is_whole(mark, stage)
+        if not whole and mark == history.snapshots[0]:
+            self._end_with(no_beginning(stage, self.spec.model.init or ""))
+            return
         self._events.put_nowait(replace(lost, whole_here=whole))
+
+    async def _cut(self, layers: tuple[int, ...], first: FirstSnapshot) -> None:
+        try:
+            cut = await beside(first.cut, layers)
+        except OSError as e:
+            self._fail(e)
+        except UserError as e:
+            self._end_with(e)
+        else:
+            self.submit(events.CheckpointCut(layers, cut.parts, cut.source, cut.tied))
 
     async def _tick(self) -> None:
         while True:
@@ -281,6 +305,9 @@ class Coordinator:
                 self._write_row(row)
             case events.MakeSpare() | events.Wait() | events.Dismiss():
                 self._dispatch.explain(command)
+            case events.CutCheckpoint(layers):
+                assert self._first is not None
+                self._chore(self._cut(layers, self._first))
             case events.AssignStage():
                 self._dispatch.assign(self.state, command)
             case events.SendTurn(_, task):
@@ -316,6 +343,14 @@ class Coordinator:
     def _write_summary(self) -> None:
         path = self.run_dir.path / "summary.json"
         self._totals.write(path, self.state.history, self.spec, self._dispatch.relayed())
+
+
+def no_beginning(stage: int, checkpoint: str) -> UserError:
+    return UserError(
+        f"stage {stage}'s part of the first snapshot is missing or damaged, and cannot be cut from {checkpoint} again",
+        f"put the checkpoint that the run began with at {checkpoint}, and start the coordinator again",
+        kind="no_beginning",
+    )
 
 
 def cannot_write(folder: Path, error: OSError) -> UserError:

@@ -97,6 +97,16 @@ class SnapshotWhole:
 
 
 @dataclass(frozen=True)
+class CheckpointCut:
+    """The checkpoint that the run starts from lies here as its first snapshot."""
+
+    layers: tuple[int, ...]
+    parts: tuple[str, ...]
+    source: str  # hash of the checkpoint
+    tied: bool  # its head was its embedding
+
+
+@dataclass(frozen=True)
 class SnapshotLost:
     """A part of a complete snapshot cannot be read back, by a peer that needs it."""
 
@@ -138,10 +148,17 @@ class Tick:
 
 FromPeers = Joined | Left | Leaving | Trouble | Done | BasisTaken | SubspaceReported | SnapshotLost | Prefetched
 FromOwner = PauseRun | ResumeRun | StopRun
-Event = FromPeers | FromOwner | PartFailed | SnapshotWhole | Tick
+Event = FromPeers | FromOwner | PartFailed | SnapshotWhole | CheckpointCut | Tick
 
 
 # Commands
+
+
+@dataclass(frozen=True)
+class CutCheckpoint:
+    """Make the first snapshot from the checkpoint, with so many layers in each part; CheckpointCut follows."""
+
+    layers: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -216,4 +233,5 @@ class Quit:
     """End the coordinator's process; `pmtrain coordinator --resume` continues the run."""
 
 
-Command = AssignStage | MakeSpare | Wait | SendTurn | SendBasis | KeepSnapshots | Dismiss | WriteRow | Tell | Quit
+ToPeers = AssignStage | MakeSpare | Wait | SendTurn | SendBasis | Dismiss
+Command = ToPeers | CutCheckpoint | KeepSnapshots | WriteRow | Tell | Quit

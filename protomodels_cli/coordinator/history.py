@@ -28,6 +28,15 @@ class Placed:
 
 
 @dataclass(frozen=True)
+class Initialised:
+    """The run's beginning is a snapshot, cut from a checkpoint: the cut, and the hash of each stage's part."""
+
+    layers: tuple[int, ...]
+    parts: tuple[str, ...]
+    source: str  # hash of the checkpoint
+
+
+@dataclass(frozen=True)
 class Decided:
     """A step's outcome. Every stage applies it, or every stage skips it."""
 
@@ -131,6 +140,7 @@ class Ended:
 
 Record = (
     Placed
+    | Initialised
     | Decided
     | Reported
     | Adopted
@@ -160,7 +170,7 @@ class Mark:
     skipped_in_a_row: int = 0
     forward_bytes: int = 0
     backward_bytes: int = 0
-    parts: tuple[str, ...] = ()  # hashes, where complete; the run's beginning has none and is made from the seed
+    parts: tuple[str, ...] = ()  # hashes, where complete; the run's beginning has some if it was cut from a checkpoint
     # What only a journal that is made anew from this snapshot needs
     layers: tuple[int, ...] = ()  # per stage
     generation: int = 0
@@ -170,6 +180,7 @@ class Mark:
     loss_first: float | None = None
     eval_loss: float | None = None
     paused: Paused | None = None
+    source: str = ""  # of the beginning: the hash of the checkpoint that it was cut from
 
     @property
     def key(self) -> tuple[int, int]:
@@ -271,6 +282,9 @@ def fold(history: History, record: Record) -> History:
     match record:
         case Placed(generation, layers, holders):
             return replace(history, generation=generation, layers=layers, stage_holders=holders)
+        case Initialised(layers, parts, source):
+            first = replace(history.snapshots[0], layers=layers, parts=parts, source=source)
+            return replace(history, snapshots=(first, *history.snapshots[1:]))
         case Decided():
             return _decide(history, record)
         case Reported(step):

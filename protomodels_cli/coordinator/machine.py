@@ -13,6 +13,7 @@ from typing import assert_never
 from protomodels_cli.coordinator import assigning, checking, notices, patience, reasons
 from protomodels_cli.coordinator.events import (
     BasisTaken,
+    CheckpointCut,
     Command,
     Dismiss,
     Done,
@@ -121,6 +122,8 @@ def _take(moves: Moves, event: Event) -> None:
             if event.peer is None or event.peer in state.history.holders:
                 policy.give_up(moves, event)
                 _go_on_if_idle(moves)
+        case CheckpointCut():
+            assigning.take_first_snapshot(moves, event)
         case SnapshotLost():
             _lose_snapshot(moves, event)
         case Prefetched(peer_id, part):
@@ -371,11 +374,13 @@ def _lose_snapshot(moves: Moves, event: SnapshotLost) -> None:
     state, history = moves.state, moves.state.history
     known = state.stage_of(event.peer) is not None and event.generation == history.generation
     snapshot = (event.lineage, event.step)
-    if not known or snapshot not in [m.key for m in history.snapshots[1:]]:
+    if not known or snapshot not in [m.key for m in history.snapshots if m.parts]:
         return
     if event.whole_here:
         assigning.assign_again(moves, reasons.PartUnreadable(event.step), event.peer)
         return
+    if snapshot == history.snapshots[0].key:
+        return  # there is nothing before it: the coordinator ends
     moves.tell(notices.SnapshotUnusable(event.step, event.why))
     moves.record(Forgot(*snapshot, unusable=True))
     assigning.roll_back(moves, moves.state.history.newest, reasons.SnapshotDamaged(event.step))

@@ -13,6 +13,8 @@ def next_task(state: State) -> tuple[TaskKind, int] | reasons.Blocker:
     """The task that comes next and its step, or what must come first."""
     spec, history = state.spec, state.history
     step, last = history.step, history.step == spec.steps
+    if step == 0 and history.snapshots[0].parts and history.evaluated < 0:
+        return "evaluation", 0  # what the checkpoint was worth
     if step > 0:
         check = is_due(state) or step % spec.subspace.sync_interval == 0  # what is saved is what was checked
         if spec.subspace.has_basis and check and history.synced < step:

@@ -128,6 +128,17 @@ class SnapshotComplete(Base):
 
 
 @dataclass(frozen=True)
+class CheckpointCut(Base):
+    """The run's first snapshot was made from a checkpoint."""
+
+    path: str
+    sha256: str  # of the checkpoint
+    layers: tuple[int, ...]
+    tied: bool  # its head was its embedding
+    kind: Literal["checkpoint_cut"] = "checkpoint_cut"
+
+
+@dataclass(frozen=True)
 class SnapshotSkipped(Base):
     step: int
     uploading: int  # the step of the one that is still on its way
@@ -297,7 +308,7 @@ class JournalRebuilt(Base):
 
 AboutPeers = PeerJoined | PeerReturned | PeerLost | PeerLeft | PeerDismissed
 AboutStages = StagesAssigned | StagesLinked | Relinking | Stalled | RelayingAll | RolledBack
-AboutSnapshots = SnapshotComplete | SnapshotSkipped | SnapshotFailed | SnapshotUnusable
+AboutSnapshots = SnapshotComplete | CheckpointCut | SnapshotSkipped | SnapshotFailed | SnapshotUnusable
 AboutCopies = CopyFailed | CopyingLast | CopyAbandoned | CopyUnreachable | PartRestored | PartDamaged
 AboutRun = Paused | Resumed | Continuing | RunDone | RunStopped | Interrupted | DiskFailed | Ended
 AboutRebuilding = JournalRefused | SnapshotSetAside | JournalRebuilt

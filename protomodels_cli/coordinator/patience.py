@@ -46,7 +46,7 @@ def _watch_assigning(moves: Moves, task: Task) -> None:
     doing: Literal["build", "reuse", "link"]
     if task.kind == "link":
         doing, limit = "link", limits.link_seconds
-    elif state.history.step == 0:
+    elif state.history.step == 0 and not state.history.newest.parts:
         doing, limit = "build", limits.build_seconds
     else:
         doing, limit = "reuse", limits.reuse_seconds

@@ -174,7 +174,15 @@ class CoordinatorRestarted(Fact):
     kind: Literal["coordinator_restarted"] = "coordinator_restarted"
 
 
-Missing = NoPeers | NoPlacement | StagesWithoutPeer | HoldersDisconnected | CoordinatorRestarted
+@dataclass(frozen=True)
+class CheckpointUncut(Fact):
+    """The run's first snapshot is being made from a checkpoint."""
+
+    path: str
+    kind: Literal["checkpoint_uncut"] = "checkpoint_uncut"
+
+
+Missing = NoPeers | NoPlacement | StagesWithoutPeer | HoldersDisconnected | CoordinatorRestarted | CheckpointUncut
 
 
 @dataclass(frozen=True)

@@ -109,7 +109,8 @@ def _bring_back_bases(path: Path, whole: list[Manifest]) -> None:
 def _history(beginning: History, marks: list[Mark], lineage: int, seen: int) -> History:
     """As after going back to the newest of these snapshots, in a lineage that is new to every peer: what peers have in
     memory does not count. `seen`: the last step that was decided, as far as we know."""
-    snapshots = *beginning.snapshots, *marks
+    first = [] if marks and marks[0].key == beginning.newest.key else [beginning.newest]  # it may have been cut
+    snapshots = *first, *marks
     newest = snapshots[-1]
     before = replace(
         beginning,

@@ -46,6 +46,9 @@ def sentence(notice: n.Notice) -> str:
             return f"rolled back to {where}, {plural(redone, 'step')} to redo: {rollback(reason)}"
         case n.SnapshotComplete(step):
             return f"saved the snapshot at step {step}"
+        case n.CheckpointCut(path, sha256, layers, tied):
+            made = f"made the first snapshot, {plural(len(layers), 'part')}, from {path} (sha256 {sha256})"
+            return made + ("; its head was tied: it starts as a copy of the embedding" if tied else "")
         case n.SnapshotSkipped(step, uploading):
             return f"skipped the snapshot at step {step}: the one from step {uploading} is still uploading"
         case n.SnapshotFailed(step, stage, peer, name, reason):
@@ -277,6 +280,8 @@ def waiting(what: r.Waiting) -> str:
             return "peers to join"
         case r.CoordinatorRestarted():
             return "the peers from before the restart to reconnect"
+        case r.CheckpointUncut(path):
+            return f"the first snapshot to be cut from {path}"
         case r.HoldersDisconnected(stages):
             return f"the {'holder' if len(stages) == 1 else 'holders'} of {_numbers(stages)} to reconnect"
         case r.StagesWithoutPeer(stages):

@@ -86,6 +86,7 @@ class State:
     placed: bool = False  # the history's holders are here, and have been told so in this generation
     holds: Mapping[str, int] = field(default_factory=dict)  # peer → the stage that it has in memory as it must be now
     absent: Mapping[str, float] = field(default_factory=dict)  # holder that may come back → until when it is waited for
+    cutting: bool = False  # the first snapshot is being cut from a checkpoint
     task: Task | None = None  # none: waiting for something that is not a stage's report
     blocked: tuple[Blocker, float] | None = None  # what comes before the next task, and since when
     heard: Mapping[int, Report] = field(default_factory=dict)  # stage → its report on the task

@@ -34,6 +34,8 @@ def describe(state: State, now: float, started: float, refused: int) -> pb.RunSt
         generation=history.generation,
         basis_version=history.basis_version,
         spec_sha256=spec.sha256(),
+        checkpoint=spec.model.init or "",
+        checkpoint_sha256=history.snapshots[0].source,
         reason=pause(history.paused.why) if history.paused else "",
         reason_kind=history.paused.why.kind if history.paused else "",
         lineage=history.lineage,

@@ -67,6 +67,7 @@ class Totals:
             "lineage": history.lineage,
             "generations": history.generation,
             "spec_sha256": spec.sha256(),
+            "checkpoint_sha256": history.snapshots[0].source or None,
             "run_dir": str(path.parent),
         }
         write_whole(path, json.dumps(strict(summary), indent=1).encode() + b"\n")

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 Rule = Literal["adamw", "row_adamw", "muon"]
 Role = Literal["gain", "matrix", "writer", "embedding", "head"]
 Move = Literal["transport", "project"]
+START_DENSE = "set subspace.form to dense, with a codec as int8 where links are slow, or remove model.init"
 
 
 @dataclass(frozen=True)
@@ -107,6 +108,11 @@ class Form:
                 "use adamw or muon",
             )
         return None
+
+    @classmethod
+    def init_problem(cls) -> tuple[str, str] | None:
+        """Why a run cannot start from the weights of an ordinary transformer, and what to do: rule and fix."""
+        return f"the {cls.name} form has no place for the weights of an ordinary transformer", START_DENSE
 
     @classmethod
     def rule_for(cls, optimizer: str, role: Role) -> Rule:

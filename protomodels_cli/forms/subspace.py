@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from protomodels_cli.forms.base import Form, Rule, Sizes, Switch
+from protomodels_cli.forms.base import START_DENSE, Form, Rule, Sizes, Switch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,6 +28,14 @@ class SubspaceForm(Form):
     @classmethod
     def optimizer_columns(cls, sizes: Sizes) -> int:
         return sizes.k
+
+    @classmethod
+    def init_problem(cls) -> tuple[str, str] | None:
+        return (
+            "what the blocks of an ordinary transformer write does not lie in a subspace S of k dimensions, as the "
+            f"{cls.name} form needs it",
+            START_DENSE,
+        )
 
     def follow_moments(self, state: dict[str, Tensor], rule: Rule, switch: Switch) -> None:
         """transport: coordinates stay. project: those of what lies in the new span."""

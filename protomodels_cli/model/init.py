@@ -1,14 +1,17 @@
-"""Initial weights: each matrix from a generator of its own, named after it, so that the cut changes nothing."""
+"""Initial weights: each matrix from a generator of its own, named after it, so that the cut changes nothing; or from a
+checkpoint."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from protomodels_cli import counter
+from protomodels_cli.huggingface.checkpoint import Checkpoint
 from protomodels_cli.model.llama import Matrix, RMSNorm, Writer
 from protomodels_cli.model.shape import Shape
 
@@ -26,6 +29,14 @@ def initialise(modules: nn.Module, shape: Shape, seed: int) -> None:
             module.weight.copy_(module.form.initial(draw, columns))
         elif isinstance(module, RMSNorm):
             module.weight.fill_(1.0)
+
+
+@torch.no_grad()
+def load_checkpoint(stages: Iterable[nn.Module], checkpoint: Checkpoint) -> None:
+    """Fill every weight of these stages with the checkpoint's."""
+    for stage in stages:
+        for name, parameter in stage.named_parameters():
+            parameter.copy_(torch.from_numpy(checkpoint.array(name.removesuffix(".weight"))))
 
 
 def _draw_rows(name: str, rows: int, std: float, seed: int, columns: int) -> Tensor:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,7 +18,9 @@ from torch import Tensor
 from protomodels_cli.data.batches import Batches, held_out_windows
 from protomodels_cli.data.prepare import Corpus
 from protomodels_cli.errors import RunStopped
+from protomodels_cli.huggingface.checkpoint import Checkpoint
 from protomodels_cli.model.basis import Basis, initial_basis
+from protomodels_cli.model.init import load_checkpoint
 from protomodels_cli.model.precise import home_of_float64
 from protomodels_cli.model.shape import Shape, slices
 from protomodels_cli.model.stage import Carry, InFlight, Sync, t_fixed_of
@@ -41,7 +44,15 @@ class NextBasis:
 
 
 class Reference:
-    def __init__(self, spec: RunSpec, corpus: Corpus, carry: Carry, device: torch.device | str = "cpu"):
+    def __init__(
+        self,
+        spec: RunSpec,
+        corpus: Corpus,
+        carry: Carry,
+        device: torch.device | str = "cpu",
+        base: Path = Path(),
+    ):
+        """`base`: what the spec's paths are relative to."""
         torch.set_num_threads(spec.compute.threads)
         self.spec, self.corpus, self.carry, self.device = spec, corpus, carry, torch.device(device)
         shape = Shape.of(spec)
@@ -50,6 +61,9 @@ class Reference:
             self.basis = initial_basis(shape.width, spec.subspace.k, spec.seed, shape.dtype)
         self.trainers = [StageTrainer(spec, slice_, self.basis, device) for slice_ in slices(spec)]
         self.stages = [trainer.stage for trainer in self.trainers]
+        if spec.model.init is not None:
+            with Checkpoint(base / spec.model.init, spec) as checkpoint:
+                load_checkpoint(self.stages, checkpoint)
         self.batches = Batches(corpus.train, spec)
         self.next_basis: NextBasis | None = None
         self.step = 0
@@ -64,6 +78,8 @@ class Reference:
     def train(self, until: int | None = None) -> Iterator[Row]:
         """Take the steps up to `until` (default: all), yielding a metrics row for everything that happens."""
         last = self.spec.steps if until is None else until
+        if self.step == 0 and self.spec.model.init is not None:
+            yield {"event": "eval", "step": 0, "loss": self.evaluate()}  # what the checkpoint was worth
         while self.step < last:
             yield from self.run_step()
             self._stop_if_broken()

@@ -71,6 +71,8 @@ def picture(s: pb.RunStatus) -> RenderableType:
         rows.append(Text(s.trouble, style="yellow"))
     if s.stages:
         rows.append(stage_table(s))
+    if s.checkpoint_sha256:
+        rows.append(Text(f"started from {s.checkpoint} (sha256 {s.checkpoint_sha256})", style="dim"))
     if s.snapshot_step or s.steps_redone:
         saved = f"saved up to step {s.snapshot_step}" if s.snapshot_step else "nothing saved yet"
         redone = f" | rolled back {s.rollbacks} ×, {plural(s.steps_redone, 'step')} redone" if s.rollbacks else ""

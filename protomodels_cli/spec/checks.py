@@ -88,6 +88,12 @@ def kv_heads_divide_heads(s: RunSpec) -> Found:
         )
 
 
+@check("model.init", "subspace.form")
+def form_takes_a_checkpoint(s: RunSpec) -> Found:
+    if s.model.init is not None and (problem := s.form.init_problem()):
+        yield "subspace.form", *problem
+
+
 @check("model.layers", "stages")
 def every_stage_has_layers(s: RunSpec) -> Found:
     layers = s.model.layers

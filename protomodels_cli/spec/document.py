@@ -17,10 +17,10 @@ from protomodels_cli.spec.schema import RunSpec
 HEAD = """\
 # The run spec
 
-One YAML file describes a run. Only `steps` and the model's `layers`, `width` and `heads` must be given; every other
-field has a default. `pmtrain validate SPEC` checks a file and prints every mistake with its line, rule and fix.
-Numbers may be written as `1e-4` or `8_000_000`; only `true` and `false` are booleans. Paths are relative to the spec
-file. Examples with comments are in `configs/`.
+One YAML file describes a run. Only `steps` and the model's `layers`, `width` and `heads` (or `init`, which says them)
+must be given; every other field has a default. `pmtrain validate SPEC` checks a file and prints every mistake with its
+line, rule and fix. Numbers may be written as `1e-4` or `8_000_000`; only `true` and `false` are booleans. Paths are
+relative to the spec file. Examples with comments are in `configs/`.
 
 This page is made from `protomodels_cli/spec/` and `protomodels_cli/codecs/` by `scripts/docs.sh`.
 """

@@ -12,11 +12,13 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from protomodels_cli.spec import yaml_tree
+from protomodels_cli.spec.checkpoint import fill_in
 from protomodels_cli.spec.checks import contradictions
 from protomodels_cli.spec.errors import Problem, SpecError
 from protomodels_cli.spec.fields import Section
 from protomodels_cli.spec.refused import REFUSED, REPLACED
 from protomodels_cli.spec.schema import RunSpec
+from protomodels_cli.spec.vocabulary import VocabularyError, ids_in
 
 Loc = tuple[str | int, ...]
 
@@ -37,15 +39,17 @@ def load_spec(path: str | Path) -> RunSpec:
 
 def parse_spec(text: str, file: str = "spec", base: Path = Path()) -> RunSpec:
     data, lines, twice = yaml_tree.read_tree(text, file)
-    return _validate(data, lines, twice, file, base)
+    return _validate(data, lines, twice, file, base, resolved=False)
 
 
 def spec_from(data: dict[str, Any]) -> RunSpec:
-    """A spec from plain data, for programs that make their own."""
-    return _validate(data, {}, [], "spec", Path())
+    """A spec from plain data, for programs that make their own. One that is resolved needs no checkpoint."""
+    return _validate(data, {}, [], "spec", Path(), resolved=True)
 
 
-def _validate(data: Any, lines: dict[Loc, int], twice: list[Problem], file: str, base: Path) -> RunSpec:
+def _validate(
+    data: Any, lines: dict[Loc, int], twice: list[Problem], file: str, base: Path, *, resolved: bool
+) -> RunSpec:
     def located(p: Problem, loc: Loc) -> Problem:
         while loc and loc not in lines:
             loc = loc[:-1]
@@ -54,8 +58,9 @@ def _validate(data: Any, lines: dict[Loc, int], twice: list[Problem], file: str,
     if not isinstance(data, dict):
         rule, fix = "must be a mapping of fields to values", "start with `steps:` and `model:`"
         raise SpecError([Problem("", rule, fix, data, file, 1, "mapping")])
-    problems = list(twice)
-    malformed: set[str] = set()
+    filled = fill_in(data, base, resolved=resolved)
+    data, malformed = filled.data, set(filled.unknown)
+    problems = [*twice, *(located(p, tuple(p.field.split("."))) for p in filled.problems)]
     try:
         spec = RunSpec.model_validate(data)
     except ValidationError as error:
@@ -206,8 +211,11 @@ def _with_vocabulary(spec: RunSpec, base: Path) -> tuple[RunSpec, list[Problem]]
     t, problems = spec.tokenizer, []
     vocab = t.vocab_size or {"bytes": 256, "bpe": 4096}.get(t.kind)
     if vocab is None and t.file is not None:
-        vocab, problem = _vocab_of(base / t.file)
-        problems = [problem] if problem else []
+        try:
+            vocab = ids_in(base / t.file)
+        except VocabularyError as e:
+            fix = "check the path (relative to the spec file), or set tokenizer.vocab_size"
+            problems = [Problem("tokenizer.file", str(e), fix, str(base / t.file), kind="tokenizer_file")]
     return spec.model_copy(update={"tokenizer": t.model_copy(update={"vocab_size": vocab})}), problems
 
 
@@ -217,30 +225,11 @@ def with_absolute_paths(spec: RunSpec, base: Path) -> RunSpec:
     def absolute(path: str | None) -> str | None:
         return None if path is None else str((base / path).absolute())
 
-    d, t, s = spec.data, spec.tokenizer, spec.snapshots
+    d, t, s, m = spec.data, spec.tokenizer, spec.snapshots, spec.model
     files = {name: [absolute(f) for f in getattr(d, name)] for name in ("files", "val_files")}
     data = d.model_copy(update={**files, "cache_dir": absolute(d.cache_dir)})
     tokenizer = t.model_copy(update={"file": absolute(t.file)})
     copy_to = s.copy_to if "://" in (s.copy_to or "") else absolute(s.copy_to)
     snapshots = s.model_copy(update={"copy_to": copy_to})
-    return spec.model_copy(update={"data": data, "tokenizer": tokenizer, "snapshots": snapshots})
-
-
-def _vocab_of(path: Path) -> tuple[int | None, Problem | None]:
-    def problem(rule: str) -> tuple[None, Problem]:
-        return None, Problem(
-            "tokenizer.file",
-            rule,
-            "check the path (relative to the spec file), or set tokenizer.vocab_size",
-            str(path),
-            kind="tokenizer_file",
-        )
-
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        ids = list(content["model"]["vocab"].values()) + [t["id"] for t in content.get("added_tokens", [])]
-        return max(ids) + 1, None
-    except OSError as e:
-        return problem(f"must be readable: {e.strerror}")
-    except (ValueError, KeyError, AttributeError, TypeError):
-        return problem("must be a tokenizer.json, as Hugging Face's tokenizers write it, with a vocabulary")
+    model = m.model_copy(update={"init": absolute(m.init)})
+    return spec.model_copy(update={"model": model, "data": data, "tokenizer": tokenizer, "snapshots": snapshots})

@@ -27,6 +27,11 @@ from protomodels_cli.spec.units import bits_per_second, seconds
 class ModelSpec(Section):
     """The transformer's shape: a LLaMA decoder (Qwen3's with qk_norm)."""
 
+    init: str | None = Field(
+        None,
+        description="Folder of a Hugging Face checkpoint (Llama or Qwen3) to start from, in the form `dense`: the "
+        "model's shape and the vocabulary are taken from it. Default: start from new weights.",
+    )
     layers: Annotated[int, Field(ge=1, le=1 << 16)] = Field(description="Transformer blocks.")
     width: Size = Field(description="Width d of the residual stream.")
     heads: Size = Field(description="Attention heads.")

@@ -59,6 +59,13 @@ class Snapshots:
                 other.unlink()
         return folder / f"stage-{stage}.{sha256}.safetensors.partial"
 
+    def begin_anew(self, lineage: int, step: int) -> Path:
+        """An empty folder for one whose parts are made here."""
+        self.drop(lineage, step)
+        folder = self._begun(lineage, step)
+        folder.mkdir()
+        return folder
+
     def drop(self, lineage: int, step: int) -> None:
         """Delete the parts that have arrived of a snapshot that was begun and given up."""
         shutil.rmtree(self._begun(lineage, step), ignore_errors=True)

@@ -11,8 +11,10 @@ from typing import Any, TypeVar, cast
 from protomodels_cli.coordinator import notices
 from protomodels_cli.coordinator.history import History, Mark
 from protomodels_cli.coordinator.snapshots.copies import Copies, in_words
+from protomodels_cli.coordinator.snapshots.first import FirstSnapshot
 from protomodels_cli.coordinator.snapshots.manifest import folder_name
 from protomodels_cli.coordinator.snapshots.store import Snapshots, patiently
+from protomodels_cli.errors import UserError
 from protomodels_cli.observe.logs import SNAPSHOTS
 from protomodels_cli.retry import Backoff, retry
 
@@ -46,7 +48,7 @@ class Repeated:
             await self._working
 
 
-async def _beside(work: Callable[..., T], *arguments: Any) -> T:
+async def beside(work: Callable[..., T], *arguments: Any) -> T:
     """In a daemon thread, which does not hold up the end of the program: a store may hang."""
     loop, result = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
 
@@ -74,8 +76,10 @@ class Upkeep:
         history: Callable[[], History],  # as it is in the journal
         tell: Callable[[notices.Notice], None],
         fail: Callable[[OSError], None],
+        first: FirstSnapshot | None = None,  # where the run starts from a checkpoint
     ):
         self._snapshots, self._copies, self._history, self._tell, self._fail = snapshots, copies, history, tell, fail
+        self._first = first
         self._settling, self._copying = Repeated(self._settle), Repeated(self._copy)
         self._looks: dict[tuple[int, int, int], asyncio.Task[bool]] = {}
 
@@ -103,7 +107,7 @@ class Upkeep:
         complete = self._snapshots.folders(history.snapshots)
         dropped = [folder_name(*old.key) for old in history.dropped if old.complete and not old.unusable]
         try:
-            await _beside(self._copies.bring_up_to_date, complete, dropped, self._snapshots.reading)
+            await beside(self._copies.bring_up_to_date, complete, dropped, self._snapshots.reading)
         except Exception as e:  # a store may raise anything
             self._tell(notices.CopyFailed(self._copies.url, in_words(e)))
         try:  # what was dropped while it was being copied
@@ -112,7 +116,8 @@ class Upkeep:
             self._fail(e)
 
     async def is_whole(self, mark: Mark, stage: int) -> bool:
-        """Does this part have the right bytes, now or once restored from the copy? Concurrent calls share one check."""
+        """Does this part have the right bytes, now or once restored from the copy or cut again from the checkpoint?
+        Concurrent calls share one check."""
         part = mark.lineage, mark.step, stage
         if part not in self._looks:
             self._looks[part] = asyncio.create_task(self._look(mark, stage))
@@ -125,9 +130,12 @@ class Upkeep:
                 return True
         except OSError as e:  # to us it is as good as gone
             SNAPSHOTS.warning("cannot read stage %d's part of the snapshot at step %d: %s", stage, mark.step, e)
-        if self._copies is None:
-            return False
-        copies, backoff = self._copies, Backoff(AGAIN, jitter=0, most_tries=TRIES)
+        if self._copies is not None and await self._restore(mark, stage, self._copies):
+            return True
+        return self._first is not None and bool(mark.source) and await self._cut_again(mark, stage, self._first)
+
+    async def _restore(self, mark: Mark, stage: int, copies: Copies) -> bool:
+        backoff = Backoff(AGAIN, jitter=0, most_tries=TRIES)
 
         def report(error: Exception) -> None:
             if backoff.failures == 1:
@@ -141,8 +149,21 @@ class Upkeep:
         self._tell(kind(stage, mark.step, copies.url))
         return whole
 
+    async def _cut_again(self, mark: Mark, stage: int, first: FirstSnapshot) -> bool:
+        """The checkpoint may have changed since: what is cut has the right hash, or it does not count."""
+        try:
+            whole = await beside(
+                self._snapshots.replace_part, mark, stage, lambda _, __, to: first.write_part(mark.layers, stage, to)
+            )
+        except (OSError, UserError) as e:
+            SNAPSHOTS.warning("cannot cut stage %d's part from the checkpoint again: %s", stage, e)
+            return False
+        if whole:
+            self._tell(notices.PartRestored(stage, mark.step, str(first.checkpoint)))
+        return whole
+
     async def _bring_back(self, mark: Mark, stage: int, copies: Copies) -> bool:
         try:
-            return await _beside(self._snapshots.replace_part, mark, stage, copies.get)
+            return await beside(self._snapshots.replace_part, mark, stage, copies.get)
         except FileNotFoundError:
             return False
