@@ -95,21 +95,21 @@ class SafetensorsFile:
     def _header(self) -> tuple[dict[str, TensorInfo], dict[str, str]]:
         size = os.fstat(self._handle).st_size
         if size < 8:
-            raise SafetensorsError(f"it has {size} bytes, fewer than the length of a header takes")
+            raise SafetensorsError(f"{size} bytes are fewer than the length of a header takes")
         length = int.from_bytes(self._read(0, 8, "the header's length"), "little")
         if length > min(size - 8, LARGEST_HEADER):
             raise SafetensorsError(
-                f"its header would be {length} bytes long, and the file has {size}: it is cut short, or of another kind"
+                f"the header would be {length} bytes long, and the file has {size}: cut short, or no safetensors file"
             )
         try:
             header = json.loads(bytes(self._read(8, 8 + length, "the header")))
         except (ValueError, RecursionError):
-            raise SafetensorsError("its header is not JSON") from None
+            raise SafetensorsError("the header is not JSON") from None
         if not isinstance(header, dict):
-            raise SafetensorsError("its header is not a JSON object")
+            raise SafetensorsError("the header is not a JSON object")
         metadata = header.pop("__metadata__", None) or {}
         if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
-            raise SafetensorsError("its metadata are not texts")
+            raise SafetensorsError("the metadata are not texts")
         tensors = [_info(name, fields, 8 + length) for name, fields in header.items()]
         _check_gapless(tensors, 8 + length, size)
         return {info.name: info for info in tensors}, metadata
@@ -120,7 +120,7 @@ class SafetensorsFile:
         while got < len(content):
             read = os.preadv(self._handle, [content[got : got + _PIECE]], start + got)
             if read == 0:
-                raise SafetensorsError(f"it ends within {what}: it is cut short")
+                raise SafetensorsError(f"cut short: the file ends within {what}")
             got += read
         return content
 
@@ -130,7 +130,7 @@ def _info(name: str, fields: Any, data: int) -> TensorInfo:
     try:
         dtype, shape, (start, end) = fields["dtype"], fields["shape"], fields["data_offsets"]
     except (KeyError, TypeError, ValueError):
-        raise SafetensorsError(f"its header does not say what tensor {name} is") from None
+        raise SafetensorsError(f"the header does not say what tensor {name} is") from None
     if not isinstance(dtype, str) or dtype not in _BYTES:
         raise SafetensorsError(f"tensor {name} has the unknown dtype {dtype}")
     if not isinstance(shape, list) or not all(type(n) is int and n >= 0 for n in (*shape, start, end)):
@@ -148,7 +148,7 @@ def _check_gapless(tensors: list[TensorInfo], data: int, size: int) -> None:
             raise SafetensorsError(f"tensor {info.name} {wrong}")
         at = info.end
     if at != size:
-        raise SafetensorsError(f"its tensors end at byte {at}, and the file has {size}: it is cut short, or damaged")
+        raise SafetensorsError(f"the tensors end at byte {at}, and the file has {size}")
 
 
 def write_safetensors(

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator
 import psutil
 import pytest
 import yaml
+from checkpoints import save, starting_from
 from conftest import CONFIGS, make_spec
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -25,6 +26,9 @@ from test_pipeline import reference_of
 from test_run import ends, wait_for_line
 
 from protomodels_cli.bench.recovery import MEMORY_BOUND
+from protomodels_cli.coordinator.identity import RunIdentity
+from protomodels_cli.coordinator.snapshots.first import FirstSnapshot
+from protomodels_cli.coordinator.snapshots.store import Snapshots
 from protomodels_cli.data.errors import DataError
 from protomodels_cli.data.prepare import Corpus, prepare
 from protomodels_cli.observe.process import peak_memory_of
@@ -215,6 +219,30 @@ def test_help_comes_without_heavy_modules(tmp_path):
     assert "protomodels_cli.cli.main" in found
     rendering = {"rich", "pygments"}
     assert found & {*HEAVY - rendering, "numpy", "grpc", "cryptography", "google.protobuf"} == set()
+
+
+def test_a_checkpoint_is_cut_without_torch(no_torch, tmp_path):
+    """In bfloat16, into the bytes that are cut where torch is."""
+    spec = starting_from(save(tmp_path / "start", "qwen3", "bfloat16", "30KB", head_dim=16))
+    first = FirstSnapshot(
+        spec, tmp_path / "start", Snapshots(tmp_path / "here", RunIdentity("r", "s"), (0, ""), tmp_path)
+    )
+    program = """
+import json, sys
+from pathlib import Path
+from protomodels_cli.coordinator.identity import RunIdentity
+from protomodels_cli.coordinator.snapshots.first import FirstSnapshot
+from protomodels_cli.coordinator.snapshots.store import Snapshots
+from protomodels_cli.spec import load_spec
+here = Path(sys.argv[1])
+snapshots = Snapshots(here / "there", RunIdentity("r", "s"), (0, ""), here)
+print(json.dumps(FirstSnapshot(load_spec(here / "run.yaml"), here / "start", snapshots).cut((1, 2)).parts))
+"""
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(spec.model_dump(mode="json")))
+    env = {**os.environ, "PYTHONPATH": no_torch}
+    done = subprocess.run([sys.executable, "-c", program, tmp_path], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert tuple(json.loads(done.stdout)) == first.cut((1, 2)).parts
 
 
 def test_tokens_made_in_a_process_of_their_own_are_the_same(tmp_path):

@@ -61,6 +61,14 @@ NOTICES: list[tuple[n.Notice, str]] = [
         "rolled back to the beginning, 1 step to redo: stages 0, 1 were lost after step 1",
     ),
     (n.SnapshotComplete(3), "saved the snapshot at step 3"),
+    (
+        n.CheckpointCut("start", "ab12", (2, 3), tied=False),
+        "made the first snapshot, 2 parts, from start (sha256 ab12)",
+    ),
+    (
+        n.CheckpointCut("start", "ab12", (3,), tied=True),
+        "made the first snapshot, 1 part, from start (sha256 ab12); the tied head starts as a copy of the embedding",
+    ),
     (n.SnapshotSkipped(6, 3), "skipped the snapshot at step 6: the one from step 3 is still uploading"),
     (
         n.SnapshotFailed(6, 2, "p2", "desk", FULL),
@@ -283,6 +291,7 @@ WAITS: list[tuple[r.Waiting, str]] = [
     ),
     (r.HoldersDisconnected((0,)), "the holder of stage 0 to reconnect"),
     (r.HoldersDisconnected((0, 2)), "the holders of stages 0, 2 to reconnect"),
+    (r.CheckpointUncut("start"), "the first snapshot to be cut from start"),
     (r.CoordinatorRestarted(), "the peers from before the restart to reconnect"),
     (WORK, "stage 1 (desk) to finish step 5 (10 min so far)"),
     (r.StagesWorking("build", 0, (DESK, ATTIC), 0.2), "stages 1 (desk), 2 (attic) to build (0 s so far)"),

@@ -48,7 +48,7 @@ def sentence(notice: n.Notice) -> str:
             return f"saved the snapshot at step {step}"
         case n.CheckpointCut(path, sha256, layers, tied):
             made = f"made the first snapshot, {plural(len(layers), 'part')}, from {path} (sha256 {sha256})"
-            return made + ("; its head was tied: it starts as a copy of the embedding" if tied else "")
+            return made + ("; the tied head starts as a copy of the embedding" if tied else "")
         case n.SnapshotSkipped(step, uploading):
             return f"skipped the snapshot at step {step}: the one from step {uploading} is still uploading"
         case n.SnapshotFailed(step, stage, peer, name, reason):

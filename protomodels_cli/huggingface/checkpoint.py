@@ -103,8 +103,8 @@ class Checkpoint:
         for name, value in {**shape.model, "vocab_size": shape.vocab_size}.items():
             if spec[name] != value:
                 raise UserError(
-                    f"the checkpoint in {self.folder} is not the one that the run was begun with: {CONFIG} gives "
-                    f"{name} = {value}, and the run has {spec[name]}",
+                    f"the checkpoint in {self.folder} is not the one that the run began with: {CONFIG} gives {name} = "
+                    f"{value}, and the run has {spec[name]}",
                     "put the checkpoint of then there",
                     "checkpoint_changed",
                 )

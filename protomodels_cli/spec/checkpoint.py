@@ -87,7 +87,7 @@ def _read(path: Path) -> dict[str, Any]:
         config = json.loads(path.read_text(encoding="utf-8"))
     except OSError as e:
         raise CheckpointError(
-            f"it is not the folder of a Hugging Face checkpoint: {path} cannot be read ({e.strerror})",
+            f"there is no Hugging Face checkpoint: {path} cannot be read ({e.strerror})",
             "check the path, which is relative to the spec file; a run that has begun does not need the checkpoint any "
             "more, and continues with `pmtrain coordinator --resume --run-dir RUN_DIR`",
         ) from None
@@ -190,10 +190,10 @@ def _tokenizer(given: Any, base: Path, init: str, rows: int) -> tuple[Any, list[
             return None, [
                 Problem(
                     "tokenizer",
-                    f"is required: the checkpoint in {init} has no {TOKENIZER}, and the ids of a new vocabulary are "
-                    "not those that its embedding was trained with",
-                    "set tokenizer.kind to file and tokenizer.file to the checkpoint's own, or the kind that it was "
-                    "trained with",
+                    f"is required: the checkpoint in {init} has no {TOKENIZER}, and the embedding was not trained "
+                    "with the ids of a new vocabulary",
+                    "set tokenizer.kind, and tokenizer.file where that is file, to what the checkpoint was trained "
+                    "with",
                     kind="init_tokenizer",
                 )
             ]
@@ -213,7 +213,7 @@ def _tokenizer(given: Any, base: Path, init: str, rows: int) -> tuple[Any, list[
     if type(ids) is int and (ids != rows if exact else ids > rows):
         problem = Problem(
             field,
-            f"it has {ids} ids, and the checkpoint's embedding has {rows} rows ({CONFIG} has vocab_size: {rows})",
+            f"has {ids} ids, and the checkpoint's embedding has {rows} rows ({CONFIG} has vocab_size: {rows})",
             "use the tokenizer that the checkpoint was trained with",
             given["kind" if exact else "file"],
             kind="init_tokenizer",
