@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import yaml
 from checkpoints import save, starting_from
 from conftest import corpus_of
-from pool import Pool
+from pool import Pool, wait_for_link
 from safetensors.torch import load_file
+from starting import pmtrain
 from told import events
 
 from protomodels_cli.codecs import Carrier
 from protomodels_cli.data.batches import held_out_windows
+from protomodels_cli.errors import EXIT_OUTSIDE
 from protomodels_cli.huggingface.checkpoint import Checkpoint
 from protomodels_cli.model.reference import Reference
 from protomodels_cli.spec import RunSpec
@@ -128,3 +133,31 @@ def test_where_the_peers_decide_the_cut_each_gets_its_stage_and_no_other(pool: P
     for i in range(2):
         here = [p.name for p in (led["run_dir"] / f"p{i}").rglob("0000-00000000-stage-*.safetensors")]
         assert len(here) == min(1, len(layers) - i)
+
+
+def test_a_checkpoint_that_goes_away_ends_the_coordinator_until_it_is_back(pool: Pool, made, tmp_path):
+    folder = shutil.copytree(made("llama"), tmp_path / "start")
+    spec, run_dir = starting_from(folder, steps=3), tmp_path / "run"
+    lead = {"kind": "coordinator", "spec": spec.model_dump(mode="json"), "run_dir": str(run_dir)}
+    pool.coordinator.start(**lead)
+    link = wait_for_link(run_dir)
+    (folder / "model.safetensors").rename(tmp_path / "away")
+    for i in range(2):
+        pool.peers[i].start(kind="join", link=link, name=f"peer-{i}", dir=str(run_dir / f"p{i}"))
+    led = pool.coordinator.result()
+    assert (led["exit"], led["reason"]) == (EXIT_OUTSIDE, "checkpoint_no_weights")
+    assert [e["reason"] for e in events(run_dir, "ended")] == ["checkpoint_no_weights"]
+    assert list((run_dir / "snapshots").iterdir()) == []
+    (tmp_path / "away").rename(folder / "model.safetensors")
+    pool.coordinator.start(**lead)
+    assert [process.result()["exit"] for process in (*pool.peers[:2], pool.coordinator)] == [0, 0, 0]
+
+
+def test_a_start_from_what_is_no_checkpoint_leaves_no_run_behind(made, tmp_path):
+    folder = shutil.copytree(made("llama"), tmp_path / "start")
+    spec = starting_from(folder)
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(spec.model_dump(mode="json")))
+    os.truncate(folder / "model.safetensors", 1000)
+    done = pmtrain("coordinator", "run.yaml", "--host", "127.0.0.1", "--port", 0, "--run-dir", "run", cwd=tmp_path)
+    assert (done.returncode, len(done.stderr.splitlines())) == (EXIT_OUTSIDE, 2)
+    assert not (tmp_path / "run" / "journal.sqlite").exists()

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from protomodels_cli.cli.run_plan import candidates
 from protomodels_cli.errors import EXIT_SPEC
 from protomodels_cli.spec import RunSpec, SpecError, parse_spec, spec_from
 from protomodels_cli.spec.load import with_absolute_paths
@@ -93,6 +94,10 @@ def test_what_is_absent_is_what_transformers_takes(tmp_path):
 def test_fields_that_agree_may_be_given(tmp_path):
     model = {"init": "start", "layers": 3, "width": 32, "kv_heads": 2, "norm_eps": 1e-6, "qk_norm": False}
     assert parsed(tmp_path, LLAMA, model=model) == parsed(tmp_path, LLAMA)
+
+
+def test_a_plan_proposes_forms_that_can_start_from_it(tmp_path):
+    assert {c.subspace.form for c in candidates(parsed(tmp_path, LLAMA, stages=2))} == {"dense"}
 
 
 def test_a_resolved_spec_needs_no_checkpoint(tmp_path):
@@ -184,7 +189,7 @@ def test_a_folder_without_a_readable_config_is_refused(tmp_path, content):
 )
 def test_a_field_that_disagrees_is_refused_with_both_values(tmp_path, field, value):
     found = refused(tmp_path, LLAMA, model={"init": "start", field: value})
-    assert (f"model.{field}", value, "init_mismatch") in found
+    assert found == [(f"model.{field}", value, "init_mismatch")]
 
 
 @pytest.mark.parametrize(

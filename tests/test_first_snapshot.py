@@ -209,6 +209,15 @@ def test_it_is_a_snapshot_like_any_other(first, tmp_path):
     assert first.cut((2, 1)).parts == history.newest.parts, "the same bytes every time"
 
 
+def test_what_an_interrupted_cut_has_left_is_no_matter(first, tmp_path):
+    left = tmp_path / "snapshots" / ".0000-00000000"
+    left.mkdir()
+    for name in (f"stage-0.{'0' * 64}.safetensors", "stage-1.cut"):
+        (left / name).write_bytes(b"half of it")
+    settled(first)
+    assert len(os.listdir(tmp_path / "snapshots" / "0000-00000000")) == 3
+
+
 def test_its_source_is_known_by_its_hash(first, folder):
     spec = starting_from(folder)
     with Checkpoint(folder, spec) as checkpoint:

@@ -64,6 +64,8 @@ def candidates(spec: RunSpec) -> list[RunSpec]:
     width, last = spec.model.width, layers_per_stage(spec)[-1]
     ways = [("dense", width, "bf16"), ("dense", width, "int8")]
     ways += [("reparam", max(1, width // share), "int8") for share in (2, 4, 8, 16, 32, 64, 100)]
+    if spec.model.init is not None:
+        ways = [way for way in ways if form_named(way[0]).init_problem() is None]
     found = []
     for form, k, codec in dict.fromkeys(ways):
         data: dict[str, Any] = spec.model_dump(mode="json")

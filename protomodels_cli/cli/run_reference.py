@@ -90,13 +90,15 @@ def _save(reference: Reference, folder: Path) -> None:
 def _header(spec: RunSpec, corpus: Corpus, reference: Reference, run_dir: Path, device: str) -> str:
     form = f"{spec.subspace.form} with k={spec.subspace.k}" if spec.form.has_basis else spec.subspace.form
     layers = "+".join(str(len(s.slice.layers)) for s in reference.stages)
+    tied = "; the tied head starts as a copy of the embedding" if reference.head_was_tied else ""
+    start = f"starting from {spec.model.init}{tied}\n" if spec.model.init else ""
     return (
         f"{spec.name}: {form}, {spec.model.layers} layers ({layers}) of width {spec.model.width}, "
         f"{count(reference.parameters)} parameters, {spec.optimizer.name}, on {device}\n"
         f"data: {spec.data.source}, {count(len(corpus.train))} tokens to train on, "
         f"{count(len(corpus.held_out))} held out, "
         f"vocabulary {spec.vocab_size} (ln V = {math.log(spec.vocab_size):.3f})\n"
-        f"run directory: {run_dir}"
+        f"{start}run directory: {run_dir}"
     )
 
 

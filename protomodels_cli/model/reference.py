@@ -61,9 +61,11 @@ class Reference:
             self.basis = initial_basis(shape.width, spec.subspace.k, spec.seed, shape.dtype)
         self.trainers = [StageTrainer(spec, slice_, self.basis, device) for slice_ in slices(spec)]
         self.stages = [trainer.stage for trainer in self.trainers]
+        self.head_was_tied = False
         if spec.model.init is not None:
             with Checkpoint(base / spec.model.init, spec) as checkpoint:
                 load_checkpoint(self.stages, checkpoint)
+                self.head_was_tied = checkpoint.tied
         self.batches = Batches(corpus.train, spec)
         self.next_basis: NextBasis | None = None
         self.step = 0

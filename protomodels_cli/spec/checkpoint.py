@@ -160,7 +160,7 @@ def fill_in(data: dict[str, Any], base: Path, *, resolved: bool) -> FilledIn:
         if name in given and isinstance(given[name], int | float) and given[name] != value
     ]
     tokenizer, more = _tokenizer(data.get("tokenizer"), base, init, shape.vocab_size)
-    filled = {**data, "model": {**shape.model, **given}, **({} if tokenizer is None else {"tokenizer": tokenizer})}
+    filled = {**data, "model": {**given, **shape.model}, **({} if tokenizer is None else {"tokenizer": tokenizer})}
     return FilledIn(filled, problems + more, frozenset())
 
 
