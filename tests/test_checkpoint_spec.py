@@ -195,15 +195,17 @@ def test_a_field_that_disagrees_is_refused_with_both_values(tmp_path, field, val
 @pytest.mark.parametrize(
     ("tokenizer", "config", "found"),
     [
-        ({"kind": "bpe", "vocab_size": 300}, {}, ("tokenizer.vocab_size", 300, "init_mismatch")),
+        ({"kind": "bpe", "vocab_size": 300}, {}, ("tokenizer.vocab_size", "300", "init_mismatch")),
         ({"kind": "bytes"}, {"vocab_size": 1000}, ("tokenizer.kind", "bytes", "init_tokenizer")),
         ({"kind": "file", "file": "own.json"}, {"vocab_size": 99}, ("tokenizer.file", "own.json", "init_tokenizer")),
-        (None, {}, ("tokenizer", None, "init_tokenizer")),
+        (None, {}, ("tokenizer", "None", "init_tokenizer")),
+        ({"kind": "file", "file": "no.json"}, {}, ("tokenizer.file", "no.json", "tokenizer_file")),
     ],
 )
 def test_a_tokenizer_with_other_ids_is_refused(tmp_path, tokenizer, config, found):
     vocabulary(tmp_path / "own.json", 100)
-    assert refused(tmp_path, changed(config), tokenizer=tokenizer) == [found]
+    [(field, value, kind)] = refused(tmp_path, changed(config), tokenizer=tokenizer)
+    assert (field, str(value).replace(f"{tmp_path}/", ""), kind) == found
 
 
 @pytest.mark.parametrize("form", ["reparam", "constrained"])

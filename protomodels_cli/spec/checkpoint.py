@@ -199,24 +199,34 @@ def _tokenizer(given: Any, base: Path, init: str, rows: int) -> tuple[Any, list[
             ]
     if not isinstance(given, dict):
         return None, []  # malformed
-    ids, field = given.get("vocab_size"), "tokenizer.vocab_size"
+    ids = given.get("vocab_size")
     if type(ids) is int and ids != rows:
-        return None, [_mismatch(field, ids, f"vocab_size: {rows}", init)]
-    if given.get("kind") == "bytes":
-        ids, field = 256, "tokenizer.kind"
-    elif given.get("kind") == "file" and isinstance(given.get("file"), str):
-        try:
-            ids, field = ids_in(base / given["file"]), "tokenizer.file"
-        except VocabularyError:
-            return None, []  # it is said where a tokenizer's file is read
-    exact = field == "tokenizer.kind"
-    if type(ids) is int and (ids != rows if exact else ids > rows):
-        problem = Problem(
-            field,
-            f"has {ids} ids, and the checkpoint's embedding has {rows} rows ({CONFIG} has vocab_size: {rows})",
-            "use the tokenizer that the checkpoint was trained with",
-            given["kind" if exact else "file"],
-            kind="init_tokenizer",
-        )
+        return None, [_mismatch("tokenizer.vocab_size", ids, f"vocab_size: {rows}", init)]
+    try:
+        problem = _other_ids(given, base, rows)
+    except VocabularyError:
+        return None, []  # it is said where the ids are needed
+    if problem is not None:
         return None, [problem]
     return {**given, "vocab_size": rows}, []
+
+
+def _other_ids(tokenizer: dict[str, Any], base: Path, rows: int) -> Problem | None:
+    """Why a tokenizer cannot be that of an embedding with so many rows, which may be more than it has ids. Raises
+    VocabularyError."""
+    if tokenizer.get("kind") == "bytes":
+        field, ids, fits = "kind", 256, rows == 256
+    elif tokenizer.get("kind") == "file" and isinstance(tokenizer.get("file"), str):
+        field, ids = "file", ids_in(base / tokenizer["file"])
+        fits = ids <= rows
+    else:
+        return None
+    if fits:
+        return None
+    return Problem(
+        f"tokenizer.{field}",
+        f"has {ids} ids, and the checkpoint's embedding has {rows} rows ({CONFIG} has vocab_size: {rows})",
+        "use the tokenizer that the checkpoint was trained with",
+        tokenizer[field],
+        kind="init_tokenizer",
+    )
