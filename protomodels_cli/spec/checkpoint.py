@@ -71,7 +71,7 @@ def read_shape(folder: Path) -> CheckpointShape:
     usual_head, usual_kv = (whole, heads) if kind == "llama" else (128, 32)
     if "num_key_value_heads" in config:
         usual_kv = heads
-    model = {ours: size[name] for ours, name in _NAMES.items() if name in size}
+    model: dict[str, Any] = {ours: size[name] for ours, name in _NAMES.items() if name in size}
     model |= {
         "kv_heads": _size(config, "num_key_value_heads", usual_kv),
         "head_dim": _size(config, "head_dim", usual_head),
