@@ -7,11 +7,12 @@ from torch.utils._pytree import tree_leaves
 
 from protomodels_cli.cost.traffic import boundary_bytes
 from protomodels_cli.cost.units import stage_parameters, t_fixed_bytes, unit_parameters
+from protomodels_cli.huggingface.config import config_of
 from protomodels_cli.lab import plain_llama
 from protomodels_cli.lab.reconstruct import compare, relative
 from protomodels_cli.model import loss
-from protomodels_cli.model.export import hugging_face_config, multiplied_out
 from protomodels_cli.model.llama import Head
+from protomodels_cli.model.plain import multiplied_out
 from protomodels_cli.model.shape import Shape
 from protomodels_cli.model.state import weights
 
@@ -31,7 +32,7 @@ def test_equals_transformers_once_multiplied_out(reference, form, qk_norm):
     r = reference(subspace={"form": form}, model={"qk_norm": qk_norm, "rope_theta": 500.0})
     for _ in range(3):
         r.run_step()
-    config = hugging_face_config(r.spec)
+    config = config_of(r.spec)
     kind = transformers.Qwen3Config if qk_norm else transformers.LlamaConfig
     model_class = transformers.Qwen3ForCausalLM if qk_norm else transformers.LlamaForCausalLM
     theirs = model_class(kind(**{k: v for k, v in config.items() if k != "architectures"}))
@@ -53,7 +54,7 @@ def test_equals_the_plain_llama_for_any_number_of_unconstrained_layers(reference
     )
     r.run_step()
     ids = torch.arange(48).view(3, 16)
-    _, right = plain_llama.streams_and_logits(multiplied_out(r.stages), hugging_face_config(r.spec), ids)
+    _, right = plain_llama.streams_and_logits(multiplied_out(r.stages), config_of(r.spec), ids)
     assert relative(logits_of(r, ids), right) < 1e-12
 
 

@@ -12,13 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from protomodels_cli.huggingface.config import config_of
 from protomodels_cli.huggingface.names import hugging_face_name
 from protomodels_cli.lab import plain_llama
 from protomodels_cli.lab.memory import peak_bytes
 from protomodels_cli.lab.results import Result, say
 from protomodels_cli.lab.small import small_reference
-from protomodels_cli.model.export import hugging_face_config, multiplied_out
 from protomodels_cli.model.llama import Matrix, RMSNorm, Writer
+from protomodels_cli.model.plain import multiplied_out
 from protomodels_cli.model.reference import Reference
 from protomodels_cli.observe.pictures import figure, save_figure
 from protomodels_cli.protocol.messages import MessageKey
@@ -61,7 +62,7 @@ def run(steps: int = 200, seed: int = 0, device: str = "cpu") -> Result:
 
 def compare(reference: Reference) -> dict[str, dict[str, float]]:
     """Relative errors of one forward and backward, cut against plain. Leaves the model as it was."""
-    config = hugging_face_config(reference.spec)
+    config = config_of(reference.spec)
     windows = torch.from_numpy(reference.batches.microbatch(reference.step + 1, 0)).to(reference.device)
     ids, targets = windows[:, :-1], windows[:, 1:]
     plain = {name: w.requires_grad_() for name, w in multiplied_out(reference.stages).items()}

@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from protomodels_cli.forms import Form
+from protomodels_cli.forms import Dense, Form
 from protomodels_cli.model.precise import home_of_float64
-from protomodels_cli.model.shape import Shape
+from protomodels_cli.model.shape import Shape, Slice
 
 
 class Matrix(nn.Module):
@@ -130,3 +130,20 @@ class Head(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.out(self.norm(x))
+
+
+class StageModules(nn.Module):
+    """The modules of a slice of the layers, by the names that they have in the whole model. Weights are not filled."""
+
+    def __init__(self, shape: Shape, slice_: Slice, form: Form):
+        super().__init__()
+        self.shape, self.slice, self.form = shape, slice_, form
+        # The first layer that reads and writes x itself: from here on the stream is never sent.
+        self.release_layer = shape.layers - shape.free_layers
+        if slice_.is_first:
+            self.embed = Writer(shape.vocab_size, form, shape)
+        self.layers = nn.ModuleDict(
+            {str(i): Block(shape, form if i < self.release_layer else Dense()) for i in slice_.layers}
+        )
+        if slice_.is_last:
+            self.head = Head(shape)

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from protomodels_cli.forms import Dense, Form
 from protomodels_cli.model.basis import Basis, hash_of
 from protomodels_cli.model.init import initialise
-from protomodels_cli.model.llama import Block, Head, Writer, rotary
+from protomodels_cli.model.llama import StageModules, rotary
 from protomodels_cli.model.loss import loss_and_gradient, loss_sum
 from protomodels_cli.model.shape import Shape, Slice
 from protomodels_cli.model.t_fixed import TFixed
@@ -64,26 +63,15 @@ class InFlight:
     output: Tensor  # the message it became; on the last stage, the stream before the head
 
 
-class Stage(nn.Module):
+class Stage(StageModules):
     """Layers `slice.layers` of the model, with the embedding on the first stage and the head on the last."""
 
     def __init__(self, spec: RunSpec, slice_: Slice, basis: Basis | None, device: torch.device | str = "cpu"):
-        super().__init__()
-        self.shape, self.slice = Shape.of(spec), slice_
-        self.loss_chunk, self._message_width = spec.compute.loss_chunk, spec.boundary_width
-        self.form: Form = spec.form(None if basis is None else basis.copy_to(device))
-        self.t_fixed = t_fixed_of(spec, device) if spec.form.has_basis else None
-        # The first layer that reads and writes x itself: from here on the stream is never sent.
-        self.release_layer = self.shape.layers - self.shape.free_layers
-        self.on_release: Callable[[Tensor], None] | None = None  # is given ∂loss/∂x there, per microbatch
         with torch.device(device):
-            if slice_.is_first:
-                self.embed = Writer(self.shape.vocab_size, self.form, self.shape)
-            self.layers = nn.ModuleDict(
-                {str(i): Block(self.shape, self.form if i < self.release_layer else Dense()) for i in slice_.layers}
-            )
-            if slice_.is_last:
-                self.head = Head(self.shape)
+            super().__init__(Shape.of(spec), slice_, spec.form(None if basis is None else basis.copy_to(device)))
+        self.loss_chunk, self._message_width = spec.compute.loss_chunk, spec.boundary_width
+        self.t_fixed = t_fixed_of(spec, device) if spec.form.has_basis else None
+        self.on_release: Callable[[Tensor], None] | None = None  # is given ∂loss/∂x there, per microbatch
         initialise(self, self.shape, spec.seed)
 
     @property

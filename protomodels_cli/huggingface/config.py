@@ -1,0 +1,46 @@
+"""config.json and generation_config.json of a model that a run has trained: a Llama, or with qk-norm a Qwen3."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from protomodels_cli.spec.schema import RunSpec
+
+
+def config_of(spec: RunSpec, dtype: str | None = None, end_id: int | None = None) -> dict[str, Any]:
+    """`dtype`: of the weights in the files; by default the run's. `end_id`: the token between two documents."""
+    m = spec.model
+    return {
+        "architectures": ["Qwen3ForCausalLM" if m.qk_norm else "LlamaForCausalLM"],
+        "model_type": "qwen3" if m.qk_norm else "llama",
+        "torch_dtype": dtype or spec.compute.dtype,
+        "hidden_size": m.width,
+        "intermediate_size": m.hidden,
+        "num_hidden_layers": m.layers,
+        "num_attention_heads": m.heads,
+        "num_key_value_heads": m.kv_heads,
+        "head_dim": m.head_dim,
+        "vocab_size": spec.vocab_size,
+        "max_position_embeddings": m.context,
+        "rms_norm_eps": m.norm_eps,
+        "rope_theta": m.rope_theta,
+        "rope_parameters": {"rope_type": "default", "rope_theta": m.rope_theta},
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "mlp_bias": False,
+        "tie_word_embeddings": False,
+        "initializer_range": m.init_std,
+        "use_cache": True,
+        **special_ids(end_id),
+    }
+
+
+def generation_config_of(end_id: int | None) -> dict[str, Any]:
+    return {"do_sample": True, **special_ids(end_id)}
+
+
+def special_ids(end_id: int | None) -> dict[str, int | None]:
+    """A document begins where another has ended, so one token does for both, and where nothing is to be seen. A null
+    keeps transformers from assuming ids of its own."""
+    return dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), end_id)
