@@ -8,6 +8,7 @@ is in memory, and a disk that fails says so (a mapped file would end the process
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -27,6 +28,7 @@ else:
 
 LARGEST_HEADER = 100_000_000  # the format's own bound
 _PIECE = 1 << 30  # a single read cannot bring more than 2 GiB
+_HASHED = 1 << 20  # bytes read at one time to hash them
 _WIDTHS = {
     8: ("F64", "I64", "U64"),
     4: ("F32", "I32", "U32"),
@@ -79,6 +81,15 @@ class SafetensorsFile:
         """A tensor's bytes as the file has them, in memory of their own."""
         info = self.tensors[name]
         return self._read(info.start, info.end, f"tensor {name}")
+
+    def sha256(self) -> str:
+        """The hash of the whole file."""
+        digest = hashlib.sha256()
+        size, at = os.fstat(self._handle).st_size, 0
+        while at < size:
+            digest.update(self._read(at, end := min(size, at + _HASHED), "the file"))
+            at = end
+        return digest.hexdigest()
 
     def array(self, name: str) -> np.ndarray[Any, Any]:
         """A tensor as numbers: BF16 and F16 become float32, without a change of value; others stay what they are."""

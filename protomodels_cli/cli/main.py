@@ -8,7 +8,7 @@ import sys
 import typer
 
 from protomodels_cli import __version__
-from protomodels_cli.cli import bench, control, coordinator, demo, join, lab, plan, reference, status, validate
+from protomodels_cli.cli import bench, control, coordinator, demo, export, join, lab, plan, reference, status, validate
 from protomodels_cli.errors import EXIT_OUTSIDE, UserError
 from protomodels_cli.observe import logs
 
@@ -27,6 +27,7 @@ app.command("resume")(control.resume)
 app.command("stop")(control.stop)
 app.command("status")(status.status)
 app.command("peers")(status.peers)
+app.command("export")(export.export)
 app.command("demo")(demo.demo)
 app.command("reference")(reference.reference)
 app.add_typer(lab.app, name="lab")

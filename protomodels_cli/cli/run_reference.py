@@ -15,6 +15,7 @@ import yaml
 from protomodels_cli.cli.checks import check_device, check_outputs
 from protomodels_cli.cli.folders import claim
 from protomodels_cli.codecs import Carrier
+from protomodels_cli.data.kept import keep
 from protomodels_cli.data.prepare import Corpus, prepare
 from protomodels_cli.errors import EXIT_INTERRUPTED, UserError
 from protomodels_cli.model.reference import Reference
@@ -41,6 +42,7 @@ def run(spec: RunSpec, base: Path, run_dir: Path | None, steps: int, device: str
     run_dir = claim(run_dir, spec.name)
     saved = with_absolute_paths(spec, base)
     (run_dir / "run.yaml").write_text(yaml.safe_dump(saved.model_dump(mode="json"), sort_keys=False))
+    keep(corpus, run_dir)
     for stage in reference.stages:
         stage.warm_up(spec.batch.size // spec.batch.microbatches, spec.model.context)
     print(_header(spec, corpus, reference, run_dir, device), flush=True)

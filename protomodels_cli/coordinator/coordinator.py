@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, assert_never
 
 from protomodels_cli.coordinator import events, machine, notices
+from protomodels_cli.coordinator.as_json import as_json
 from protomodels_cli.coordinator.books import open_books
 from protomodels_cli.coordinator.dispatch import Dispatch
 from protomodels_cli.coordinator.feed import Feed
@@ -25,7 +26,7 @@ from protomodels_cli.coordinator.reasons import NoHeartbeat, UnprocessableMessag
 from protomodels_cli.coordinator.run_dir import BASES, JOURNAL, METRICS, SNAPSHOTS, RunDir
 from protomodels_cli.coordinator.sentences import sentence
 from protomodels_cli.coordinator.service import Service
-from protomodels_cli.coordinator.snapshots.copies import Copies
+from protomodels_cli.coordinator.snapshots.copies import SPEC, Copies
 from protomodels_cli.coordinator.snapshots.first import FirstSnapshot
 from protomodels_cli.coordinator.snapshots.store import Snapshots
 from protomodels_cli.coordinator.snapshots.upkeep import Upkeep, beside
@@ -33,6 +34,7 @@ from protomodels_cli.coordinator.snapshots.uploads import Uploads
 from protomodels_cli.coordinator.status import describe
 from protomodels_cli.coordinator.subspace import Subspace, bases_needed
 from protomodels_cli.coordinator.summary import Totals, mend_metrics
+from protomodels_cli.data.kept import KEPT, keep
 from protomodels_cli.data.prepare import Corpus
 from protomodels_cli.errors import EXIT_INTERRUPTED, EXIT_OUTSIDE, UserError
 from protomodels_cli.observe import logs
@@ -51,7 +53,7 @@ SPARES_SECONDS, HOLDERS_SECONDS = 10.0, 60.0
 
 class Coordinator:
     def __init__(self, corpus: Corpus, run_dir: RunDir, say: Callable[[str], None]):
-        self.spec, self.run_dir, self.say = run_dir.spec, run_dir, say
+        self.spec, self.run_dir, self.say, self._corpus = run_dir.spec, run_dir, say, corpus
         self._events: asyncio.Queue[events.Event] = asyncio.Queue()
         self._teller: Teller[notices.Notice] = Teller(sentence, logs.COORDINATOR, say)
         bases, has_basis = run_dir.path / BASES, self.spec.subspace.has_basis
@@ -66,7 +68,7 @@ class Coordinator:
         copy_to, init = here.snapshots.copy_to, here.model.init
         self._first = None if init is None else FirstSnapshot(self.spec, Path(init), self._snapshots)
         name = f"{self.spec.name}-{run_dir.authority.fingerprint[:8]}"
-        copies = None if copy_to is None else Copies(copy_to, name)
+        copies = None if copy_to is None else Copies(copy_to, name, self._beside_copies)
         self._upkeep = Upkeep(
             self._snapshots, copies, lambda: self._journal.history, self._teller, self._fail, self._first
         )
@@ -83,6 +85,10 @@ class Coordinator:
     @staticmethod
     def _first_hashes(subspace: Subspace) -> tuple[str, tuple[int, str]]:
         return subspace.sha256(0), (T_FIXED_VERSION, subspace.t_fixed_sha256)
+
+    def _beside_copies(self) -> dict[str, bytes]:
+        kept = [path for name in KEPT if (path := self.run_dir.path / name).exists()]
+        return {SPEC: as_json(self.spec.model_dump(mode="json")), **{path.name: path.read_bytes() for path in kept}}
 
     async def run(self, bind: str, host: str, port: int, announce: Callable[[str], None]) -> int:
         """Open the door and lead the run to its end. Returns the exit code."""
@@ -113,6 +119,7 @@ class Coordinator:
                     await self._subspace.store_first()
                 create(self.run_dir.path / JOURNAL, self.run_dir.identity, self.state.history)
                 self._open_books()
+            keep(self._corpus, self.run_dir.path)
             announce(str(self.run_dir.write_link(host, port)))
             return await self._lead_until_over()
         except OSError as e:

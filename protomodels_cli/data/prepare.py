@@ -62,7 +62,7 @@ def prepare(spec: RunSpec, base: Path = Path(), apart: bool = False) -> Corpus:
     """The spec's corpus, from the cache or made now. `base` is the folder of the spec file.
 
     `apart`: in a process of its own, since training a tokenizer takes memory that this one would keep."""
-    files, val_files = source_files(spec.data, "files", base), source_files(spec.data, "val_files", base)
+    files, val_files = _sources(spec, base)
     if val_files and (overlap := {f.resolve() for f in files} & {f.resolve() for f in val_files}):
         raise DataError(
             f"data.val_files: {min(overlap)} is also in data.files",
@@ -98,6 +98,15 @@ def prepare(spec: RunSpec, base: Path = Path(), apart: bool = False) -> Corpus:
                 "too_short",
             )
     return corpus
+
+
+def cached(spec: RunSpec, base: Path) -> Corpus | None:
+    """The spec's corpus, if it is in the cache."""
+    return _open(cache_folder(spec, base) / _key(spec, base, *_sources(spec, base)))
+
+
+def _sources(spec: RunSpec, base: Path) -> tuple[list[Path], list[Path]]:
+    return source_files(spec.data, "files", base), source_files(spec.data, "val_files", base)
 
 
 def _make_apart(*arguments: Any) -> None:

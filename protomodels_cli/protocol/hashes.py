@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterable
 
 
-def parameter_sha256(dtype: str, shape: tuple[int, ...], content: bytes) -> str:
+def parameter_sha256(dtype: str, shape: tuple[int, ...], content: bytes | memoryview) -> str:
     """The hash of one parameter: of its type (float32 or float64), its shape, and its bytes by rows."""
     digest = hashlib.sha256(f"torch.{dtype} {shape}\n".encode())
     digest.update(content)

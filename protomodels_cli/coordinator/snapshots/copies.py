@@ -1,11 +1,12 @@
 """A second copy of every complete snapshot, at any URL that fsspec knows. All of it blocks: call it in a thread.
 
 URL/NAME-FINGERPRINT/LINEAGE-STEP/stage-I.safetensors, VERSION.u, snapshot.json    the last comes last: it is whole then
+URL/NAME-FINGERPRINT/spec.json, corpus.json, tokenizer.json                        what is needed to use the weights
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,15 +21,19 @@ else:
     fsspec = lazy_import("fsspec")  # few runs have a second copy
 
 
+SPEC = "spec.json"
+
+
 class Copies:
-    def __init__(self, url: str, run: str):
-        """`run`: its own name there, which no other run has."""
+    def __init__(self, url: str, run: str, beside: Callable[[], Mapping[str, bytes]] = dict):
+        """`run`: its own name there, which no other run has. `beside`: small files that go beside the snapshots."""
         try:
             fsspec.get_filesystem_class(fsspec.core.split_protocol(url)[0])
         except (ImportError, ValueError) as e:
             fix = "install the package for that kind of URL (s3fs for s3://), or choose another snapshots.copy_to"
             raise UserError(f"cannot use snapshots.copy_to = {url}: {e}", fix, kind="store_unknown") from None
         self.url = f"{url.rstrip('/')}/{run}"
+        self._beside, self._has_beside = beside, False
 
     def bring_up_to_date(
         self,
@@ -42,6 +47,10 @@ class Copies:
         files, root = self._connect()
         there = _names(files, root)
         failures = list[Exception]()
+        try:
+            self._put_beside(files, root)
+        except Exception as e:
+            failures.append(e)
         for folder in reversed(snapshots):
             at = f"{root}/{folder.name}"
             try:  # a store may raise anything
@@ -58,6 +67,14 @@ class Copies:
                 failures.append(e)
         if failures:
             raise failures[0]
+
+    def _put_beside(self, files: fsspec.AbstractFileSystem, root: str) -> None:
+        """Once by every process: a kill may have left half a file."""
+        if not self._has_beside:
+            files.makedirs(root, exist_ok=True)
+            for name, content in self._beside().items():
+                files.pipe_file(f"{root}/{name}", content)
+            self._has_beside = True
 
     def get(self, snapshot: str, file: str, to: Path) -> None:
         """Raises FileNotFoundError if it is not there, and whatever else the store raises."""

@@ -61,9 +61,15 @@ def write(folder: Path, identity: RunIdentity, mark: Mark, t_fixed: tuple[int, s
 def read(folder: Path) -> Manifest:
     """Raises ValueError with the reason in words."""
     try:
-        return from_json(Manifest, (folder / MANIFEST).read_bytes())
+        return parse((folder / MANIFEST).read_bytes())
     except OSError as e:
         raise ValueError(f"{MANIFEST} cannot be read ({e.strerror})") from None
+
+
+def parse(content: bytes) -> Manifest:
+    """Raises ValueError with the reason in words."""
+    try:
+        return from_json(Manifest, content)
     except ValidationError as e:
         raise ValueError(f"{MANIFEST} is damaged ({e.errors()[0]['msg']})") from None
 

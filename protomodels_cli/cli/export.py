@@ -1,0 +1,36 @@
+"""`pmtrain export RUN_DIR OUT`: the trained model as a Hugging Face checkpoint."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+class Dtype(StrEnum):
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+    float16 = "float16"
+
+
+def export(
+    run: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN_DIR",
+            help="The run directory, also while the run goes on; or a copy in a store: the folder or URL that "
+            "snapshots.copy_to names.",
+        ),
+    ],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="A new folder for the model.")],
+    step: Annotated[
+        int | None, typer.Option(min=1, help="Step of the snapshot to export. Default: the newest complete one.")
+    ] = None,
+    dtype: Annotated[Dtype | None, typer.Option(help="Type of the weights in OUT. Default: the run's.")] = None,
+) -> None:
+    """Write the trained model as a Hugging Face checkpoint: a plain Llama, or with qk-norm a Qwen3."""
+    from protomodels_cli.cli.run_export import run as run_export
+
+    run_export(run, out, step, None if dtype is None else dtype.value)

@@ -1,0 +1,167 @@
+"""The model card: what was trained, on what, how far, and with what compression. Nothing of the owner's machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from protomodels_cli import __version__
+from protomodels_cli.cost.traffic import boundary_bytes
+from protomodels_cli.export.source import Source
+from protomodels_cli.quantities import count, figures, plural, size
+from protomodels_cli.spec.schema import RunSpec
+
+
+def card(source: Source, dtype: str, parameters: int, weights_sha256: str) -> str:
+    """README.md of an exported model."""
+    spec = source.spec
+    parts = [
+        _front_matter(spec),
+        f"# {spec.name}",
+        _introduction(source, dtype, parameters),
+        "## How to load it\n\n" + _loading(source),
+        "## Training\n\n" + _table(_training(source)),
+        "## Data\n\n" + _table(_data(source)),
+        "## What crossed between the stages\n\n" + _wire(source),
+        "## Where it comes from\n\n" + _table(_origin(source, weights_sha256)),
+        "## Spec\n\nPaths are given by their last part.\n\n```yaml\n" + _yaml(without_paths(spec)) + "```",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def without_paths(spec: RunSpec) -> dict[str, Any]:
+    """The spec for strangers: of a path that leads anywhere else than below the spec only the last part, and not where
+    the owner's cache and copies are."""
+    shown = _shown(spec.model_dump(mode="json"))
+    shown["data"].pop("cache_dir")
+    shown["snapshots"].pop("copy_to")
+    return dict(shown)
+
+
+def _shown(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _shown(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_shown(inner) for inner in value]
+    if isinstance(value, str):
+        path = Path(value)
+        return path.name if path.is_absolute() or value.startswith("~") or ".." in path.parts else value
+    return value
+
+
+def _front_matter(spec: RunSpec) -> str:
+    about = {
+        "library_name": "transformers",
+        "pipeline_tag": "text-generation",
+        "tags": ["pmtrain", "qwen3" if spec.model.qk_norm else "llama"],
+    }
+    return f"---\n{_yaml(about)}---"
+
+
+def _introduction(source: Source, dtype: str, parameters: int) -> str:
+    m = source.spec.model
+    kind = "Qwen3" if m.qk_norm else "Llama"
+    return (
+        f"A {kind} of {count(parameters)} parameters in {dtype}: {plural(m.layers, 'layer')} of width {m.width}, "
+        f"{plural(m.heads, 'head')} ({m.kv_heads} for keys and values), feed-forward width {m.hidden}, a vocabulary of "
+        f"{source.spec.vocab_size} and a context of {m.context} tokens. Trained with pmtrain, cut into "
+        f"{plural(len(source.layers), 'stage')} ({'+'.join(map(str, source.layers))} layers)."
+    )
+
+
+def _loading(source: Source) -> str:
+    lines = [
+        "from transformers import AutoModelForCausalLM, AutoTokenizer",
+        "",
+        'model = AutoModelForCausalLM.from_pretrained("FOLDER")',
+    ]
+    after = "The model was trained on token ids, so there is no tokenizer here."
+    if source.tokenizer is not None:
+        lines += [
+            'tokenizer = AutoTokenizer.from_pretrained("FOLDER")',
+            'ids = tokenizer("The ", return_tensors="pt").input_ids',
+            "print(tokenizer.decode(model.generate(ids, max_new_tokens=50)[0]))",
+        ]
+        after = "Or `pmtrain generate FOLDER --prompt 'The '`."
+    return "```python\n" + "\n".join(lines) + f"\n```\n\n{after}"
+
+
+def _training(source: Source) -> dict[str, str]:
+    spec, facts = source.spec, source.facts
+    at = "" if facts.eval_step in (None, source.step) else f" (after step {facts.eval_step:,})"
+    return {
+        "steps": f"{source.step:,} of {spec.steps:,}",
+        "tokens": count(source.step * spec.batch.size * spec.model.context),
+        "training loss": _loss(facts.loss),
+        "held-out loss": _loss(facts.eval_loss) + at,
+        "optimizer": f"{spec.optimizer.name}, learning rate {spec.optimizer.lr:g}",
+        "batch": f"{spec.batch.size} windows of {spec.model.context} tokens",
+    }
+
+
+def _loss(loss: float | None) -> str:
+    return "not known" if loss is None else f"{loss:.4f}"
+
+
+def _data(source: Source) -> dict[str, str]:
+    spec, corpus = source.spec, source.facts.corpus or {}
+    shown = without_paths(spec)
+    rows = {
+        "source": spec.data.source,
+        "files": ", ".join([*shown["data"]["files"], *shown["data"]["val_files"]]),
+        "tokenizer": spec.tokenizer.kind,
+        "tokens to train on": _tokens(corpus.get("train_tokens")),
+        "tokens held out": _tokens(corpus.get("held_out_tokens")),
+        "sha256 of the tokens": str(corpus.get("sha256") or ""),
+    }
+    return {name: value for name, value in rows.items() if value}
+
+
+def _tokens(n: Any) -> str:
+    return count(n) if isinstance(n, int) else ""
+
+
+def _wire(source: Source) -> str:
+    """Bytes a token: measured where they were, otherwise by the codecs' own arithmetic."""
+    spec, boundaries = source.spec, len(source.layers) - 1
+    form = f"{spec.subspace.form}, k = {spec.subspace.k}" if spec.form.has_basis else spec.subspace.form
+    if not boundaries:
+        return f"Nothing: the model was trained in one stage (form: {form})."
+    computed = boundary_bytes(spec)
+    forward, backward, dense = computed["forward"], computed["backward"], computed["dense_bf16_each_way"]
+    measured = ""
+    if source.facts.sent is not None and sum(source.facts.sent):
+        crossings = source.step * spec.batch.size * spec.model.context * boundaries
+        forward, backward = (sent / crossings for sent in source.facts.sent)
+        measured = f" (measured; {size(sum(source.facts.sent))} in all)"
+    rows = {
+        "form of the stream": form,
+        "codecs": f"{spec.wire.forward} forward, {spec.wire.backward} backward",
+        "bytes a token over a boundary": f"{forward:.1f} forward, {backward:.1f} backward{measured}",
+        "of a dense pipeline in bfloat16": f"{dense:.0f} each way: {figures(2 * dense / (forward + backward))} ×",
+    }
+    cost = (
+        "What compression cost in loss is not known from this run alone: that takes the same run in the dense form "
+        "with codec fp32. The held-out loss above was measured with the codecs in place."
+    )
+    return _table(rows) + "\n\n" + cost
+
+
+def _origin(source: Source, weights_sha256: str) -> dict[str, str]:
+    rows = {
+        "snapshot": f"step {source.step:,}" + ("" if source.lineage is None else f", lineage {source.lineage}"),
+        "weights sha256": f"{weights_sha256} (of the run's parameters, before they are multiplied out)",
+        "spec sha256": source.spec.sha256(),
+        "exported with": f"pmtrain {__version__}",
+    }
+    return rows | {f"part of stage {i}": f"sha256 {part.sha256}" for i, part in enumerate(source.parts)}
+
+
+def _table(rows: dict[str, str]) -> str:
+    return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())])
+
+
+def _yaml(content: dict[str, Any]) -> str:
+    return str(yaml.safe_dump(content, sort_keys=False, allow_unicode=True))

@@ -1,0 +1,223 @@
+"""A Hugging Face checkpoint in a new folder, which appears whole or not at all. At most one tensor is in memory.
+
+OUT/model[-I-of-N].safetensors, model.safetensors.index.json, config.json, generation_config.json, README.md,
+tokenizer.json, tokenizer_config.json, special_tokens_map.json
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import glob
+import json
+import math
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from protomodels_cli.errors import OptionError, UserError
+from protomodels_cli.export.card import card
+from protomodels_cli.export.source import Source
+from protomodels_cli.export.weights import Maker, Weight, stage_shapes, stage_weights
+from protomodels_cli.files import sync_folder
+from protomodels_cli.huggingface.config import config_of, generation_config_of
+from protomodels_cli.protocol.hashes import weights_sha256
+from protomodels_cli.safetensors_file import write_safetensors
+
+MOST_BYTES = 4 * 2**30  # of one file of weights
+DTYPES = {
+    "float64": (torch.float64, "F64", 8),
+    "float32": (torch.float32, "F32", 4),
+    "bfloat16": (torch.bfloat16, "BF16", 2),
+    "float16": (torch.float16, "F16", 2),
+}
+
+
+@dataclass(frozen=True)
+class Exported:
+    parameters: int
+    dtype: str
+    files: int  # of weights
+    size: int  # bytes of all files
+    weights_sha256: str  # of the run's own parameters, as the run prints it
+
+
+@dataclass(frozen=True)
+class _Shard:
+    stage: int
+    file: str
+    weights: tuple[Weight, ...]
+
+
+def export(
+    source: Source,
+    out: Path,
+    dtype: str | None = None,
+    tell: Callable[[int, int], None] = lambda done, total: None,
+    most_bytes: int = MOST_BYTES,
+) -> Exported:
+    """`dtype`: one of DTYPES, by default the run's. `tell` hears how many bytes of how many are written. Raises
+    UserError; then, and when it is interrupted, nothing is left."""
+    check_free(out)
+    dtype = dtype or source.spec.compute.dtype
+    try:
+        with _folder_in_the_making(out) as work:
+            exported = _write(source, work, dtype, tell, most_bytes)
+            for file in work.iterdir():
+                _sync(file)
+            sync_folder(work)
+            os.rename(work, out)
+            sync_folder(out.parent)
+    except OSError as e:
+        check_free(out)  # somebody else may have made it meanwhile
+        raise _not_written(out, e) from None
+    return exported
+
+
+def check_free(out: Path) -> None:
+    """Raises UserError where there is something already: nothing is overwritten."""
+    try:
+        taken = out.is_symlink() or (any(out.iterdir()) if out.is_dir() else out.exists())
+    except OSError as e:
+        raise _not_written(out, e) from None
+    if taken:
+        raise UserError(
+            f"{out} exists already", "choose another folder, or delete it; an export overwrites nothing", "out_exists"
+        )
+
+
+def _not_written(out: Path, error: OSError) -> UserError:
+    what = f"cannot write {out}: {error.strerror or error}"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return UserError(what, "free some space there, or choose a folder on another disk", "disk_full")
+    return UserError(what, "choose a folder that you may write to", "out_not_writable")
+
+
+@contextlib.contextmanager
+def _folder_in_the_making(out: Path) -> Iterator[Path]:
+    """A folder beside OUT, locked while its process lives. Those of processes that were killed are deleted."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    prefix = f".{out.name}.partial-"
+    for left in out.parent.glob(f"{glob.escape(prefix)}*"):
+        with contextlib.suppress(OSError), _locked(left):
+            shutil.rmtree(left)
+    work = Path(tempfile.mkdtemp(prefix=prefix, dir=out.parent))
+    try:
+        with _locked(work):
+            yield work
+    finally:
+        shutil.rmtree(work, ignore_errors=True)  # not there any more, if all went well
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _write(source: Source, work: Path, dtype: str, tell: Callable[[int, int], None], most_bytes: int) -> Exported:
+    work.chmod(0o777 & ~_umask())
+    shards = _shards(source, dtype, most_bytes)
+    total = sum(_bytes(weight, dtype) for shard in shards for weight in shard.weights)
+    hashes: dict[str, str] = {}
+    done = 0
+
+    def written(weight: Weight) -> None:
+        nonlocal done
+        done += _bytes(weight, dtype)
+        tell(done, total)
+
+    for stage in range(len(source.parts)):
+        with stage_weights(source, stage, hashes) as makers:
+            for shard in (shard for shard in shards if shard.stage == stage):
+                _write_shard(work / shard.file, shard, makers, dtype, written)
+    if len(shards) > 1:
+        where = {weight.name: shard.file for shard in shards for weight in shard.weights}
+        _write_json(work / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": where})
+    end_id = None if source.tokenizer is None else source.tokenizer.end_id
+    _write_json(work / "config.json", config_of(source.spec, dtype, end_id))
+    _write_json(work / "generation_config.json", generation_config_of(end_id))
+    for name, content in source.tokenizer_files.items():
+        (work / name).write_text(content, encoding="utf-8")
+    parameters = sum(math.prod(weight.shape) for shard in shards for weight in shard.weights)
+    sha256 = weights_sha256(hashes.items())
+    (work / "README.md").write_text(card(source, dtype, parameters, sha256), encoding="utf-8")
+    size = sum(file.stat().st_size for file in work.iterdir())
+    return Exported(parameters, dtype, len(shards), size, sha256)
+
+
+def _shards(source: Source, dtype: str, most_bytes: int) -> list[_Shard]:
+    """One per stage, or more where a stage has more than `most_bytes`."""
+    groups: list[tuple[int, list[Weight]]] = []
+    for stage, weights in enumerate(stage_shapes(source.spec, source.layers)):
+        room = 0
+        for weight in weights:
+            size = _bytes(weight, dtype)
+            if size > room or weight is weights[0]:
+                groups.append((stage, []))
+                room = most_bytes
+            groups[-1][1].append(weight)
+            room -= size
+    many = len(groups)
+    return [
+        _Shard(stage, "model.safetensors" if many == 1 else f"model-{i:05d}-of-{many:05d}.safetensors", tuple(weights))
+        for i, (stage, weights) in enumerate(groups, 1)
+    ]
+
+
+def _bytes(weight: Weight, dtype: str) -> int:
+    return math.prod(weight.shape) * DTYPES[dtype][2]
+
+
+def _write_shard(
+    path: Path, shard: _Shard, makers: dict[str, Maker], dtype: str, written: Callable[[Weight], None]
+) -> None:
+    by_name = {weight.name: weight for weight in shard.weights}
+
+    def content(name: str) -> memoryview:
+        made = memoryview(_converted(makers[name](), name, dtype).view(torch.uint8).numpy().reshape(-1))
+        written(by_name[name])
+        return made
+
+    tensors = [(weight.name, DTYPES[dtype][1], weight.shape) for weight in shard.weights]
+    write_safetensors(path, tensors, content, {"format": "pt"})
+
+
+def _converted(weight: Tensor, name: str, dtype: str) -> Tensor:
+    found = weight.to(DTYPES[dtype][0]).contiguous()
+    if found.dtype != weight.dtype and bool(torch.isinf(found).any()) and not bool(torch.isinf(weight).any()):
+        largest, most = float(weight.abs().max()), torch.finfo(found.dtype).max
+        raise OptionError(
+            f"--dtype {dtype}: {name} has numbers up to {largest:.4g}, and {dtype} ends at {most:.4g}",
+            "use --dtype bfloat16, or leave out --dtype",
+            "overflow",
+        )
+    return found
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _sync(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def _umask() -> int:
+    """mkdtemp makes folders for their owner alone; OUT is a folder like any other."""
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
