@@ -191,3 +191,4 @@ def write_safetensors(
             if content.nbytes != end - start:
                 raise SafetensorsError(f"tensor {name} has {content.nbytes} bytes instead of {end - start}")
             file.write(content)
+            del content  # before the next one is made

@@ -78,6 +78,7 @@ def test_every_help_page_comes_without_torch():
         "bench recovery",
         "bench wan",
         "plan",
+        "export",
     ]
     code = HELP.format(pages=pages)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
@@ -111,6 +112,7 @@ def test_the_set_of_commands_and_options_is_deliberate():
         "status": ["--format", "--watch"],
         "peers": ["--format", "--watch"],
         "demo": sorted({"--chaos", "--device", "--json", "--run-dir", "--stages", "--steps", *logs}),
+        "export": ["--dtype", "--step"],
         "bench loopback": ["--json", "--only", "--steps"],
         "bench recovery": ["--json", "--only", "--turns"],
         "bench wan": ["--emulated", "--json", "--link", "--method", "--plot", "--steps", "--torch", "--turns"],
@@ -173,6 +175,12 @@ def test_reference_trains_and_leaves_its_files(small):
     assert repeated["weights_sha256"] == summary["weights_sha256"]
     assert repeated["spec_sha256"] == summary["spec_sha256"]
     assert repeated["run_dir"] == "runs/small-2"
+    # and what came out can be taken out
+    exported = pmtrain("export", run, "model", "--dtype", "bfloat16", cwd=small)
+    assert exported.returncode == 0, exported.stderr
+    assert f"weights sha256 {summary['weights_sha256']}" in exported.stdout.splitlines()
+    assert json.loads((small / "model" / "config.json").read_text())["torch_dtype"] == "bfloat16"
+    assert f"{summary['eval_loss']:.4f}" in (small / "model" / "README.md").read_text()
 
 
 def test_the_saved_spec_finds_its_files_from_its_own_folder(small):
@@ -212,6 +220,7 @@ def test_a_run_that_cannot_start_leaves_no_folder(small):
         (["plan", "small.yaml", "--speed", "9"], 2, "--speed 9"),
         (["plan", "small.yaml", "--speed", "0gflops"], 2, "--speed 0gflops"),
         (["plan", "small.yaml", "--speed", "1tflops", "--peers", "99"], 2, "stages = 99"),
+        (["export", "absent", "out"], 3, "absent"),
         (["bench", "wan", "--method", "dense"], 2, "--method dense"),
         (["bench", "wan", "--method", "dense/int9"], 2, "'int9'"),
         (

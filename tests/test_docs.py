@@ -36,7 +36,8 @@ def commands() -> list[str]:
 
 def test_the_readme_has_commands():
     assert len([c for c in commands() if " lab " in c]) == len(LAB_KEYS)
-    assert {c.split()[1] for c in commands()} == {"validate", "plan", "reference", "lab", "bench", "demo", *LIVE}
+    alone = {"validate", "plan", "reference", "lab", "bench", "demo", "export"}
+    assert {c.split()[1] for c in commands()} == {*alone, *LIVE}
 
 
 def run(words: list[str]) -> None:
@@ -84,6 +85,10 @@ def test_the_walk_of_the_readme(tmp_path):
         for process in (*peers, leader):
             code, said = ends(process)
             assert code == 0, said
+        [take_out] = [c for c in commands() if c.split()[1] == "export"]
+        done = pmtrain(*shlex.split(take_out)[1:], cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert (tmp_path / shlex.split(take_out)[3] / "config.json").exists()
     finally:
         leader.kill()
 
@@ -151,6 +156,7 @@ LAYERS = (  # each may import from those before it, and from its own
     {"observe"},
     {"coordinator"},
     {"worker"},
+    {"export"},
     {"launch"},
     {"bench"},
     {"lab"},

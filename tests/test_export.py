@@ -6,12 +6,15 @@ import json
 import os
 import resource
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import hypothesis
 import pytest
 import torch
 import yaml
+from export_memory import a_spec, write_run
 from exporting import logits_of, save_reference, save_run
 from hypothesis import strategies as st
 from safetensors.torch import load_file
@@ -220,6 +223,17 @@ def test_the_card_says_what_was_trained_and_nothing_of_the_machine(tmp_path):
 
 
 # Whole or not at all
+
+
+def test_memory_stays_near_the_largest_tensor(tmp_path):
+    """Measured by the process itself: loading two stages, or one twice, would be above."""
+    sizes = 768, 8, 2048, 16000
+    write_run(tmp_path / "run", a_spec(*sizes))
+    command = [sys.executable, Path(__file__).parent / "export_memory.py", tmp_path / "run", *map(str, sizes)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    found = json.loads(done.stdout)
+    assert found["largest_stage_bytes"] > 100_000_000
+    assert found["ratio"] < 1.5
 
 
 class Stop(Exception):

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import shutil
+from pathlib import Path
 
 import pytest
+import torch
+from exporting import logits_of
 from scene import a_spec
+from test_pipeline import reference_of
 
+from protomodels_cli.export.source import open_source
+from protomodels_cli.export.write import export
 from protomodels_cli.wire.pb.pmtrain_pb2 import PeerStatus
 
 FAULTS = {  # and how it shows that it was noticed: the links are made anew, or a snapshot is given up
@@ -69,18 +75,35 @@ def test_a_damaged_snapshot_is_not_used(scene, where, how):
     assert summary["lineage"] >= 2
 
 
+def exported(place: str | Path, out: Path) -> tuple[int, str]:
+    """To `out`: of which step, and with which weights."""
+    with open_source(place) as source:
+        return source.step, export(source, out).weights_sha256
+
+
 def test_a_damaged_snapshot_is_brought_back_from_its_copy(scene, tmp_path):
-    """A spare that fetched it ahead would not even notice; this one has not."""
+    """A spare that fetched it ahead would not even notice; this one has not. The model is exported while the run goes
+    on, and after it: with the reference's weights, from the run directory and from the store."""
+    import transformers
+
     s = scene(a_spec(copy_to=(tmp_path / "store").as_uri()))
     s.start(4, {"kind": "slow", "seconds": 0.05})
     s.wait_for(lambda: list(tmp_path.glob("store/*/0001-00000006/snapshot.json")), "no copy of step 6")
     s.wait_for_step(7)
+    assert exported(s.run_dir, tmp_path / "meanwhile")[0] < s.spec.steps
     s.damage(s.run_dir / "snapshots" / "0001-00000006" / "stage-1.safetensors", "truncated")
     s.kill(s.holder(1))
     summary = s.ends_well()
     assert s.events("part_restored", stage=1, step=6)
     assert summary["steps_redone"] < 6, "the snapshot of step 6 was used"
-    assert {p.name for p in tmp_path.glob("store/*/*")} == {p.name for p in (s.run_dir / "snapshots").iterdir()}
+    assert {p.name for p in tmp_path.glob("store/*/[0-9]*")} == {p.name for p in (s.run_dir / "snapshots").iterdir()}
+    for place in (s.run_dir, (tmp_path / "store").as_uri()):
+        assert exported(place, tmp_path / "out") == (s.spec.steps, summary["weights_sha256"])
+        theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+        ids = torch.arange(32).view(2, 16)
+        with torch.no_grad():
+            assert (theirs(ids).logits - logits_of(reference_of(s.spec)[0], ids)).abs().max() <= 1e-4
+        shutil.rmtree(tmp_path / "out")
 
 
 def test_what_was_not_copied_before_a_kill_is_copied_after_it(scene):
@@ -91,7 +114,7 @@ def test_what_was_not_copied_before_a_kill_is_copied_after_it(scene):
     shutil.rmtree(s.run_dir / "store", ignore_errors=True)
     s.restart_coordinator()
     s.ends_well()
-    assert {p.name for p in s.run_dir.glob("store/*/*")} == {p.name for p in (s.run_dir / "snapshots").iterdir()}
+    assert {p.name for p in s.run_dir.glob("store/*/[0-9]*")} == {p.name for p in (s.run_dir / "snapshots").iterdir()}
 
 
 def test_a_warm_spare_has_every_part_before_it_is_asked(scene):

@@ -78,6 +78,16 @@ OPTIONS: list[tuple[str, str, str]] = [
     ("coordinator", "SPEC is missing", "name a spec file, or use --resume with --run-dir"),
     ("coordinator --resume --run-dir empty", "empty holds no run to continue", "name the run directory with --run-dir"),
     ("pause pm://h:1/token#print", "a join link is not enough to control a run", "name the run directory"),
+    (
+        "export empty out",
+        "empty is not a run directory",
+        "name the directory of a run, or the store that snapshots.copy_to of a run names",
+    ),
+    (
+        "export empty taken",
+        "taken exists already",
+        "choose another folder, or delete it; an export overwrites nothing",
+    ),
     ("status empty", "empty is not a run directory", "name a run directory or a join link (pm://…)"),
 ]
 

@@ -132,10 +132,11 @@ def _wire(source: Source) -> str:
     computed = boundary_bytes(spec)
     forward, backward, dense = computed["forward"], computed["backward"], computed["dense_bf16_each_way"]
     measured = ""
-    if source.facts.sent is not None and sum(source.facts.sent):
+    there, back = source.facts.sent or (0, 0)
+    if there or back:
         crossings = source.step * spec.batch.size * spec.model.context * boundaries
-        forward, backward = (sent / crossings for sent in source.facts.sent)
-        measured = f" (measured; {size(sum(source.facts.sent))} in all)"
+        forward, backward = there / crossings, back / crossings
+        measured = f" (measured; {size(there + back)} in all)"
     rows = {
         "form of the stream": form,
         "codecs": f"{spec.wire.forward} forward, {spec.wire.backward} backward",

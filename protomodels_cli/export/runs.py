@@ -99,7 +99,9 @@ class ReferenceRun:
     """Of `pmtrain reference`."""
 
     def __init__(self, path: Path):
-        self.shelf, self.spec, self.base = Folder(path), load_spec(path / RUN), path
+        self.shelf: Shelf = Folder(path)
+        self.spec = load_spec(path / RUN)
+        self.base: Path | None = path
         self.metrics: Path | None = path / METRICS
 
     def saved(self) -> list[Key]:

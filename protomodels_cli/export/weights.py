@@ -66,7 +66,7 @@ def stage_weights(source: Source, stage: int, hashes: dict[str, str] | None = No
                 raise _other_model(part.path, f"weights/{name}", found, right)
             if hashes is not None:
                 content = found.numpy()
-                hashes[name] = parameter_sha256(content.dtype.name, content.shape, memoryview(content.reshape(-1)))
+                hashes[name] = parameter_sha256(content.dtype.name, content.shape, content.reshape(-1).data)
             return found
 
         form = _form(spec, file, part.path)

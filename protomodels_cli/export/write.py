@@ -30,6 +30,7 @@ from protomodels_cli.export.weights import Maker, Weight, stage_shapes, stage_we
 from protomodels_cli.files import sync_folder
 from protomodels_cli.huggingface.config import config_of, generation_config_of
 from protomodels_cli.protocol.hashes import weights_sha256
+from protomodels_cli.quantities import figures
 from protomodels_cli.safetensors_file import write_safetensors
 
 MOST_BYTES = 4 * 2**30  # of one file of weights
@@ -187,7 +188,7 @@ def _write_shard(
     by_name = {weight.name: weight for weight in shard.weights}
 
     def content(name: str) -> memoryview:
-        made = memoryview(_converted(makers[name](), name, dtype).view(torch.uint8).numpy().reshape(-1))
+        made = _converted(makers[name](), name, dtype).view(torch.uint8).numpy().reshape(-1).data
         written(by_name[name])
         return made
 
@@ -200,7 +201,7 @@ def _converted(weight: Tensor, name: str, dtype: str) -> Tensor:
     if found.dtype != weight.dtype and bool(torch.isinf(found).any()) and not bool(torch.isinf(weight).any()):
         largest, most = float(weight.abs().max()), torch.finfo(found.dtype).max
         raise OptionError(
-            f"--dtype {dtype}: {name} has numbers up to {largest:.4g}, and {dtype} ends at {most:.4g}",
+            f"--dtype {dtype}: {name} has numbers up to {figures(largest)}, and {dtype} ends at {figures(most)}",
             "use --dtype bfloat16, or leave out --dtype",
             "overflow",
         )

@@ -34,9 +34,9 @@ class RunTokenizer:
 
         # Our ids are those of the text alone: without a mark before it, cut nowhere, filled up to nothing.
         plain = json.loads(self.json) | dict.fromkeys(("post_processor", "truncation", "padding"))
-        special = {}
+        special: dict[str, str] = {}
         if self.end_id is not None:
-            end = tokenizers.Tokenizer.from_str(self.json).id_to_token(self.end_id)
+            end = str(tokenizers.Tokenizer.from_str(self.json).id_to_token(self.end_id))
             special = dict.fromkeys(("bos_token", "eos_token", "pad_token"), end)
         config = {
             "tokenizer_class": "PreTrainedTokenizerFast",
@@ -56,7 +56,7 @@ def bytes_tokenizer() -> str:
     vocabulary[NUL] = 0
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    model = {
+    model: dict[str, Any] = {
         "type": "BPE",
         "dropout": None,
         "unk_token": None,

@@ -10,13 +10,14 @@ from functools import partial
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from protomodels_cli.huggingface.names import hugging_face_name
 from protomodels_cli.model.llama import Matrix, RMSNorm, StageModules, Writer
 from protomodels_cli.model.stage import Stage
 from protomodels_cli.model.t_fixed import TFixed
 
-ROWS = 4096  # of T_fixed that are floats at one time
+ROWS = 1024  # of T_fixed that are floats at one time
 
 Stored = Callable[[str], Tensor]  # a parameter by the name that it has in the model
 
@@ -25,10 +26,13 @@ def multiplied_out(stages: list[Stage]) -> dict[str, Tensor]:
     """All weights of a model that is in memory."""
     out: dict[str, Tensor] = {}
     for stage in stages:
-        parameters = dict(stage.named_parameters())
-        made = plain_weights(stage, stage.t_fixed, lambda name, p=parameters: p[name].detach().clone())
+        made = plain_weights(stage, stage.t_fixed, partial(_copy, dict(stage.named_parameters())))
         out |= {name: make() for name, _, make in made}
     return out
+
+
+def _copy(parameters: dict[str, Parameter], name: str) -> Tensor:
+    return parameters[name].detach().clone()
 
 
 def plain_weights(
