@@ -14,11 +14,16 @@ import hypothesis
 import pytest
 import torch
 import yaml
+from checkpoints import starting_from
 from export_memory import a_spec, write_run
 from exporting import logits_of, save_reference, save_run
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
+from protomodels_cli.coordinator.history import History, Mark
+from protomodels_cli.coordinator.run_dir import open_run_dir
+from protomodels_cli.coordinator.snapshots.first import FirstSnapshot
+from protomodels_cli.coordinator.snapshots.store import Snapshots
 from protomodels_cli.data.tokenizers import Bytes, Json
 from protomodels_cli.errors import EXIT_OUTSIDE, EXIT_SPEC, UserError
 from protomodels_cli.export.source import open_source
@@ -312,3 +317,25 @@ def test_an_out_that_exists(tmp_path):
     with pytest.raises(UserError) as refused:
         exported(tmp_path / "run", tmp_path / "file" / "below")
     assert refused.value.kind == "out_not_writable"
+
+
+# There and back
+
+
+@pytest.mark.parametrize(("form", "qk_norm"), [("dense", False), ("reparam", True)])
+def test_exported_imported_and_exported_again(tmp_path, form, qk_norm):
+    """As a coordinator cuts it: the weights of the second export are the first's, to the byte."""
+    save_reference(tmp_path / "run", 3, subspace={"form": form}, model={"qk_norm": qk_norm}, stages=[1, 3])
+    exported(tmp_path / "run", tmp_path / "out")
+    spec = starting_from(tmp_path / "out", stages=[1, 3])
+    opened = open_run_dir(tmp_path / "again", spec, Path())
+    snapshots = Snapshots(tmp_path / "again" / "snapshots", opened.identity, (0, ""), tmp_path / "again" / "basis")
+    cut = FirstSnapshot(spec, tmp_path / "out", snapshots).cut((1, 3))
+    snapshots.settle(lambda: History((Mark(0, 0, 0, "", parts=cut.parts, layers=(1, 3)),)))
+    exported(tmp_path / "again", tmp_path / "back")
+    files = sorted(path.name for path in (tmp_path / "out").glob("model*"))
+    assert len(files) == 3
+    for name in files:
+        assert (tmp_path / "back" / name).read_bytes() == (tmp_path / "out" / name).read_bytes()
+    configs = [json.loads((tmp_path / out / "config.json").read_text()) for out in ("out", "back")]
+    assert configs[0] == configs[1] | {"initializer_range": configs[0]["initializer_range"]}

@@ -26,7 +26,7 @@ def export(
     ],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="A new folder for the model.")],
     step: Annotated[
-        int | None, typer.Option(min=1, help="Step of the snapshot to export. Default: the newest complete one.")
+        int | None, typer.Option(min=0, help="Step of the snapshot to export. Default: the newest complete one.")
     ] = None,
     dtype: Annotated[Dtype | None, typer.Option(help="Type of the weights in OUT. Default: the run's.")] = None,
 ) -> None:

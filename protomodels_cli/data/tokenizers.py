@@ -13,7 +13,7 @@ from protomodels_cli.data.errors import DataError
 from protomodels_cli.spec.corpus import TokenizerSpec
 
 END_OF_TEXT = "<|endoftext|>"
-_END_NAMES = (END_OF_TEXT, "</s>", "<|end_of_text|>", "<eos>", "[SEP]")
+_END_NAMES = (END_OF_TEXT, "</s>", "<|end_of_text|>", "<eos>", "[SEP]", "\0")  # the last: of exported bytes
 BPE_SAMPLE_BYTES = 16 * 1024 * 1024  # what a new vocabulary is learned from, so that memory stays flat
 
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
+import yaml
+
 from protomodels_cli.coordinator.history import Mark
 from protomodels_cli.coordinator.identity import RunIdentity, WrongIdentity
 from protomodels_cli.coordinator.run_dir import METRICS, PRIVATE, SNAPSHOTS, private_of, run_of
@@ -20,7 +22,7 @@ from protomodels_cli.coordinator.snapshots.store import NAMED
 from protomodels_cli.errors import UserError
 from protomodels_cli.export.shelves import Folder, Shelf, shelf_at
 from protomodels_cli.spec.cut import layers_per_stage
-from protomodels_cli.spec.load import load_spec, spec_from
+from protomodels_cli.spec.load import spec_from
 from protomodels_cli.spec.schema import RunSpec
 
 Key = tuple[int, int]  # lineage, 0 for the reference's, and step
@@ -100,7 +102,7 @@ class ReferenceRun:
 
     def __init__(self, path: Path):
         self.shelf: Shelf = Folder(path)
-        self.spec = load_spec(path / RUN)
+        self.spec = _spec_in(path / RUN)
         self.base: Path | None = path
         self.metrics: Path | None = path / METRICS
 
@@ -121,6 +123,16 @@ class ReferenceRun:
         except (ValueError, TypeError, KeyError):
             raise NotUsable(f"{folder}/{HASHES}", "is damaged") from None
         return Described(layers, parts)
+
+
+def _spec_in(path: Path) -> RunSpec:
+    """As it ran: the files that it names need not be there any more."""
+    try:
+        return spec_from(yaml.safe_load(path.read_bytes()))
+    except yaml.YAMLError:
+        raise UserError(
+            f"{path} is damaged: it is not YAML", f"restore {path} from a copy", "run_dir_damaged"
+        ) from None
 
 
 def _read(shelf: Shelf, file: str) -> bytes:

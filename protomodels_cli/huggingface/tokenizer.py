@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from protomodels_cli.data.tokenizers import Bytes, Json
+from protomodels_cli.data.tokenizers import Json
 
 TOKENIZER = "tokenizer.json"
 NUL = "\0"  # ends a document where tokens are bytes
@@ -21,7 +21,7 @@ class RunTokenizer:
 
     @classmethod
     def of_bytes(cls) -> RunTokenizer:
-        return cls(bytes_tokenizer(), Bytes.end_id)
+        return cls.of_json(bytes_tokenizer())
 
     @classmethod
     def of_json(cls, text: str) -> RunTokenizer:
