@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from protomodels_cli.cli.interrupt import leave_on_ctrl_c
 
 
 class Dtype(StrEnum):
@@ -31,6 +34,8 @@ def export(
     dtype: Annotated[Dtype | None, typer.Option(help="Type of the weights in OUT. Default: the run's.")] = None,
 ) -> None:
     """Write the trained model as a Hugging Face checkpoint: a plain Llama, or with qk-norm a Qwen3."""
+    leave_on_ctrl_c()
     from protomodels_cli.cli.run_export import run as run_export
 
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     run_export(run, out, step, None if dtype is None else dtype.value)

@@ -45,7 +45,7 @@ def _progress() -> Iterator[Callable[[int, int], None]]:
     from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
 
     with Progress(BarColumn(), DownloadColumn(True), TimeRemainingColumn(), console=console, transient=True) as bar:
-        task = bar.add_task("")
+        task = bar.add_task("", total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
