@@ -71,9 +71,11 @@ def _header(source: Source, place: str, out: Path) -> str:
 
 def _footer(source: Source, out: Path, exported: Exported, seconds: float) -> str:
     kind = "Qwen3" if source.spec.model.qk_norm else "Llama"
-    return (
+    lines = [
         f"wrote {out}: {kind} of {count(exported.parameters)} parameters in {exported.dtype}, "
-        f"{size(exported.size)} in {duration(seconds)}, {plural(exported.files, 'file')} of weights\n"
-        f"weights sha256 {exported.weights_sha256}\n"
-        f"next: pmtrain generate {shlex.quote(str(out))} --prompt 'The '"
-    )
+        f"{size(exported.size)} in {duration(seconds)}, {plural(exported.files, 'file')} of weights",
+        f"weights sha256 {exported.weights_sha256}",
+    ]
+    if source.tokenizer is not None:
+        lines.append(f"next: pmtrain generate {shlex.quote(str(out))} --prompt 'The '")
+    return "\n".join(lines)

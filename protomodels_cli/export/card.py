@@ -26,9 +26,8 @@ def card(source: Source, dtype: str, parameters: int, weights_sha256: str) -> st
         "## Data\n\n" + _table(_data(source)),
         "## What crossed between the stages\n\n" + _wire(source),
         "## Where it comes from\n\n" + _table(_origin(source, weights_sha256)),
-        "## Spec\n\nOf a path that led out of the folder of the spec, the last part is given.\n\n```yaml\n"
-        + _yaml(without_paths(spec))
-        + "```",
+        "## Spec\n\nOf a path that led out of the folder of the spec, the last part is given.",
+        "```yaml\n" + _yaml(without_paths(spec)) + "```",
     ]
     return "\n\n".join(parts) + "\n"
 
