@@ -204,6 +204,11 @@ def test_a_stores_copy_is_as_good_as_the_run(tmp_path, copied):
             assert source.step == 1
     assert exported_files(tmp_path / "store", tmp_path / "folder") == right
     assert not list(tmp_path.glob(".*")), "fetched parts are gone"
+    with open_source(memory, None, tmp_path) as source:
+        for part in source.parts:
+            with part.open() as file:
+                assert os.fstat(file._handle).st_nlink == 0
+            assert file._handle < 0, "one at a time"
 
 
 def test_a_store_with_several_runs_names_them(tmp_path, copied):

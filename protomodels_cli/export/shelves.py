@@ -6,9 +6,10 @@ file elsewhere is fetched when it is needed, to a temporary file, which goes whe
 
 from __future__ import annotations
 
+import errno
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -23,6 +24,10 @@ else:
     fsspec = lazy_import("fsspec")
 
 
+NO_ROOM = errno.ENOSPC, errno.EDQUOT, errno.EFBIG
+Opener = Callable[[], AbstractContextManager[SafetensorsFile]]
+
+
 class Shelf(Protocol):
     """Paths are below the shelf's own place, and written with slashes. What is not there is a FileNotFoundError."""
 
@@ -32,8 +37,8 @@ class Shelf(Protocol):
     def exists(self, path: str) -> bool: ...
     def read(self, path: str) -> bytes: ...
 
-    def opener(self, path: str, opened: ExitStack) -> Callable[[], SafetensorsFile]:
-        """What opens a large file. What it opens at once is closed with `opened`."""
+    def opener(self, path: str, opened: ExitStack) -> Opener:
+        """What opens a large file. One that is opened at once is closed with `opened`."""
         ...
 
 
@@ -50,9 +55,9 @@ class Folder:
     def read(self, path: str) -> bytes:
         return (self.path / path).read_bytes()
 
-    def opener(self, path: str, opened: ExitStack) -> Callable[[], SafetensorsFile]:
+    def opener(self, path: str, opened: ExitStack) -> Opener:
         file = opened.enter_context(SafetensorsFile(self.path / path))
-        return lambda: file
+        return lambda: nullcontext(file)
 
 
 class Store:
@@ -74,12 +79,12 @@ class Store:
         with self._reaching():
             return bytes(self._files.cat_file(f"{self._root}/{path}"))
 
-    def opener(self, path: str, opened: ExitStack) -> Callable[[], SafetensorsFile]:
+    def opener(self, path: str, opened: ExitStack) -> Opener:
         def fetch() -> SafetensorsFile:
             with tempfile.NamedTemporaryFile(prefix=".pmtrain-part-", dir=self._scratch) as file:
                 with self._reaching():
                     self._files.get_file(f"{self._root}/{path}", file.name)
-                return opened.enter_context(SafetensorsFile(Path(file.name)))  # deleted now, and gone when closed
+                return SafetensorsFile(Path(file.name))  # its name goes now, its bytes when it is closed
 
         if not self.exists(path):
             raise FileNotFoundError(path)
@@ -92,6 +97,8 @@ class Store:
         except FileNotFoundError:
             raise
         except Exception as e:
+            if isinstance(e, OSError) and e.errno in NO_ROOM:
+                raise
             raise _unreachable(self.place, e) from None
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,7 @@ from protomodels_cli.data.kept import CORPUS, TOKENIZER
 from protomodels_cli.data.prepare import cached
 from protomodels_cli.errors import OptionError, UserError
 from protomodels_cli.export.runs import Described, Key, NotUsable, Run, run_at
+from protomodels_cli.export.shelves import NO_ROOM
 from protomodels_cli.huggingface.tokenizer import RunTokenizer
 from protomodels_cli.observe.metrics import rows_from_last
 from protomodels_cli.safetensors_file import SafetensorsError, SafetensorsFile
@@ -34,21 +35,27 @@ class Part:
 
     path: str
     sha256: str
-    _file: Callable[[], SafetensorsFile]
+    _file: Callable[[], AbstractContextManager[SafetensorsFile]]
     _refuse: Callable[[str], UserError]
 
     @contextmanager
     def open(self) -> Iterator[SafetensorsFile]:
-        """With the right bytes, or UserError. What fails while it is read is refused as well."""
-        try:
-            file = self._file()
-            if file.sha256() != self.sha256:
+        """With the right bytes, or UserError."""
+        with ExitStack() as closing:
+            try:
+                file = closing.enter_context(self._file())
+                found = file.sha256()
+            except FileNotFoundError:
+                raise self._refuse(f"{self.path} is gone: the snapshot was dropped meanwhile") from None
+            except SafetensorsError as e:
+                raise self._refuse(f"{self.path} is damaged: {e}") from None
+            except OSError as e:
+                if e.errno in NO_ROOM:  # for what is fetched from a store
+                    raise
+                raise self._refuse(f"{self.path} cannot be read: {e.strerror}") from None
+            if found != self.sha256:
                 raise self._refuse(f"{self.path} is damaged (hash mismatch)")
             yield file
-        except FileNotFoundError:
-            raise self._refuse(f"{self.path} is gone: the snapshot was dropped meanwhile") from None
-        except SafetensorsError as e:
-            raise self._refuse(f"{self.path} is damaged: {e}") from None
 
 
 @dataclass(frozen=True)

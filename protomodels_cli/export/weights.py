@@ -19,7 +19,7 @@ from protomodels_cli.model.shape import Shape, Slice
 from protomodels_cli.model.stage import t_fixed_of
 from protomodels_cli.model.t_fixed import TFixed
 from protomodels_cli.protocol.hashes import parameter_sha256
-from protomodels_cli.safetensors_file import SafetensorsFile
+from protomodels_cli.safetensors_file import SafetensorsError, SafetensorsFile
 from protomodels_cli.spec.cut import spans
 from protomodels_cli.spec.schema import RunSpec
 
@@ -101,16 +101,21 @@ def _form_without_basis(spec: RunSpec) -> Form:
 
 def _tensor(file: SafetensorsFile, name: str, path: str) -> Tensor:
     if name not in file.tensors:
-        raise _not_of_this_run(f"{path} has no tensor {name}")
-    return torch.from_numpy(file.array(name))
+        raise _unusable(f"{path} has no tensor {name}")
+    try:
+        return torch.from_numpy(file.array(name))
+    except OSError as e:
+        raise _unusable(f"{path} cannot be read: {e.strerror}") from None
+    except SafetensorsError as e:
+        raise _unusable(f"{path} is damaged: {e}") from None
 
 
 def _other_model(path: str, name: str, found: Tensor, right: tuple[tuple[int, ...], torch.dtype]) -> UserError:
     shape, dtype = right
-    return _not_of_this_run(
+    return _unusable(
         f"{path}: {name} is {found.dtype} of shape {tuple(found.shape)}, and the spec makes it {dtype} of {shape}"
     )
 
 
-def _not_of_this_run(what: str) -> UserError:
-    return UserError(what, "export another snapshot with --step, or from a copy of the run", "snapshot_other_model")
+def _unusable(what: str) -> UserError:
+    return UserError(what, "export another snapshot with --step, or from a copy of the run", "snapshot_damaged")

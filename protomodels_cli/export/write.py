@@ -7,7 +7,6 @@ tokenizer.json, tokenizer_config.json, special_tokens_map.json
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import glob
 import json
@@ -25,6 +24,7 @@ from torch import Tensor
 
 from protomodels_cli.errors import OptionError, UserError
 from protomodels_cli.export.card import card
+from protomodels_cli.export.shelves import NO_ROOM
 from protomodels_cli.export.source import Source
 from protomodels_cli.export.weights import Maker, Weight, stage_shapes, stage_weights
 from protomodels_cli.files import sync_folder
@@ -97,7 +97,7 @@ def check_free(out: Path) -> None:
 
 def _not_written(out: Path, error: OSError) -> UserError:
     what = f"cannot write {out}: {error.strerror or error}"
-    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+    if error.errno in NO_ROOM:
         return UserError(what, "free some space there, or choose a folder on another disk", "disk_full")
     return UserError(what, "choose a folder that you may write to", "out_not_writable")
 
