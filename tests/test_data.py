@@ -18,7 +18,7 @@ from protomodels_cli.data.batches import Batches, NotRevisited, held_out_windows
 from protomodels_cli.data.errors import DataError
 from protomodels_cli.data.prepare import prepare
 from protomodels_cli.data.shards import hash_of
-from protomodels_cli.data.sources import PIECE, builtin_files, pieces
+from protomodels_cli.data.sources import PIECE, Input, pieces
 from protomodels_cli.data.tokenizers import Bytes, Json, train_bpe
 from protomodels_cli.spec.corpus import DataSpec
 
@@ -48,14 +48,6 @@ def test_a_codec_that_needs_samples_again_is_refused_where_none_come_back():
     assert (refused.value.kind, refused.value.exit_code) == ("not_revisited", 2)
     spec = make_spec(steps=15, data=few, wire={"forward": "int4+aqsgd"})
     Batches(prepare(spec).train, spec)
-
-
-def test_builtin_text_is_real_and_comes_with_python():
-    files = builtin_files()
-    assert files[0].name == "topics.py", "the language reference"
-    assert {"typing.py", "base_events.py"} <= {p.name for p in files}, "single modules and packages"
-    assert not [p for p in files if {"site-packages", "test", "tests"} & set(p.parts[-3:-1])]
-    assert sum(p.stat().st_size for p in files) > 8_000_000
 
 
 def test_text_becomes_train_and_held_out_tokens_without_loss(spec, tmp_path):
@@ -288,12 +280,12 @@ def test_memory_stays_flat_while_large_files_stream(spec, tmp_path):
 def test_max_bytes_and_pieces(tmp_path):
     path = tmp_path / "a.txt"
     path.write_text(TEXT + "x" * 50_000)
-    found = list(pieces(DataSpec(source="text", files=["a"]), [path]))
+    found = list(pieces(DataSpec(source="text", files=["a"]), [Input("text", path)]))
     assert "".join(p.text for p in found) == TEXT + "x" * 50_000
     assert all(len(p.text) <= PIECE for p in found)
     assert [p.ends for p in found] == [False] * (len(found) - 1) + [True]
     assert all(p.text.endswith("\n") for p in found[:10])
-    cut = list(pieces(DataSpec(source="text", files=["a"], max_bytes=20_001), [path]))
+    cut = list(pieces(DataSpec(source="text", files=["a"], max_bytes=20_001), [Input("text", path)]))
     assert "".join(p.text for p in cut) == TEXT[:20_001]
 
 

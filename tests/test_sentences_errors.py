@@ -4,6 +4,7 @@ type, the exit code, the kind and the named values are checked."""
 from __future__ import annotations
 
 import errno
+import gzip
 import os
 import shutil
 from collections.abc import Callable
@@ -84,7 +85,29 @@ def overlapping(folder: Path) -> RunSpec:
     return from_files(folder, "text", "*.txt", data={"val_files": ["a.txt"]})
 
 
+def folder_of(folder: Path, source: str, content: bytes) -> RunSpec:
+    (folder / "mine").mkdir()
+    (folder / "mine" / "d.txt.gz").write_bytes(content)
+    return from_files(folder, source, "mine")
+
+
 DATA: list[tuple[Callable[[Path], RunSpec], str, str]] = [
+    (
+        lambda folder: folder_of(folder, "text", b""),
+        "data.files: 'mine' is a folder, and data.source text reads files",
+        "set data.source to files, or write `mine/*`",
+    ),
+    (
+        lambda folder: folder_of(folder, "files", gzip.compress(b"\0")),
+        "data.files: 'mine' matches only binary files below FOLDER",
+        "name files or folders of text",
+    ),
+    (
+        lambda folder: folder_of(folder, "files", gzip.compress(b"text")[:-9]),
+        "FOLDER/mine/d.txt.gz is damaged, or is not a .gz file: Compressed file ended before the end-of-stream marker "
+        "was reached",
+        "compress the file again",
+    ),
     (
         lambda folder: from_files(folder, "text", "none.txt"),
         "data.files: 'none.txt' matches no file below FOLDER",

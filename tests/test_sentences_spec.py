@@ -213,7 +213,15 @@ SPEC: list[tuple[dict[str, Any], str]] = [
     (
         {"data": {"files": ["x"]}},
         "data.files = ['x'] | data.source is builtin, which reads no files | remove `files`, or set data.source "
-        "to text",
+        "to files",
+    ),
+    (
+        {"data": {"source": "hf"}},
+        "data.dataset | data.source is hf, which reads a dataset | name a folder, or a dataset on the hub",
+    ),
+    (
+        {"data": {"revision": "x"}},
+        "data.revision = 'x' | belongs to data.source hf | remove `revision`, or set data.source to hf",
     ),
     (
         {"data": {"source": "bin", "files": ["x"]}},

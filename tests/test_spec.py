@@ -175,6 +175,8 @@ def test_all_problems_at_once_with_line_value_rule_and_fix():
         ({"snapshots": {"copy_to": "ftp://me:secret@store/runs"}}, "snapshots.copy_to", "store_has_no_password", "URL"),
         ({"data": {"source": "text"}}, "data.files", "files_match_source", "text"),
         ({"data": {"files": ["x"]}}, "data.files", "files_match_source", "builtin"),
+        ({"data": {"source": "hf"}}, "data.dataset", "dataset_matches_source", "hf"),
+        ({"data": {"revision": "x"}}, "data.revision", "dataset_matches_source", "hf"),
         ({"data": {"source": "bin", "files": ["x"]}}, "tokenizer.kind", "tokenizer_matches_source", "bin"),
         ({"tokenizer": {"kind": "none", "vocab_size": 9}}, "tokenizer.kind", "tokenizer_matches_source", "none"),
         (

@@ -33,7 +33,7 @@ def small(**sections: Any) -> RunSpec:
         "model": {"layers": 8, "width": 128, "heads": 4, "kv_heads": 2, "context": 64},
         "subspace": {"k": 16},
         "batch": {"size": 16, "microbatches": 4},
-        "data": {"max_bytes": 8_000_000},
+        "data": {"source": "python", "max_bytes": 8_000_000},
         "tokenizer": {"kind": "bpe", "vocab_size": 2048},
         "eval": {"windows": 8, "interval": 0},
     }

@@ -85,7 +85,7 @@ def spec_of(method: Method, steps: int, **sections: Any) -> RunSpec:
         "subspace": {"form": method.form, "k": method.k},
         "optimizer": {"name": next(o for o in ("adamw", "row_adamw") if form.optimizer_problem(o) is None)},
         "batch": {"size": 64, "microbatches": 16},
-        "data": {"max_bytes": 8_000_000},
+        "data": {"source": "python", "max_bytes": 8_000_000},
         "tokenizer": {"kind": "bpe", "vocab_size": 2048},
         "eval": {"windows": 2, "interval": 0},
         "wire": method.legs,

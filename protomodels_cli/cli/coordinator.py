@@ -62,9 +62,9 @@ def coordinator(
     logs.begin(log_level, verbose)
 
     from protomodels_cli.cli.folders import claim_or_find
+    from protomodels_cli.cli.prepared import prepared
     from protomodels_cli.coordinator.coordinator import Coordinator
     from protomodels_cli.coordinator.run_dir import holds_a_run, open_run_dir
-    from protomodels_cli.data.prepare import prepare
     from protomodels_cli.wire.channels import bind_address, own_address
 
     gc.freeze()
@@ -76,8 +76,7 @@ def coordinator(
     spec = folder.spec
     logs.hide(folder.token, folder.owner)
     logs.to_file(folder.path / "coordinator.log")
-    print(f"preparing the {spec.data.source} data …", flush=True)
-    corpus = prepare(spec, folder.base, apart=True)
+    corpus = prepared(spec, folder.base, apart=True)
     before = folder.last_address() if folder.resumed else None
     public = host or (before[0] if before else own_address())
     if before and not port:

@@ -14,9 +14,10 @@ import yaml
 
 from protomodels_cli.cli.checks import check_device, check_outputs
 from protomodels_cli.cli.folders import claim
+from protomodels_cli.cli.prepared import prepared
 from protomodels_cli.codecs import Carrier
 from protomodels_cli.data.kept import keep
-from protomodels_cli.data.prepare import Corpus, prepare
+from protomodels_cli.data.prepare import Corpus
 from protomodels_cli.errors import EXIT_INTERRUPTED, UserError
 from protomodels_cli.model.reference import Reference
 from protomodels_cli.model.snapshot import write_snapshot
@@ -36,8 +37,7 @@ def run(spec: RunSpec, base: Path, run_dir: Path | None, steps: int, device: str
         raise UserError(
             f"{run_dir} already holds a run", "choose another --run-dir; runs are never overwritten", "run_exists"
         )
-    print(f"preparing the {spec.data.source} data …", flush=True)
-    corpus = prepare(spec, base)
+    corpus = prepared(spec, base)
     reference = Reference(spec, corpus, Carrier(spec), device, base)
     run_dir = claim(run_dir, spec.name)
     saved = with_absolute_paths(spec, base)

@@ -4,30 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import itertools
 import json
-import os
-import shutil
 import signal
-import tempfile
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from protomodels_cli import counter
-from protomodels_cli.data.errors import DataError, unreadable
-from protomodels_cli.data.shards import Shard, ShardWriter, TokenStream, external_shard, hash_of, split_tail
-from protomodels_cli.data.sources import Piece, pieces, source_files
-from protomodels_cli.data.tokenizers import Bytes, Json, Tokenizer, make_tokenizer
+from protomodels_cli.data.errors import DataError, Outage, unreadable
+from protomodels_cli.data.file_facts import FileFacts, stamp
+from protomodels_cli.data.shards import Shard, TokenStream, external_shard, hash_of, split_tail
+from protomodels_cli.data.sources import Input, below, source_files
+from protomodels_cli.data.tokenise import Tokenised
+from protomodels_cli.data.tokenizers import Bytes, Json, Tokenizer
+from protomodels_cli.data.work import Show, empty, finish, in_silence, workshop
 from protomodels_cli.files import user_cache, write_whole
+from protomodels_cli.spec.corpus import DataSpec
 from protomodels_cli.spec.schema import RunSpec
 
-FORMAT = 1
+FORMAT = 2
 HASHED = "hashed.json"
-_ENCODE_AT_ONCE = 256
 
 
 @dataclass(frozen=True)
@@ -38,6 +35,7 @@ class Corpus:
     held_out: TokenStream
     manifest: dict[str, Any]
     folder: Path
+    skipped: list[Path] = field(default_factory=list)  # files that are no text
 
     @property
     def sha256(self) -> str:
@@ -58,22 +56,24 @@ def cache_folder(spec: RunSpec, base: Path) -> Path:
     return user_cache() if spec.data.cache_dir is None else base / spec.data.cache_dir
 
 
-def prepare(spec: RunSpec, base: Path = Path(), apart: bool = False) -> Corpus:
+def prepare(spec: RunSpec, base: Path = Path(), apart: bool = False, show: Show = in_silence) -> Corpus:
     """The spec's corpus, from the cache or made now. `base` is the folder of the spec file.
 
     `apart`: in a process of its own, since training a tokenizer takes memory that this one would keep."""
-    files, val_files = _sources(spec, base)
-    if val_files and (overlap := {f.resolve() for f in files} & {f.resolve() for f in val_files}):
+    cache, facts = cache_folder(spec, base), _facts(spec, base)
+    files, val_files = _inputs(spec, base, facts)
+    if overlap := _paths(files) & _paths(val_files):
         raise DataError(
             f"data.val_files: {min(overlap)} is also in data.files",
             "remove the file from one of the two lists: training and held-out text must be disjoint",
             "overlap",
         )
-    folder = cache_folder(spec, base) / _key(spec, base, files, val_files)
+    folder = cache / _key(spec, base, files, val_files, facts, show)
+    facts.save()
     corpus = _open(folder)
     if corpus is None:
         try:
-            (_make_apart if apart else _make)(folder, spec, base, files, val_files)
+            (_make_apart if apart else _make)(folder, spec, base, files, val_files, facts.stamps(), show)
         except OSError as e:
             raise DataError(
                 f"the token cache {folder.parent} cannot be written: {e.strerror}",
@@ -97,16 +97,34 @@ def prepare(spec: RunSpec, base: Path = Path(), apart: bool = False) -> Corpus:
                 f"add text, {share}, or lower model.context",
                 "too_short",
             )
-    return corpus
+    return replace(corpus, skipped=facts.binary)
+
+
+def _names(data: DataSpec) -> list[str]:
+    return [data.source, *data.files, "", *data.val_files, data.dataset or ""]
+
+
+def _paths(inputs: list[Input]) -> set[Path]:
+    return {one.path.resolve() for one in inputs if one.path is not None and one.kind != "hf"}
+
+
+def _facts(spec: RunSpec, base: Path) -> FileFacts:
+    name = _hash([str(base.resolve()), *_names(spec.data)])
+    return FileFacts(cache_folder(spec, base) / "files" / f"{name}.json")
+
+
+def _inputs(spec: RunSpec, base: Path, facts: FileFacts) -> tuple[list[Input], list[Input]]:
+    return (
+        source_files(spec.data, "files", base, facts.is_binary),
+        source_files(spec.data, "val_files", base, facts.is_binary),
+    )
 
 
 def cached(spec: RunSpec, base: Path) -> Corpus | None:
     """The spec's corpus, if it is in the cache."""
-    return _open(cache_folder(spec, base) / _key(spec, base, *_sources(spec, base)))
-
-
-def _sources(spec: RunSpec, base: Path) -> tuple[list[Path], list[Path]]:
-    return source_files(spec.data, "files", base), source_files(spec.data, "val_files", base)
+    facts = _facts(spec, base)
+    files, val_files = _inputs(spec, base, facts)
+    return _open(cache_folder(spec, base) / _key(spec, base, files, val_files, facts, in_silence))
 
 
 def _make_apart(*arguments: Any) -> None:
@@ -114,36 +132,54 @@ def _make_apart(*arguments: Any) -> None:
     from concurrent.futures.process import BrokenProcessPool, ProcessPoolExecutor
     from multiprocessing import get_context
 
+    from protomodels_cli.data.encoding import killed
+
     interrupted = (signal.SIGINT, signal.SIG_DFL)  # Ctrl-C goes to both processes; this one answers it
     with ProcessPoolExecutor(1, get_context("spawn"), signal.signal, interrupted) as apart:
         try:
             apart.submit(_make, *arguments).result()
         except BrokenProcessPool:
-            raise DataError(
-                "the process that tokenises the text was killed, perhaps because memory ran out",
-                "free memory, or copy the token cache (data.cache_dir) from a larger machine",
-                "killed",
-            ) from None
+            raise killed() from None
 
 
-def _key(spec: RunSpec, base: Path, files: list[Path], val_files: list[Path]) -> str:
-    """A name for these tokens: different wherever the tokens could differ."""
+def _key(spec: RunSpec, base: Path, files: list[Input], val_files: list[Input], facts: FileFacts, show: Show) -> str:
+    """A name for these tokens: different wherever the tokens could differ, and the same wherever the files lie."""
 
-    def stamp(path: Path) -> list[Any]:
-        stat = path.stat()
-        return [str(path.resolve()), stat.st_size, stat.st_mtime_ns]
+    def hashes(paths: list[Path]) -> list[str]:
+        return facts.sha256(paths, lambda done, total: show("hashing", done, total))
 
-    tokenizer_file = (
-        stamp(base / spec.tokenizer.file) if spec.tokenizer.file and (base / spec.tokenizer.file).exists() else None
+    def identity(inputs: list[Input]) -> list[Any]:
+        if inputs and inputs[0].kind == "bin":  # used where they lie
+            return [[str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns] for path in _all(inputs)]
+        if inputs and inputs[0].kind == "hf":
+            return [one.split for one in inputs]
+        return [[one.kind, sha256] for one, sha256 in zip(inputs, hashes(_all(inputs)), strict=True)]
+
+    out = {"source", "sampling", "cache_dir", "files", "val_files"}
+    dataset: Any = None
+    if files and files[0].kind == "hf" and (folder := files[0].path) is not None:
+        out.add("dataset")
+        found = below(folder)
+        dataset = [[str(path.relative_to(folder)), sha256] for path, sha256 in zip(found, hashes(found), strict=True)]
+    tokenizer = base / spec.tokenizer.file if spec.tokenizer.file else None
+    return _hash(
+        {
+            "format": FORMAT,
+            "data": spec.data.model_dump(mode="json", exclude=out),
+            "tokenizer": spec.tokenizer.model_dump(mode="json", exclude={"file"}),
+            "tokenizer_file": hashes([tokenizer]) if tokenizer is not None and tokenizer.exists() else None,
+            "files": identity(files),
+            "val_files": identity(val_files),
+            "dataset": dataset,
+        }
     )
-    identity = {
-        "format": FORMAT,
-        "data": spec.data.model_dump(mode="json", exclude={"sampling", "cache_dir", "files", "val_files"}),
-        "tokenizer": spec.tokenizer.model_dump(mode="json"),
-        "tokenizer_file": tokenizer_file,
-        "files": [stamp(f) for f in files],
-        "val_files": [stamp(f) for f in val_files],
-    }
+
+
+def _all(inputs: list[Input]) -> list[Path]:
+    return [one.path for one in inputs if one.path is not None]
+
+
+def _hash(identity: Any) -> str:
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:24]
 
 
@@ -168,7 +204,7 @@ def _open(folder: Path) -> Corpus | None:
             return None
         if path.parent == folder:
             name = f"{shard.file} {shard.offset} {shard.sha256}"  # one file may hold the tokens of two shards
-            stamps[name] = _stamp(path)  # before its bytes are read
+            stamps[name] = stamp(path)  # before its bytes are read
             if hashed.get(name) != stamps[name] and hash_of(path, shard) != shard.sha256:
                 return None
     if stamps != hashed:
@@ -186,40 +222,54 @@ def _hashed(folder: Path) -> dict[str, list[int]]:
     return found if isinstance(found, dict) else {}
 
 
-def _stamp(path: Path) -> list[int]:
-    """Different after every write, even if the modification time is set back."""
-    stat = path.stat()
-    return [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
-
-
-def _make(folder: Path, spec: RunSpec, base: Path, files: list[Path], val_files: list[Path]) -> None:
+def _make(
+    folder: Path,
+    spec: RunSpec,
+    base: Path,
+    files: list[Input],
+    val_files: list[Input],
+    stamps: dict[Path, list[int]],
+    show: Show,
+) -> None:
     """Write the shards to a folder beside `folder`, then rename that: a cache is complete or not there."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(prefix=".making-", dir=folder.parent))
-    try:
-        if spec.data.source == "bin":
-            manifest = _make_from_bins(spec, files, val_files)
-        else:
-            manifest = _make_from_text(work, spec, base, files, val_files)
+    with workshop(folder, show) as work:
+        if _open(folder) is not None:  # another process made it meanwhile
+            empty(work)
+            work.rmdir()
+            return
+        try:
+            if spec.data.source == "bin":
+                manifest = _from_bins(spec, _all(files), _all(val_files))
+            else:
+                manifest = Tokenised(work, spec, base, files, val_files, show).make()
+            if changed := next((path for path, before in stamps.items() if _changed(path, before)), None):
+                raise DataError(f"{changed} changed while it was read", "start again", "changed")
+        except Outage:
+            raise
+        except DataError:  # which going on would meet again
+            empty(work)
+            work.rmdir()
+            raise
+        manifest |= {"format": FORMAT, "source": spec.data.source, "vocab_size": spec.vocab_size}
         hashes = [[s["tokens"], s["offset"], s["sha256"]] for part in ("train", "held_out") for s in manifest[part]]
         manifest["sha256"] = hashlib.sha256(json.dumps(hashes).encode()).hexdigest()
         (work / "manifest.json").write_text(json.dumps(manifest, indent=1), encoding="utf-8")
-        if folder.exists() and _open(folder) is None:  # damaged
-            shutil.rmtree(folder)
-        try:
-            os.rename(work, folder)
-        except OSError:
-            if _open(folder) is None:  # otherwise another process made the same meanwhile
-                raise
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
+        finish(work, folder)
 
 
-def _make_from_bins(spec: RunSpec, files: list[Path], val_files: list[Path]) -> dict[str, Any]:
+def _changed(path: Path, before: list[int]) -> bool:
+    try:
+        return stamp(path) != before
+    except OSError:
+        return True
+
+
+def _from_bins(spec: RunSpec, files: list[Path], val_files: list[Path]) -> dict[str, Any]:
     train, held_out = ([_external(f, spec.vocab_size) for f in part] for part in (files, val_files))
     if not val_files:
         train, held_out = split_tail(train, int(sum(s.tokens for s in train) * spec.data.val_fraction))
-    return _manifest(spec, "none", "none", train, held_out)
+    shards = {"train": [s.to_json() for s in train], "held_out": [s.to_json() for s in held_out]}
+    return {"tokenizer": "none", "tokenizer_sha256": "none", **shards}
 
 
 def _external(path: Path, vocab_size: int) -> Shard:
@@ -227,64 +277,3 @@ def _external(path: Path, vocab_size: int) -> Shard:
         return external_shard(path, vocab_size)
     except OSError as e:
         raise unreadable(path, e) from None
-
-
-def _make_from_text(work: Path, spec: RunSpec, base: Path, files: list[Path], val_files: list[Path]) -> dict[str, Any]:
-    texts = (p.text for p in pieces(spec.data, files))
-    tokenizer = make_tokenizer(spec.tokenizer, base, texts)
-    if tokenizer.vocab_size > spec.vocab_size:
-        raise DataError(
-            f"the tokenizer has {tokenizer.vocab_size} ids, and tokenizer.vocab_size is {spec.vocab_size}",
-            f"set tokenizer.vocab_size to {tokenizer.vocab_size}, or remove the field",
-            "vocabulary",
-        )
-    tokenizer.save(work)
-    dtype = "<u2" if spec.vocab_size <= 1 << 16 else "<u4"
-    train, held_out = ShardWriter(work, "train", dtype), ShardWriter(work, "held_out", dtype)
-    chooser = counter.subseed(0, "held out")  # not the run's seed: runs to compare share their held-out text
-    limit = int(spec.data.val_fraction * 2**64)
-    for index, (ids, piece) in enumerate(_encoded(tokenizer, pieces(spec.data, files))):
-        held = not val_files and counter.word(chooser, index) < limit
-        _write(held_out if held else train, ids, piece, tokenizer)
-    for ids, piece in _encoded(tokenizer, pieces(spec.data, val_files)):
-        _write(held_out, ids, piece, tokenizer)
-    shards = train.close(), held_out.close()
-    if not val_files:
-        shards = _at_least(spec.data.val_fraction, *shards, work)
-    return _manifest(spec, spec.tokenizer.kind, tokenizer.sha256(), *shards)
-
-
-def _at_least(share: float, train: list[Shard], held_out: list[Shard], work: Path) -> tuple[list[Shard], list[Shard]]:
-    """A small text has few pieces, and the draw may hold out too few: then the end of the rest is held out too."""
-    tokens = [sum(s.tokens for s in part) for part in (train, held_out)]
-    missing = int(share * sum(tokens)) - tokens[1]
-    if missing <= share * sum(tokens) / 2:
-        return train, held_out
-    front, tail = split_tail(train, missing)
-    front, tail = ([replace(s, sha256=hash_of(work / s.file, s)) for s in part] for part in (front, tail))
-    return front, held_out + tail
-
-
-def _write(writer: ShardWriter, ids: np.ndarray, piece: Piece, tokenizer: Tokenizer) -> None:
-    writer.write(ids)
-    if piece.ends and tokenizer.end_id is not None:
-        writer.write(np.array([tokenizer.end_id]))
-
-
-def _encoded(tokenizer: Tokenizer, source: Iterator[Piece]) -> Iterator[tuple[np.ndarray, Piece]]:
-    while group := list(itertools.islice(source, _ENCODE_AT_ONCE)):
-        yield from zip(tokenizer.encode([p.text for p in group]), group, strict=True)
-
-
-def _manifest(
-    spec: RunSpec, kind: str, tokenizer_sha256: str, train: list[Shard], held_out: list[Shard]
-) -> dict[str, Any]:
-    return {
-        "format": FORMAT,
-        "source": spec.data.source,
-        "tokenizer": kind,
-        "tokenizer_sha256": tokenizer_sha256,
-        "vocab_size": spec.vocab_size,
-        "train": [s.to_json() for s in train],
-        "held_out": [s.to_json() for s in held_out],
-    }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -66,17 +67,21 @@ class TokenStream:
 class ShardWriter:
     """Appends tokens to NAME-00000.bin, NAME-00001.bin, … below a folder."""
 
-    def __init__(self, folder: Path, name: str, dtype: str):
+    def __init__(self, folder: Path, name: str, dtype: str, reached: dict[str, Any] | None = None):
+        """`reached`: where a writer of the same tokens got to, as `sync` said it."""
         self.folder, self.name, self.dtype = folder, name, np.dtype(dtype).newbyteorder("<")
         self.shards: list[Shard] = []
         self._file: Any = None
         self._tokens = 0
+        if reached is not None:
+            self.shards = [Shard(**s) for s in reached["shards"]]
+            if reached["tokens"]:
+                self._continue(reached["tokens"], reached["sha256"])
 
     def write(self, ids: np.ndarray) -> None:
         while len(ids):
             if self._file is None:
-                self._path = self.folder / f"{self.name}-{len(self.shards):05d}.bin"
-                self._file, self._digest, self._tokens = self._path.open("wb"), hashlib.sha256(), 0
+                self._file, self._digest, self._tokens = self._path().open("wb"), hashlib.sha256(), 0
             part = ids[: SHARD_TOKENS - self._tokens]
             data = part.astype(self.dtype).tobytes()
             self._file.write(data)
@@ -86,16 +91,39 @@ class ShardWriter:
             if self._tokens == SHARD_TOKENS:
                 self._finish()
 
+    def sync(self) -> dict[str, Any]:
+        """What there is now, once it is on disk."""
+        reached = {"shards": [s.to_json() for s in self.shards], "tokens": 0, "sha256": ""}
+        if self._file is None:
+            return reached
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        return reached | {"tokens": self._tokens, "sha256": self._digest.hexdigest()}
+
     def close(self) -> list[Shard]:
         if self._file is not None:
             self._finish()
         return self.shards
 
+    def _continue(self, tokens: int, sha256: str) -> None:
+        self._file, self._digest, self._tokens = self._path().open("r+b"), hashlib.sha256(), tokens
+        self._file.truncate(tokens * self.dtype.itemsize)
+        while data := self._file.read(_CHUNK):
+            self._digest.update(data)
+        if self._digest.hexdigest() != sha256:
+            self._file.close()
+            raise ValueError(f"{self._path()} does not hold what it held when it was last written")
+
+    def _path(self) -> Path:
+        return self.folder / f"{self.name}-{len(self.shards):05d}.bin"
+
     def _finish(self) -> None:
+        self._file.flush()
+        os.fsync(self._file.fileno())
         self._file.close()
         self._file = None
         name = str(self.dtype.newbyteorder("<").str)
-        self.shards.append(Shard(self._path.name, name, 0, self._tokens, self._digest.hexdigest()))
+        self.shards.append(Shard(self._path().name, name, 0, self._tokens, self._digest.hexdigest()))
 
 
 def hash_of(path: Path, shard: Shard) -> str:

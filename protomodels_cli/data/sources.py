@@ -6,27 +6,59 @@ A piece is at most 16 Ki characters, cut at a line end where there is one. `Piec
 from __future__ import annotations
 
 import glob
+import io
+import itertools
 import json
 import os
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
-from protomodels_cli.data.errors import DataError, unreadable
+from protomodels_cli.data.compressed import bare_name, opened
+from protomodels_cli.data.errors import DataError, missing_package, unreadable
 from protomodels_cli.spec.corpus import DataSpec
 
 PIECE = 16 * 1024  # characters
+SHIPPED = Path(__file__).parent / "texts" / "sotu.txt.xz"
+_BINARY_WITHIN = 8 * 1024
+_KINDS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
 
 
 @dataclass(frozen=True)
-class Piece:
+class Input:
+    """One file, or one split of a dataset (whose `path` is its folder, if it lies on this machine).
+
+    `kind` says how it is read: `text` is one document, `lines` one for every line."""
+
+    kind: str
+    path: Path | None
+    split: str = ""
+
+    def size(self) -> int:
+        return self.path.stat().st_size if self.path is not None and self.kind != "hf" else 0
+
+
+class Place(NamedTuple):
+    """How far inputs have been read: so many of them whole, pieces of the next one, and bytes of text in all."""
+
+    inputs: int = 0
+    pieces: int = 0
+    bytes: int = 0
+
+
+class Piece(NamedTuple):
     text: str
     ends: bool
+    after: Place = Place()  # where reading goes on after this piece
+    position: int = 0  # in its input as it lies on disk
 
 
-def builtin_files() -> list[Path]:
+Read = Iterator[tuple[str, bool, int]]  # a piece's text, whether a document ends there, the position
+
+
+def python_files() -> list[Path]:
     """Python's language reference and library sources: real text that every installation carries."""
     library = Path(sysconfig.get_paths()["stdlib"])
     topics = library / "pydoc_data" / "topics.py"
@@ -48,75 +80,159 @@ def builtin_files() -> list[Path]:
     return [topics, *sources] if topics.exists() else sources
 
 
-def source_files(data: DataSpec, field: Literal["files", "val_files"], base: Path) -> list[Path]:
-    """The files of a source, each once, in a stable order. Every pattern must match something."""
-    if data.source == "builtin":
-        return builtin_files() if field == "files" else []
-    found: dict[Path, Path] = {}  # by real path: a file that two patterns match must not be read twice
+def is_binary(path: Path) -> bool:
+    """Whether a file's content is no text: its first bytes have a NUL."""
+    with opened(path) as (content, _):
+        return b"\0" in content.read(_BINARY_WITHIN)
+
+
+def source_files(
+    data: DataSpec,
+    field: Literal["files", "val_files"],
+    base: Path,
+    is_binary: Callable[[Path], bool] = is_binary,
+) -> list[Input]:
+    """What a source reads, each file once, in a stable order. Every pattern must match something."""
+    training = field == "files"
+    match data.source:
+        case "builtin":
+            return [Input("lines", SHIPPED)] if training else []
+        case "python":
+            return [Input("text", path) for path in python_files()] if training else []
+        case "hf":
+            assert data.dataset is not None
+            folder = base / data.dataset
+            split = data.split if training else data.val_split
+            return [Input("hf", folder if folder.is_dir() else None, split)] if split else []
+    found: dict[Path, Input] = {}  # by real path: a file that two patterns match must not be read twice
     for pattern in getattr(data, field):
         matches = sorted(Path(p) for p in glob.glob(str(base / pattern), recursive=True))
-        matches = [p for p in matches if p.is_file()]
-        if not matches:
-            raise DataError(
-                f"data.{field}: {pattern!r} matches no file below {base.resolve()}",
-                "check the pattern; paths are relative to the spec file",
-                "no_file",
-            )
-        for path in matches:
-            found.setdefault(path.resolve(), path)
+        if data.source == "files":
+            matches = [file for path in matches for file in (below(path) if path.is_dir() else [path])]
+            inputs = [Input(_kind_of(path), path) for path in matches if not _skipped(path, is_binary)]
+        else:
+            inputs = [Input(data.source, path) for path in matches if path.is_file()]
+        if not inputs:
+            raise _nothing(data, field, pattern, base, matches)
+        for one in inputs:
+            assert one.path is not None
+            found.setdefault(one.path.resolve(), one)
     return list(found.values())
 
 
-def pieces(data: DataSpec, files: list[Path]) -> Iterator[Piece]:
-    """All text of `files`, at most data.max_bytes of it. What UTF-8 cannot encode (half an emoji) becomes `?`."""
-    left = data.max_bytes if data.max_bytes is not None else float("inf")
-    for piece in _all_pieces(data, files):
-        encoded = piece.text.encode("utf-8", "replace")
-        if len(encoded) >= left:
-            yield Piece(encoded[: int(left)].decode("utf-8", "ignore"), True)
-            return
-        left -= len(encoded)
-        yield Piece(encoded.decode("utf-8"), piece.ends)
+def below(folder: Path) -> list[Path]:
+    """All files in a folder and in its folders, sorted; hidden ones are left out."""
+    found = []
+    for where, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        found += [Path(where, name) for name in names if not name.startswith(".")]
+    return sorted(path for path in found if path.is_file())
 
 
-def _all_pieces(data: DataSpec, files: list[Path]) -> Iterator[Piece]:
-    for file in files:
-        try:
-            match data.source:
-                case "jsonl":
-                    yield from _jsonl(file, data.field)
-                case "parquet":
-                    yield from _parquet(file, data.field)
-                case _:
-                    yield from _text(file)
-        except OSError as e:
-            raise unreadable(file, e) from None
+def _kind_of(path: Path) -> str:
+    return _KINDS.get(Path(bare_name(path)).suffix.lower(), "text")
 
 
-def _text(file: Path) -> Iterator[Piece]:
+def _skipped(path: Path, is_binary: Callable[[Path], bool]) -> bool:
+    try:
+        return _kind_of(path) != "parquet" and is_binary(path)
+    except OSError as e:
+        raise unreadable(path, e) from None
+
+
+def _nothing(data: DataSpec, field: str, pattern: str, base: Path, matches: list[Path]) -> DataError:
+    what = f"data.{field}: {pattern!r} matches no file below {base.resolve()}"
+    if data.source == "files" and matches:
+        what = f"data.{field}: {pattern!r} matches only binary files below {base.resolve()}"
+        return DataError(what, "name files or folders of text", "no_file")
+    if data.source != "files" and matches:
+        what = f"data.{field}: {pattern!r} is a folder, and data.source {data.source} reads files"
+        return DataError(what, f"set data.source to files, or write `{pattern.rstrip('/')}/*`", "no_file")
+    return DataError(what, "check the pattern; paths are relative to the spec file", "no_file")
+
+
+def pieces(data: DataSpec, inputs: list[Input], place: Place = Place()) -> Iterator[Piece]:
+    """All text of `inputs` after `place`, at most data.max_bytes of it in all.
+
+    What UTF-8 cannot encode (half an emoji) becomes `?`."""
+    most = data.max_bytes if data.max_bytes is not None else float("inf")
+    done = place.bytes
+    for number in range(place.inputs, len(inputs)):
+        first = place.pieces if number == place.inputs else 0
+        for count, (text, ends, position) in enumerate(
+            itertools.islice(_read(data, inputs[number]), first, None), first
+        ):
+            if done >= most:
+                return
+            encoded = text.encode("utf-8", "replace")
+            if done + len(encoded) >= most:
+                text, ends = encoded[: int(most - done)].decode("utf-8", "ignore"), True
+                done = int(most)
+            else:
+                text, done = encoded.decode("utf-8"), done + len(encoded)
+            yield Piece(text, ends, Place(number, count + 1, done), position)
+
+
+def _read(data: DataSpec, one: Input) -> Read:
+    if one.kind == "hf":
+        from protomodels_cli.data.hub import documents
+
+        for text in documents(data, one.path, one.split):
+            yield from _document(text, 0)
+        return
+    assert one.path is not None
+    try:
+        match one.kind:
+            case "jsonl":
+                yield from _jsonl(one.path, data.field)
+            case "parquet":
+                yield from _parquet(one.path, data.field)
+            case "lines":
+                yield from _lines(one.path)
+            case _:
+                yield from _text(one.path)
+    except OSError as e:
+        raise unreadable(one.path, e) from None
+
+
+def _text(file: Path) -> Read:
     """A file as one document, read line by line (a huge line is cut)."""
     waiting: list[str] = []
     size = 0
-    with file.open(encoding="utf-8", errors="replace", newline="") as lines:
+    with opened(file) as (content, raw):
+        lines = io.TextIOWrapper(content, encoding="utf-8", errors="replace", newline="")
         while line := lines.readline(PIECE):
             if waiting and size + len(line) > PIECE:
-                yield Piece("".join(waiting), False)
+                yield "".join(waiting), False, raw.tell()
                 waiting, size = [], 0
             waiting.append(line)
             size += len(line)
-    if waiting:
-        yield Piece("".join(waiting), True)
+        if waiting:
+            yield "".join(waiting), True, raw.tell()
 
 
-def _document(text: str) -> Iterator[Piece]:
-    """A document that is in memory already; cut where it is long."""
-    for start in range(0, len(text), PIECE):
-        yield Piece(text[start : start + PIECE], start + PIECE >= len(text))
+def _lines(file: Path) -> Read:
+    """Every line that is not empty as a document."""
+    with opened(file) as (content, raw):
+        for line in io.TextIOWrapper(content, encoding="utf-8"):
+            yield from _document(line.strip(), raw.tell())
 
 
-def _jsonl(file: Path, field: str) -> Iterator[Piece]:
-    with file.open(encoding="utf-8", errors="replace") as lines:
-        for number, line in enumerate(lines, 1):
+def _document(text: str, position: int) -> Read:
+    """A document that is in memory already. Where it is long it is cut after a line, or else between two words."""
+    start = 0
+    while len(text) - start > PIECE:
+        end = start + PIECE
+        end = text.rfind("\n", start + PIECE // 2, end) + 1 or max(text.rfind(" ", start + PIECE // 2, end), 0) or end
+        yield text[start:end], False, position
+        start = end
+    if text:
+        yield text[start:], True, position
+
+
+def _jsonl(file: Path, field: str) -> Read:
+    with opened(file) as (content, raw):
+        for number, line in enumerate(io.TextIOWrapper(content, encoding="utf-8", errors="replace"), 1):
             if not line.strip():
                 continue
             try:
@@ -129,15 +245,14 @@ def _jsonl(file: Path, field: str) -> Iterator[Piece]:
                     "correct the line, or set data.field to the name of the text field",
                     "jsonl",
                 )
-            yield from _document(text)
+            yield from _document(text, raw.tell())
 
 
-def _parquet(file: Path, field: str) -> Iterator[Piece]:
+def _parquet(file: Path, field: str) -> Read:
     try:
         import pyarrow.parquet as parquet
     except ImportError:
-        what = "reading parquet files needs the package pyarrow"
-        raise DataError(what, "pip install 'pmtrain[parquet]'", "missing_package") from None
+        raise missing_package("reading parquet files", "pyarrow", "pmtrain[parquet]") from None
     import pyarrow
 
     try:
@@ -151,7 +266,9 @@ def _parquet(file: Path, field: str) -> Iterator[Piece]:
                 "set data.field to the name of the text column",
                 "parquet_column",
             )
+        rows, size = 0, file.stat().st_size
         for batch in opened.iter_batches(batch_size=256, columns=[field]):
+            rows += batch.num_rows
             for text in batch.column(0).to_pylist():
                 if isinstance(text, str):
-                    yield from _document(text)
+                    yield from _document(text, size * rows // opened.metadata.num_rows)

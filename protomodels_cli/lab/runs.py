@@ -173,7 +173,7 @@ def _spec(scale: Scale, own: dict[str, Any]) -> RunSpec:
         "steps": scale.steps,
         "stages": scale.layers,
         "batch": {"size": scale.batch, "microbatches": scale.microbatches},
-        "data": {"source": "builtin", "max_bytes": scale.text, "val_fraction": 0.1},
+        "data": {"source": "python", "max_bytes": scale.text, "val_fraction": 0.1},
         "tokenizer": {"kind": "bytes" if scale.vocabulary == 256 else "bpe", "vocab_size": scale.vocabulary},
         "eval": {"interval": math.ceil(scale.steps / EVALS), "windows": scale.eval_windows},
     }

@@ -11,7 +11,7 @@ from protomodels_cli.spec import spec_from
 
 
 def small_reference(steps: int, seed: int, device: str, **sections: Any) -> Reference:
-    """A four-layer model on the built-in text; `sections` replace fields section by section."""
+    """A four-layer model on Python's own library; `sections` replace fields section by section."""
     base: dict[str, Any] = {
         "name": "lab",
         "seed": seed,
@@ -21,7 +21,7 @@ def small_reference(steps: int, seed: int, device: str, **sections: Any) -> Refe
         "subspace": {"k": 8},
         "optimizer": {"lr": 3e-3, "schedule": {"warmup_steps": min(20, steps)}},
         "batch": {"size": 8, "microbatches": 2},
-        "data": {"source": "builtin", "max_bytes": 2_000_000},
+        "data": {"source": "python", "max_bytes": 2_000_000},
         "tokenizer": {"kind": "bytes"},
         "compute": {},
     }

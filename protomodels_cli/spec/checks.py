@@ -220,19 +220,30 @@ def schedule_fits_steps(s: RunSpec) -> Found:
 @check("data.source", "data.files", "data.val_files")
 def files_match_source(s: RunSpec) -> Found:
     d = s.data
+    reads_files = d.source not in ("builtin", "python", "hf")
     for name, files in (("files", d.files), ("val_files", d.val_files)):
-        if d.source == "builtin" and files:
+        if not reads_files and files:
             yield (
                 f"data.{name}",
-                "data.source is builtin, which reads no files",
-                f"remove `{name}`, or set data.source to text",
+                f"data.source is {d.source}, which reads no files",
+                f"remove `{name}`, or set data.source to files",
             )
-    if d.source != "builtin" and not d.files:
+    if reads_files and not d.files:
         yield (
             "data.files",
             f"data.source is {d.source}, which needs files",
             "list paths or globs, as in `files: [corpus/*.txt]`",
         )
+
+
+@check("data.source", "data.dataset", "data.config", "data.val_split", "data.revision")
+def dataset_matches_source(s: RunSpec) -> Found:
+    d = s.data
+    if d.source == "hf" and d.dataset is None:
+        yield "data.dataset", "data.source is hf, which reads a dataset", "name a folder, or a dataset on the hub"
+    for name in ("dataset", "config", "val_split", "revision") if d.source != "hf" else ():
+        if getattr(d, name) is not None:
+            yield f"data.{name}", "belongs to data.source hf", f"remove `{name}`, or set data.source to hf"
 
 
 @check("data.source", "tokenizer.kind", "tokenizer.vocab_size", "tokenizer.file")

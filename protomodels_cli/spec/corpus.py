@@ -12,20 +12,35 @@ from protomodels_cli.spec.fields import Bytes, Section, Size
 class DataSpec(Section):
     """What is trained on."""
 
-    source: Literal["builtin", "text", "jsonl", "bin", "parquet"] = Field(
+    source: Literal["builtin", "python", "files", "text", "jsonl", "parquet", "bin", "hf"] = Field(
         "builtin",
         description=(
-            "`builtin`: Python's own documentation and library sources. `bin`: token shards as nanoGPT "
-            "(bare uint16) or modded-nanogpt (1 KiB header) write them."
+            "`builtin`: the State of the Union addresses, which come with pmtrain. `python`: Python's own "
+            "documentation and library sources. `files`: the kind of each file follows from its name, and a folder "
+            "means all text files below it. `bin`: token shards as nanoGPT (bare uint16) or modded-nanogpt (1 KiB "
+            "header) write them. `hf`: whatever Hugging Face's `datasets` reads (pip install 'pmtrain[hf]'). See "
+            "[data.md](data.md)."
         ),
     )
-    files: list[str] = Field(default_factory=list, description="Paths or globs, relative to the spec file.")
+    files: list[str] = Field(
+        default_factory=list,
+        description="Paths or globs, relative to the spec file. Text may be compressed: .gz, .xz, .bz2, .zst.",
+    )
     val_files: list[str] = Field(
         default_factory=list, description="Held-out files. Default: val_fraction of the text of `files`."
     )
-    field: str = Field("text", description="jsonl, parquet: the field or column that holds the text.")
+    field: str = Field("text", description="jsonl, parquet, hf: the field or column that holds the text.")
+    dataset: str | None = Field(
+        None, description="hf: a folder, relative to the spec file, or the name of a dataset on the hub."
+    )
+    config: str | None = Field(None, description="hf: the dataset's configuration, where it has several.")
+    split: str = Field("train", description="hf: what is trained on.")
+    val_split: str | None = Field(None, description="hf: what is held out. Default: val_fraction of `split`.")
+    revision: str | None = Field(
+        None, description="hf: branch, tag or commit on the hub. Default: the newest when it is first read."
+    )
     val_fraction: Annotated[float, Field(gt=0, lt=1)] = Field(
-        0.02, description="Share of the text that is held out if val_files is empty."
+        0.02, description="Share of the text that is held out if there is no val_files or val_split."
     )
     max_bytes: Bytes | None = Field(None, description="Stop reading text after this many bytes.")
     sampling: Literal["epochs", "random"] = Field(

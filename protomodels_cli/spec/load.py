@@ -227,7 +227,9 @@ def with_absolute_paths(spec: RunSpec, base: Path) -> RunSpec:
 
     d, t, s, m = spec.data, spec.tokenizer, spec.snapshots, spec.model
     files = {name: [absolute(f) for f in getattr(d, name)] for name in ("files", "val_files")}
-    data = d.model_copy(update={**files, "cache_dir": absolute(d.cache_dir)})
+    on_the_hub = d.dataset is None or not (base / d.dataset).is_dir()
+    dataset = d.dataset if on_the_hub else absolute(d.dataset)
+    data = d.model_copy(update={**files, "dataset": dataset, "cache_dir": absolute(d.cache_dir)})
     tokenizer = t.model_copy(update={"file": absolute(t.file)})
     copy_to = s.copy_to if "://" in (s.copy_to or "") else absolute(s.copy_to)
     snapshots = s.model_copy(update={"copy_to": copy_to})

@@ -1,0 +1,19 @@
+"""A run's tokens, for the commands that train: with a word about what is done and what was left out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from protomodels_cli.data.prepare import Corpus, prepare
+from protomodels_cli.observe.preparing import Preparing
+from protomodels_cli.quantities import plural
+from protomodels_cli.spec.schema import RunSpec
+
+
+def prepared(spec: RunSpec, base: Path, apart: bool = False) -> Corpus:
+    print(f"preparing the {spec.data.source} data …", flush=True)
+    with Preparing() as show:
+        corpus = prepare(spec, base, apart, show)
+    if corpus.skipped:
+        print(f"left out {plural(len(corpus.skipped), 'binary file')}, such as {corpus.skipped[0]}", flush=True)
+    return corpus
