@@ -55,7 +55,7 @@ OPTIONS: list[tuple[str, str, str]] = [
     ),
     (
         "plan fast.yaml --link 80mbit,25ms --speed 60tflops",
-        "snapshots.interval = 1: a snapshot is due every 216 ms, and uploading one takes 4.65 s",
+        "snapshots.interval = 1: a snapshot is due every 216 ms, and uploading one takes 3.81 s",
         "set snapshots.interval to 22 or more, or raise snapshots.max_bandwidth",
     ),
     (

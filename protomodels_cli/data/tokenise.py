@@ -43,6 +43,8 @@ class Tokenised:
             if name == self._at:
                 self._write_all(inputs)
                 self._at, self._place = "val_files", Place()
+                if name == "files" and self.inputs["val_files"]:
+                    self._keep()
         shards = self._train.close(), self._held_out.close()
         if not self.inputs["val_files"]:
             shards = _at_least(self.data.val_fraction, *shards, self.work)
