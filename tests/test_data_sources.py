@@ -21,6 +21,7 @@ from protomodels_cli.data.prepare import prepare
 from protomodels_cli.data.sources import PIECE, SHIPPED, Input, Place, pieces, python_files, source_files
 from protomodels_cli.data.tokenizers import Bytes
 from protomodels_cli.spec.corpus import DataSpec
+from protomodels_cli.spec.load import with_absolute_paths
 
 ROOT = Path(__file__).parent.parent
 PACKERS = {
@@ -197,9 +198,21 @@ def test_a_dataset_in_a_folder_gives_the_tokens_of_its_files(spec, tmp_path):
     assert refused.value.kind == "dataset"
 
 
-def test_a_dataset_without_the_package_says_what_to_install(spec, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "datasets", None)
+@pytest.mark.parametrize(
+    ("package", "source", "data"),
+    [("datasets", "hf", {"dataset": "set"}), ("zstandard", "text", {"files": ["set/d.txt.zst"]})],
+)
+def test_a_missing_package_is_named(spec, tmp_path, monkeypatch, package, source, data):
+    monkeypatch.setitem(sys.modules, package, None)
     (tmp_path / "set").mkdir()
-    with pytest.raises(DataError, match=r"pmtrain\[hf\]") as refused:
-        prepare(file_spec(spec, tmp_path, "hf", [], data={"dataset": "set"}), tmp_path)
+    (tmp_path / "set" / "d.txt.zst").write_bytes(PACKERS[".zst"](TEXT.encode()))
+    with pytest.raises(DataError, match=package) as refused:
+        prepare(file_spec(spec, tmp_path, source, [], data=data), tmp_path)
     assert refused.value.kind == "missing_package"
+
+
+def test_a_spec_that_is_kept_elsewhere_names_a_datasets_folder_but_not_its_name_on_the_hub(spec, tmp_path):
+    (tmp_path / "set").mkdir()
+    for name, kept in (("set", str(tmp_path / "set")), ("someone/set", "someone/set")):
+        s = file_spec(spec, tmp_path, "hf", [], data={"dataset": name})
+        assert with_absolute_paths(s, tmp_path).data.dataset == kept

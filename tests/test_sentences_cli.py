@@ -56,7 +56,7 @@ OPTIONS: list[tuple[str, str, str]] = [
     (
         "plan fast.yaml --link 80mbit,25ms --speed 60tflops",
         "snapshots.interval = 1: a snapshot is due every 216 ms, and uploading one takes 3.81 s",
-        "set snapshots.interval to 22 or more, or raise snapshots.max_bandwidth",
+        "set snapshots.interval to 18 or more, or raise snapshots.max_bandwidth",
     ),
     (
         "bench wan --method dense",

@@ -18,6 +18,8 @@ from conftest import make_reference, make_spec
 from protomodels_cli.bench import torch_pipelining, torch_rank, wanlab
 from protomodels_cli.coordinator.coordinator import cannot_write
 from protomodels_cli.data.batches import Batches
+from protomodels_cli.data.errors import DataError
+from protomodels_cli.data.hub import _explained
 from protomodels_cli.data.prepare import prepare
 from protomodels_cli.data.tokenizers import Json, train_bpe
 from protomodels_cli.errors import UserError
@@ -26,6 +28,7 @@ from protomodels_cli.launch import hosts, local
 from protomodels_cli.model.snapshot import write_snapshot
 from protomodels_cli.observe.metrics import JsonLines
 from protomodels_cli.plugins import Registry
+from protomodels_cli.spec.corpus import DataSpec
 from protomodels_cli.spec.schema import LinkSpec, RunSpec
 
 ROOT = Path(__file__).parent.parent
@@ -180,6 +183,9 @@ def test_data_in_other_ways(tmp_path: Path):
     what, fix = raised(lambda: Json("{}", "t.json"), tmp_path)
     assert what.startswith("t.json is not a tokenizer.json: ")
     assert fix == "write the file with Hugging Face's tokenizers"
+    with pytest.raises(DataError) as caught, _explained(DataSpec(source="hf", dataset="me/mine")):
+        raise ConnectionError("no route")
+    assert str(caught.value).splitlines()[0] == "the dataset me/mine cannot be read: no route"
     few = make_spec(steps=14, data={"max_bytes": 1000, "val_fraction": 0.1}, wire={"forward": "int4+aqsgd"})
     assert raised(lambda: Batches(prepare(few).train, few), tmp_path) == (
         "wire.forward = int4+aqsgd: AQ-SGD sends how a sample's activations have changed since the last epoch, and 14 "
