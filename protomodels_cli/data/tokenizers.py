@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
@@ -21,6 +23,11 @@ class Tokenizer(Protocol):
     vocab_size: int
     end_id: int | None  # written after each document, where the vocabulary has such a mark
 
+    @property
+    def bytes_per_id(self) -> np.ndarray | None:
+        """Bytes of UTF-8 text, where that does not depend on an id's neighbours."""
+        ...
+
     def encode(self, texts: list[str]) -> list[np.ndarray]: ...
     def decode(self, ids: list[int]) -> str: ...
     def save(self, folder: Path) -> None: ...
@@ -32,6 +39,7 @@ class Bytes:
 
     vocab_size = 256
     end_id: int | None = 0
+    bytes_per_id = np.array([0] + 255 * [1])
 
     def encode(self, texts: list[str]) -> list[np.ndarray]:
         return [np.frombuffer(t.encode("utf-8", "replace"), dtype=np.uint8) for t in texts]
@@ -67,9 +75,26 @@ class Json:
         ids = (self._inner.token_to_id(n) for n in _END_NAMES)
         self.end_id = next((i for i in ids if i is not None), None)
 
+    @functools.cached_property
+    def bytes_per_id(self) -> np.ndarray | None:
+        """Where ids are spelled byte by byte, each with a letter of its own. Special tokens are no text."""
+        if (json.loads(self._text).get("decoder") or {}).get("type") != "ByteLevel":
+            return None
+        sizes = np.zeros(self.vocab_size, dtype=np.int64)
+        for token, i in self._inner.get_vocab(with_added_tokens=False).items():
+            sizes[i] = len(token)
+        for i, added in self._inner.get_added_tokens_decoder().items():
+            sizes[i] = 0 if added.special else len(added.content.encode())
+        return sizes
+
     def encode(self, texts: list[str]) -> list[np.ndarray]:
         encoded = self._inner.encode_batch_fast(texts, add_special_tokens=False)
         return [np.asarray(e.ids, dtype=np.uint32) for e in encoded]
+
+    def marks_before(self) -> tuple[int, ...]:
+        """What whoever serves a model of this tokenizer puts before every text: Llama 3's begin of text, say."""
+        bare, marked = (self._inner.encode("a", add_special_tokens=marked).ids for marked in (False, True))
+        return tuple(marked[: marked.index(bare[0])]) if bare else ()
 
     def decode(self, ids: list[int]) -> str:
         return str(self._inner.decode(ids, skip_special_tokens=False))

@@ -1,0 +1,109 @@
+"""A checkpoint folder as Hugging Face's libraries write it: config.json, safetensors in one file or many, tokenizer.
+
+Ours and others' alike; what must be read is read once, and weights one tensor at a time.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from protomodels_cli.data.tokenizers import Json
+from protomodels_cli.errors import UserError
+from protomodels_cli.inference.architecture import Architecture
+from protomodels_cli.spec.checkpoint import CONFIG, CheckpointError, read_shape
+
+WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+_CONTEXTS = {"llama": 2048, "qwen3": 32768}  # what transformers takes where config.json has none
+
+
+class FolderError(UserError):
+    """A folder that holds no checkpoint, or half of one."""
+
+
+def is_checkpoint(path: Path) -> bool:
+    return (path / CONFIG).is_file()
+
+
+def architecture_in(folder: Path) -> Architecture:
+    """Raises FolderError with the name of the field where config.json asks for what is not so here."""
+    config = _json(folder / CONFIG)
+    try:
+        shape = read_shape(folder)
+    except CheckpointError as e:
+        raise _unlike(folder, e.rule) from None
+    context = config.get("max_position_embeddings") or _CONTEXTS[config["model_type"]]
+    found = Architecture(**shape.model, context=int(context), vocab_size=shape.vocab_size, tied=shape.tied)
+    if found.heads % found.kv_heads:
+        raise _unlike(
+            folder, f"{CONFIG} has num_key_value_heads = {found.kv_heads}, which does not divide {found.heads}"
+        )
+    if found.head_dim % 2:
+        raise _unlike(folder, f"{CONFIG} has head_dim = {found.head_dim}, and rotary positions turn pairs")
+    return found
+
+
+def _unlike(folder: Path, why: str) -> FolderError:
+    fix = "use an exported run, or another plain Llama or Qwen3"
+    return FolderError(f"the model in {folder} cannot be used: {why}", fix, "unsupported")
+
+
+def weights_in(folder: Path) -> Iterator[tuple[str, Callable[[], Tensor]]]:
+    """Names, and what reads each: one file after the other, open while its tensors are read."""
+    for file in _files(folder):
+        try:
+            with safe_open(file, "pt") as tensors:
+                for name in tensors.offset_keys():  # in the order of the file
+                    yield name, partial(tensors.get_tensor, name)
+        except (SafetensorError, FileNotFoundError) as e:
+            reason = "it is missing" if isinstance(e, FileNotFoundError) else str(e)
+            raise FolderError(
+                f"{file} cannot be read: {reason}", "export the run again, or fetch the file again", "weights_damaged"
+            ) from None
+
+
+def _files(folder: Path) -> list[Path]:
+    if (folder / INDEX).is_file():
+        places = _json(folder / INDEX).get("weight_map")
+        if not isinstance(places, dict) or not places:
+            raise _unreadable(folder / INDEX, "it has no weight_map")
+        return [folder / name for name in sorted({str(file) for file in places.values()})]
+    if (folder / WHOLE).is_file():
+        return [folder / WHOLE]
+    raise FolderError(
+        f"{folder} has neither {WHOLE} nor {INDEX}", "name an exported folder with all its files", "no_weights"
+    )
+
+
+def tokenizer_in(folder: Path) -> Json | None:
+    """None where there is none: a model of ids."""
+    file = folder / "tokenizer.json"
+    return Json(file.read_text(encoding="utf-8"), str(file)) if file.is_file() else None
+
+
+def ends_in(folder: Path) -> tuple[int, ...]:
+    """The ids at which a text ends."""
+    files = [file for name in ("generation_config.json", CONFIG) if (file := folder / name).is_file()]
+    found = next((ids for file in files if (ids := _json(file).get("eos_token_id")) is not None), None)
+    return tuple(i for i in (found if isinstance(found, list) else [found]) if isinstance(i, int))
+
+
+def _json(file: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as e:
+        raise _unreadable(file, str(e)) from None
+    if not isinstance(found, dict):
+        raise _unreadable(file, "it is no JSON object")
+    return found
+
+
+def _unreadable(file: Path, reason: str) -> FolderError:
+    fix = "export the run again, or fetch the file again"
+    return FolderError(f"{file} cannot be read: {reason}", fix, "json_damaged")
