@@ -79,6 +79,8 @@ def test_every_help_page_comes_without_torch():
         "bench wan",
         "plan",
         "export",
+        "generate",
+        "eval",
     ]
     code = HELP.format(pages=pages)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
@@ -111,6 +113,8 @@ def test_the_set_of_commands_and_options_is_deliberate():
         "join": sorted({"--device", "--dir", "--give-up-after", "--listen", "--memory", "--name", "--port", *logs}),
         "status": ["--format", "--watch"],
         "peers": ["--format", "--watch"],
+        "generate": ["--device", "--dtype", "--prompt", "--seed", "--temperature", "--tokens", "--top-p"],
+        "eval": ["--context", "--data", "--device", "--dtype", "--field", "--json", "--windows"],
         "demo": sorted({"--chaos", "--device", "--json", "--run-dir", "--stages", "--steps", *logs}),
         "export": ["--dtype", "--step"],
         "bench loopback": ["--json", "--only", "--steps"],

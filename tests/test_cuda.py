@@ -74,3 +74,22 @@ def test_a_restored_memory_is_where_it_was(codec, home):
     for end in ends:
         assert {t.device.type for t in end.state().values()} == {home}
     assert ends[0].pack(0.5 * x, slot) == ends[1].pack(0.5 * x, slot)
+
+
+def test_a_model_writes_and_scores_there_as_on_the_cpu(tmp_path):
+    from random_models import TEXT, make_model, make_tokenizer, save
+
+    save(make_model("qwen3"), tmp_path / "model", make_tokenizer())
+    (tmp_path / "a.txt").write_text(TEXT)
+    found, texts = {}, set()
+    for device in ("cpu", "cuda:0"):
+        words = ["--device", device]
+        command = [sys.executable, "-m", "protomodels_cli", "generate", "model", "--prompt", "The cat", "--temperature"]
+        done = subprocess.run([*command, "0", *words], cwd=tmp_path, check=True, timeout=200, capture_output=True)
+        texts.add(done.stdout)
+        command = [sys.executable, "-m", "protomodels_cli", "eval", "model", "--data", "a.txt", "--json", "found.json"]
+        subprocess.run([*command, *words], cwd=tmp_path, check=True, timeout=200)
+        found[device] = json.loads((tmp_path / "found.json").read_text())
+    assert len(texts) == 1
+    assert found["cuda:0"]["loss"] == pytest.approx(found["cpu"]["loss"], rel=1e-4)
+    assert found["cuda:0"]["bytes"] == found["cpu"]["bytes"]

@@ -36,8 +36,12 @@ def commands() -> list[str]:
 
 def test_the_readme_has_commands():
     assert len([c for c in commands() if " lab " in c]) == len(LAB_KEYS)
-    alone = {"validate", "plan", "reference", "lab", "bench", "demo", "export"}
+    alone = {"validate", "plan", "reference", "lab", "bench", "demo", *MODEL}
     assert {c.split()[1] for c in commands()} == {*alone, *LIVE}
+
+
+def in_order(names: tuple[str, ...]) -> list[str]:
+    return [command for name in names for command in commands() if command.split()[1] == name]
 
 
 def run(words: list[str]) -> None:
@@ -64,6 +68,7 @@ def test_the_mistakes_in_the_readme_are_shown_as_they_are_said(tmp_path, monkeyp
 
 
 LIVE = ("coordinator", "status", "peers")
+MODEL = ("export", "generate", "eval")
 
 
 def test_the_walk_of_the_readme(tmp_path):
@@ -71,7 +76,7 @@ def test_the_walk_of_the_readme(tmp_path):
     (tmp_path / "configs").mkdir()
     text = re.sub("(?m)^steps: .*", "steps: 40", (ROOT / "configs" / "tiny.yaml").read_text())
     (tmp_path / "configs" / "tiny.yaml").write_text(text.replace("stages: 4", "stages: 2"))
-    lead, *watch = sorted((c for c in commands() if c.split()[1] in LIVE), key=lambda c: LIVE.index(c.split()[1]))
+    lead, *watch = in_order(LIVE)
     words = lead.replace("203.0.113.7", "127.0.0.1").split()[1:]
     leader = begin(*words, "--port", 0, cwd=tmp_path)
     try:
@@ -85,10 +90,15 @@ def test_the_walk_of_the_readme(tmp_path):
         for process in (*peers, leader):
             code, said = ends(process)
             assert code == 0, said
-        [take_out] = [c for c in commands() if c.split()[1] == "export"]
-        done = pmtrain(*shlex.split(take_out)[1:], cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
-        assert (tmp_path / shlex.split(take_out)[3] / "config.json").exists()
+        said = []
+        for command in in_order(MODEL):
+            done = pmtrain(*shlex.split(command)[1:], cwd=tmp_path)
+            assert done.returncode == 0, done.stderr
+            said.append(done.stdout)
+        assert said[1].startswith(shlex.split(in_order(MODEL)[1])[-1])
+        rows = map(json.loads, (tmp_path / "runs" / "tiny" / "metrics.jsonl").read_text().splitlines())
+        [*_, right] = (row["loss"] for row in rows if row["event"] == "eval")
+        assert float(re.findall(r"[\d.]+", said[2])[0]) == pytest.approx(right, abs=1e-4)
     finally:
         leader.kill()
 
@@ -157,6 +167,7 @@ LAYERS = (  # each may import from those before it, and from its own
     {"coordinator"},
     {"worker"},
     {"export"},
+    {"inference"},
     {"launch"},
     {"bench"},
     {"lab"},

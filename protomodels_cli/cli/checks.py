@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 from protomodels_cli.errors import OptionError, UserError
@@ -21,6 +23,32 @@ def check_device(device: str) -> None:
     except (RuntimeError, AssertionError) as e:
         raise OptionError(
             f"--device {device}: {str(e).splitlines()[0]}", "use cpu, or a GPU that this machine has", "device"
+        ) from None
+
+
+def chosen_device(device: str) -> str:
+    """`auto` is the first CUDA GPU, else the CPU."""
+    import torch
+
+    if device == "auto":
+        return "cuda:0" if torch.cuda.is_available() else "cpu"
+    check_device(device)
+    return device
+
+
+@contextlib.contextmanager
+def enough_memory(device: str) -> Iterator[None]:
+    from protomodels_cli.worker.device import is_out_of_memory
+
+    try:
+        yield
+    except Exception as e:
+        if not is_out_of_memory(e):
+            raise
+        raise UserError(
+            f"{device} has too little free memory for this model",
+            "use --dtype bfloat16, which takes half, or another --device",
+            "memory",
         ) from None
 
 

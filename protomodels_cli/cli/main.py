@@ -8,7 +8,21 @@ import sys
 import typer
 
 from protomodels_cli import __version__
-from protomodels_cli.cli import bench, control, coordinator, demo, export, join, lab, plan, reference, status, validate
+from protomodels_cli.cli import (
+    bench,
+    control,
+    coordinator,
+    demo,
+    eval,
+    export,
+    generate,
+    join,
+    lab,
+    plan,
+    reference,
+    status,
+    validate,
+)
 from protomodels_cli.errors import EXIT_OUTSIDE, UserError
 from protomodels_cli.observe import logs
 
@@ -30,6 +44,8 @@ app.command("peers")(status.peers)
 app.command("export")(export.export)
 app.command("demo")(demo.demo)
 app.command("reference")(reference.reference)
+app.command("generate")(generate.generate)
+app.command("eval")(eval.evaluate)
 app.add_typer(lab.app, name="lab")
 app.add_typer(bench.app, name="bench")
 
