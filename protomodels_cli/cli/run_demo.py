@@ -32,6 +32,8 @@ from protomodels_cli.wire.pb.pmtrain_pb2 import RunStatus
 LOOK_SECONDS = 0.25
 LOOK_OFTEN = 0.05
 PLAIN_SECONDS = 5.0
+MODEL = "model"  # in the run directory
+PROMPT, SAMPLES, TOKENS = "The people of the United States", 3, 40
 BEFORE_THE_FIRST_STEP = (RunStatus.WAITING_FOR_PEERS, RunStatus.ASSIGNING)
 
 
@@ -77,8 +79,10 @@ def run(
         summary["faults"] = faults
         console.print(_faults_in_words(faults, summary["steps_redone"]), highlight=False, soft_wrap=True)
     console.print(in_words(summary), highlight=False, soft_wrap=True)
+    summary["text"] = _text_of_the_model(console, folder)
     console.print(
-        f"\nEverything is in {folder}: metrics.jsonl, snapshots/, logs/.\n"
+        f"\nEverything is in {folder}: metrics.jsonl, snapshots/, logs/, and in {MODEL}/ the model for Hugging Face's\n"
+        f"transformers. `pmtrain generate {folder / MODEL} --prompt 'My fellow citizens'` writes more of it.\n"
         f"Next: `pmtrain reference {folder}/run.yaml` trains the same model in one process"
         + (", with the same sha256 at the end" if device == "cpu" else "")
         + ";\n"
@@ -88,6 +92,32 @@ def run(
     )
     if json_file is not None:
         json_file.write_text(json.dumps(summary, indent=1) + "\n")
+
+
+def _text_of_the_model(console: Console, folder: Path) -> str:
+    """Export the model, and let it write a few lines."""
+    # Here, so that a demo begins at once: torch takes seconds to import.
+    import torch
+
+    from protomodels_cli.export.source import open_source
+    from protomodels_cli.export.write import export
+    from protomodels_cli.inference.generate import Sampling, generate
+    from protomodels_cli.inference.load import load
+    from protomodels_cli.inference.text import Detokenizer
+
+    with open_source(str(folder), None, folder) as source:
+        export(source, folder / MODEL, None, lambda done, total: None)
+    loaded = load(str(folder / MODEL), "cpu", torch.float32)
+    assert loaded.tokenizer is not None
+    console.print(f"\nthe model is in {folder / MODEL}; it goes on from “{PROMPT}” like this:", highlight=False)
+    texts = []
+    for seed in range(SAMPLES):
+        prompt = loaded.prompt(PROMPT)
+        words = Detokenizer(loaded.tokenizer, prompt)
+        sampling = Sampling(TOKENS, temperature=0.7, top_p=0.9, seed=seed)
+        texts.append(PROMPT + "".join(map(words.push, generate(loaded, prompt, sampling))) + words.end())
+        console.print(f"  {' '.join(texts[-1].split())} …", highlight=False, soft_wrap=True, markup=False)
+    return "\n".join(texts)
 
 
 def _with_chaos(
