@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from simulated_peer import Process
-from simulated_words import T_FIXED, Assignment, Keep, NewBasis, PartFile, Turn
+from simulated_words import T_FIXED, Assignment, Keep, NewBasis, PartFile, Turn, digest
 
 from protomodels_cli.coordinator import events as ev
 from protomodels_cli.coordinator import machine
@@ -102,6 +102,8 @@ class CoordinatorProcess:
             return True
         stage = history.holders.index(lost.peer)
         mark = next((m for m in history.snapshots if (m.lineage, m.step) == (lost.lineage, lost.step)), None)
+        if (lost.lineage, lost.step) == (0, 0) and mark and mark.parts:
+            self._first_part(stage)  # it is cut again
         part = self.disk.parts.get((lost.lineage, lost.step, stage))
         return bool(mark and part and not part.spoilt and part.sha256 == mark.parts[stage])
 
@@ -137,6 +139,8 @@ class CoordinatorProcess:
                     del self.disk.parts[key]
                 for peer in list(self.sessions):
                     self._say(peer, keep)
+            case ev.CutCheckpoint(layers):
+                self.world.after(self.world.random.uniform(0.0, 5.0), lambda: self._cut(layers))
             case ev.Dismiss(peer) | ev.MakeSpare(peer) | ev.Wait(peer):
                 self._say(peer, command)
             case ev.Tell(notice):
@@ -144,6 +148,17 @@ class CoordinatorProcess:
                 json.dumps(as_row(notice), allow_nan=False)  # as for events.jsonl
             case ev.Quit():
                 self.world.coordinator_dies()
+
+    def _cut(self, layers: tuple[int, ...]) -> None:
+        if self.alive:
+            made = [self._first_part(stage) for stage in range(len(layers))]
+            self.take(ev.CheckpointCut(layers, tuple(part.sha256 for part in made), "source", tied=False))
+
+    def _first_part(self, stage: int) -> PartFile:
+        """With the numbers that the seed would have given, so that all runs end alike."""
+        part = PartFile(0, 0, stage, digest("seed", stage), (0, self.disk.first.basis_sha256))
+        self.disk.parts[part.key] = part
+        return part
 
     def _keep(self) -> Keep:
         history = self.state.history

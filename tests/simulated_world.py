@@ -323,4 +323,6 @@ def a_spec(rng: random.Random) -> tuple[RunSpec, frozenset[int]]:
         limits={"nonfinite_steps": 3, "nonfinite_action": rng.choice(["pause", "rollback"])},
     )
     bad = frozenset(s for s in range(1, steps) if rng.random() < 0.05)
+    if rng.random() < 0.3:  # from a checkpoint, in whatever form: the machine does not look
+        spec = spec.model_copy(update={"model": spec.model.model_copy(update={"init": "start"})})
     return spec, bad
