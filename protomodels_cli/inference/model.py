@@ -162,7 +162,7 @@ class Decoder:
             k, v = kv[0, :, :, :end], kv[1, :, :, :end]
         if tokens == 1:  # the heads that share a key/value head are so many queries of it, and all see all of it
             q = q.reshape(batch, a.kv_heads, a.heads // a.kv_heads, a.head_dim)
-            y = F.scaled_dot_product_attention(q, k, v).view(batch, 1, -1)
+            y = F.scaled_dot_product_attention(q, k, v).reshape(batch, 1, -1)
         else:
             k, v = (y.repeat_interleave(a.heads // a.kv_heads, dim=1) for y in (k, v))
             y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
