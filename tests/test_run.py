@@ -85,6 +85,7 @@ def test_from_nothing_to_the_references_weights(tmp_path, wire, stages, form, mo
     assert sorted(p.name for p in (tmp_path / "run").iterdir() if p.name != "basis") == [
         "ca",
         "coordinator.log",
+        "corpus.json",
         "events.jsonl",
         "journal.sqlite",
         "link",
