@@ -13,6 +13,7 @@ from protomodels_cli.cli.run_plan import candidates
 from protomodels_cli.errors import EXIT_SPEC
 from protomodels_cli.spec import RunSpec, SpecError, parse_spec, spec_from
 from protomodels_cli.spec.load import with_absolute_paths
+from protomodels_cli.spec.vocabulary import VocabularyError, ids_in
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
@@ -145,6 +146,10 @@ UNLIKE: list[tuple[str, Any]] = [
     ("hidden_size", "wide"),
     ("num_hidden_layers", 0),
     ("rope_theta", -1.0),
+    ("rope_theta", 10**400),
+    ("model_type", ["llama"]),
+    ("layer_types", 5),
+    ("layer_types", [["full_attention"]]),
 ]
 
 
@@ -154,6 +159,24 @@ def test_what_cannot_be_represented_is_refused_with_the_configs_field_and_value(
     with pytest.raises(SpecError) as caught:
         parsed(tmp_path)
     assert f"{name} = {json.dumps(value)}" in caught.value.problems[0].rule
+
+
+@pytest.mark.parametrize("other", ["rope_scaling", "rope_parameters"])
+def test_positions_that_either_field_scales_are_refused(tmp_path, other):
+    """Readers differ in which of the two counts."""
+    both = {"rope_scaling": PLAIN, "rope_parameters": PLAIN, "partial_rotary_factor": None}
+    assert parsed(tmp_path, changed(both)).model.rope_theta == PLAIN["rope_theta"]
+    scaled = {**both, other: {"rope_type": "linear", "factor": 8.0, "rope_theta": 3e5}}
+    assert refused(tmp_path, changed(scaled)) == [("model.init", "start", "init")]
+
+
+def test_a_tokenizers_file_of_strange_json_is_refused_as_one(tmp_path):
+    (tmp_path / "tokenizer.json").write_text('{"model": {"vocab": {"a": 1e999}}}')
+    with pytest.raises(VocabularyError):
+        ids_in(tmp_path / "tokenizer.json")
+    (tmp_path / "tokenizer.json").write_text("[" * 100_000)
+    with pytest.raises(VocabularyError):
+        ids_in(tmp_path / "tokenizer.json")
 
 
 @pytest.mark.parametrize("name", ["vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "model_type"])

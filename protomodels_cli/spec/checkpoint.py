@@ -29,13 +29,20 @@ _NAMES = {  # our fields, and config.json's
     "rope_theta": "rope_theta",
     "norm_eps": "rms_norm_eps",
 }
+_LARGEST = 1e300  # beyond it numbers do not fit a float
 _SIZES = "num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size"  # without a usual value
+
+
+def _are_full(layers: Any) -> bool:
+    return isinstance(layers, list) and all(layer == "full_attention" for layer in layers)
+
+
 _UNLIKE: tuple[tuple[str, Callable[[Any], bool], str], ...] = (  # field, what it may be, and what is so here
     ("attention_bias", lambda v: not v, "there are no biases here"),
     ("mlp_bias", lambda v: not v, "there are no biases here"),
     ("hidden_act", lambda v: v in (None, "silu"), "the feed-forward block computes silu here"),
     ("use_sliding_window", lambda v: not v, "attention is over the whole window here"),
-    ("layer_types", lambda v: not v or set(v) == {"full_attention"}, "attention is over the whole window here"),
+    ("layer_types", lambda v: not v or _are_full(v), "attention is over the whole window here"),
     ("quantization_config", lambda v: not v, "weights must be floating-point numbers"),
 )
 
@@ -59,7 +66,7 @@ def read_shape(folder: Path) -> CheckpointShape:
     """The shape of the model in a checkpoint. Raises CheckpointError."""
     config = _read(folder / CONFIG)
     kind = config.get("model_type")
-    if kind not in _QK_NORM:
+    if not isinstance(kind, str) or kind not in _QK_NORM:
         raise _unlike("model_type", kind, f"a run can start from {' and '.join(_QK_NORM)} checkpoints")
     for name, fits, rule in _UNLIKE:
         if not fits(config.get(name)):
@@ -111,22 +118,25 @@ def _size(config: dict[str, Any], name: str, usual: int | None = None) -> int:
 
 def _number(config: dict[str, Any], name: str, usual: float) -> float:
     value = usual if config.get(name) is None else config[name]
-    if type(value) not in (int, float) or not 0 < value < float("inf"):
+    if type(value) not in (int, float) or not 0 < value < _LARGEST:
         raise _unlike(name, value, "that is not a number above 0")
     return float(value)
 
 
 def _rope_theta(config: dict[str, Any]) -> float:
-    """Of plain rotary positions: `rope_parameters` in newer files, `rope_scaling` and `rope_theta` in older ones."""
-    name = next((n for n in ("rope_parameters", "rope_scaling") if config.get(n)), "rope_parameters")
-    rope = config.get(name) or {}
-    plain = isinstance(rope, dict) and not any(isinstance(v, dict) for v in rope.values())
-    if not plain or rope.get("rope_type", rope.get("type", "default")) != "default":
-        raise _unlike(name, rope, "rotary positions are not scaled here")
-    for place in (rope, config):
-        if place.get("partial_rotary_factor", 1.0) != 1.0:
-            raise _unlike("partial_rotary_factor", place["partial_rotary_factor"], "heads are rotated as a whole here")
-    return _number({**config, **rope}, "rope_theta", 10000.0)
+    """Of plain rotary positions: `rope_parameters` in newer files, `rope_scaling` and `rope_theta` in older ones. Where
+    a file has both, readers differ in which one counts: neither may scale."""
+    theta = config.get("rope_theta")
+    for name in ("rope_scaling", "rope_parameters"):
+        rope = config.get(name) or {}
+        plain = isinstance(rope, dict) and not any(isinstance(v, dict) for v in rope.values())
+        if not plain or rope.get("rope_type", rope.get("type", "default")) != "default":
+            raise _unlike(name, rope, "rotary positions are not scaled here")
+        for place in (rope, config):
+            if place.get("partial_rotary_factor") not in (None, 1):
+                raise _unlike("partial_rotary_factor", place["partial_rotary_factor"], "heads are rotated as a whole")
+        theta = rope.get("rope_theta", theta)
+    return _number({"rope_theta": theta}, "rope_theta", 10000.0)
 
 
 # Filling in

@@ -18,6 +18,6 @@ def ids_in(path: Path) -> int:
         return int(max(ids)) + 1
     except OSError as e:
         raise VocabularyError(f"must be readable: {e.strerror}") from None
-    except (ValueError, KeyError, AttributeError, TypeError):
+    except (ValueError, KeyError, AttributeError, TypeError, OverflowError, RecursionError):
         rule = "must be a tokenizer.json, as Hugging Face's tokenizers write it, with a vocabulary"
         raise VocabularyError(rule) from None
