@@ -16,6 +16,7 @@ from protomodels_cli.coordinator.messages import peer_of
 from protomodels_cli.coordinator.reasons import UnprocessableMessage
 from protomodels_cli.coordinator.run_dir import open_run_dir
 from protomodels_cli.coordinator.service import ControlStream, EnrolledPeer
+from protomodels_cli.errors import EXIT_OUTSIDE, UserError
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 
 
@@ -44,3 +45,24 @@ def test_a_stage_that_is_not_in_its_own_cut_is_no_registration():
         peer_of("p0", register, "", False, 0.0)
     register.holding.stage = 1
     assert peer_of("p0", register, "", False, 0.0).holding.stage == 1
+
+
+def test_a_checkpoint_that_does_not_fit_into_memory_ends_the_coordinator_instead_of_keeping_peers_waiting(
+    tmp_path: Path,
+):
+    spec = make_spec(stages=2)
+    folder = open_run_dir(tmp_path / "run", spec, tmp_path)
+
+    class TooLarge:
+        def cut(self, layers: tuple[int, ...]) -> None:
+            raise MemoryError
+
+    async def cutting() -> None:
+        coordinator = Coordinator(corpus_of(spec), folder, print)
+        coordinator._chore(coordinator._cut((2, 2), TooLarge()))  # type: ignore[arg-type]
+        async with asyncio.timeout(10):
+            await coordinator._over
+
+    with contextlib.closing(folder.lock), pytest.raises(UserError) as ended:
+        asyncio.run(cutting())
+    assert (ended.value.kind, ended.value.exit_code) == ("memory", EXIT_OUTSIDE)

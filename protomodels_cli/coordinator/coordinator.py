@@ -211,7 +211,7 @@ class Coordinator:
         else:
             self._teller(notices.DiskFailed(str(self.run_dir.path), error.strerror or str(error)))
 
-    def _end_with(self, error: UserError) -> None:
+    def _end_with(self, error: BaseException) -> None:
         if not self._over.done():
             self._over.set_exception(error)
 
@@ -225,7 +225,13 @@ class Coordinator:
 
     def _chore(self, work: Coroutine[Any, Any, None]) -> None:
         self._chores.add(task := asyncio.create_task(work))
-        task.add_done_callback(self._chores.discard)
+        task.add_done_callback(self._chore_ended)
+
+    def _chore_ended(self, task: asyncio.Task[None]) -> None:
+        """One that failed ends the coordinator: whoever waits for what it would have done would wait for ever."""
+        self._chores.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._end_with(error)
 
     async def _look_into(self, lost: events.SnapshotLost) -> None:
         """A peer cannot read its part of a snapshot. What is here decides: a peer's word costs nobody a snapshot."""
@@ -244,8 +250,9 @@ class Coordinator:
             cut = await beside(first.cut, layers)
         except OSError as e:
             self._fail(e)
-        except UserError as e:
-            self._end_with(e)
+        except MemoryError:
+            what = f"there is too little memory to cut {self.spec.model.init}: its largest tensor is needed three times"
+            raise UserError(what, "free memory, or lead the run from a larger machine", "memory") from None
         else:
             self.submit(events.CheckpointCut(layers, cut.parts, cut.source, cut.tied))
 

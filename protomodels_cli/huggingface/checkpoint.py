@@ -80,14 +80,16 @@ class Checkpoint:
         return np.ascontiguousarray(found.T if is_transposed(module) else found, dtype=self._spec.compute.dtype)
 
     def sha256(self) -> str:
-        """Of config.json and all files with weights: the same for a copy of the folder. Reads all of them."""
+        """Of config.json and all files with weights: the same for a copy of the folder. Reads all of them, the weights
+        from the files that are open: what is cut is what is hashed, whatever becomes of their names meanwhile."""
         index = [self.folder / INDEX] if (self.folder / INDEX).exists() else []
         found = hashlib.sha256()
         for path in sorted([self.folder / CONFIG, *index, *self._files]):
             try:
-                found.update(f"{path.name} {hash_file(path)}\n".encode())
-            except OSError as e:
+                content = self._files[path].sha256() if path in self._files else hash_file(path)
+            except (SafetensorsError, OSError) as e:
                 raise _unreadable(path, e) from None
+            found.update(f"{path.name} {content}\n".encode())
         return found.hexdigest()
 
     def _name(self, module: str) -> str:
