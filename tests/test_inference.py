@@ -10,6 +10,7 @@ import pytest
 import torch
 from random_models import SIZES, make_model, make_tokenizer, save
 
+from protomodels_cli.huggingface.files import INDEX, WEIGHTS, BadIndex, weight_files
 from protomodels_cli.inference.architecture import Architecture
 from protomodels_cli.inference.folder import FolderError, architecture_in, weights_in
 from protomodels_cli.inference.generate import Sampling, generate
@@ -163,10 +164,11 @@ def test_weights_that_do_not_belong_to_their_config(tmp_path):
         ("config.json", "{", "json_damaged"),
         ("config.json", "[]", "json_damaged"),
         ("model.safetensors", "short", "weights_damaged"),
-        ("model.safetensors.index.json", "{}", "json_damaged"),
+        ("config.json", "[" * 100_000, "json_damaged"),
         ("tokenizer.json", "{}", "tokenizer_file"),
         ("model.safetensors", None, "no_weights"),
     ],
+    ids=["cut", "list", "weights", "deep", "tokenizer", "none"],
 )
 def test_a_damaged_folder_is_one_error(file, content, kind, tmp_path):
     from protomodels_cli.errors import UserError
@@ -176,6 +178,26 @@ def test_a_damaged_folder_is_one_error(file, content, kind, tmp_path):
     with pytest.raises(UserError) as error:
         load(str(tmp_path))
     assert (error.value.kind, error.value.exit_code) == (kind, 3)
+
+
+@pytest.mark.parametrize("index", ["{}", '{"weight_map": {"a": "../x"}}', '{"weight_map": {"a": "/x"}}', "[" * 100_000])
+def test_an_index_names_files_of_its_folder(tmp_path, index):
+    (tmp_path / INDEX).write_text(index[:100_000])
+    with pytest.raises(BadIndex):
+        weight_files(tmp_path)
+    (tmp_path / INDEX).write_text('{"weight_map": {"a": "2.safetensors", "b": "1.safetensors", "c": "1.safetensors"}}')
+    assert weight_files(tmp_path) == [tmp_path / "1.safetensors", tmp_path / "2.safetensors"]
+    (tmp_path / WEIGHTS).write_text("")  # saved again as one file: the old index is not believed
+    assert weight_files(tmp_path) == [tmp_path / WEIGHTS]
+
+
+@pytest.mark.parametrize(("field", "value"), [("num_hidden_layers", 10**9), ("max_position_embeddings", "many")])
+def test_nothing_is_made_of_the_size_that_a_config_claims(tmp_path, field, value):
+    config = json.loads((save(make_model("llama"), tmp_path) / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, field: value}))
+    with pytest.raises(FolderError) as error:
+        load(str(tmp_path))
+    assert error.value.kind == "unsupported"
 
 
 def test_a_tokenizer_with_more_ids_than_the_model_is_refused(tmp_path):

@@ -29,6 +29,7 @@ from protomodels_cli.export.source import Source
 from protomodels_cli.export.weights import Maker, Weight, stage_shapes, stage_weights
 from protomodels_cli.files import sync_folder
 from protomodels_cli.huggingface.config import config_of, generation_config_of
+from protomodels_cli.huggingface.files import INDEX, WEIGHTS
 from protomodels_cli.protocol.hashes import weights_sha256
 from protomodels_cli.quantities import figures
 from protomodels_cli.safetensors_file import write_safetensors
@@ -146,7 +147,7 @@ def _write(source: Source, work: Path, dtype: str, tell: Callable[[int, int], No
                 _write_shard(work / shard.file, shard, makers, dtype, written)
     if len(shards) > 1:
         where = {weight.name: shard.file for shard in shards for weight in shard.weights}
-        _write_json(work / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": where})
+        _write_json(work / INDEX, {"metadata": {"total_size": total}, "weight_map": where})
     end_id = None if source.tokenizer is None else source.tokenizer.end_id
     _write_json(work / "config.json", config_of(source.spec, dtype, end_id))
     _write_json(work / "generation_config.json", generation_config_of(end_id))
@@ -173,7 +174,7 @@ def _shards(source: Source, dtype: str, most_bytes: int) -> list[_Shard]:
             room -= size
     many = len(groups)
     return [
-        _Shard(stage, "model.safetensors" if many == 1 else f"model-{i:05d}-of-{many:05d}.safetensors", tuple(weights))
+        _Shard(stage, WEIGHTS if many == 1 else f"model-{i:05d}-of-{many:05d}.safetensors", tuple(weights))
         for i, (stage, weights) in enumerate(groups, 1)
     ]
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import re
 from pathlib import Path
 from types import TracebackType
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from protomodels_cli.errors import UserError
 from protomodels_cli.files import hash_file
+from protomodels_cli.huggingface.files import INDEX, WEIGHTS, BadIndex, NoWeights, weight_files
 from protomodels_cli.huggingface.names import hugging_face_name, is_transposed, modules
 from protomodels_cli.lazy import lazy_import
 from protomodels_cli.safetensors_file import SafetensorsError, SafetensorsFile
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 else:
     np = lazy_import("numpy")
 
-WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 FLOATS = "F64", "F32", "F16", "BF16"
 MADE_ANEW = re.compile(r".*\.rotary_emb\.inv_freq")  # older files have it; it follows from rope_theta
 _FETCH = "fetch the checkpoint again, all files of it"
@@ -114,18 +113,15 @@ class Checkpoint:
 
     def _list(self) -> list[Path]:
         """The files with weights."""
-        if (self.folder / WEIGHTS).exists():
-            return [self.folder / WEIGHTS]
         try:
-            index = json.loads((self.folder / INDEX).read_text(encoding="utf-8"))
-            return [self.folder / name for name in sorted(set(index["weight_map"].values()))]
-        except FileNotFoundError:
+            return weight_files(self.folder)
+        except NoWeights:
             what = f"cannot start from {self.folder}: it has neither {WEIGHTS} nor {INDEX}"
             fix = "write the checkpoint as safetensors (save_pretrained of transformers does)"
             raise UserError(what, fix, "checkpoint_no_weights") from None
         except OSError as e:
             raise _unreadable(self.folder / INDEX, e) from None
-        except (ValueError, KeyError, AttributeError, TypeError):
+        except BadIndex:
             what = f"cannot start from {self.folder}: {INDEX} does not say which file has which weights"
             raise UserError(what, _FETCH, "checkpoint_damaged") from None
 

@@ -11,15 +11,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from protomodels_cli.data.tokenizers import Json
 from protomodels_cli.errors import UserError
+from protomodels_cli.huggingface.files import INDEX, WEIGHTS, BadIndex, NoWeights, weight_files
 from protomodels_cli.inference.architecture import Architecture
 from protomodels_cli.spec.checkpoint import CONFIG, CheckpointError, read_shape
+from protomodels_cli.spec.schema import ModelSpec
 
-WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _CONTEXTS = {"llama": 2048, "qwen3": 32768}  # what transformers takes where config.json has none
 
 
@@ -39,7 +41,12 @@ def architecture_in(folder: Path) -> Architecture:
     except CheckpointError as e:
         raise _unlike(folder, e.rule) from None
     context = config.get("max_position_embeddings") or _CONTEXTS[config["model_type"]]
-    found = Architecture(**shape.model, context=int(context), vocab_size=shape.vocab_size, tied=shape.tied)
+    try:  # what a spec bounds is bounded here too: nothing is made of the size that a stranger's file claims
+        ModelSpec.model_validate({**shape.model, "context": context})
+    except ValidationError as e:
+        [where, *_] = e.errors()
+        raise _unlike(folder, f"{CONFIG} has {where['input']!r} for {where['loc'][0]}, and {where['msg']}") from None
+    found = Architecture(**shape.model, context=context, vocab_size=shape.vocab_size, tied=shape.tied)
     if found.heads % found.kv_heads:
         raise _unlike(
             folder, f"{CONFIG} has num_key_value_heads = {found.kv_heads}, which does not divide {found.heads}"
@@ -69,16 +76,14 @@ def weights_in(folder: Path) -> Iterator[tuple[str, Callable[[], Tensor]]]:
 
 
 def _files(folder: Path) -> list[Path]:
-    if (folder / INDEX).is_file():
-        places = _json(folder / INDEX).get("weight_map")
-        if not isinstance(places, dict) or not places:
-            raise _unreadable(folder / INDEX, "it has no weight_map")
-        return [folder / name for name in sorted({str(file) for file in places.values()})]
-    if (folder / WHOLE).is_file():
-        return [folder / WHOLE]
-    raise FolderError(
-        f"{folder} has neither {WHOLE} nor {INDEX}", "name an exported folder with all its files", "no_weights"
-    )
+    try:
+        return weight_files(folder)
+    except NoWeights:
+        raise FolderError(
+            f"{folder} has neither {WEIGHTS} nor {INDEX}", "name an exported folder with all its files", "no_weights"
+        ) from None
+    except BadIndex:
+        raise _unreadable(folder / INDEX, "it does not say which files of the folder have the weights") from None
 
 
 def tokenizer_in(folder: Path) -> Json | None:
@@ -97,7 +102,7 @@ def ends_in(folder: Path) -> tuple[int, ...]:
 def _json(file: Path) -> dict[str, Any]:
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as e:
+    except (ValueError, RecursionError) as e:
         raise _unreadable(file, str(e)) from None
     if not isinstance(found, dict):
         raise _unreadable(file, "it is no JSON object")
