@@ -59,4 +59,4 @@ def save_snapshot(run_dir: Path, r: Reference, lineage: int) -> Path:
 
 def logits_of(r: Reference, ids: torch.Tensor) -> torch.Tensor:
     with torch.no_grad():
-        return r.stages[-1].head(r.forward(ids, 1, 0)[-1].output)
+        return r.stages[-1].logits(r.forward(ids, 1, 0)[-1].output)

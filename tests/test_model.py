@@ -1,5 +1,7 @@
 """The model against independent ones: a plain Llama written apart, and Hugging Face's transformers."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -11,7 +13,8 @@ from protomodels_cli.huggingface.config import config_of
 from protomodels_cli.lab import plain_llama
 from protomodels_cli.lab.reconstruct import compare, relative
 from protomodels_cli.model import loss
-from protomodels_cli.model.llama import Head
+from protomodels_cli.model.llama import Head, Running
+from protomodels_cli.model.operators import EAGER
 from protomodels_cli.model.plain import multiplied_out
 from protomodels_cli.model.shape import Shape
 from protomodels_cli.model.state import weights
@@ -21,7 +24,7 @@ FORMS = ("reparam", "constrained", "dense")
 
 def logits_of(reference, ids):
     with torch.no_grad():
-        return reference.stages[-1].head(reference.forward(ids, 1, 0)[-1].output)
+        return reference.stages[-1].logits(reference.forward(ids, 1, 0)[-1].output)
 
 
 @pytest.mark.parametrize("qk_norm", [False, True])
@@ -115,14 +118,14 @@ def test_the_loss_in_chunks_is_the_loss_and_the_whole_logits_never_exist(spec):
     shape = Shape.of(spec(compute={"dtype": "float64"}, tokenizer={"kind": "bpe", "vocab_size": 5000}))
     head, x = Head(shape), torch.randn(3, 50, shape.width, dtype=torch.float64, requires_grad=True)
     torch.nn.init.normal_(head.out.weight, std=0.3)
-    targets = torch.randint(5000, (3, 50))
-    right = torch.nn.functional.cross_entropy(head(x).flatten(0, 1), targets.flatten(), reduction="sum")
+    targets, run = torch.randint(5000, (3, 50)), Running(EAGER, torch.float64, torch.empty(0), torch.empty(0))
+    right = torch.nn.functional.cross_entropy(head(x, run).flatten(0, 1), targets.flatten(), reduction="sum")
     (right * 0.5).backward()
     right_gradients = [x.grad, head.out.weight.grad, head.norm.weight.grad]
     head.out.weight.grad = head.norm.weight.grad = None
     with LargestOutput() as seen:
-        found, gradient = loss.loss_and_gradient(head, x, targets, chunk=16, scale=0.5)
-        assert torch.isclose(loss.loss_sum(head, x, targets, chunk=16), right)
+        found, gradient = loss.loss_and_gradient(head, run, x, targets, chunk=16, scale=0.5)
+        assert torch.isclose(loss.loss_sum(partial(head, run=run), x, targets, chunk=16), right)
     assert torch.isclose(found, right)
     for ours, theirs in zip([gradient, head.out.weight.grad, head.norm.weight.grad], right_gradients, strict=True):
         assert relative(ours, theirs) < 1e-13

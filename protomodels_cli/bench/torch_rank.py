@@ -54,11 +54,13 @@ class Boundary(nn.Module):
 
     def forward(self, arrived: Tensor) -> Tensor:
         if self.stage.slice.is_first:
-            x = self.stage(arrived)
+            x = self.stage(arrived, None, self.stage.running)
         else:
             only_their_shape = torch.empty(arrived.shape[:2], dtype=torch.int64, device="meta")
-            x = self.stage(only_their_shape, arrived.to(self.stage.shape.dtype))  # its gradient is cast back likewise
-        return self.stage.head(x) if self.stage.slice.is_last else x.to(self.wire)
+            x = self.stage(
+                only_their_shape, arrived.to(self.stage.shape.dtype), self.stage.running
+            )  # … and so is its gradient
+        return self.stage.logits(x) if self.stage.slice.is_last else x.to(self.wire)
 
 
 class Rank:

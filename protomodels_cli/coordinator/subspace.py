@@ -32,7 +32,7 @@ class Subspace:
 
     def __init__(self, spec: RunSpec, folder: Path, resumed: bool):
         self._spec, self._folder = spec, folder
-        self._width, self._k, self._dtype = spec.model.width, spec.subspace.k, spec.compute.dtype
+        self._width, self._k, self._dtype = spec.model.width, spec.subspace.k, spec.compute.stored
         table = spec.subspace.t_fixed
         signs = sign_blocks(spec.vocab_size, self._width, table.seed)
         self.t_fixed_sha256 = t_fixed_sha256(signs, spec.vocab_size, self._width, table.scale)

@@ -115,7 +115,7 @@ def stage_parameters(spec: RunSpec) -> list[int]:
 
 def number_bytes(spec: RunSpec) -> int:
     """Bytes of a number as a stage computes with it."""
-    return {"float32": 4, "float64": 8}[spec.compute.dtype]
+    return {"float32": 4, "float64": 8}[spec.compute.stored]
 
 
 def t_fixed_bytes(spec: RunSpec) -> int:

@@ -69,7 +69,7 @@ def export(
     """`dtype`: one of DTYPES, by default the run's. `tell` hears how many bytes of how many are written. Raises
     UserError; then, and when it is interrupted, nothing is left."""
     check_free(out)
-    dtype = dtype or source.spec.compute.dtype
+    dtype = dtype or source.spec.compute.stored
     try:
         with _folder_in_the_making(out) as work:
             exported = _write(source, work, dtype, tell, most_bytes)

@@ -119,14 +119,15 @@ class Form:
         """Which rule moves a parameter of this form."""
         return "muon" if optimizer == "muon" and role in ("matrix", "writer") else "adamw"
 
-    # Operators. `anchor` is T_fixed[tokens], where the form has a basis.
+    # Operators. `anchor` is T_fixed[tokens], where the form has a basis, in the type that matrices are multiplied in;
+    # the state is in the weights' own.
 
     def start(self, rows: Tensor, anchor: Tensor | None) -> Tensor:
         """The state before the first block, from the embedding's rows."""
         return rows
 
     def read(self, state: Tensor, anchor: Tensor | None) -> Tensor:
-        """The stream x, d numbers a token, from the state."""
+        """The stream x, d numbers a token, from the state: in either's type."""
         return state
 
     def encode(self, state: Tensor, anchor: Tensor | None) -> Tensor:

@@ -9,9 +9,13 @@ from typing import TYPE_CHECKING
 
 from protomodels_cli.forms.base import Sizes, Switch
 from protomodels_cli.forms.subspace import SubspaceForm
+from protomodels_cli.lazy import lazy_import
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
+else:
+    torch = lazy_import("torch")
 
 
 class Reparam(SubspaceForm):
@@ -29,7 +33,8 @@ class Reparam(SubspaceForm):
 
     def read(self, state: Tensor, anchor: Tensor | None) -> Tensor:
         assert anchor is not None
-        return state @ self.u.T + anchor
+        u = self.basis.as_type(anchor.dtype)
+        return torch.addmm(anchor.flatten(0, -2), state.to(anchor.dtype).flatten(0, -2), u.T).view_as(anchor)
 
     def rows(self, weight: Tensor) -> Tensor:
         return weight @ self.u.T

@@ -76,7 +76,7 @@ class Checkpoint:
             found = file.array(name)
         except (SafetensorsError, OSError) as e:
             raise _unreadable(file.path, e) from None
-        return np.ascontiguousarray(found.T if is_transposed(module) else found, dtype=self._spec.compute.dtype)
+        return np.ascontiguousarray(found.T if is_transposed(module) else found, dtype=self._spec.compute.stored)
 
     def sha256(self) -> str:
         """Of config.json and all files with weights: the same for a copy of the folder. Reads all of them, the weights

@@ -13,7 +13,7 @@ def config_of(spec: RunSpec, dtype: str | None = None, end_id: int | None = None
     return {
         "architectures": ["Qwen3ForCausalLM" if m.qk_norm else "LlamaForCausalLM"],
         "model_type": "qwen3" if m.qk_norm else "llama",
-        "torch_dtype": dtype or spec.compute.dtype,
+        "torch_dtype": dtype or spec.compute.stored,
         "hidden_size": m.width,
         "intermediate_size": m.hidden,
         "num_hidden_layers": m.layers,

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from protomodels_cli.errors import UserError
 from protomodels_cli.inference.architecture import Architecture
-from protomodels_cli.model.llama import rotary, rotate
+from protomodels_cli.model.llama import rotary
+from protomodels_cli.model.operators import rotated
 
 Weights = Iterable[tuple[str, Callable[[], Tensor]]]
 _EMBEDDING, _NORM, _HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
@@ -154,7 +155,7 @@ class Decoder:
         qk, v = qkv.split([a.heads + a.kv_heads, a.kv_heads], dim=2)
         if layer.qk_norm is not None:
             qk = F.rms_norm(qk, (a.head_dim,), None, a.norm_eps) * layer.qk_norm
-        qk, v = rotate(qk.transpose(1, 2), cos, sin), v.transpose(1, 2)
+        qk, v = rotated(qk.transpose(1, 2), cos, sin), v.transpose(1, 2)
         q, k = qk.split([a.heads, a.kv_heads], dim=1)
         if kv is not None:
             end = past + tokens

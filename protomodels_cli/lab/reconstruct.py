@@ -83,7 +83,7 @@ def compare(reference: Reference) -> dict[str, dict[str, float]]:
     for hook in hooks:
         hook.remove()
     with torch.no_grad():
-        cut_logits = stages[-1].head(flights[-1].output)
+        cut_logits = stages[-1].logits(flights[-1].output)
     _, gradient = stages[-1].run_loss(flights[-1], targets, 1.0 / targets.numel())
     received = [gradient]  # backward messages, from the last boundary to the first
     for i in reversed(range(len(stages) - 1)):

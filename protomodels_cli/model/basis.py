@@ -33,6 +33,15 @@ class Basis:
         """A stage's own bytes: what it computes with is what it hashes, and nobody else's."""
         return Basis(self.version, self.u.to(device, copy=True))
 
+    def as_type(self, dtype: torch.dtype) -> Tensor:
+        """U for products in this type."""
+        if dtype == self.u.dtype:
+            return self.u
+        cast: dict[torch.dtype, Tensor] = self.__dict__.setdefault("_cast", {})
+        if dtype not in cast:
+            cast[dtype] = self.u.to(dtype)
+        return cast[dtype]
+
     @property
     def orthonormality_error(self) -> float:
         return orthonormality_error(_numpy(self.u))

@@ -7,16 +7,40 @@ all others are stored as (out, in) like Hugging Face's. No bias, gain or dropout
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from protomodels_cli.forms import Dense, Form
+from protomodels_cli.model.operators import Operators
 from protomodels_cli.model.precise import home_of_float64
+from protomodels_cli.model.products import Lookup, Read, Write
 from protomodels_cli.model.shape import Shape, Slice
 
 
-class Matrix(nn.Module):
+class Multiplied(nn.Module):
+    """A matrix, and the copy of it that is multiplied where that is of another type."""
+
+    weight: nn.Parameter
+    _copy: Tensor | None = None
+
+    @property
+    def working(self) -> Tensor:
+        return self.weight if self._copy is None else self._copy
+
+    def refresh(self, dtype: torch.dtype) -> None:
+        """The weight has changed, and is multiplied as `dtype`."""
+        if dtype == self.weight.dtype:
+            self._copy = None
+        elif self._copy is None:
+            self._copy = self.weight.detach().to(dtype)
+        else:
+            self._copy.copy_(self.weight.detach())
+
+
+class Matrix(Multiplied):
     """A matrix that reads: x ↦ x·Wᵀ, stored (out, in)."""
 
     def __init__(self, inputs: int, outputs: int, dtype: torch.dtype):
@@ -24,10 +48,10 @@ class Matrix(nn.Module):
         self.weight = nn.Parameter(torch.empty(outputs, inputs, dtype=dtype))
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight)
+        return Read.apply(x, self.weight, self.working)
 
 
-class Writer(nn.Module):
+class Writer(Multiplied):
     """A matrix whose rows are written to the stream: h ↦ h·W, stored (rows, d), or (rows, k) as coordinates."""
 
     def __init__(self, rows: int, form: Form, shape: Shape):
@@ -36,10 +60,17 @@ class Writer(nn.Module):
         self.weight = nn.Parameter(torch.empty(rows, form.state_width(shape.sizes), dtype=shape.dtype))
 
     def forward(self, h: Tensor) -> Tensor:
-        return h @ self.weight
+        return Write.apply(h, self.weight, self.working)
 
-    def lookup(self, tokens: Tensor) -> Tensor:
-        return F.embedding(tokens, self.weight)
+
+class Table(Writer):
+    """The embedding: its rows are looked up, and it is never multiplied."""
+
+    def refresh(self, dtype: torch.dtype) -> None:
+        pass
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return Lookup.apply(tokens, self.weight)
 
 
 class RMSNorm(nn.Module):
@@ -48,8 +79,18 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(width, dtype=dtype))
         self.eps = eps
 
-    def forward(self, x: Tensor) -> Tensor:
-        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps) * self.weight
+    def forward(self, x: Tensor, run: Running) -> Tensor:
+        return run.operators.normed(x, self.weight, self.eps, run.dtype)
+
+
+@dataclass(frozen=True)
+class Running:
+    """What the blocks of a stage have in common: operators, the type of products, rotary tables."""
+
+    operators: Operators
+    dtype: torch.dtype
+    cos: Tensor
+    sin: Tensor
 
 
 def rotary(tokens: int, head_dim: int, theta: float, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -58,12 +99,6 @@ def rotary(tokens: int, head_dim: int, theta: float, dtype: torch.dtype, device:
     half = torch.arange(0, head_dim, 2, dtype=torch.float64, device=home) / head_dim
     angles = torch.outer(torch.arange(tokens, dtype=torch.float64, device=home), theta**-half)
     return angles.cos().to(dtype).to(device), angles.sin().to(dtype).to(device)
-
-
-def rotate(x_BHTE: Tensor, cos_TE: Tensor, sin_TE: Tensor) -> Tensor:
-    """Rotate the pairs (i, i + E/2), the pairing Hugging Face's checkpoints use."""
-    a, b = x_BHTE.chunk(2, dim=-1)
-    return torch.cat((a * cos_TE - b * sin_TE, b * cos_TE + a * sin_TE), dim=-1)
 
 
 class Attention(nn.Module):
@@ -79,20 +114,26 @@ class Attention(nn.Module):
             self.q_norm = RMSNorm(shape.head_dim, shape.norm_eps, shape.dtype)
             self.k_norm = RMSNorm(shape.head_dim, shape.norm_eps, shape.dtype)
 
-    def forward(self, x_BTD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def forward(self, x_BTD: Tensor, run: Running) -> Tensor:
         s = self.shape
         batch, tokens, _ = x_BTD.shape
         q = self.q(x_BTD).view(batch, tokens, s.heads, s.head_dim)
         k = self.k(x_BTD).view(batch, tokens, s.kv_heads, s.head_dim)
         v = self.v(x_BTD).view(batch, tokens, s.kv_heads, s.head_dim)
         if s.qk_norm:
-            q, k = self.q_norm(q), self.k_norm(k)
+            q, k = self.q_norm(q, run), self.k_norm(k, run)
         q, k, v = (y.transpose(1, 2) for y in (q, k, v))
-        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-        if s.kv_heads != s.heads:
-            k, v = (y.repeat_interleave(s.heads // s.kv_heads, dim=1) for y in (k, v))
-        y_BHTE = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        cos, sin = run.cos[:tokens], run.sin[:tokens]
+        y_BHTE = _attend(run.operators.rotated(q, cos, sin), run.operators.rotated(k, cos, sin), v)
         return self.o(y_BHTE.transpose(1, 2).reshape(batch, tokens, s.heads * s.head_dim))
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Causal attention. Fused kernels share keys and values among heads, except CUDA's for float32."""
+    groups = q.shape[1] // k.shape[1]
+    if groups > 1 and q.is_cuda and q.dtype == torch.float32:
+        k, v = (y.repeat_interleave(groups, dim=1) for y in (k, v))
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
 
 
 class FeedForward(nn.Module):
@@ -102,8 +143,8 @@ class FeedForward(nn.Module):
         self.up = Matrix(shape.width, shape.hidden, shape.dtype)
         self.down = Writer(shape.hidden, form, shape)
 
-    def forward(self, x_BTD: Tensor) -> Tensor:
-        return self.down(F.silu(self.gate(x_BTD)) * self.up(x_BTD))
+    def forward(self, x_BTD: Tensor, run: Running) -> Tensor:
+        return self.down(run.operators.gated(self.gate(x_BTD), self.up(x_BTD)))
 
 
 class Block(nn.Module):
@@ -117,9 +158,9 @@ class Block(nn.Module):
         self.mlp_norm = RMSNorm(shape.width, shape.norm_eps, shape.dtype)
         self.mlp = FeedForward(shape, form)
 
-    def forward(self, state: Tensor, anchor: Tensor | None, cos: Tensor, sin: Tensor) -> Tensor:
-        state = state + self.attn(self.attn_norm(self.form.read(state, anchor)), cos, sin)
-        return state + self.mlp(self.mlp_norm(self.form.read(state, anchor)))
+    def forward(self, state: Tensor, anchor: Tensor | None, run: Running) -> Tensor:
+        state = state + self.attn(self.attn_norm(self.form.read(state, anchor), run), run)
+        return state + self.mlp(self.mlp_norm(self.form.read(state, anchor), run), run)
 
 
 class Head(nn.Module):
@@ -128,8 +169,8 @@ class Head(nn.Module):
         self.norm = RMSNorm(shape.width, shape.norm_eps, shape.dtype)
         self.out = Matrix(shape.width, shape.vocab_size, shape.dtype)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.out(self.norm(x))
+    def forward(self, x: Tensor, run: Running) -> Tensor:
+        return self.out(self.norm(x, run)).to(self.out.weight.dtype)
 
 
 class StageModules(nn.Module):
@@ -141,7 +182,7 @@ class StageModules(nn.Module):
         # The first layer that reads and writes x itself: from here on the stream is never sent.
         self.release_layer = shape.layers - shape.free_layers
         if slice_.is_first:
-            self.embed = Writer(shape.vocab_size, form, shape)
+            self.embed = Table(shape.vocab_size, form, shape)
         self.layers = nn.ModuleDict(
             {str(i): Block(shape, form if i < self.release_layer else Dense()) for i in slice_.layers}
         )

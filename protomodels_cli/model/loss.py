@@ -8,36 +8,43 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from protomodels_cli.model.llama import Head, Running
 from protomodels_cli.model.precise import home_of_float64, to_float64
-
-Head = Callable[[Tensor], Tensor]
+from protomodels_cli.model.products import add_product
 
 
 def _chunks(x: Tensor, targets: Tensor, chunk: int) -> Iterator[tuple[Tensor, Tensor]]:
     return zip(x.flatten(0, -2).split(chunk), targets.flatten().split(chunk), strict=True)
 
 
-def loss_sum(head: Head, x: Tensor, targets: Tensor, chunk: int) -> Tensor:
+@torch.no_grad()
+def loss_sum(logits: Callable[[Tensor], Tensor], x: Tensor, targets: Tensor, chunk: int) -> Tensor:
     """Sum of the tokens' losses in float64, without gradients."""
     total = torch.zeros((), dtype=torch.float64, device=home_of_float64(x.device))
-    with torch.no_grad():
-        for x_chunk, target_chunk in _chunks(x, targets, chunk):
-            total += to_float64(F.cross_entropy(head(x_chunk), target_chunk, reduction="sum"))
+    for x_chunk, target in _chunks(x, targets, chunk):
+        total += to_float64(F.cross_entropy(logits(x_chunk), target, reduction="sum"))
     return total
 
 
-def loss_and_gradient(head: Head, x: Tensor, targets: Tensor, chunk: int, scale: float) -> tuple[Tensor, Tensor]:
+def loss_and_gradient(
+    head: Head, run: Running, x: Tensor, targets: Tensor, chunk: int, scale: float
+) -> tuple[Tensor, Tensor]:
     """Sum of the losses, and the gradient of scale × that sum with respect to x.
 
     Each chunk goes forward and backward before the next, adding to the head's own gradients.
     """
     total = torch.zeros((), dtype=torch.float64, device=home_of_float64(x.device))
-    gradients = []
-    for x_chunk, target_chunk in _chunks(x.detach(), targets, chunk):
-        leaf = x_chunk.requires_grad_()
-        loss = F.cross_entropy(head(leaf), target_chunk, reduction="sum")
-        (loss * scale).backward()
-        total += to_float64(loss.detach())
-        assert leaf.grad is not None
-        gradients.append(leaf.grad)
-    return total, torch.cat(gradients).view_as(x)
+    leaf = x.detach().requires_grad_()
+    normed = head.norm(leaf, run)
+    gradients = torch.empty_like(normed)
+    matrix, precise = head.out.working.detach(), head.out.weight.dtype
+    for (h, target), out in zip(
+        _chunks(normed.detach(), targets, chunk), gradients.flatten(0, -2).split(chunk), strict=True
+    ):
+        losses, gradient = run.operators.losses_and_gradient(F.linear(h, matrix), target, scale, precise)
+        total += to_float64(losses.sum())
+        torch.mm(gradient, matrix, out=out)
+        add_product(head.out.weight, gradient, h)
+    normed.backward(gradients)
+    assert leaf.grad is not None
+    return total, leaf.grad

@@ -20,6 +20,9 @@ from protomodels_cli.model.stage import Stage
 from protomodels_cli.spec.schema import OptimizerSpec
 
 
+ROW = 4096  # numbers that are summed in float32
+
+
 @dataclass
 class TrainedParameter:
     """One parameter, its rule and its optimizer state."""
@@ -31,6 +34,15 @@ class TrainedParameter:
     form: Form  # of a matrix that writes to the stream; dense for all others
     state: rules.State = field(default_factory=dict)
     gradient: Tensor | None = None  # this step's, after projection; set by prepare()
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether one kernel does the whole step: nothing is to be done to the update in between."""
+        return self.rule == "adamw" and type(self.form).lift is Form.lift
+
+    def own(self) -> tuple[torch.nn.Parameter, Tensor, rules.State]:
+        assert self.gradient is not None, "apply() follows prepare()"
+        return self.parameter, self.gradient, self.state
 
     @property
     def unit(self) -> str:
@@ -50,27 +62,39 @@ class StageOptimizer:
     @torch.no_grad()
     def prepare(self) -> dict[str, float]:
         """Take over the accumulated gradients. Returns the squared norm of each unit, in layer order."""
-        norms: dict[str, float] = {}
+        found = []
         for trained in self.parameters:
             gradient = trained.parameter.grad
             assert gradient is not None, f"{trained.name} got no gradient"
             trained.gradient = trained.form.project(gradient)
             trained.parameter.grad = None
-            squared = _squared_norm(trained.gradient)
-            norms[trained.unit] = norms.get(trained.unit, 0.0) + squared
+            found.append(_norm(trained.gradient))
+        norms: dict[str, float] = {}
+        for trained, norm in zip(self.parameters, torch.stack(found).tolist(), strict=True):  # one wait for the device
+            norms[trained.unit] = norms.get(trained.unit, 0.0) + norm**2
         return norms
 
     @torch.no_grad()
     def apply(self, lr: float, coefficient: float) -> None:
         """Take the step with gradients × coefficient."""
         self.applied += 1
+        fused = [trained for trained in self.parameters if trained.is_fused]
+        for decays in (True, False):
+            group = [trained for trained in fused if trained.decays == decays]
+            weight_decay = self.spec.weight_decay if decays else 0.0
+            rules.fused_adamw([t.own() for t in group], self.applied, self.spec, lr, coefficient, weight_decay)
+            for trained in group:
+                trained.gradient = None
         for trained in self.parameters:
+            if trained.is_fused:
+                continue
             assert trained.gradient is not None, "apply() follows prepare()"
             direction = self._direction(trained, trained.gradient * coefficient)
             if trained.decays and self.spec.weight_decay:
                 trained.parameter.mul_(1 - lr * self.spec.weight_decay)
             trained.parameter.add_(trained.form.lift(direction), alpha=-lr)
             trained.gradient = None
+        self.stage.refresh()
 
     def discard(self) -> None:
         """Skip the step: gradients are dropped, nothing else changes."""
@@ -97,17 +121,25 @@ class StageOptimizer:
             trained.form.follow(trained.parameter, switch)
             trained.form.follow_moments(trained.state, trained.rule, switch)
         self.stage.form.basis = new
+        self.stage.refresh()
 
     @torch.no_grad()
     def reproject(self) -> None:
         """Put constrained weights back into S, against the rounding of many steps."""
         for trained in self.parameters:
             trained.form.reproject(trained.parameter)
+        self.stage.refresh()
 
 
-def _squared_norm(gradient: Tensor) -> float:
-    gradient = gradient.to(home_of_float64(gradient.device))
-    return float(torch.linalg.vector_norm(gradient, dtype=torch.float64)) ** 2
+def _norm(gradient: Tensor) -> Tensor:
+    """In float64. On a GPU, where that would make a copy twice as large, rows of 4096 numbers are summed in the
+    gradient's own type first."""
+    if gradient.is_cuda:
+        flat = gradient.flatten()
+        whole = len(flat) // ROW * ROW
+        rows = torch.linalg.vector_norm(flat[:whole].view(-1, ROW), dim=1)
+        gradient = torch.cat((rows, flat[whole:]))
+    return torch.linalg.vector_norm(gradient.to(home_of_float64(gradient.device)), dtype=torch.float64)
 
 
 def _parameters(stage: Stage, optimizer: str) -> list[TrainedParameter]:

@@ -23,7 +23,7 @@ from protomodels_cli.model.basis import Basis, initial_basis
 from protomodels_cli.model.init import load_checkpoint
 from protomodels_cli.model.precise import home_of_float64
 from protomodels_cli.model.shape import Shape, slices
-from protomodels_cli.model.stage import Carry, InFlight, Sync, t_fixed_of
+from protomodels_cli.model.stage import Carry, InFlight, Recompute, Sync, t_fixed_of
 from protomodels_cli.model.state import parameter_hashes
 from protomodels_cli.model.trainer import StageTrainer
 from protomodels_cli.protocol import steps
@@ -59,12 +59,15 @@ class Reference:
         self.basis: Basis | None = None
         if spec.form.has_basis:
             self.basis = initial_basis(shape.width, spec.subspace.k, spec.seed, shape.dtype)
-        self.trainers = [StageTrainer(spec, slice_, self.basis, device) for slice_ in slices(spec)]
+        recompute: Recompute = "none" if spec.compute.recompute == "auto" else spec.compute.recompute
+        self.trainers = [StageTrainer(spec, slice_, self.basis, device, recompute) for slice_ in slices(spec)]
         self.stages = [trainer.stage for trainer in self.trainers]
         self.head_was_tied = False
         if spec.model.init is not None:
             with Checkpoint(base / spec.model.init, spec) as checkpoint:
                 load_checkpoint(self.stages, checkpoint)
+                for stage in self.stages:
+                    stage.refresh()
                 self.head_was_tied = checkpoint.tied
         self.batches = Batches(corpus.train, spec)
         self.next_basis: NextBasis | None = None

@@ -10,6 +10,7 @@ import math
 
 import torch
 from torch import Tensor
+from torch.optim.adamw import adamw as torch_adamw
 
 from protomodels_cli.spec.schema import OptimizerSpec
 
@@ -22,6 +23,41 @@ NEWTON_SCHULZ_STEPS = 5
 
 def adamw(g: Tensor, state: State, t: int, o: OptimizerSpec) -> Tensor:
     return _adam(g, g.square(), state, t, o)
+
+
+def fused_adamw(
+    group: list[tuple[torch.nn.Parameter, Tensor, State]],
+    t: int,
+    o: OptimizerSpec,
+    lr: float,
+    coefficient: float,
+    weight_decay: float,
+) -> None:
+    """AdamW's whole step on these parameters, gradients × coefficient; uses the gradients up."""
+    if not group:
+        return
+    for _, g, state in group:
+        if not state:
+            state["first"], state["second"] = _zeros(g), _zeros(g)
+    device = group[0][0].device
+    torch_adamw(
+        params=[p for p, _, _ in group],
+        grads=[g for _, g, _ in group],
+        exp_avgs=[state["first"] for _, _, state in group],
+        exp_avg_sqs=[state["second"] for _, _, state in group],
+        max_exp_avg_sqs=[],
+        state_steps=list(torch.full((len(group),), t - 1.0, device=device).unbind()),
+        grad_scale=None if coefficient == 1 else torch.tensor(1 / coefficient, device=device),
+        found_inf=None,
+        fused=True,
+        amsgrad=False,
+        beta1=o.beta1,
+        beta2=o.beta2,
+        lr=lr,
+        weight_decay=weight_decay,
+        eps=o.eps,
+        maximize=False,
+    )
 
 
 def row_adamw(g: Tensor, state: State, t: int, o: OptimizerSpec, width: int) -> Tensor:

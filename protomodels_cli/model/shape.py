@@ -50,7 +50,7 @@ class Shape:
             norm_eps=m.norm_eps,
             init_std=m.init_std,
             embedding_std=m.embedding_std,
-            dtype=DTYPES[spec.compute.dtype],
+            dtype=DTYPES[spec.compute.stored],
             sizes=Sizes.of(spec),
             free_layers=spec.form.free_layers(Sizes.of(spec)),
         )

@@ -68,3 +68,4 @@ def load_stage_state(stage: Stage, optimizer: StageOptimizer, state: Mapping[str
     for trained in optimizer.parameters:
         trained.state = {key: t.to(stage.device) for key, t in section_of(state, f"optimizer/{trained.name}").items()}
     optimizer.applied = int(state["optimizer/applied"])
+    stage.refresh()

@@ -15,16 +15,24 @@ from protomodels_cli.model.basis import Basis
 from protomodels_cli.model.gathering import Gathering
 from protomodels_cli.model.optim import StageOptimizer
 from protomodels_cli.model.shape import Slice
-from protomodels_cli.model.stage import Stage
+from protomodels_cli.model.stage import Recompute, Stage
 from protomodels_cli.model.state import load_stage_state, section_of, stage_state
 from protomodels_cli.protocol import steps
 from protomodels_cli.spec.schema import RunSpec
 
 
 class StageTrainer:
-    def __init__(self, spec: RunSpec, slice_: Slice, basis: Basis | None, device: torch.device | str = "cpu"):
+    def __init__(
+        self,
+        spec: RunSpec,
+        slice_: Slice,
+        basis: Basis | None,
+        device: torch.device | str = "cpu",
+        recompute: Recompute = "none",
+        draw: bool = True,
+    ):
         self.spec = spec
-        self.stage = Stage(spec, slice_, basis, device)
+        self.stage = Stage(spec, slice_, basis, device, recompute, draw)
         self.optimizer = StageOptimizer(self.stage, spec.optimizer)
         self.gathering = Gathering(spec, self.stage) if slice_.is_last else None
 

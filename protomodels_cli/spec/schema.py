@@ -316,13 +316,40 @@ class LimitsSpec(Section):
 
 
 class ComputeSpec(Section):
-    dtype: Literal["float32", "float64"] = Field("float32", description="Type of weights and activations.")
+    dtype: Literal["auto", "bf16", "tf32", "float32", "float64"] = Field(
+        "auto",
+        description=(
+            "What matrices are multiplied in. Weights, gradients, moments and what crosses a boundary are float32 "
+            "(float64 with `float64`). `auto`: bf16 on GPUs that have it, float32 elsewhere. `tf32`: float32 on GPUs "
+            "with products rounded to TF32."
+        ),
+    )
+    compile: Literal["auto", "always", "never"] = Field(
+        "auto",
+        description=(
+            "Whether the operators between products of matrices are compiled (torch.compile) before a stage takes work. "
+            "`auto`: on CUDA GPUs."
+        ),
+    )
+    recompute: Literal["auto", "none", "block", "stage"] = Field(
+        "auto",
+        description=(
+            "What a stage computes again in the backward pass instead of keeping it: nothing, each block from its input, "
+            "or the whole stage from the message it received. `auto`: nothing if all microbatches in flight fit the "
+            "peer's memory, else the stage, or block by block where that does not fit either. Results are the same."
+        ),
+    )
     threads: Annotated[int, Field(ge=1, le=1024)] = Field(
         1, description="CPU threads of a stage. Bit-identical results need the same number of threads."
     )
     loss_chunk: Annotated[int, Field(ge=1, le=1 << 24)] = Field(
         1024, description="Tokens whose logits are in memory at one time."
     )
+
+    @property
+    def stored(self) -> Literal["float32", "float64"]:
+        """Type of weights, gradients, moments and of what crosses a boundary."""
+        return "float64" if self.dtype == "float64" else "float32"
 
 
 class RunSpec(Section):

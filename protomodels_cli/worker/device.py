@@ -13,7 +13,9 @@ import torch
 
 from protomodels_cli.cost.units import unit_flops
 from protomodels_cli.forms import Dense
-from protomodels_cli.model.llama import Block, rotary
+from protomodels_cli.model.arithmetic import choose as arithmetic_of
+from protomodels_cli.model.llama import Block, Multiplied, Running, rotary
+from protomodels_cli.model.operators import EAGER
 from protomodels_cli.model.shape import Shape
 from protomodels_cli.spec.schema import RunSpec
 from protomodels_cli.wire.troubles import DeviceStuck
@@ -72,11 +74,16 @@ def measure_flops(spec: RunSpec, device: torch.device, seconds: float = 0.1) -> 
         for p in block.parameters():
             torch.nn.init.normal_(p, std=0.02)
         x = torch.randn(rows, tokens, shape.width, dtype=shape.dtype, requires_grad=True)
+    arithmetic = arithmetic_of(spec.compute, device)
     cos, sin = rotary(tokens, shape.head_dim, shape.rope_theta, shape.dtype, device)
+    run = Running(EAGER, arithmetic.matmul, cos, sin)
+    for module in block.modules():
+        if isinstance(module, Multiplied):
+            module.refresh(arithmetic.matmul)
     best, until = float("inf"), time.perf_counter() + seconds
     while True:
         started = time.perf_counter()
-        block(x, None, cos, sin).sum().backward()
+        block(x, None, run).sum().backward()
         _wait_for(device)
         now = time.perf_counter()
         best = min(best, now - started)

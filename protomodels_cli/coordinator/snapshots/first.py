@@ -65,7 +65,7 @@ class FirstSnapshot:
             self._write(checkpoint, spans(layers)[stage], to)
 
     def _write(self, checkpoint: Checkpoint, span: range, path: Path) -> None:
-        m, dtype = self._spec.model, DTYPES[self._spec.compute.dtype]
+        m, dtype = self._spec.model, DTYPES[self._spec.compute.stored]
         weights = {f"weights/{module}.weight": module for module in modules(span, m.layers, m.qk_norm)}
 
         def data(name: str) -> Buffer:

@@ -1,0 +1,42 @@
+"""How a stage computes on its device: in which type it multiplies, and whether its operators are compiled.
+
+Weights, gradients, optimizer state and what crosses a boundary are float32 whatever is chosen here (float64 for
+float64), so a snapshot is the same for every device.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from protomodels_cli.spec.schema import ComputeSpec
+
+BF16_SINCE = (8, 0)  # CUDA's compute capability from which bfloat16 is multiplied by tensor cores
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    name: str  # as compute.dtype has it, `auto` resolved
+    stored: torch.dtype  # weights, gradients, moments, the stream from block to block
+    matmul: torch.dtype  # what matrices are multiplied in
+    compiled: bool
+
+    def prepare(self, device: torch.device) -> None:
+        """Set what torch keeps for the whole process."""
+        if device.type == "cuda":
+            torch.set_float32_matmul_precision("high" if self.name == "tf32" else "highest")
+
+
+def choose(compute: ComputeSpec, device: torch.device) -> Arithmetic:
+    name = compute.dtype
+    if name == "auto":
+        name = "bf16" if _has_bf16(device) else "float32"
+    stored = torch.float64 if name == "float64" else torch.float32
+    matmul = torch.bfloat16 if name == "bf16" else stored
+    compiled = compute.compile == "always" or (compute.compile == "auto" and device.type == "cuda")
+    return Arithmetic(name, stored, matmul, compiled)
+
+
+def _has_bf16(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= BF16_SINCE

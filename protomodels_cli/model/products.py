@@ -1,0 +1,81 @@
+"""Products with a stage's matrices, whose gradients are added in place to those of earlier microbatches.
+
+In bf16 a matrix is multiplied as a bfloat16 copy of itself; its gradient is summed in the weight's own precision. So no
+gradient of a matrix exists twice, and none is rounded between microbatches.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import Parameter
+
+
+class Read(torch.autograd.Function):
+    """x·Wᵀ, for a matrix stored (out, in)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Parameter, matrix: Tensor) -> Tensor:
+        ctx.save_for_backward(x, matrix)
+        ctx.weight = weight
+        return F.linear(x, matrix)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        x, matrix = ctx.saved_tensors
+        add_product(ctx.weight, gradient, x)
+        return gradient @ matrix, None, None
+
+
+class Write(torch.autograd.Function):
+    """h·W, for a matrix stored (in, out)."""
+
+    @staticmethod
+    def forward(ctx: Any, h: Tensor, weight: Parameter, matrix: Tensor) -> Tensor:
+        ctx.save_for_backward(h, matrix)
+        ctx.weight = weight
+        return h @ matrix
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        h, matrix = ctx.saved_tensors
+        add_product(ctx.weight, h, gradient)
+        return F.linear(gradient, matrix), None, None
+
+
+class Lookup(torch.autograd.Function):
+    """Rows of a table; only the rows of the tokens at hand have a gradient, and no second table is made for it."""
+
+    @staticmethod
+    def forward(ctx: Any, tokens: Tensor, weight: Parameter) -> Tensor:
+        ctx.tokens, ctx.weight = tokens, weight
+        return F.embedding(tokens, weight)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None]:
+        weight = ctx.weight
+        if weight.grad is None:
+            weight.grad = torch.zeros_like(weight)
+        weight.grad.index_add_(0, ctx.tokens.flatten(), gradient.flatten(0, -2).to(weight.dtype))
+        return None, None
+
+
+def add_product(weight: Parameter, left: Tensor, right: Tensor) -> None:
+    """weight.grad += leftᵀ·right, over all tokens."""
+    a, b = left.flatten(0, -2).T, right.flatten(0, -2)
+    if a.dtype == weight.dtype:
+        weight.grad = a @ b if weight.grad is None else weight.grad.addmm_(a, b)
+    elif not a.is_cuda:
+        product = a @ b
+        weight.grad = product.to(weight.dtype) if weight.grad is None else weight.grad.add_(product)
+    elif weight.grad is None:
+        weight.grad = torch.mm(a, b, out_dtype=weight.dtype)
+    else:
+        torch.addmm(weight.grad, a, b, out_dtype=weight.dtype, out=weight.grad)

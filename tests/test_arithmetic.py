@@ -1,0 +1,89 @@
+"""How a stage computes: bfloat16 products, what is computed again in the backward pass, compiled operators."""
+
+import pytest
+import torch
+from conftest import make_spec
+
+from protomodels_cli.codecs import Carrier
+from protomodels_cli.data.prepare import prepare
+from protomodels_cli.model import operators
+from protomodels_cli.model.arithmetic import choose
+from protomodels_cli.model.llama import Multiplied
+from protomodels_cli.model.products import add_product
+from protomodels_cli.model.reference import Reference
+
+FORMS = ("reparam", "constrained", "dense")
+CPU = torch.device("cpu")
+
+
+def trained(steps=6, **sections):
+    spec = make_spec(steps=steps, **sections)
+    r = Reference(spec, prepare(spec), Carrier(spec))
+    losses = [row["loss"] for row in r.train() if row["event"] == "step"]
+    return r, losses
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bf16"])
+def test_what_is_computed_again_changes_no_bit(form, dtype):
+    hashes = set()
+    for recompute in ("none", "block", "stage"):
+        r, _ = trained(stages=2, subspace={"form": form}, compute={"dtype": dtype, "recompute": recompute})
+        hashes.add(r.weights_sha256())
+    assert len(hashes) == 1
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_bf16_follows_float32(form):
+    losses = [trained(30, subspace={"form": form}, compute={"dtype": dtype})[1] for dtype in ("float32", "bf16")]
+    assert losses[0] != losses[1]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-2)
+
+
+def test_bf16_keeps_its_weights_and_gradients_in_float32():
+    r, _ = trained(2, compute={"dtype": "bf16"})
+    for stage, trainer in zip(r.stages, r.trainers, strict=True):
+        assert {p.dtype for p in stage.parameters()} == {torch.float32}
+        assert {t.dtype for p in trainer.optimizer.parameters for t in p.state.values()} == {torch.float32}
+        multiplied = [m for m in stage.modules() if isinstance(m, Multiplied) and m.working is not m.weight]
+        assert multiplied
+        for module in multiplied:
+            assert torch.equal(module.working, module.weight.to(torch.bfloat16)), "a copy lags behind its weight"
+
+
+def test_a_gradient_is_summed_in_the_weights_precision():
+    """256 ones and then halves: a sum in bfloat16 would stop growing."""
+    weight = torch.nn.Parameter(torch.zeros(1, 1))
+    for _ in range(600):
+        add_product(weight, torch.ones(1, 1, dtype=torch.bfloat16), torch.ones(1, 1, dtype=torch.bfloat16))
+    assert weight.grad.item() == 600
+
+
+def test_what_auto_means():
+    spec = make_spec()
+    assert spec.compute.dtype == "auto"
+    found = choose(spec.compute, CPU)
+    assert (found.name, found.stored, found.compiled) == ("float32", torch.float32, False)
+    found = choose(make_spec(compute={"dtype": "bf16", "compile": "always"}).compute, CPU)
+    assert (found.matmul, found.stored, found.compiled) == (torch.bfloat16, torch.float32, True)
+
+
+def test_the_losses_gradient_is_autograds():
+    logits, targets = torch.randn(7, 50, dtype=torch.float64, requires_grad=True), torch.randint(50, (7,))
+    right = torch.nn.functional.cross_entropy(logits, targets, reduction="none")
+    (right.sum() * 0.3).backward()
+    losses, gradient = operators.losses_and_gradient(logits.detach(), targets, 0.3, torch.float64)
+    assert torch.allclose(losses, right, atol=1e-12)
+    assert torch.allclose(gradient, logits.grad, atol=1e-12)
+
+
+def test_a_stage_that_cannot_compile_says_why_and_goes_on(monkeypatch):
+    def broken(*_):
+        raise RuntimeError("no compiler here\nsecond line")
+
+    spec = make_spec(compute={"compile": "always"})
+    broken_operators = operators.Operators(*[broken] * 5)
+    monkeypatch.setattr("protomodels_cli.model.stage.compiled", lambda: broken_operators)
+    r = Reference(spec, prepare(spec), Carrier(spec))
+    assert [s.warm_up(1, spec.model.context) for s in r.stages] == ["no compiler here"] * len(r.stages)
+    assert all(s.running is s.eager for s in r.stages)
