@@ -19,7 +19,6 @@ from protomodels_cli.model.precise import home_of_float64
 from protomodels_cli.model.stage import Stage
 from protomodels_cli.spec.schema import OptimizerSpec
 
-
 ROW = 4096  # numbers that are summed in float32
 
 

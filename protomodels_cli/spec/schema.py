@@ -327,14 +327,14 @@ class ComputeSpec(Section):
     compile: Literal["auto", "always", "never"] = Field(
         "auto",
         description=(
-            "Whether the operators between products of matrices are compiled (torch.compile) before a stage takes work. "
+            "Whether the operators between products of matrices are compiled (torch.compile) before a stage works. "
             "`auto`: on CUDA GPUs."
         ),
     )
     recompute: Literal["auto", "none", "block", "stage"] = Field(
         "auto",
         description=(
-            "What a stage computes again in the backward pass instead of keeping it: nothing, each block from its input, "
+            "What a stage computes again in the backward pass instead of keeping it: nothing, each block from its input "
             "or the whole stage from the message it received. `auto`: nothing if all microbatches in flight fit the "
             "peer's memory, else the stage, or block by block where that does not fit either. Results are the same."
         ),
