@@ -334,7 +334,7 @@ class ComputeSpec(Section):
     recompute: Literal["auto", "none", "block", "stage"] = Field(
         "auto",
         description=(
-            "What a stage computes again in the backward pass instead of keeping it: nothing, each block from its input "
+            "What a stage computes again in the backward pass and does not keep: nothing, each block from its input, "
             "or the whole stage from the message it received. `auto`: nothing if all microbatches in flight fit the "
             "peer's memory, else the stage, or block by block where that does not fit either. Results are the same."
         ),
