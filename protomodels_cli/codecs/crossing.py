@@ -62,6 +62,14 @@ class End:
         self._forget_positions(slot)
         return tensors
 
+    def encode_unread(self, message: Tensor, slot: Slot) -> tuple[list[Tensor], Tensor]:
+        """The tensors that travel if the message is finite, and whether it is: for a device whose answer takes time.
+        Where it is not, a message of zeros goes through the codec; what that remembers is dropped with the step."""
+        finite = torch.isfinite(message).all()
+        tensors = self.codecs[slot.key.leg].encode(torch.where(finite, message, 0), self._here(slot))
+        self._forget_positions(slot)
+        return tensors, finite
+
     def decode(self, tensors: Sequence[Tensor] | None, slot: Slot, device: torch.device) -> Tensor:
         codec = self.codecs[slot.key.leg]
         if tensors is None:
@@ -81,11 +89,11 @@ class End:
         packing = self.packing[slot.key.leg]
         return to_bytes(tensors) if packing is None else packing.pack(tensors)
 
-    def unpack(self, payload: bytes | None, slot: Slot, device: torch.device) -> Tensor:
+    def unpack(self, payload: bytes | memoryview | None, slot: Slot, device: torch.device) -> Tensor:
         if payload is None:
             return self.decode(None, slot, device)
         packing, layout = self.packing[slot.key.leg], self.layout(slot)
-        tensors = from_bytes(payload, layout) if packing is None else packing.unpack(payload, layout)
+        tensors = from_bytes(payload, layout) if packing is None else packing.unpack(bytes(payload), layout)
         if not all(_finite(p) for p in tensors if p.is_floating_point()):
             raise BadMessage("a payload with numbers that are not finite", "not_finite")
         message = self.decode([p.to(device) for p in tensors], slot, device)

@@ -24,14 +24,15 @@ def to_bytes(tensors: Sequence[Tensor]) -> bytes:
     return b"".join(bytes_of(p).tobytes() for p in tensors)
 
 
-def from_bytes(payload: bytes, layout: Layout) -> list[Tensor]:
-    """The tensors, each in memory of its own: torch aligns it, and unaligned numbers may add up differently."""
+def from_bytes(payload: bytes | memoryview, layout: Layout, pinned: bool = False) -> list[Tensor]:
+    """The tensors, each in memory of its own: torch aligns it, and unaligned numbers may add up differently. `pinned`:
+    where a CUDA device can fetch them by itself."""
     sizes = sizes_of(layout)
     if sum(sizes) != len(payload):
         raise BadMessage(f"a payload of {len(payload)} bytes instead of {sum(sizes)}", "size")
     tensors, offset = [], 0
     for (shape, dtype), size in zip(layout, sizes, strict=True):
-        raw = torch.empty(size, dtype=torch.uint8)
+        raw = torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
         raw.numpy()[:] = np.frombuffer(payload, np.uint8, size, offset)
         tensors.append(raw.view(dtype).view(shape))
         offset += size

@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from protomodels_cli.errors import UserError
 from protomodels_cli.files import hash_file, sync_folder
 from protomodels_cli.model.stage import Carry
+from protomodels_cli.model.state import on_host
 from protomodels_cli.model.trainer import StageTrainer
 
 
@@ -31,7 +32,7 @@ def write_snapshot(
         hashes = {}
         for i, trainer in enumerate(trainers):
             path = work / f"stage-{i}.safetensors"
-            save_file(trainer.state(carry.state(i)), path)
+            save_file(on_host(trainer.state(carry.state(i))), path)
             hashes[path.name] = _sync_and_hash(path)
         (work / "hashes.json").write_text(json.dumps({"step": step, "sha256": hashes}, indent=1))
         _sync_and_hash(work / "hashes.json")

@@ -34,7 +34,7 @@ def parameter_hashes(stage: Stage) -> list[tuple[str, str]]:
 def stage_state(
     stage: Stage, optimizer: StageOptimizer, codecs: Mapping[str, Tensor], gathered: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """The stage's whole state, copied to the host."""
+    """The stage's whole state: the tensors themselves, which the next step changes."""
     state = {f"weights/{name}": p.detach() for name, p in stage.named_parameters()}
     for trained in optimizer.parameters:
         state |= {f"optimizer/{trained.name}/{key}": tensor for key, tensor in trained.state.items()}
@@ -43,12 +43,12 @@ def stage_state(
         state |= {"basis/u": stage.basis.u, "basis/version": torch.tensor(stage.basis.version)}
     state |= {f"codecs/{name}": tensor for name, tensor in codecs.items()}
     state |= {f"gathered/{name}": tensor for name, tensor in gathered.items()}
-    return {name: _on_host(tensor.detach()) for name, tensor in state.items()}
+    return {name: tensor.detach() for name, tensor in state.items()}
 
 
-def _on_host(tensor: Tensor) -> Tensor:
-    own = torch.empty(tensor.shape, dtype=tensor.dtype)
-    return own.copy_(tensor)
+def on_host(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A copy in this machine's memory."""
+    return {name: torch.empty(t.shape, dtype=t.dtype).copy_(t) for name, t in state.items()}
 
 
 def section_of(state: Mapping[str, Tensor], section: str) -> dict[str, Tensor]:

@@ -74,7 +74,7 @@ class StageTrainer:
         self.optimizer.switch_basis(new, self.spec.subspace.update.move)
 
     def state(self, codecs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The stage's whole state, copied to the host, with the memories of the codecs at its boundaries."""
+        """The stage's whole state, with the memories of the codecs at its boundaries: the tensors themselves."""
         gathered = {} if self.gathering is None else self.gathering.state()
         return stage_state(self.stage, self.optimizer, codecs, gathered)
 

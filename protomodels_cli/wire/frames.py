@@ -27,13 +27,13 @@ class Message:
     microbatch: int
     basis_version: int
     ids: bytes
-    payload: bytes | None  # None is poison: the numbers were not finite
+    payload: bytes | memoryview | None  # None is poison: the numbers were not finite
 
 
 def frames_of(message: Message, generation: int) -> Iterator[pb.Frame]:
     payload = message.payload or b""
     for start in range(0, max(1, len(payload)), PIECE):
-        ids, piece = message.ids if start == 0 else b"", payload[start : start + PIECE]
+        ids, piece = message.ids if start == 0 else b"", bytes(payload[start : start + PIECE])
         yield pb.Frame(
             leg=_LEGS[message.leg],
             generation=generation,

@@ -6,6 +6,7 @@ inbox here and at `post`, which runs in the loop. It must not know protobuf, pee
 
 from __future__ import annotations
 
+import queue
 import threading
 import time
 from collections import deque
@@ -41,7 +42,40 @@ from protomodels_cli.worker.orders import (
     Taken,
     TaskReport,
 )
-from protomodels_cli.worker.stage_work import Pass, StageWork
+from protomodels_cli.worker.stage_work import Pass, Pending, StageWork
+
+
+class Outbox:
+    """Posts what the compute thread hands it, in order. Where things are still on their way from the device, a thread
+    of its own waits for them."""
+
+    def __init__(self, post: Callable[[int, Any], None], in_thread: bool):
+        self._post_with = post
+        self._queue: queue.SimpleQueue[tuple[int, Any] | None] | None = queue.SimpleQueue() if in_thread else None
+        if self._queue is not None:
+            threading.Thread(target=self._run, args=(self._queue,), name="outbox", daemon=True).start()
+
+    def put(self, generation: int, item: Any) -> None:
+        if self._queue is None:
+            self._post(generation, item)
+        else:
+            self._queue.put((generation, item))
+
+    def end(self) -> None:
+        if self._queue is not None:
+            self._queue.put(None)
+
+    def _run(self, waiting: queue.SimpleQueue[tuple[int, Any] | None]) -> None:
+        while (entry := waiting.get()) is not None:
+            self._post(*entry)
+
+    def _post(self, generation: int, item: Any) -> None:
+        if isinstance(item, Pending):
+            try:
+                item = item.wait()
+            except Exception as error:  # as in the compute thread, which is further on already
+                item = Failure(error, getattr(error, "leg", None))
+        self._post_with(generation, item)
 
 
 class Engine(threading.Thread):
@@ -49,7 +83,8 @@ class Engine(threading.Thread):
 
     def __init__(self, device: torch.device, threads: int, post: Callable[[int, Any], None]):
         super().__init__(name="compute", daemon=True)
-        self._device, self._threads, self._post_with = device, threads, post
+        self._device, self._threads = device, threads
+        self._outbox = Outbox(post, in_thread=device.type == "cuda")
         self._generation = self._wanted = 0  # of the stage here, and of what the loop asks for
         self._lineage = 0
         self._news = threading.Condition()
@@ -63,6 +98,7 @@ class Engine(threading.Thread):
         self._held: Basis | None = None
         self._limit = 1
         self._usage = Usage()
+        self._idle = {True: 0.0, False: 0.0}  # seconds without work, by whether own messages were leaving
         self._todos = 0
         self.busy_with = 0  # the number of what the thread is doing; 0: it waits
 
@@ -103,6 +139,8 @@ class Engine(threading.Thread):
 
     def run(self) -> None:
         torch.set_num_threads(self._threads)  # here: on some builds it is a property of the thread
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)
         going = True
         while going:
             todo: Order | Message | None = None
@@ -116,24 +154,22 @@ class Engine(threading.Thread):
                     self._take(todo)
             except Exception as error:  # the session says what becomes of it; a new generation starts afresh
                 self._run = self._pass = None
-                self._post(Failure(error, todo.leg if isinstance(todo, Message) else getattr(error, "leg", None)))
+                self._post(Failure(error, getattr(error, "leg", None) or getattr(todo, "leg", None)))
+        self._outbox.end()
 
     def _take(self, todo: Order | Message) -> None:
-        started, packing = time.perf_counter(), self._packing
+        if self._work is not None:
+            self._work.clock.turn("compute")
         if isinstance(todo, Message):
             self._compute(todo)
         else:
             self._obey(todo)
-        packing = self._packing - packing
-        self._usage.wire_s += packing
-        self._usage.compute_s += time.perf_counter() - started - packing
+        if self._work is not None:
+            self._work.clock.turn("idle")
+            self._work.transfers.pace()
 
     def _post(self, item: Any) -> None:
-        self._post_with(self._generation, item)
-
-    @property
-    def _packing(self) -> float:
-        return 0.0 if self._work is None else self._work.packing_seconds
+        self._outbox.put(self._generation, item)
 
     def _next(self) -> Order | Message | None:
         """The next thing to do. Time spent here is the wire's while own messages are leaving, else it is waiting."""
@@ -146,10 +182,7 @@ class Engine(threading.Thread):
                 started, leaving = time.perf_counter(), self._unsent > 0
                 self._news.wait()
                 waited = time.perf_counter() - started
-                if leaving:
-                    self._usage.wire_s += waited
-                else:
-                    self._usage.wait_s += waited
+                self._idle[leaving] += waited
 
     def _next_message(self) -> Message | None:
         work = self._pass
@@ -196,9 +229,10 @@ class Engine(threading.Thread):
             self._post(outgoing)
         self._usage.most_in_flight = max(self._usage.most_in_flight, len(work.flights))
         if work.complete:
-            norms = self._work.prepare(work, self._generation) if run.leg == "forward" else {}
+            loss_sum = self._work.loss_sum()
+            norms = self._work.prepare(self._generation) if run.leg == "forward" else {}
             self._run = self._pass = None
-            self._report(run.task, norms=norms, loss_sum=work.loss_sum, tokens=work.tokens)
+            self._report(run.task, norms=norms, loss_sum=loss_sum, tokens=work.tokens)
 
     def _obey(self, order: Order) -> None:
         match order:
@@ -243,7 +277,8 @@ class Engine(threading.Thread):
             case ReportSync(task):
                 self._report(task, sync=work.stage.sync())
             case CopyState():
-                self._post(Copied(self._lineage, work.step, work.state()))
+                lineage, step, wait = self._lineage, work.step, work.copy_state()
+                self._post(Pending(None, lambda: Copied(lineage, step, wait())))
             case HashWeights(task):
                 self._report(task, parameters=parameter_hashes(work.stage))
             case HoldBasis(basis):
@@ -267,5 +302,11 @@ class Engine(threading.Thread):
         self._post(SubspaceReport(*work.last_report))
 
     def _report(self, task: int, **found: Any) -> None:
-        self._post(TaskReport(task, self._usage, **found))
-        self._usage = Usage()
+        assert self._work is not None
+        spent, idle = self._work.clock.read(), sum(self._idle.values())
+        leaving = self._idle[True] / idle if idle else 0.0
+        usage, self._usage = self._usage, Usage()
+        usage.compute_s = spent["compute"]
+        usage.wire_s, usage.wait_s = spent["wire"] + leaving * spent["idle"], (1 - leaving) * spent["idle"]
+        self._idle = {True: 0.0, False: 0.0}
+        self._post(TaskReport(task, usage, **found))

@@ -5,8 +5,7 @@ The same operations in the same order as the reference's; only who calls differs
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,13 +18,14 @@ from protomodels_cli.cost.traffic import id_bytes
 from protomodels_cli.model.basis import Basis
 from protomodels_cli.model.precise import home_of_float64
 from protomodels_cli.model.shape import Shape, Slice
-from protomodels_cli.model.stage import InFlight
+from protomodels_cli.model.stage import InFlight, Recompute
 from protomodels_cli.model.state import basis_in, section_of
 from protomodels_cli.model.trainer import StageTrainer
 from protomodels_cli.protocol import steps
 from protomodels_cli.protocol.messages import BadMessage, Leg, MessageKey
 from protomodels_cli.spec.schema import RunSpec
 from protomodels_cli.wire.frames import Message
+from protomodels_cli.worker.transfers import Clock, transfers_for
 
 
 @dataclass
@@ -38,12 +38,19 @@ class Pass:
     entered: int = 0  # microbatches whose forward was done
     finished: int = 0  # … and whose backward was done too (of an evaluation: whose forward was)
     flights: dict[int, InFlight] = field(default_factory=dict)
-    loss_sum: float = 0.0
     tokens: int = 0
 
     @property
     def complete(self) -> bool:
         return self.finished == self.microbatches
+
+
+@dataclass(frozen=True)
+class Pending:
+    """What is to be sent once the device is done with it. Raises BadMessage in place of what came of a bad message."""
+
+    leg: Leg | None
+    wait: Callable[[], Any]
 
 
 class StageWork:
@@ -57,6 +64,7 @@ class StageWork:
         device: torch.device,
         saved: Mapping[str, Tensor] | None = None,
         step: int = 0,
+        recompute: Recompute = "none",
     ):
         self.spec, self.slice, self.device = spec, slice_, device
         self.step = step  # the last one whose outcome it knows
@@ -67,26 +75,26 @@ class StageWork:
         if saved is not None:
             basis = basis_in(saved)
         self.dtype = Shape.of(spec).dtype
-        self.trainer = StageTrainer(spec, slice_, basis, device)
+        self.trainer = StageTrainer(spec, slice_, basis, device, recompute, draw=saved is None)
         self.stage = self.trainer.stage
         # One for each neighbour: what comes from it and goes to it passes here.
         self.previous = None if slice_.is_first else End(spec)
         self.next = None if slice_.is_last else End(spec)
         self.tokens_in_step = spec.batch.size * spec.model.context
-        self.packing_seconds = 0.0
+        self.transfers, self.clock = transfers_for(device), Clock(device)
         self._loss = torch.zeros((), dtype=torch.float64, device=home_of_float64(device))
-        self.stage.warm_up(spec.batch.size // spec.batch.microbatches, spec.model.context)
         if saved is not None:
             self._load(saved)
+        self.not_compiled = self.stage.warm_up(spec.batch.size // spec.batch.microbatches, spec.model.context)
 
     def _load(self, saved: Mapping[str, Tensor]) -> None:
         self.trainer.load(saved)
         for side, end in self.ends.items():
             end.load(section_of(saved, f"codecs/{side}"), self.device)
 
-    def state(self) -> dict[str, Tensor]:
-        """The stage's whole state, copied to the host."""
-        return self.trainer.state(self.codec_state())
+    def copy_state(self) -> Callable[[], dict[str, Tensor]]:
+        """What waits until the stage's whole state is copied to this machine's memory, and returns it."""
+        return self.transfers.copy(self.trainer.state(self.codec_state()))
 
     @property
     def basis_version(self) -> int:
@@ -106,7 +114,7 @@ class StageWork:
         self._loss.zero_()
         return Pass(leg, step, microbatches)
 
-    def forward(self, work: Pass, message: Message) -> list[Message]:
+    def forward(self, work: Pass, message: Message) -> list[Pending]:
         """One microbatch's forward; on the last stage its loss and backward too. Returns what is to be sent."""
         windows = self._windows(message)
         tokens, targets = windows[:, :-1], windows[:, 1:]
@@ -128,7 +136,7 @@ class StageWork:
             return []
         return [self._message("backward", work, message, gradient, None)]
 
-    def backward(self, work: Pass, message: Message) -> list[Message]:
+    def backward(self, work: Pass, message: Message) -> list[Pending]:
         flight = work.flights.pop(message.microbatch, None)
         if flight is None:
             raise BadMessage(f"a gradient of microbatch {message.microbatch}, which was not sent yet")
@@ -138,15 +146,20 @@ class StageWork:
             return []
         return [self._message("backward", work, message, gradient, None)]
 
-    def _evaluate(self, work: Pass, message: Message, windows: Tensor, received: Tensor | None) -> list[Message]:
+    def _evaluate(self, work: Pass, message: Message, windows: Tensor, received: Tensor | None) -> list[Pending]:
         tokens, targets = windows[:, :-1], windows[:, 1:]
         x = self.stage.evaluate(tokens, received)
         work.finished += 1
         if not self.slice.is_last:
             return [self._message("evaluation", work, message, x, windows)]
-        work.loss_sum += float(self.stage.evaluate_loss(x, targets))
+        self._loss += self.stage.evaluate_loss(x, targets)
         work.tokens += targets.numel()
         return []
+
+    def loss_sum(self) -> float:
+        """Of the pass that is complete. Waits for the device."""
+        self.transfers.check()
+        return float(self._loss)
 
     def _windows(self, message: Message) -> Tensor:
         columns = self.spec.model.context + 1
@@ -154,30 +167,28 @@ class StageWork:
         rows = self.spec.batch.size // self.spec.batch.microbatches
         if not 1 <= len(windows) <= rows or (message.leg == "forward" and len(windows) != rows):
             raise BadMessage(f"a microbatch of {len(windows)} windows where {rows} belong")
-        return torch.from_numpy(windows).to(self.device)
+        return self.transfers.upload(windows)
 
     def _received(self, end: End | None, message: Message, shape: Sequence[int], windows: Tensor | None) -> Tensor:
         assert end is not None
-        started = time.perf_counter()
+        self.clock.turn("wire")
         boundary = self.slice.index if end is self.next else self.slice.index - 1
         key = MessageKey(message.step, message.microbatch, boundary, message.leg)
-        received = end.unpack(message.payload, end.slot(key, shape, self.dtype, windows), self.device)
-        self.packing_seconds += time.perf_counter() - started
+        received = self.transfers.receive(end, message.payload, end.slot(key, shape, self.dtype, windows))
+        self.clock.turn("compute")
         return received
 
-    def _message(self, leg: Leg, work: Pass, cause: Message, tensor: Tensor, windows: Tensor | None) -> Message:
+    def _message(self, leg: Leg, work: Pass, cause: Message, tensor: Tensor, windows: Tensor | None) -> Pending:
         """What follows from the message `cause`, for the next stage or (backward) the one before."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)  # packing waits for the numbers anyway: count that as computing
-        started = time.perf_counter()
+        self.clock.turn("wire")
         end, boundary = (self.previous, self.slice.index - 1) if leg == "backward" else (self.next, self.slice.index)
         assert end is not None
         key = MessageKey(work.step, cause.microbatch, boundary, leg)
-        payload = end.pack(tensor.detach(), end.slot(key, tensor.shape, self.dtype, windows))
+        wait = self.transfers.send(end, tensor.detach(), end.slot(key, tensor.shape, self.dtype, windows))
         ids = b"" if leg == "backward" else cause.ids
-        message = Message(leg, work.step, cause.microbatch, self.basis_version, ids, payload)
-        self.packing_seconds += time.perf_counter() - started
-        return message
+        step, version = work.step, self.basis_version
+        self.clock.turn("compute")
+        return Pending(leg, lambda: Message(leg, step, cause.microbatch, version, ids, wait()))
 
     @property
     def ends(self) -> dict[str, End]:
@@ -187,10 +198,9 @@ class StageWork:
         """What the codecs of both boundaries remember."""
         return {f"{side}/{name}": t for side, end in self.ends.items() for name, t in end.state().items()}
 
-    def prepare(self, work: Pass, generation: int) -> dict[str, float]:
+    def prepare(self, generation: int) -> dict[str, float]:
         """The first half of a commit: gradients are kept; their squared norms go to the coordinator."""
         self.prepared = generation
-        work.loss_sum = float(self._loss)
         return self.trainer.prepare()
 
     def decide(self, step: int, apply: bool, lr: float, clip: float) -> None:
@@ -198,9 +208,11 @@ class StageWork:
         assert self.prepared
         assert step == self.step + 1
         self.step, self.prepared = step, 0
+        self.transfers.before_change()
         self.trainer.decide(step, apply, lr, clip)
         for end in self.ends.values():
             end.decide(apply)
+        self.transfers.expect(lambda: self.trainer.state(self.codec_state()))
 
     def report_subspace(self) -> bool:
         """Whether the last step ended a gathering of gradients, on the last stage; `last_report` has the result."""
@@ -210,6 +222,7 @@ class StageWork:
         return True
 
     def switch_basis(self, new: Basis) -> None:
+        self.transfers.before_change()
         self.trainer.switch_basis(new)
         for end in self.ends.values():
             end.reset()

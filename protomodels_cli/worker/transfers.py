@@ -1,0 +1,272 @@
+"""Numbers on their way between a stage's device and this machine's memory. Knows no peers and no threads.
+
+Where the device is the machine itself, nothing is under way for longer than a call. A CUDA device works through a
+queue: what is received is uploaded beside it, what is to be sent is fetched once it is there, and whether numbers are
+finite is read together with them, so that the thread that feeds the queue never waits for its end.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from protomodels_cli.codecs import End
+from protomodels_cli.codecs.base import Slot
+from protomodels_cli.codecs.packing import from_bytes
+from protomodels_cli.model.state import on_host
+from protomodels_cli.protocol.messages import BadMessage, Leg
+
+Payload = bytes | memoryview
+State = dict[str, Tensor]
+AHEAD = 2  # pieces of work queued on a device: the next is there when one ends, and a gradient waits for no more
+
+
+class Transfers:
+    """For a device whose work is done when a call returns."""
+
+    def __init__(self, device: torch.device):
+        self.device = device
+
+    def upload(self, numbers: np.ndarray) -> Tensor:
+        return torch.from_numpy(numbers).to(self.device)
+
+    def receive(self, end: End, payload: Payload | None, slot: Slot) -> Tensor:
+        """A message that arrived. Raises BadMessage, here or in `check`."""
+        return end.unpack(payload, slot, self.device)
+
+    def send(self, end: End, message: Tensor, slot: Slot) -> Callable[[], Payload | None]:
+        """What waits until the message is here, and returns it; None is poison."""
+        payload = end.pack(message, slot)
+        return lambda: payload
+
+    def check(self) -> None:
+        """Raises BadMessage if something received was not finite and nothing was sent since."""
+
+    def copy(self, state: Mapping[str, Tensor]) -> Callable[[], State]:
+        """What waits until a copy of these tensors is here, and returns it."""
+        copied = on_host(state)
+        return lambda: copied
+
+    def before_change(self) -> None:
+        """Call before tensors change that were given to `copy`."""
+
+    def expect(self, state: Callable[[], Mapping[str, Tensor]]) -> None:
+        """A state such as this is going to be copied."""
+
+    def pace(self) -> None:
+        """Call after each piece of work: waits while the device has more than a little queued."""
+
+
+class CudaTransfers(Transfers):
+    def __init__(self, device: torch.device):
+        super().__init__(device)
+        self._up, self._down, self._aside = (torch.cuda.Stream(device) for _ in range(3))
+        self._queued: deque[torch.cuda.Event] = deque()
+        self._unread: list[tuple[Leg, Tensor]] = []  # whether what was received is finite
+        self._copied: torch.cuda.Event | None = None
+        self._buffer: PinnedBuffer | None = None
+
+    def upload(self, numbers: np.ndarray) -> Tensor:
+        return self._uploaded([torch.from_numpy(numbers).pin_memory()])[0]
+
+    def _uploaded(self, pinned: list[Tensor]) -> list[Tensor]:
+        compute = torch.cuda.current_stream(self.device)
+        with torch.cuda.stream(self._up):
+            there = [part.to(self.device, non_blocking=True) for part in pinned]
+        compute.wait_stream(self._up)
+        for part in there:
+            part.record_stream(compute)
+        return there
+
+    def receive(self, end: End, payload: Payload | None, slot: Slot) -> Tensor:
+        if payload is None:
+            return end.decode(None, slot, self.device)
+        packing, layout = end.packing[slot.key.leg], end.layout(slot)
+        if packing is None:
+            tensors = from_bytes(payload, layout, pinned=True)
+        else:
+            tensors = [part.pin_memory() for part in packing.unpack(bytes(payload), layout)]
+        there = self._uploaded(tensors)
+        floats = [torch.isfinite(part).all() for part in there if part.is_floating_point()]
+        message = end.decode(there, slot, self.device)
+        self._unread.append((slot.key.leg, torch.stack([*floats, torch.isfinite(message).all()]).all()))
+        return message
+
+    def send(self, end: End, message: Tensor, slot: Slot) -> Callable[[], Payload | None]:
+        tensors, finite = end.encode_unread(message, slot)
+        legs = [leg for leg, _ in self._unread]
+        flags = torch.stack([finite, *(flag for _, flag in self._unread)]).view(torch.uint8)
+        self._unread.clear()
+        parts = [part.contiguous().flatten().view(torch.uint8) for part in (*tensors, flags)]
+        sizes = [part.numel() for part in parts]
+        here = torch.empty(sum(sizes), dtype=torch.uint8, pin_memory=True)
+        self._down.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(self._down):
+            for part, place in zip(parts, here.split(sizes), strict=True):
+                place.copy_(part, non_blocking=True)
+                part.record_stream(self._down)
+        arrived = torch.cuda.Event(blocking=True)
+        arrived.record(self._down)
+        layout = [(tuple(part.shape), part.dtype) for part in tensors]
+
+        def wait() -> Payload | None:
+            arrived.synchronize()
+            *_, said = here.split(sizes)
+            is_finite, *were_finite = said.tolist()
+            for leg, was_finite in zip(legs, were_finite, strict=True):
+                if not was_finite:
+                    raise _not_finite(leg)
+            if not is_finite:
+                return None
+            whole = memoryview(here.numpy())[: sum(sizes[:-1])]
+            packing = end.packing[slot.key.leg]
+            return whole if packing is None else packing.pack(from_bytes(whole, layout))
+
+        return wait
+
+    def check(self) -> None:
+        unread, self._unread = self._unread, []
+        if unread:
+            found = torch.stack([flag for _, flag in unread]).tolist()
+            for (leg, _), was_finite in zip(unread, found, strict=True):
+                if not was_finite:
+                    raise _not_finite(leg)
+
+    def copy(self, state: Mapping[str, Tensor]) -> Callable[[], State]:
+        places = None if self._buffer is None else self._buffer.lend(state)
+        if places is None:
+            return super().copy(state)
+        compute = torch.cuda.current_stream(self.device)
+        self._aside.wait_stream(compute)
+        with torch.cuda.stream(self._aside):
+            for name, tensor in state.items():
+                places[name].copy_(tensor, non_blocking=tensor.is_cuda)
+        copied = self._copied = torch.cuda.Event(blocking=True)
+        copied.record(self._aside)
+        source = dict(state)  # stays until it is copied
+
+        def wait() -> State:
+            copied.synchronize()
+            source.clear()
+            return places
+
+        return wait
+
+    def before_change(self) -> None:
+        if self._copied is not None:
+            torch.cuda.current_stream(self.device).wait_event(self._copied)
+            self._copied = None
+
+    def expect(self, state: Callable[[], Mapping[str, Tensor]]) -> None:
+        if self._buffer is None:
+            self._buffer = PinnedBuffer(sum(map(_rounded, state().values())))
+
+    def pace(self) -> None:
+        done = torch.cuda.Event(blocking=True)
+        done.record(torch.cuda.current_stream(self.device))
+        self._queued.append(done)
+        if len(self._queued) > AHEAD:
+            self._queued.popleft().synchronize()
+
+
+def _not_finite(leg: Leg) -> BadMessage:
+    error = BadMessage("a payload with numbers that are not finite", "not_finite")
+    error.leg = leg
+    return error
+
+
+class Lent(dict[str, Tensor]):
+    """A state in a buffer, which is free again when nobody has this any more."""
+
+
+class PinnedBuffer:
+    """Memory of this machine that a CUDA device copies to by itself. Made in a thread of its own: pages are pinned at
+    about a gigabyte in a third of a second."""
+
+    def __init__(self, size: int):
+        self.size = size
+        self._memory: Tensor | None = None
+        self._lent = False
+        threading.Thread(target=self._pin, name="pinning", daemon=True).start()
+
+    def _pin(self) -> None:
+        try:
+            memory = torch.empty(self.size, dtype=torch.uint8)
+            cudart: Any = torch.cuda.cudart()
+            if int(cudart.cudaHostRegister(memory.data_ptr(), self.size, 0)) != 0:
+                return
+        except (RuntimeError, MemoryError):
+            return  # states are then copied through memory that is not pinned, which takes longer
+        weakref.finalize(memory, cudart.cudaHostUnregister, memory.data_ptr())
+        self._memory = memory
+
+    def lend(self, state: Mapping[str, Tensor]) -> Lent | None:
+        """Room for these tensors; None while there is none."""
+        if self._memory is None or self._lent or sum(map(_rounded, state.values())) > self.size:
+            return None
+        places, offset = Lent(), 0
+        for name, tensor in state.items():
+            place = self._memory[offset : offset + tensor.nbytes]
+            places[name] = place.view(tensor.dtype).view(tensor.shape)
+            offset += _rounded(tensor)
+        self._lent = True
+        weakref.finalize(places, self._give_back)
+        return places
+
+    def _give_back(self) -> None:
+        self._lent = False
+
+
+def _rounded(tensor: Tensor) -> int:
+    """A tensor's bytes, so that the next one begins where any type may."""
+    return -(-tensor.nbytes // 16) * 16
+
+
+def transfers_for(device: torch.device) -> Transfers:
+    return CudaTransfers(device) if device.type == "cuda" else Transfers(device)
+
+
+Doing = Literal["compute", "wire", "idle"]
+
+
+class Clock:
+    """How long a device has been doing what: by its own clock, since a queue runs behind the calls that fill it."""
+
+    def __init__(self, device: torch.device):
+        self._stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
+        self._turns: list[tuple[Any, Doing]] = [(self._now(), "idle")]
+
+    def turn(self, to: Doing) -> None:
+        """From here on the device does something else."""
+        self._turns.append((self._now(), to))
+
+    def read(self) -> dict[Doing, float]:
+        """Seconds of each since the last reading. Waits for the device."""
+        last = self._now()
+        if self._stream is not None:
+            last.synchronize()
+        found: dict[Doing, float] = {"compute": 0.0, "wire": 0.0, "idle": 0.0}
+        ends = [when for when, _ in self._turns[1:]] + [last]
+        for (begin, doing), end in zip(self._turns, ends, strict=True):
+            found[doing] += _seconds(begin, end)
+        self._turns = [(last, self._turns[-1][1])]
+        return found
+
+    def _now(self) -> Any:
+        if self._stream is None:
+            return time.perf_counter()
+        now = torch.cuda.Event(enable_timing=True, blocking=True)
+        now.record(self._stream)
+        return now
+
+
+def _seconds(begin: Any, end: Any) -> float:
+    return end - begin if isinstance(begin, float) else begin.elapsed_time(end) / 1000
