@@ -11,7 +11,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -26,7 +26,8 @@ from protomodels_cli.protocol.messages import BadMessage, Leg
 
 Payload = bytes | memoryview
 State = dict[str, Tensor]
-PINNED_AT_ONCE, PINNING_PAUSE = 16 << 20, 0.005  # bytes and seconds: a few milliseconds' work, then others' turn
+REGION, PINNING_PAUSE = 64 << 20, 0.01  # bytes pinned at once, and seconds in which it is others' turn
+PAGE = 4096
 AHEAD = 2  # pieces of work queued on a device: the next is there when one ends, and a gradient waits for no more
 
 
@@ -149,7 +150,8 @@ class CudaTransfers(Transfers):
         self._aside.wait_stream(compute)
         with torch.cuda.stream(self._aside):
             for name, tensor in state.items():
-                places[name].copy_(tensor, non_blocking=tensor.is_cuda)
+                for place, part in self._buffer.pieces(places[name], tensor):
+                    place.copy_(part, non_blocking=tensor.is_cuda)
         copied = self._copied = torch.cuda.Event(blocking=True)
         copied.record(self._aside)
         source = dict(state)  # stays until it is copied
@@ -201,8 +203,9 @@ class PinnedBuffer:
     def _pin(self) -> None:
         cudart: Any = torch.cuda.cudart()
         try:
-            memory = torch.empty(self.size, dtype=torch.uint8)
-            for piece in memory.split(PINNED_AT_ONCE):
+            memory = torch.empty(self.size + PAGE, dtype=torch.uint8)
+            memory = memory[-memory.data_ptr() % PAGE :][: self.size]
+            for piece in memory.split(REGION):
                 piece.zero_()  # its pages are there before the driver asks for them
                 if int(cudart.cudaHostRegister(piece.data_ptr(), piece.numel(), 0)) != 0:
                     return
@@ -224,6 +227,16 @@ class PinnedBuffer:
         self._lent = True
         weakref.finalize(places, self._give_back)
         return places
+
+    def pieces(self, place: Tensor, tensor: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """A place that was lent and what goes there, as bytes, cut where regions meet: no copy may cross that."""
+        assert self._memory is not None
+        to, source = (t.contiguous().view(-1).view(torch.uint8) for t in (place, tensor.detach()))
+        offset = to.data_ptr() - self._memory.data_ptr()
+        cuts = [min(REGION - offset % REGION, to.numel())]
+        while sum(cuts) < to.numel():
+            cuts.append(min(REGION, to.numel() - sum(cuts)))
+        yield from zip(to.split(cuts), source.split(cuts), strict=True)
 
     def _give_back(self) -> None:
         self._lent = False

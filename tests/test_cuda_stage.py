@@ -1,0 +1,154 @@
+"""A stage on a CUDA device: its arithmetic, what it computes again, and what travels beside its queue."""
+
+import contextlib
+import os
+
+import numpy as np
+import pytest
+import torch
+from conftest import make_spec
+
+from protomodels_cli.bench.loopback import pipeline_rows
+from protomodels_cli.codecs import Carrier, End
+from protomodels_cli.data.prepare import prepare
+from protomodels_cli.model.basis import initial_basis
+from protomodels_cli.model.products import add_product
+from protomodels_cli.model.reference import Reference
+from protomodels_cli.model.shape import slices
+from protomodels_cli.model.state import on_host
+from protomodels_cli.model.trainer import StageTrainer
+from protomodels_cli.protocol.messages import BadMessage, MessageKey
+from protomodels_cli.worker.transfers import CudaTransfers, Transfers
+
+pytestmark = pytest.mark.cuda
+CUDA = torch.device("cuda:0")
+
+
+def trainer(slice_=0, recompute="none", **sections):
+    spec = make_spec(stages=2, **sections)
+    basis = initial_basis(spec.model.width, spec.subspace.k, spec.seed) if spec.form.has_basis else None
+    return spec, StageTrainer(spec, slices(spec)[slice_], basis, CUDA, recompute)
+
+
+def losses_of(spec, device):
+    return [
+        row["loss"] for row in Reference(spec, prepare(spec), Carrier(spec), device).train() if row["event"] == "step"
+    ]
+
+
+def test_gradients_are_summed_in_float32():
+    weight = torch.nn.Parameter(torch.zeros(8, 8, device=CUDA))
+    one = torch.ones(1, 8, dtype=torch.bfloat16, device=CUDA)
+    for _ in range(600):
+        add_product(weight, one, one)
+    assert weight.grad.dtype == torch.float32
+    assert (weight.grad == 600).all()
+
+
+@pytest.mark.parametrize("form", ["reparam", "dense"])
+def test_auto_is_compiled_bf16_and_follows_float32(form):
+    spec = make_spec(subspace={"form": form}, steps=40)
+    right = losses_of(make_spec(subspace={"form": form}, steps=40, compute={"dtype": "float32"}), "cpu")
+    r = Reference(spec, prepare(spec), Carrier(spec), CUDA)
+    assert {(s.arithmetic.name, s.arithmetic.compiled) for s in r.stages} == {("bf16", True)}
+    found = [row["loss"] for row in r.train() if row["event"] == "step"]
+    assert all(s.running is not s.eager for s in r.stages)
+    assert found == pytest.approx(right, rel=1e-2)
+
+
+@contextlib.contextmanager
+def deterministic(monkeypatch):
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("form", ["reparam", "constrained", "dense"])
+@pytest.mark.parametrize("recompute", ["block", "stage"])
+def test_what_is_computed_again_is_the_same(monkeypatch, form, recompute):
+    """The first stage: its forward bit for bit, and under deterministic algorithms its gradients too."""
+    with deterministic(monkeypatch):
+        found = []
+        for how in ("none", recompute):
+            spec, t = trainer(recompute=how, subspace={"form": form})
+            tokens = torch.arange(2 * spec.model.context, device=CUDA).view(2, -1) % 100
+            flight = t.stage.run_forward(tokens, None)
+            t.stage.run_backward(flight, torch.ones_like(flight.output))
+            found.append([flight.output.detach(), *(p.grad for p in t.stage.parameters())])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+CODECS = ["fp32", "bf16", "int8", "int4+ef21", "topk:0.1", "lowrank:2", "int8+zstd"]
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("leg", ["forward", "backward"])
+def test_messages_are_the_same_bytes_by_either_way(codec, leg):
+    spec = make_spec(wire={"forward": codec, "backward": codec})
+    x = torch.randn(2, 16, 24, device=CUDA)
+    payloads, arrived = [], []
+    for transfers in (Transfers(CUDA), CudaTransfers(CUDA)):
+        sender, receiver = End(spec), End(spec)
+        slot = sender.slot(MessageKey(3, 1, 0, leg), x.shape, x.dtype, None)
+        payloads.append(bytes(transfers.send(sender, x, slot)()))
+        arrived.append(transfers.receive(receiver, payloads[-1], slot))
+        transfers.check()
+    assert payloads[0] == payloads[1]
+    assert torch.equal(*arrived)
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_what_is_not_finite_does_not_travel(codec):
+    end, x = End(make_spec(wire={"forward": codec})), torch.randn(2, 16, 24, device=CUDA)
+    x[0, 3, 5] = torch.nan
+    slot = end.slot(MessageKey(1, 0, 0, "forward"), x.shape, x.dtype, None)
+    assert CudaTransfers(CUDA).send(end, x, slot)() is None
+
+
+@pytest.mark.parametrize("then", ["send", "check"])
+def test_a_neighbour_that_sends_what_is_not_finite_is_named(then):
+    end, x = End(make_spec()), torch.zeros(1, 4, 24, device=CUDA)
+    slot = end.slot(MessageKey(1, 0, 0, "forward"), x.shape, x.dtype, None)
+    transfers, bad = CudaTransfers(CUDA), np.full(x.numel(), np.inf, np.float32).tobytes()
+    transfers.receive(end, bad, slot)
+    with pytest.raises(BadMessage) as caught:
+        transfers.send(end, x, slot)() if then == "send" else transfers.check()
+    assert (caught.value.kind, caught.value.leg) == ("not_finite", "forward")
+
+
+def test_a_snapshot_is_of_the_step_it_was_asked_for():
+    """The next step may change every tensor while it is being copied."""
+    spec, t = trainer(model={"width": 512, "hidden": 2048})
+    transfers = CudaTransfers(CUDA)
+    tokens = torch.zeros((2, spec.model.context), dtype=torch.int64, device=CUDA)
+
+    def step(n):
+        flight = t.stage.run_forward(tokens, None)
+        t.stage.run_backward(flight, torch.ones_like(flight.output))
+        t.prepare()
+        transfers.before_change()
+        t.decide(n, apply=True, lr=0.1, clip=1.0)
+
+    step(1)
+    for pinned in (False, True):
+        if pinned:
+            transfers.expect(lambda: t.state({}))
+            while transfers._buffer._memory is None:
+                pass
+        right = on_host(t.state({}))
+        wait = transfers.copy(t.state({}))
+        step(2)
+        found = wait()
+        assert all(torch.equal(found[name], right[name]) for name in right)
+        assert not torch.equal(right["weights/layers.0.attn.q.weight"], t.stage.layers["0"].attn.q.weight.cpu())
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-4), ("bf16", 1e-2)])
+def test_four_processes_follow_the_reference(dtype, tolerance):
+    spec = make_spec(stages=4, steps=200, compute={"dtype": dtype})
+    right = losses_of(spec, CUDA)
+    _, rows = pipeline_rows(spec, device="cuda:0")
+    worst = max(abs(row["loss"] - loss) / loss for row, loss in zip(rows, right, strict=True))
+    print(f"{dtype}: largest relative difference of a step's loss: {worst:.2e}", os.getpid())
+    assert worst < tolerance
