@@ -13,7 +13,7 @@ import numpy as np
 if TYPE_CHECKING:
     import torch
 
-_GAMMA = np.uint64(0x9E3779B97F4A7C15)
+_GAMMA = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
 
 
@@ -21,7 +21,7 @@ def words(seed: int, start: int, count: int) -> np.ndarray:
     """Words start … start+count of the stream of `seed`, as uint64."""
     index = np.arange(start + 1, start + count + 1, dtype=np.uint64)
     with np.errstate(over="ignore"):
-        return _finalise(np.uint64(seed & _MASK) + index * _GAMMA)
+        return _finalise(np.uint64(seed & _MASK) + index * np.uint64(_GAMMA))
 
 
 def _finalise(z: np.ndarray) -> np.ndarray:
@@ -30,17 +30,18 @@ def _finalise(z: np.ndarray) -> np.ndarray:
     return z ^ (z >> np.uint64(31))
 
 
-def words_on(seed: int, count: int, device: torch.device) -> torch.Tensor:
+def words_on(seed: int | torch.Tensor, count: int, device: torch.device) -> torch.Tensor:
     """Words 0 … count of the stream of `seed` as torch sees them: int64 with the top bit cleared, on any device."""
     import torch
 
-    z = (torch.arange(1, count + 1, dtype=torch.int64, device=device) * _signed(int(_GAMMA))).add_(_signed(seed))
+    z = torch.arange(1, count + 1, dtype=torch.int64, device=device) * signed(_GAMMA)
+    z = z + (signed(seed) if isinstance(seed, int) else seed)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        z = (z ^ _shifted(z, shift)) * _signed(factor)
+        z = (z ^ _shifted(z, shift)) * signed(factor)
     return (z ^ _shifted(z, 31)) & 0x7FFFFFFFFFFFFFFF
 
 
-def _signed(word: int) -> int:
+def signed(word: int) -> int:
     word &= _MASK
     return word - (1 << 64) if word >> 63 else word
 
@@ -52,7 +53,7 @@ def _shifted(z: torch.Tensor, by: int) -> torch.Tensor:
 
 def word(seed: int, index: int) -> int:
     """One word of the stream, in plain Python integers."""
-    z = (seed + (index + 1) * 0x9E3779B97F4A7C15) & _MASK
+    z = (seed + (index + 1) * _GAMMA) & _MASK
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
     return z ^ (z >> 31)

@@ -43,3 +43,8 @@ class RunStopped(UserError):
     """Training cannot go on."""
 
     exit_code = EXIT_STOPPED
+
+
+def first_line(error: BaseException) -> str:
+    """What an error of somebody else's says, shortly; its type where it says nothing."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 from protomodels_cli import counter
 from protomodels_cli.lazy import lazy_import
@@ -74,6 +74,7 @@ class Slot:
     memory: Memory = field(default_factory=Memory)
     # Where one leg's numbers were, by microbatch, for the other leg; None where that has no use for it.
     positions: dict[int, Tensor] | None = None
+    compiled: bool = False  # whether `Fused` functions are
 
 
 class Extent(NamedTuple):
@@ -291,6 +292,23 @@ class Packing(Word, ABC):
         """Raises BadMessage for what no sender makes, and never takes more memory than the layout says."""
 
 
+class Fused:
+    """A pure function of tensors that is one kernel or two where it is compiled: a message is small, and what a GPU
+    does with it one operator at a time takes longer to ask for than to do."""
+
+    def __init__(self, function: Callable[..., Any]):
+        self._plain, self._compiled = function, None
+
+    def __call__(self, slot: Slot, *arguments: Any) -> Any:
+        if not slot.compiled:
+            return self._plain(*arguments)
+        if self._compiled is None:
+            # Propagating indices overflows where random numbers multiply them by large constants.
+            options = {"constant_and_index_propagation": False}
+            self._compiled = torch.compile(self._plain, dynamic=False, options=options)
+        return self._compiled(*arguments)
+
+
 def parse_number(text: str) -> float:
     """The number that `text` is; NaN if that is not a finite number."""
     try:
@@ -310,7 +328,7 @@ def bounded_sum(a: Tensor, b: Tensor | None) -> Tensor:
     return a if b is None else (a + b).clamp(-LARGEST, LARGEST)
 
 
-def uniform(seed: int, shape: Sequence[int], device: torch.device) -> Tensor:
+def uniform(seed: int | Tensor, shape: Sequence[int], device: torch.device) -> Tensor:
     """Numbers in [0, 1) on a grid of 2⁻²⁴, entry i from word i of the counter's stream: equal on every device."""
     return (counter.words_on(seed, math.prod(shape), device) >> 39).view(*shape).float() * 2.0**-24
 
@@ -319,3 +337,8 @@ def seed_at(slot: Slot, name: str) -> int:
     """A stream of random numbers of its own for every message."""
     key = slot.key
     return counter.subseed(slot.seed, name, key.step, key.microbatch, key.boundary, key.leg)
+
+
+def seed_on(slot: Slot, name: str, device: torch.device) -> Tensor:
+    """The same as a tensor, for functions that are compiled once for all seeds."""
+    return torch.full((), counter.signed(seed_at(slot, name)), dtype=torch.int64, device=device)

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from protomodels_cli.codecs.base import NAME_BYTES, Codec, Memory, Packing, Slot
+from protomodels_cli.codecs.base import NAME_BYTES, Codec, Fused, Memory, Packing, Slot
 from protomodels_cli.codecs.packing import from_bytes, to_bytes
 from protomodels_cli.codecs.registry import parse_codec
 from protomodels_cli.lazy import lazy_import
@@ -33,6 +33,7 @@ class End:
     def __init__(self, spec: RunSpec):
         forward, backward = parse_codec(spec.wire.forward), parse_codec(spec.wire.backward)
         self._seed = spec.seed
+        self.compiled = False  # whether functions of tensors are, in training
         self.codecs: dict[Leg, Codec] = {
             "forward": forward.codec,
             "backward": backward.codec,
@@ -52,7 +53,7 @@ class End:
         if self.codecs[key.leg].remembers_samples:
             assert windows is not None
             samples = tuple(_name(row) for row in windows.cpu().numpy().astype("<u4"))
-        return Slot(key, tuple(shape), dtype, self._seed, samples)
+        return Slot(key, tuple(shape), dtype, self._seed, samples, compiled=self.compiled and key.leg != "evaluation")
 
     def encode(self, message: Tensor, slot: Slot) -> list[Tensor] | None:
         """The tensors that travel; None is poison."""
@@ -65,8 +66,9 @@ class End:
     def encode_unread(self, message: Tensor, slot: Slot) -> tuple[list[Tensor], Tensor]:
         """The tensors that travel if the message is finite, and whether it is: for a device whose answer takes time.
         Where it is not, a message of zeros goes through the codec; what that remembers is dropped with the step."""
-        finite = torch.isfinite(message).all()
-        tensors = self.codecs[slot.key.leg].encode(torch.where(finite, message, 0), self._here(slot))
+        finite = all_finite(slot, message)
+        clean = _zeros_unless(slot, finite, message)
+        tensors = self.codecs[slot.key.leg].encode(clean, self._here(slot))
         self._forget_positions(slot)
         return tensors, finite
 
@@ -148,6 +150,16 @@ def _name(window: np.ndarray) -> str:
 
 def _finite(message: Tensor) -> bool:
     return bool(torch.isfinite(message).all())
+
+
+@Fused
+def all_finite(message: Tensor) -> Tensor:
+    return torch.isfinite(message).all()
+
+
+@Fused
+def _zeros_unless(finite: Tensor, message: Tensor) -> Tensor:
+    return torch.where(finite, message, 0)
 
 
 class Carrier:

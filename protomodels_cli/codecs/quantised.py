@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from protomodels_cli.codecs.base import BaseCodec, Extent, Slot, narrowed, seed_at, uniform
+from protomodels_cli.codecs.base import BaseCodec, Extent, Fused, Slot, narrowed, seed_on, uniform
 from protomodels_cli.lazy import lazy_import
 
 if TYPE_CHECKING:
@@ -26,26 +26,12 @@ class Quantised(BaseCodec):
     levels: ClassVar[int]  # on either side of zero
 
     def encode(self, message: Tensor, slot: Slot) -> list[Tensor]:
-        x = narrowed(message)
-        scale = _bf16_not_below(x.abs().amax(-1, keepdim=True) / self.levels)
-        quotient = x / torch.where(scale == 0, torch.ones_like(scale), scale).float()
-        if slot.key.leg == "backward":
-            below = quotient.floor()
-            chance = uniform(seed_at(slot, self.name), quotient.shape, quotient.device)
-            quotient = below + (chance < quotient - below)
-        else:
-            quotient = quotient.round()
-        return [scale.squeeze(-1), self._packed(quotient.clamp(-self.levels, self.levels).to(torch.int8))]
+        seed = seed_on(slot, self.name, message.device) if slot.key.leg == "backward" else None
+        return list(_quantised(slot, message, self.levels, seed))
 
     def decode(self, tensors: Sequence[Tensor], slot: Slot) -> Tensor:
         scale, packed = tensors
-        return (self._levels(packed, slot.shape[-1]).float() * scale.float().unsqueeze(-1)).to(slot.dtype)
-
-    def _packed(self, level: Tensor) -> Tensor:
-        return level
-
-    def _levels(self, packed: Tensor, width: int) -> Tensor:
-        return packed
+        return _multiplied(slot, scale, packed, slot.shape[-1], slot.dtype)
 
 
 @dataclass(frozen=True)
@@ -77,20 +63,39 @@ class Int4(Quantised):
         *rows, width = slot.shape
         return [(tuple(rows), torch.bfloat16), ((*rows, -(-width // 2)), torch.uint8)]
 
-    def _packed(self, level: Tensor) -> Tensor:
-        half = torch.nn.functional.pad(level + 8, (0, level.shape[-1] % 2)).to(torch.uint8)
-        return half[..., ::2] | half[..., 1::2] << 4
 
-    def _levels(self, packed: Tensor, width: int) -> Tensor:
-        halves = torch.stack([packed & 15, packed >> 4], -1).flatten(-2)
-        return halves[..., :width].to(torch.int8) - 8
+@Fused
+def _quantised(message: Tensor, levels: int, seed: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Scales and packed levels; rounded at random where there is a seed."""
+    x = narrowed(message)
+    scale = _bf16_not_below(x.abs().amax(-1, keepdim=True) / levels)
+    quotient = x / torch.where(scale == 0, torch.ones_like(scale), scale).float()
+    if seed is None:
+        quotient = quotient.round()
+    else:
+        below = quotient.floor()
+        quotient = below + (uniform(seed, quotient.shape, quotient.device) < quotient - below)
+    level = quotient.clamp(-levels, levels).to(torch.int8)
+    if levels == Int8.levels:
+        return scale.squeeze(-1), level
+    half = torch.nn.functional.pad(level + 8, (0, level.shape[-1] % 2)).to(torch.uint8)
+    return scale.squeeze(-1), half[..., ::2] | half[..., 1::2] << 4
+
+
+@Fused
+def _multiplied(scale: Tensor, packed: Tensor, width: int, dtype: torch.dtype) -> Tensor:
+    """Levels × scales. Two levels of four bits in a byte are bytes without a sign."""
+    level = packed
+    if packed.dtype == torch.uint8:
+        level = torch.stack([packed & 15, packed >> 4], -1).flatten(-2)[..., :width].to(torch.int8) - 8
+    return (level.float() * scale.float().unsqueeze(-1)).to(dtype)
 
 
 def _bf16_not_below(x: Tensor) -> Tensor:
-    """The nearest bfloat16 that is at least x ≥ 0."""
-    near = x.to(torch.bfloat16)
-    up = (near.view(torch.int16) + 1).view(torch.bfloat16)
-    return torch.where(near.float() < x, up, near)
+    """The least bfloat16 that is at least x ≥ 0: the upper half of a float32's bits, plus one if the lower has any.
+
+    In integers, since a compiler may leave out a rounding to bfloat16 and back."""
+    return ((x.view(torch.int32) + 0xFFFF) >> 16).to(torch.int16).view(torch.bfloat16)
 
 
 CODECS = (Int8, Int4)

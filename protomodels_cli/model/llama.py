@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from protomodels_cli.forms import Dense, Form
-from protomodels_cli.model.operators import Operators
+from protomodels_cli.model.operators import EAGER, Operators
 from protomodels_cli.model.precise import home_of_float64
 from protomodels_cli.model.products import Lookup, Read, Write
 from protomodels_cli.model.shape import Shape, Slice
@@ -91,6 +91,10 @@ class Running:
     dtype: torch.dtype
     cos: Tensor
     sin: Tensor
+
+    @property
+    def is_compiled(self) -> bool:
+        return self.operators is not EAGER
 
 
 def rotary(tokens: int, head_dim: int, theta: float, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:

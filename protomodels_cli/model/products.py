@@ -63,7 +63,11 @@ class Lookup(torch.autograd.Function):
         weight = ctx.weight
         if weight.grad is None:
             weight.grad = torch.zeros_like(weight)
-        weight.grad.index_add_(0, ctx.tokens.flatten(), gradient.flatten(0, -2).to(weight.dtype))
+        tokens, rows = ctx.tokens.flatten(), gradient.flatten(0, -2).to(weight.dtype)
+        if weight.is_cuda:  # in sorted order: index_add_ would add a token's rows in any
+            weight.grad.index_put_((tokens,), rows, accumulate=True)
+        else:
+            weight.grad.index_add_(0, tokens, rows)
         return None, None
 
 

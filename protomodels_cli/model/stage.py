@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from protomodels_cli.errors import first_line
 from protomodels_cli.model.arithmetic import choose
 from protomodels_cli.model.basis import Basis, hash_of
 from protomodels_cli.model.init import initialise
@@ -176,7 +177,7 @@ class Stage(StageModules):
         except Exception as error:
             if self.running is self.eager:
                 raise
-            self.running, problem = self.eager, str(error).strip().splitlines()[0] or type(error).__name__
+            self.running, problem = self.eager, first_line(error)
             self._run_zeros(rows, columns)
         self.zero_grad(set_to_none=True)
         return problem

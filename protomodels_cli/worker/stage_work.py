@@ -15,6 +15,7 @@ from torch import Tensor
 
 from protomodels_cli.codecs import End, unpack_ids
 from protomodels_cli.cost.traffic import id_bytes
+from protomodels_cli.errors import first_line
 from protomodels_cli.model.basis import Basis
 from protomodels_cli.model.precise import home_of_float64
 from protomodels_cli.model.shape import Shape, Slice
@@ -85,7 +86,33 @@ class StageWork:
         self._loss = torch.zeros((), dtype=torch.float64, device=home_of_float64(device))
         if saved is not None:
             self._load(saved)
-        self.not_compiled = self.stage.warm_up(spec.batch.size // spec.batch.microbatches, spec.model.context)
+        self.not_compiled = self._warm_up()
+
+    def _warm_up(self) -> str | None:
+        """Everything once, with zeros: first calls are slow. Returns why something could not be compiled, if so."""
+        rows, columns = self.spec.batch.size // self.spec.batch.microbatches, self.spec.model.context
+        problem = self.stage.warm_up(rows, columns)
+        if self.ends and self.stage.running.is_compiled:
+            try:
+                self._cross((rows, columns, self.spec.boundary_width))
+                for end in self.ends.values():
+                    end.compiled = True
+            except (torch.OutOfMemoryError, MemoryError):
+                raise
+            except Exception as error:
+                problem = first_line(error)
+        return problem
+
+    def _cross(self, shape: tuple[int, int, int]) -> None:
+        """Zeros over a boundary and back, both ends of which are here."""
+        before, behind = End(self.spec), End(self.spec)
+        before.compiled = behind.compiled = True
+        zeros = torch.zeros(shape, dtype=self.dtype, device=self.device)
+        windows = torch.zeros((shape[0], shape[1] + 1), dtype=torch.int64)
+        for leg, sender, receiver in (("forward", before, behind), ("backward", behind, before)):
+            slot = sender.slot(MessageKey(0, 0, 0, leg), shape, self.dtype, windows)
+            self.transfers.receive(receiver, self.transfers.send(sender, zeros, slot)(), slot)
+        self.transfers.check()
 
     def _load(self, saved: Mapping[str, Tensor]) -> None:
         self.trainer.load(saved)
