@@ -13,7 +13,7 @@ from protomodels_cli.lab.optimizer import constrained, drift, leaver
 from protomodels_cli.model import rules
 from protomodels_cli.model.state import weights
 from protomodels_cli.protocol.steps import Outcome, clip_coefficient, gradient_norm, learning_rate
-from protomodels_cli.spec.schema import OptimizerSpec, ScheduleSpec
+from protomodels_cli.spec.optimizer import OptimizerSpec, ScheduleSpec
 
 TABLE = [
     # optimizer, role, form → rule

@@ -17,7 +17,7 @@ from protomodels_cli.model.basis import Basis
 from protomodels_cli.model.llama import Matrix, RMSNorm, Writer
 from protomodels_cli.model.precise import home_of_float64
 from protomodels_cli.model.stage import Stage
-from protomodels_cli.spec.schema import OptimizerSpec
+from protomodels_cli.spec.optimizer import OptimizerSpec
 
 ROW = 4096  # numbers that are summed in float32
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.optim.adamw import adamw as torch_adamw
 
-from protomodels_cli.spec.schema import OptimizerSpec
+from protomodels_cli.spec.optimizer import OptimizerSpec
 
 State = dict[str, Tensor]
 

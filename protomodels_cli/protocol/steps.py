@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from protomodels_cli.spec.schema import OptimizerSpec, RunSpec, SubspaceSpec, UpdateSpec
+    from protomodels_cli.spec.optimizer import OptimizerSpec
+    from protomodels_cli.spec.schema import RunSpec, SubspaceSpec, UpdateSpec
 
 
 def learning_rate(optimizer: OptimizerSpec, step: int, steps: int) -> float:

@@ -20,7 +20,8 @@ from protomodels_cli.forms import FORMS, Form, Sizes, form_named
 from protomodels_cli.plugins import UnknownName
 from protomodels_cli.quantities import duration, figures, rate
 from protomodels_cli.spec.corpus import DataSpec, TokenizerSpec
-from protomodels_cli.spec.fields import BelowOne, Count, Positive, Section, Seed, Share, Size, Whole
+from protomodels_cli.spec.fields import BelowOne, Count, Positive, Section, Seed, Size, Whole
+from protomodels_cli.spec.optimizer import OptimizerSpec
 from protomodels_cli.spec.units import bits_per_second, seconds
 
 
@@ -113,43 +114,6 @@ class SubspaceSpec(Section):
     def has_basis(self) -> bool:
         """Is there a U that all stages must share, and a T_fixed?"""
         return form_named(self.form).has_basis
-
-
-class ScheduleSpec(Section):
-    """The learning rate over the run."""
-
-    warmup_steps: Whole = Field(0, description="Steps of linear warm-up from 0.")
-    decay: Literal["constant", "linear", "cosine"] = Field("cosine", description="Shape of the decay.")
-    decay_steps: Count | None = Field(
-        None,
-        description="Steps of decay, at the end of the run; the rate is constant before. Default: all after warm-up.",
-    )
-    final_fraction: Share = Field(0.1, description="Learning rate at the last step, as a share of lr.")
-
-
-class OptimizerSpec(Section):
-    name: Literal["muon", "adamw", "row_adamw"] = Field(
-        "muon",
-        description=(
-            "`muon`: Muon for the blocks' matrices, AdamW for the rest (row AdamW for a constrained embedding). "
-            "`row_adamw` is for the constrained form, `adamw` for the others."
-        ),
-    )
-    lr: Positive = Field(
-        1e-3,
-        description="Peak learning rate, for AdamW and Muon alike (Muon's updates are scaled to the RMS of AdamW's).",
-    )
-    beta1: BelowOne = Field(0.9, description="AdamW: decay of the first moment.")
-    beta2: BelowOne = Field(0.95, description="AdamW: decay of the second moment.")
-    eps: Positive = Field(1e-8, description="AdamW: added to the root of the second moment.")
-    momentum: BelowOne = Field(0.95, description="Muon: Nesterov momentum.")
-    weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
-        0.01, description="Decoupled weight decay, on matrices only."
-    )
-    clip: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
-        1.0, description="Largest norm of the whole (projected) gradient; 0: no clipping."
-    )
-    schedule: ScheduleSpec = Field(default_factory=ScheduleSpec)
 
 
 class BatchSpec(Section):
