@@ -32,13 +32,26 @@ def _finalise(z: np.ndarray) -> np.ndarray:
 
 def words_on(seed: int | torch.Tensor, count: int, device: torch.device) -> torch.Tensor:
     """Words 0 … count of the stream of `seed` as torch sees them: int64 with the top bit cleared, on any device."""
+    return _signed_words(seed, 0, count, device) & 0x7FFFFFFFFFFFFFFF
+
+
+def quarters_on(seed: int, start: int, count: int, device: torch.device) -> torch.Tensor:
+    """Numbers of 16 bits, start … start+count of the stream of `seed`, as int16: every word is four, lowest first."""
     import torch
 
-    z = torch.arange(1, count + 1, dtype=torch.int64, device=device) * signed(_GAMMA)
+    first, end = start // 4, -(-(start + count) // 4)
+    quarters = _signed_words(seed, first, end - first, device).view(torch.int16)
+    return quarters[start - 4 * first :][:count]
+
+
+def _signed_words(seed: int | torch.Tensor, start: int, count: int, device: torch.device) -> torch.Tensor:
+    import torch
+
+    z = torch.arange(start + 1, start + count + 1, dtype=torch.int64, device=device) * signed(_GAMMA)
     z = z + (signed(seed) if isinstance(seed, int) else seed)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         z = (z ^ _shifted(z, shift)) * signed(factor)
-    return (z ^ _shifted(z, 31)) & 0x7FFFFFFFFFFFFFFF
+    return z ^ _shifted(z, 31)
 
 
 def signed(word: int) -> int:

@@ -36,7 +36,7 @@ class Bench:
         self.dtype = Shape.of(spec).dtype
         basis = initial_basis(spec.model.width, spec.subspace.k, 0, self.dtype)
         self.stage = Stage(spec, self.slice, None if spec.subspace.form == "dense" else basis)
-        self.optimizer = StageOptimizer(self.stage, spec.optimizer)
+        self.optimizer = StageOptimizer(self.stage, spec.optimizer, spec.seed)
         self.covariance = GradientCovariance(spec.model.width, torch.device("cpu"))
         if self.slice.is_last and spec.subspace.form != "dense":
             self.stage.on_release = self.covariance.add

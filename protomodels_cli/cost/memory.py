@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import accumulate
 
 from protomodels_cli.cost.traffic import in_flight_of_codecs, remembered_by_codecs, staged_by_codecs
-from protomodels_cli.cost.units import Block, number_bytes, t_fixed_bytes, unit_parameters, unit_state
+from protomodels_cli.cost.units import Block, number_bytes, t_fixed_bytes, unit_parameters, unit_state_bytes
 from protomodels_cli.forms import Sizes
 from protomodels_cli.spec.schema import RunSpec
 
@@ -33,9 +33,9 @@ class StageMemory:
         number = number_bytes(spec)
         tokens = spec.batch.size // spec.batch.microbatches * m.context  # of a microbatch
 
-        parameters, state = unit_parameters(spec), unit_state(spec)
-        self._units_before = [0, *accumulate((2 * parameters[u] + state[u]) * number for u in parameters)]
-        self._saved_before = [0, *accumulate((parameters[u] + state[u]) * number for u in parameters)]
+        parameters, state = unit_parameters(spec), unit_state_bytes(spec)
+        self._units_before = [0, *accumulate(2 * parameters[u] * number + state[u] for u in parameters)]
+        self._saved_before = [0, *accumulate(parameters[u] * number + state[u] for u in parameters)]
         self._basis = m.width * spec.subspace.k * number if form.has_basis else 0
         self._shared = t_fixed_bytes(spec) + self._basis
 

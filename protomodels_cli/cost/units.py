@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from protomodels_cli.forms import Dense, Form, Role, Rule, Sizes
+from protomodels_cli.forms import Dense, Form, Role, Sizes
 from protomodels_cli.spec.cut import layers_per_stage, spans
 from protomodels_cli.spec.schema import RunSpec
 
@@ -59,32 +59,29 @@ def unit_parameters(spec: RunSpec) -> dict[str, int]:
     )
 
 
-def unit_state(spec: RunSpec) -> dict[str, int]:
-    """Numbers the optimizer keeps for each unit."""
-    b, width, sizes, optimizer = Block.of(spec), spec.model.width, Sizes.of(spec), spec.optimizer.name
+def unit_state_bytes(spec: RunSpec) -> dict[str, int]:
+    """Bytes of what the optimizer keeps for each unit."""
+    b, width, sizes, vocab = Block.of(spec), spec.model.width, Sizes.of(spec), spec.vocab_size
+    wide = number_bytes(spec)
+    narrow = 2 if spec.optimizer.moments == "bf16" else wide
 
-    def written(form: type[Form], role: Role, rows: int) -> int:
-        return _moments(form.rule_for(optimizer, role), rows, form.optimizer_columns(sizes))
+    def matrix(form: type[Form], role: Role, rows: int, columns: int) -> int:
+        """What a rule of model/rules.py keeps."""
+        match form.chosen_rule(spec.optimizer, role):
+            case "muon":
+                return rows * columns * narrow
+            case "adamw":
+                return 2 * rows * columns * narrow
+            case "row_adamw":  # one second moment a row
+                return rows * (columns * narrow + wide)
 
-    reads = _moments(Dense.rule_for(optimizer, "matrix"), 1, b.reads)
-    gains = _moments(Dense.rule_for(optimizer, "gain"), 1, b.gains)
+    reads, gains = matrix(Dense, "matrix", 1, b.reads), 2 * b.gains * wide
     return _units(
         spec,
-        embed=written(spec.form, "embedding", spec.vocab_size),
-        layer=lambda form: reads + gains + written(form, "writer", b.rows),
-        head=_moments(Dense.rule_for(optimizer, "head"), 1, width + width * spec.vocab_size),
+        embed=matrix(spec.form, "embedding", vocab, spec.form.optimizer_columns(sizes)),
+        layer=lambda form: reads + gains + matrix(form, "writer", b.rows, form.optimizer_columns(sizes)),
+        head=matrix(Dense, "head", vocab, width) + 2 * width * wide,
     )
-
-
-def _moments(rule: Rule, rows: int, columns: int) -> int:
-    """Numbers that a rule of model/rules.py keeps for a matrix."""
-    match rule:
-        case "muon":
-            return rows * columns
-        case "adamw":
-            return 2 * rows * columns
-        case "row_adamw":  # one second moment a row
-            return rows * (columns + 1)
 
 
 def unit_flops(spec: RunSpec) -> dict[str, float]:

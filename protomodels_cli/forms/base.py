@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from protomodels_cli.spec.optimizer import OptimizerSpec
     from protomodels_cli.spec.schema import RunSpec
 
 Rule = Literal["adamw", "row_adamw", "muon"]
 Role = Literal["gain", "matrix", "writer", "embedding", "head"]
 Move = Literal["transport", "project"]
+TABLES: tuple[Role, ...] = ("embedding", "head")  # a row a token: the largest matrices by far
 START_DENSE = "set subspace.form to dense, with a codec as int8 where links are slow, or remove model.init"
 
 
@@ -119,6 +121,12 @@ class Form:
         """Which rule moves a parameter of this form."""
         return "muon" if optimizer == "muon" and role in ("matrix", "writer") else "adamw"
 
+    @classmethod
+    def chosen_rule(cls, optimizer: OptimizerSpec, role: Role) -> Rule:
+        """`rule_for`, and where AdamW would move a large table, what the spec has for those."""
+        rule = cls.rule_for(optimizer.name, role)
+        return optimizer.tables if rule == "adamw" and role in TABLES else rule
+
     # Operators. `anchor` is T_fixed[tokens], where the form has a basis, in the type that matrices are multiplied in;
     # the state is in the weights' own.
 
@@ -150,7 +158,7 @@ class Form:
         return gradient
 
     def lift(self, direction: Tensor) -> Tensor:
-        """An optimizer's direction as it is added to the matrix."""
+        """An optimizer's direction as it is added to the matrix: row by row, since large tables come in pieces."""
         return direction
 
     def reproject(self, weight: Tensor) -> None:

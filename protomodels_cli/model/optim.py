@@ -6,18 +6,20 @@ lifted, and how weights and moments follow U.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from protomodels_cli import counter
 from protomodels_cli.forms import Dense, Form, Move, Role, Rule, Switch
-from protomodels_cli.model import rules
+from protomodels_cli.model import moments, rules
 from protomodels_cli.model.basis import Basis
 from protomodels_cli.model.llama import Matrix, RMSNorm, Writer
 from protomodels_cli.model.precise import home_of_float64
 from protomodels_cli.model.stage import Stage
-from protomodels_cli.spec.optimizer import OptimizerSpec
+from protomodels_cli.spec.optimizer import PIECE, OptimizerSpec
 
 ROW = 4096  # numbers that are summed in float32
 
@@ -31,17 +33,27 @@ class TrainedParameter:
     rule: Rule
     decays: bool
     form: Form  # of a matrix that writes to the stream; dense for all others
-    state: rules.State = field(default_factory=dict)
+    kept_as: torch.dtype  # its moments; a step computes in the parameter's own type
+    state: moments.State = field(default_factory=dict)
     gradient: Tensor | None = None  # this step's, after projection; set by prepare()
 
     @property
     def is_fused(self) -> bool:
         """Whether one kernel does the whole step: nothing is to be done to the update in between."""
-        return self.rule == "adamw" and type(self.form).lift is Form.lift
+        whole = self.kept_as == self.parameter.dtype and type(self.form).lift is Form.lift
+        return self.rule == "adamw" and whole
 
-    def own(self) -> tuple[torch.nn.Parameter, Tensor, rules.State]:
+    def own(self) -> tuple[torch.nn.Parameter, Tensor, moments.State]:
         assert self.gradient is not None, "apply() follows prepare()"
+        if not self.state:
+            self.state = moments.new_state(self.rule, self.gradient, self.kept_as)
         return self.parameter, self.gradient, self.state
+
+    def pieces(self) -> Iterator[slice]:
+        """Rows that are stepped at one time: a table may be too large to have several tensors of its size."""
+        rows, columns = len(self.parameter), self.parameter[0].numel()
+        most = rows if self.rule == "muon" else max(1, PIECE // columns)
+        return (slice(start, min(start + most, rows)) for start in range(0, rows, most))
 
     @property
     def unit(self) -> str:
@@ -53,10 +65,11 @@ class TrainedParameter:
 class StageOptimizer:
     """Prepare (project, measure), then apply or discard: the two halves of a step's commit."""
 
-    def __init__(self, stage: Stage, spec: OptimizerSpec):
-        self.stage, self.spec = stage, spec
+    def __init__(self, stage: Stage, spec: OptimizerSpec, seed: int):
+        """`seed`: the run's."""
+        self.stage, self.spec, self.seed = stage, spec, seed
         self.applied = 0
-        self.parameters = _parameters(stage, spec.name)
+        self.parameters = _parameters(stage, spec)
 
     @torch.no_grad()
     def prepare(self) -> dict[str, float]:
@@ -85,29 +98,45 @@ class StageOptimizer:
             for trained in group:
                 trained.gradient = None
         for trained in self.parameters:
-            if trained.is_fused:
-                continue
-            assert trained.gradient is not None, "apply() follows prepare()"
-            direction = self._direction(trained, trained.gradient * coefficient)
-            if trained.decays and self.spec.weight_decay:
-                trained.parameter.mul_(1 - lr * self.spec.weight_decay)
-            trained.parameter.add_(trained.form.lift(direction), alpha=-lr)
-            trained.gradient = None
+            if not trained.is_fused:
+                self._step(trained, lr, coefficient)
+                trained.gradient = None
         self.stage.refresh()
+
+    def _step(self, trained: TrainedParameter, lr: float, coefficient: float) -> None:
+        parameter, gradient, state = trained.own()
+        for rows in trained.pieces():
+            wide = {
+                key: kept[rows].to(gradient.dtype) for key, kept in state.items()
+            }  # as they are where they are wide
+            direction = self._direction(trained, gradient[rows].mul_(coefficient), wide)
+            weight = parameter[rows]
+            if trained.decays and self.spec.weight_decay:
+                weight.mul_(1 - lr * self.spec.weight_decay)
+            weight.add_(trained.form.lift(direction), alpha=-lr)
+            del direction  # before more memory is taken
+            for key, kept in state.items():
+                self._keep(trained, key, wide[key], kept[rows], rows.start)
+
+    def _keep(self, trained: TrainedParameter, key: str, wide: Tensor, kept: Tensor, row: int, when: str = "") -> None:
+        """Write a moment's rows, from `row` on, where they are kept in another type than they were computed in."""
+        if kept.dtype != wide.dtype:
+            seed = counter.subseed(self.seed, "moments", trained.name, key, self.applied, when)
+            moments.round_stochastically(wide, kept, seed, row * kept.shape[1])
 
     def discard(self) -> None:
         """Skip the step: gradients are dropped, nothing else changes."""
         for trained in self.parameters:
             trained.gradient = trained.parameter.grad = None
 
-    def _direction(self, trained: TrainedParameter, g: Tensor) -> Tensor:
+    def _direction(self, trained: TrainedParameter, g: Tensor, state: moments.State) -> Tensor:
         match trained.rule:
             case "muon":
-                return rules.muon(g, trained.state, self.spec)
+                return rules.muon(g, state, self.spec)
             case "row_adamw":
-                return rules.row_adamw(g, trained.state, self.applied, self.spec, trained.parameter.shape[1])
+                return rules.row_adamw(g, state, self.applied, self.spec, trained.parameter.shape[1])
             case "adamw":
-                return rules.adamw(g, trained.state, self.applied, self.spec)
+                return rules.adamw(g, state, self.applied, self.spec)
 
     @torch.no_grad()
     def switch_basis(self, new: Basis, move: Move) -> None:
@@ -118,7 +147,11 @@ class StageOptimizer:
         switch = Switch(old.u, new.u, old.u.T @ new.u, move)
         for trained in self.parameters:
             trained.form.follow(trained.parameter, switch)
-            trained.form.follow_moments(trained.state, trained.rule, switch)
+            wide = {key: kept.to(trained.parameter.dtype) for key, kept in trained.state.items()}
+            trained.form.follow_moments(wide, trained.rule, switch)
+            for key, kept in trained.state.items():
+                self._keep(trained, key, wide[key], kept, 0, "switch")
+            trained.state |= {key: moved for key, moved in wide.items() if trained.state[key].dtype == moved.dtype}
         self.stage.form.basis = new
         self.stage.refresh()
 
@@ -141,7 +174,7 @@ def _norm(gradient: Tensor) -> Tensor:
     return torch.linalg.vector_norm(gradient.to(home_of_float64(gradient.device)), dtype=torch.float64)
 
 
-def _parameters(stage: Stage, optimizer: str) -> list[TrainedParameter]:
+def _parameters(stage: Stage, spec: OptimizerSpec) -> list[TrainedParameter]:
     found = []
     for name, module in stage.named_modules():
         role: Role
@@ -155,6 +188,8 @@ def _parameters(stage: Stage, optimizer: str) -> list[TrainedParameter]:
                 role = "gain"
             case _:
                 continue
-        rule, decays = form.rule_for(optimizer, role), role != "gain"
-        found.append(TrainedParameter(f"{name}.weight", module.weight, rule, decays, form))
+        is_matrix, weight = role != "gain", module.weight
+        kept_as = torch.bfloat16 if is_matrix and spec.moments == "bf16" else weight.dtype
+        rule = form.chosen_rule(spec, role)
+        found.append(TrainedParameter(f"{name}.weight", weight, rule, is_matrix, form, kept_as))
     return found

@@ -1,7 +1,8 @@
 """The optimizers' arithmetic on one parameter: gradient and state in, update direction out.
 
-Each rule adds its tensors to `state` on first use. The caller scales by −lr, applies weight decay, and, for a
-constrained matrix, passes coordinates g·U and multiplies the direction by Uᵀ: in S, whatever the rule did.
+A rule moves the tensors of `state` (model/moments.py) in place. The caller scales by −lr, applies weight decay, and,
+for a constrained matrix, passes coordinates g·U and multiplies the direction by Uᵀ: in S, whatever the rule did. All
+but Muon treat rows by themselves, so a parameter may come in pieces. Nothing here waits for the device.
 """
 
 from __future__ import annotations
@@ -12,9 +13,8 @@ import torch
 from torch import Tensor
 from torch.optim.adamw import adamw as torch_adamw
 
+from protomodels_cli.model.moments import State
 from protomodels_cli.spec.optimizer import OptimizerSpec
-
-State = dict[str, Tensor]
 
 # Quintic Newton–Schulz coefficients of Jordan et al. (Muon): steepest at 0, singular values end in about [0.7, 1.2].
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
@@ -36,9 +36,6 @@ def fused_adamw(
     """AdamW's whole step on these parameters, gradients × coefficient; uses the gradients up."""
     if not group:
         return
-    for _, g, state in group:
-        if not state:
-            state["first"], state["second"] = _zeros(g), _zeros(g)
     device = group[0][0].device
     torch_adamw(
         params=[p for p, _, _ in group],
@@ -47,7 +44,7 @@ def fused_adamw(
         exp_avg_sqs=[state["second"] for _, _, state in group],
         max_exp_avg_sqs=[],
         state_steps=list(torch.full((len(group),), t - 1.0, device=device).unbind()),
-        grad_scale=None if coefficient == 1 else torch.tensor(1 / coefficient, device=device),
+        grad_scale=None if coefficient == 1 else torch.full((), 1 / coefficient, device=device),
         found_inf=None,
         fused=True,
         amsgrad=False,
@@ -69,23 +66,14 @@ def row_adamw(g: Tensor, state: State, t: int, o: OptimizerSpec, width: int) -> 
 
 
 def _adam(g: Tensor, g_squared: Tensor, state: State, t: int, o: OptimizerSpec) -> Tensor:
-    if not state:
-        state["first"], state["second"] = _zeros(g), _zeros(g_squared)
     first = state["first"].lerp_(g, 1 - o.beta1)
     second = state["second"].lerp_(g_squared, 1 - o.beta2)
     denominator = (second / (1 - o.beta2**t)).sqrt_().add_(o.eps)
     return first / (1 - o.beta1**t) / denominator
 
 
-def _zeros(like: Tensor) -> Tensor:
-    """Row by row in memory, as state from a snapshot is: with another layout products may round differently."""
-    return torch.zeros_like(like, memory_format=torch.contiguous_format)
-
-
 def muon(g: Tensor, state: State, o: OptimizerSpec) -> Tensor:
     """Nesterov momentum, orthogonalised; scaled so that its RMS is that of a typical AdamW update (0.2)."""
-    if not state:
-        state["first"] = _zeros(g)
     momentum = state["first"].lerp_(g, 1 - o.momentum)
     return orthogonalise(g.lerp(momentum, o.momentum)).mul_(0.2 * math.sqrt(max(g.shape)))
 

@@ -180,6 +180,16 @@ def optimizer_fits_form(s: RunSpec) -> Found:
         yield ("optimizer.name", *problem)
 
 
+@check("compute.dtype", "optimizer.moments")
+def moments_fit_dtype(s: RunSpec) -> Found:
+    if s.compute.dtype == "float64" and s.optimizer.moments == "bf16":
+        yield (
+            "optimizer.moments",
+            "compute.dtype is float64, and moments rounded to bf16 would undo its precision",
+            "remove `moments`, or set compute.dtype to float32, bf16 or auto",
+        )
+
+
 @check("batch.size", "batch.microbatches")
 def microbatches_divide_batch(s: RunSpec) -> Found:
     b = s.batch
