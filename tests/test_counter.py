@@ -1,6 +1,7 @@
 """Integer random bits: published vectors, and the two implementations against each other."""
 
 import numpy as np
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,6 +21,13 @@ def test_any_part_of_the_stream_can_be_made_alone(seed, start, count):
     whole = counter.words(seed, start, count)
     assert whole.dtype == np.uint64
     assert whole.tolist() == [counter.word(seed, start + i) for i in range(count)]
+
+
+@given(seed=st.integers(0, 2**64 - 1), start=st.integers(0, 2**40), count=st.integers(1, 20))
+def test_every_word_is_four_numbers_of_16_bits(seed, start, count):
+    found = counter.quarters_on(seed, start, count, torch.device("cpu"))
+    right = [counter.word(seed, i // 4) >> 16 * (i % 4) & 0xFFFF for i in range(start, start + count)]
+    assert [n & 0xFFFF for n in found.tolist()] == right
 
 
 def test_subseeds_differ_by_purpose_and_do_not_concatenate():

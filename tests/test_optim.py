@@ -11,6 +11,7 @@ from protomodels_cli.forms.constrained import Constrained
 from protomodels_cli.forms.dense import Dense
 from protomodels_cli.lab.optimizer import constrained, drift, leaver
 from protomodels_cli.model import rules
+from protomodels_cli.model.moments import new_state
 from protomodels_cli.model.state import weights
 from protomodels_cli.protocol.steps import Outcome, clip_coefficient, gradient_norm, learning_rate
 from protomodels_cli.spec.optimizer import OptimizerSpec, ScheduleSpec
@@ -37,6 +38,13 @@ def test_what_moves_what(optimizer, role, form, rule):
     assert form.rule_for(optimizer, role) == rule
 
 
+@pytest.mark.parametrize("name", ["muon", "adamw"])
+def test_large_tables_may_have_row_adamw(name):
+    o = OptimizerSpec(name=name, tables="row_adamw")
+    rules = {role: Dense.chosen_rule(o, role) for role in ("embedding", "head", "matrix", "writer", "gain")}
+    assert rules == {"embedding": "row_adamw", "head": "row_adamw", "matrix": name, "writer": name, "gain": "adamw"}
+
+
 def ten_gradients(rows=24, columns=16):
     generator = torch.Generator().manual_seed(1)
     return [torch.randn(rows, columns, generator=generator, dtype=torch.float64) for _ in range(10)]
@@ -46,7 +54,7 @@ def test_adamw_is_torchs():
     o = OptimizerSpec(name="adamw", lr=0.01, weight_decay=0.1)
     theirs = torch.nn.Parameter(torch.ones(24, 16, dtype=torch.float64))
     torch_adamw = torch.optim.AdamW([theirs], lr=0.01, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
-    ours, state = theirs.detach().clone(), {}
+    ours, state = theirs.detach().clone(), new_state("adamw", theirs.detach(), torch.float64)
     for t, g in enumerate(ten_gradients(), 1):
         theirs.grad = g.clone()
         torch_adamw.step()
@@ -55,12 +63,28 @@ def test_adamw_is_torchs():
     assert torch.allclose(ours, theirs.detach(), rtol=1e-13)
 
 
+@pytest.mark.parametrize("coefficient", [1.0, 0.3])
+def test_fused_adamw_is_torchs_in_float32(coefficient):
+    """On clipped gradients, which the kernel scales itself."""
+    o = OptimizerSpec(name="adamw", lr=0.01, weight_decay=0.1)
+    theirs = torch.nn.Parameter(torch.ones(24, 16))
+    torch_adamw = torch.optim.AdamW([theirs], lr=0.01, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, fused=False)
+    ours = torch.nn.Parameter(theirs.detach().clone(), requires_grad=False)
+    state = new_state("adamw", ours, torch.float32)
+    for t, g in enumerate(ten_gradients(), 1):
+        theirs.grad = g.float() * coefficient
+        torch_adamw.step()
+        rules.fused_adamw([(ours, g.float(), state)], t, o, 0.01, coefficient, 0.1)
+    assert torch.allclose(ours, theirs.detach(), rtol=1e-5)
+    assert not torch.allclose(ours, torch.ones(24, 16), rtol=1e-2)
+
+
 @pytest.mark.parametrize("shape", [(24, 16), (16, 24), (16, 16)])
 def test_muon_is_torchs_up_to_its_bf16(shape):
     o = OptimizerSpec(name="muon", lr=0.01, weight_decay=0.1)
     theirs = torch.nn.Parameter(torch.zeros(shape))
     torch_muon = torch.optim.Muon([theirs], lr=0.01, weight_decay=0.1, momentum=0.95, adjust_lr_fn="match_rms_adamw")
-    ours, state = theirs.detach().clone(), {}
+    ours, state = theirs.detach().clone(), new_state("muon", theirs.detach(), torch.float32)
     for g in ten_gradients(*shape):
         theirs.grad = g.float()
         torch_muon.step()
@@ -84,7 +108,8 @@ def test_row_adamw_from_its_definition():
     """On the full d-wide projected gradient, with v the mean over d: what the coordinates compute."""
     o = OptimizerSpec(name="row_adamw", lr=0.01)
     u, _ = torch.linalg.qr(torch.randn(32, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0)))
-    m, v, state = torch.zeros(24, 32, dtype=torch.float64), torch.zeros(24, 1, dtype=torch.float64), {}
+    m, v = torch.zeros(24, 32, dtype=torch.float64), torch.zeros(24, 1, dtype=torch.float64)
+    state = new_state("row_adamw", m[:, :6], torch.float64)
     for t, g in enumerate(ten_gradients(24, 32), 1):
         projected = g @ u @ u.T
         m = 0.9 * m + 0.1 * projected

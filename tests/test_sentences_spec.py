@@ -103,6 +103,11 @@ SPEC: list[tuple[dict[str, Any], str]] = [
     ),
     # contradictions
     (
+        {"compute": {"dtype": "float64"}, "optimizer": {"moments": "bf16"}},
+        "optimizer.moments = 'bf16' | compute.dtype is float64, and moments rounded to bf16 would undo its precision | "
+        "remove `moments`, or set compute.dtype to float32, bf16 or auto",
+    ),
+    (
         model(heads=6),
         "model.heads = 6 | model.heads must divide model.width (64) unless model.head_dim is set | "
         "use 4 heads, or set model.head_dim",

@@ -78,10 +78,12 @@ def benched(form: str, optimizer: str, vocab: int = 400, in_flight: int | None =
     )
 
 
+@pytest.mark.parametrize("kept", [{}, {"moments": "bf16", "tables": "row_adamw"}])
 @pytest.mark.parametrize(("form", "optimizer"), KINDS)
 @pytest.mark.parametrize("index", [0, 1, 2])
-def test_what_is_resident_is_counted_to_the_byte(form, optimizer, index):
-    bench = Bench(benched(form, optimizer), index)
+def test_what_is_resident_is_counted_to_the_byte(form, optimizer, kept, index):
+    spec = benched(form, optimizer)
+    bench = Bench(spec.model_copy(update={"optimizer": spec.optimizer.model_copy(update=kept)}), index)
     bench.accumulate()
     bench.step()
     bench.accumulate()

@@ -133,6 +133,12 @@ def test_all_problems_at_once_with_line_value_rule_and_fix():
         ),
         ({"optimizer": {"name": "row_adamw"}}, "optimizer.name", "optimizer_fits_form", "reparam"),
         (
+            {"compute": {"dtype": "float64"}, "optimizer": {"moments": "bf16"}},
+            "optimizer.moments",
+            "moments_fit_dtype",
+            "float64",
+        ),
+        (
             {"subspace": {"form": "dense", "update": {"interval": 10}}},
             "subspace.update.interval",
             "update_fits",

@@ -99,24 +99,22 @@ class StageOptimizer:
                 trained.gradient = None
         for trained in self.parameters:
             if not trained.is_fused:
-                self._step(trained, lr, coefficient)
+                for rows in trained.pieces():
+                    self._step(trained, rows, lr, coefficient)
                 trained.gradient = None
         self.stage.refresh()
 
-    def _step(self, trained: TrainedParameter, lr: float, coefficient: float) -> None:
+    def _step(self, trained: TrainedParameter, rows: slice, lr: float, coefficient: float) -> None:
         parameter, gradient, state = trained.own()
-        for rows in trained.pieces():
-            wide = {
-                key: kept[rows].to(gradient.dtype) for key, kept in state.items()
-            }  # as they are where they are wide
-            direction = self._direction(trained, gradient[rows].mul_(coefficient), wide)
-            weight = parameter[rows]
-            if trained.decays and self.spec.weight_decay:
-                weight.mul_(1 - lr * self.spec.weight_decay)
-            weight.add_(trained.form.lift(direction), alpha=-lr)
-            del direction  # before more memory is taken
-            for key, kept in state.items():
-                self._keep(trained, key, wide[key], kept[rows], rows.start)
+        wide = {key: kept[rows].to(gradient.dtype) for key, kept in state.items()}  # copies only of narrow ones
+        direction = self._direction(trained, gradient[rows].mul_(coefficient), wide)
+        weight = parameter[rows]
+        if trained.decays and self.spec.weight_decay:
+            weight.mul_(1 - lr * self.spec.weight_decay)
+        weight.add_(trained.form.lift(direction), alpha=-lr)
+        del direction  # before more memory is taken
+        for key, kept in state.items():
+            self._keep(trained, key, wide[key], kept[rows], rows.start)
 
     def _keep(self, trained: TrainedParameter, key: str, wide: Tensor, kept: Tensor, row: int, when: str = "") -> None:
         """Write a moment's rows, from `row` on, where they are kept in another type than they were computed in."""

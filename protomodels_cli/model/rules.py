@@ -69,7 +69,7 @@ def _adam(g: Tensor, g_squared: Tensor, state: State, t: int, o: OptimizerSpec) 
     first = state["first"].lerp_(g, 1 - o.beta1)
     second = state["second"].lerp_(g_squared, 1 - o.beta2)
     denominator = (second / (1 - o.beta2**t)).sqrt_().add_(o.eps)
-    return first / (1 - o.beta1**t) / denominator
+    return (first / (1 - o.beta1**t)).div_(denominator)
 
 
 def muon(g: Tensor, state: State, o: OptimizerSpec) -> Tensor:
