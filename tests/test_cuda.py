@@ -12,6 +12,7 @@ from protomodels_cli.codecs import Carrier, End
 from protomodels_cli.data.prepare import prepare
 from protomodels_cli.lab.reconstruct import compare
 from protomodels_cli.model import rules
+from protomodels_cli.model.moments import round_stochastically
 from protomodels_cli.model.reference import Reference
 from protomodels_cli.protocol.messages import MessageKey
 
@@ -45,6 +46,28 @@ def test_orthogonalise_uses_bf16_and_agrees():
     g = torch.randn(64, 32, generator=torch.Generator().manual_seed(0))
     found = rules.orthogonalise(g.cuda()).cpu()
     assert torch.linalg.norm(found - rules.orthogonalise(g)) / torch.linalg.norm(found) < 2e-2
+
+
+def test_moments_are_rounded_as_on_the_cpu():
+    wide = torch.randn(300, 7, generator=torch.Generator().manual_seed(0))
+    kept = [torch.empty(300, 7, dtype=torch.bfloat16, device=device) for device in ("cpu", "cuda")]
+    for to in kept:
+        round_stochastically(wide.to(to.device), to, seed=5, start=21)
+    assert torch.equal(kept[0], kept[1].cpu())
+
+
+@pytest.mark.parametrize("choice", [{}, {"moments": "bf16", "tables": "row_adamw"}])
+@pytest.mark.parametrize(("form", "name"), [("constrained", "row_adamw"), ("reparam", "muon"), ("dense", "adamw")])
+def test_an_applied_step_does_not_wait_for_the_device(form, name, choice):
+    r = on("cuda", stages=1, subspace={"form": form}, optimizer={"name": name, **choice})
+    for step in (1, 2):
+        r.accumulate(step)
+        r.prepare()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            r.trainers[0].optimizer.apply(1e-3, 0.5)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
 
 
 def test_four_peers_on_one_gpu_train_as_on_the_cpu(tmp_path):

@@ -283,7 +283,7 @@ class ComputeSpec(Section):
     dtype: Literal["auto", "bf16", "tf32", "float32", "float64"] = Field(
         "auto",
         description=(
-            "What matrices are multiplied in. Weights, gradients, moments and what crosses a boundary are float32 "
+            "What matrices are multiplied in. Weights, gradients and what crosses a boundary are float32 "
             "(float64 with `float64`). `auto`: bf16 on GPUs that have it, float32 elsewhere. `tf32`: float32 on GPUs "
             "with products rounded to TF32."
         ),
@@ -312,7 +312,7 @@ class ComputeSpec(Section):
 
     @property
     def stored(self) -> Literal["float32", "float64"]:
-        """Type of weights, gradients, moments and of what crosses a boundary."""
+        """Type of weights, gradients and of what crosses a boundary."""
         return "float64" if self.dtype == "float64" else "float32"
 
 
