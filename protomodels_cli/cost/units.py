@@ -63,7 +63,7 @@ def unit_state_bytes(spec: RunSpec) -> dict[str, int]:
     """Bytes of what the optimizer keeps for each unit."""
     b, width, sizes, vocab = Block.of(spec), spec.model.width, Sizes.of(spec), spec.vocab_size
     wide = number_bytes(spec)
-    narrow = 2 if spec.optimizer.moments == "bf16" else wide
+    narrow = {"float32": wide, "bf16": 2}[spec.optimizer.moments]
 
     def matrix(form: type[Form], role: Role, rows: int, columns: int) -> int:
         """What a rule of model/rules.py keeps."""

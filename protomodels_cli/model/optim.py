@@ -187,7 +187,7 @@ def _parameters(stage: Stage, spec: OptimizerSpec) -> list[TrainedParameter]:
             case _:
                 continue
         is_matrix, weight = role != "gain", module.weight
-        kept_as = torch.bfloat16 if is_matrix and spec.moments == "bf16" else weight.dtype
+        kept_as = {"float32": weight.dtype, "bf16": torch.bfloat16}[spec.moments] if is_matrix else weight.dtype
         rule = form.chosen_rule(spec, role)
         found.append(TrainedParameter(f"{name}.weight", weight, rule, is_matrix, form, kept_as))
     return found

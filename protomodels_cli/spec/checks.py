@@ -182,10 +182,10 @@ def optimizer_fits_form(s: RunSpec) -> Found:
 
 @check("compute.dtype", "optimizer.moments")
 def moments_fit_dtype(s: RunSpec) -> Found:
-    if s.compute.dtype == "float64" and s.optimizer.moments == "bf16":
+    if s.compute.dtype == "float64" and s.optimizer.moments != "float32":
         yield (
             "optimizer.moments",
-            "compute.dtype is float64, and moments rounded to bf16 would undo its precision",
+            f"compute.dtype is float64, and moments rounded to {s.optimizer.moments} would undo its precision",
             "remove `moments`, or set compute.dtype to float32, bf16 or auto",
         )
 
