@@ -67,7 +67,8 @@ class StageMemory:
         b = Block.of(spec)
         self._largest = (m.width * max(b.inner, b.hidden), spec.vocab_size * m.width)  # a layer's matrix, the head's
         self._covariance = 4 * 8 * m.width**2 if spec.form.has_basis else 0  # of the stream's gradients, in float64
-        self._paths = {path: Activations(spec, path) for path in paths(spec.compute)}
+        self._paths = paths(spec.compute)
+        self._activations: dict[Path, Activations] = {}
 
     def total(self, first_layer: int, end_layer: int, stages_after: int, path: Path | None = None) -> int:
         """At most, on its device, with the least that recomputation can reach. `path`: how the peer computes; None: of
@@ -87,11 +88,8 @@ class StageMemory:
             return max(self.with_recompute(first_layer, end_layer, recompute, held, one) for one in self._paths)
         a, first, last = self._of(path), first_layer == 0, end_layer == self.layers
         # What codecs learn in a step lies beside what they knew until it is applied.
-        training = self.in_flight(first_layer, end_layer, recompute, held, path)
-        training += self._staged.device.at(first, last)
-        again = a.layers[first_layer:end_layer]
-        redone = {"none": 0, "block": max(again), "stage": 0 if last else sum(again)}[recompute]
-        backward = redone + a.passing
+        training = self.in_flight(first_layer, end_layer, recompute, held, path) + self._staged.device.at(first, last)
+        backward = self._redone(first_layer, end_layer, recompute, path) + a.passing
         if a.product < number_bytes(self.spec) and not path.gpu:  # the CPU adds a matrix's gradient by a copy
             backward += a.product * max(self._largest[: 1 + last])
         training += max(backward, a.loss if last else 0)
@@ -124,10 +122,25 @@ class StageMemory:
         gathered = self._covariance // 4 if last else 0
         return self._units(self._saved_before, first_layer, end_layer) + self._basis + remembered + gathered
 
+    def for_microbatches(self, first_layer: int, end_layer: int, stages_after: int) -> int:
+        """What of the total is for microbatches: kept, or computed again."""
+        ways, held = recomputations(self.spec), least_in_flight(self.spec, stages_after)
+
+        def size(path: Path, way: Recompute) -> int:
+            kept = self.in_flight(first_layer, end_layer, way, held, path)
+            return kept + self._redone(first_layer, end_layer, way, path)
+
+        return max(min(size(path, way) for way in ways) for path in self._paths)
+
+    def _redone(self, first_layer: int, end_layer: int, recompute: Recompute, path: Path) -> int:
+        """What autograd saves when a microbatch is computed again, beside what is kept of those in flight."""
+        layers = self._of(path).layers[first_layer:end_layer]
+        return {"none": 0, "block": max(layers), "stage": 0 if end_layer == self.layers else sum(layers)}[recompute]
+
     def _of(self, path: Path) -> Activations:
-        if path not in self._paths:
-            return Activations(self.spec, path)
-        return self._paths[path]
+        if path not in self._activations:
+            self._activations[path] = Activations(self.spec, path)
+        return self._activations[path]
 
     def _units(self, before: list[int], first_layer: int, end_layer: int) -> int:
         """Of the stage's units, from that of all units `before` each: the embedding, the layers, the head."""
