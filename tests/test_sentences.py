@@ -273,7 +273,7 @@ WAITS: list[tuple[r.Waiting, str]] = [
     (
         no_placement.TooFewLayersFit(3, 5, 8, 3, GIB, no_placement.InFlight(MIB, True, False)),
         "more or larger peers: the 3 joined peers have memory for 5 of the 8 layers; cut into 3, the first stage takes "
-        "1 GiB with one layer (1 MiB are for microbatches in flight: raise batch.microbatches)",
+        "1 GiB with one layer (1 MiB are for microbatches: raise batch.microbatches)",
     ),
     (
         no_placement.HostMemoryTooSmall(381 * GIB),

@@ -11,7 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from protomodels_cli.cost.activations import Path, Recompute
-from protomodels_cli.cost.memory import StageMemory, in_flight_limit, least_in_flight
+from protomodels_cli.cost.memory import StageMemory, least_in_flight
 from protomodels_cli.cost.units import unit_flops
 from protomodels_cli.lab.memory import peak_bytes
 from protomodels_cli.model.basis import initial_basis

@@ -88,11 +88,8 @@ class StageMemory:
             return max(self.with_recompute(first_layer, end_layer, recompute, held, one) for one in self._paths)
         a, first, last = self._of(path), first_layer == 0, end_layer == self.layers
         # What codecs learn in a step lies beside what they knew until it is applied.
-        training = self.in_flight(first_layer, end_layer, recompute, held, path) + self._staged.device.at(first, last)
-        backward = self._redone(first_layer, end_layer, recompute, path) + a.passing
-        if a.product < number_bytes(self.spec) and not path.gpu:  # the CPU adds a matrix's gradient by a copy
-            backward += a.product * max(self._largest[: 1 + last])
-        training += max(backward, a.loss if last else 0)
+        training = self._microbatches(first_layer, end_layer, recompute, held, path)
+        training += self._staged.device.at(first, last)
         # Nothing is in flight while the optimizer steps, nor in an evaluation, which has no gradients either.
         gradients = self._units(self._gradients_before, first_layer, end_layer)
         stepping = max(self._stepping[0], self._stepping[1] if first else 0, self._stepping[2] if last else 0)
@@ -123,19 +120,20 @@ class StageMemory:
         return self._units(self._saved_before, first_layer, end_layer) + self._basis + remembered + gathered
 
     def for_microbatches(self, first_layer: int, end_layer: int, stages_after: int) -> int:
-        """What of the total is for microbatches: kept, or computed again."""
+        """What of the total is for microbatches: in flight, and while one of them is worked on."""
         ways, held = recomputations(self.spec), least_in_flight(self.spec, stages_after)
+        return max(
+            min(self._microbatches(first_layer, end_layer, way, held, path) for way in ways) for path in self._paths
+        )
 
-        def size(path: Path, way: Recompute) -> int:
-            kept = self.in_flight(first_layer, end_layer, way, held, path)
-            return kept + self._redone(first_layer, end_layer, way, path)
-
-        return max(min(size(path, way) for way in ways) for path in self._paths)
-
-    def _redone(self, first_layer: int, end_layer: int, recompute: Recompute, path: Path) -> int:
-        """What autograd saves when a microbatch is computed again, beside what is kept of those in flight."""
-        layers = self._of(path).layers[first_layer:end_layer]
-        return {"none": 0, "block": max(layers), "stage": 0 if end_layer == self.layers else sum(layers)}[recompute]
+    def _microbatches(self, first_layer: int, end_layer: int, recompute: Recompute, held: int, path: Path) -> int:
+        a, last = self._of(path), end_layer == self.layers
+        layers = a.layers[first_layer:end_layer]
+        again = {"none": 0, "block": max(layers), "stage": 0 if last else sum(layers)}[recompute]
+        backward = again + a.passing
+        if a.product < number_bytes(self.spec) and not path.gpu:  # the CPU adds a matrix's gradient by a copy
+            backward += a.product * max(self._largest[: 1 + last])
+        return self.in_flight(first_layer, end_layer, recompute, held, path) + max(backward, a.loss if last else 0)
 
     def _of(self, path: Path) -> Activations:
         if path not in self._activations:
@@ -160,7 +158,7 @@ class StageMemory:
 def _stepping(spec: RunSpec) -> tuple[int, int, int]:
     """Bytes that the optimizer makes of passing tensors: for a layer's matrix, the embedding and the head. It takes one
     parameter at a time, except AdamW, whose fused step makes none."""
-    b, m, sizes, number = Block.of(spec), spec.model, Sizes.of(spec), number_bytes(spec)
+    b, sizes, number = Block.of(spec), Sizes.of(spec), number_bytes(spec)
 
     def one(form: type[Form], role: Role, rows: int) -> int:
         columns, lifted = form.optimizer_columns(sizes), form.lifted_columns(sizes)

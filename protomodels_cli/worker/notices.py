@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from protomodels_cli.cost.activations import Recompute
+from protomodels_cli.cost.recompute import Why
 from protomodels_cli.observe import logs
 from protomodels_cli.observe.notices import Notice as Base
 from protomodels_cli.wire import troubles
@@ -105,7 +106,7 @@ class Computing(Base):
     dtype_is_own: bool  # the peer's choice (auto), not the spec's
     compiled: bool
     recompute: Recompute
-    reason: Literal["asked", "fits", "saves", "tight"]  # as cost/recompute.py has them
+    reason: Why
     in_flight: int
     need: int  # bytes, at most
     memory: int  # bytes that it has for the stage
