@@ -21,8 +21,8 @@ from protomodels_cli.coordinator.placement import Offer, Placement, place
 from protomodels_cli.cost.memory import StageMemory
 from protomodels_cli.spec import RunSpec
 
-FIXED = {"stages": [2, 2], "batch": {"in_flight": 1}}
-AUTO = {"stages": "auto", "batch": {"in_flight": 1}}
+FIXED = {"stages": [2, 2], "batch": {"size": 4, "microbatches": 4}}
+AUTO = {"stages": "auto", "batch": {"size": 4, "microbatches": 4}}
 
 
 def peers(*flops: float, memory: int = 1 << 40) -> list[Offer]:

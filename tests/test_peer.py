@@ -33,8 +33,8 @@ from protomodels_cli.worker import device as devices
 from protomodels_cli.worker import generation as generations
 from protomodels_cli.worker import join as joining
 from protomodels_cli.worker import notices, problems
-from protomodels_cli.worker.control import ConnectFailed
 from protomodels_cli.worker.computing import path_of
+from protomodels_cli.worker.control import ConnectFailed
 from protomodels_cli.worker.engine import Engine
 from protomodels_cli.worker.generation import Generation, Network
 from protomodels_cli.worker.links import Listener

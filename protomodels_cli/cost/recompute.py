@@ -29,8 +29,7 @@ def pick(
     sizes: StageMemory, first_layer: int, end_layer: int, stages_after: int, path: Path | None, memory: int
 ) -> Picked:
     """The fastest way of recomputing that fits, with as many microbatches in flight as fit then. Keeping everything is
-    the fastest only if enough of them fit to hide the links' latency. `path`: how the peer computes; None: whatever takes
-    most."""
+    the fastest only if enough of them fit to hide the links' latency. `path` None: whatever takes most."""
     spec = sizes.spec
     least, ways = least_in_flight(spec, stages_after), recomputations(spec)
     most = max(least, min(in_flight_limit(spec, stages_after), spec.batch.microbatches))
