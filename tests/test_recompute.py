@@ -22,8 +22,6 @@ from protomodels_cli.spec.cut import layers_per_stage, spans
 from protomodels_cli.spec.link import parse_link
 from protomodels_cli.spec.schema import LinkSpec, RunSpec
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
-from protomodels_cli.wire.troubles import OutOfMemory
-from protomodels_cli.worker import device as devices
 from protomodels_cli.worker.computing import Chooser, path_of
 
 CPU = Path("float32", compiled=False, gpu=False)
@@ -216,30 +214,3 @@ def test_a_peer_chooses_within_its_share_and_says_what_it_takes():
     remembering = deep(wire={"forward": "int8+aqsgd"})
     on_host = StageMemory(remembering).on_host(0, 2)
     assert chooser.pick(remembering, layers, share, reuse=False).memory == share - on_host, "one memory for both"
-
-
-@pytest.mark.parametrize(
-    ("error", "detail"),
-    [
-        (
-            torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of …"),
-            "CUDA out of memory. Tried to allocate 2.00 GiB",
-        ),
-        (RuntimeError("CUDA error: out of memory\nCompile with …"), "CUDA error: out of memory"),
-        (
-            RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`"),
-            "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`",
-        ),
-        (
-            RuntimeError("DefaultCPUAllocator: not enough memory: you tried"),
-            "DefaultCPUAllocator: not enough memory: you tried",
-        ),
-        (MemoryError(), "MemoryError"),
-        (RuntimeError("shapes differ"), None),
-        (ValueError("out of memory"), None),
-    ],
-)
-def test_a_device_without_memory_left_is_told_from_other_failures(error, detail):
-    found = devices.as_problem(error)
-    assert getattr(found, "problem", None) == (None if detail is None else OutOfMemory(detail))
-    assert detail is not None or found is error

@@ -5,7 +5,7 @@ Follows model/llama.py, model/operators.py and model/loss.py line by line; a tes
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from protomodels_cli.cost.units import Block, number_bytes
@@ -26,18 +26,16 @@ class Path:
 
 def paths(compute: ComputeSpec) -> list[Path]:
     """What peers may take, while nobody has said what they have. bf16 counts as a GPU's."""
-    here: list[tuple[Literal["bf16", "float32", "float64"], bool]]
-    match compute.dtype:
-        case "auto":
-            here = [("float32", False), ("bf16", True)]
-        case "bf16":
-            here = [("bf16", True)]
-        case "tf32":
-            here = [("float32", True)]
-        case "float32" | "float64":
-            here = [(compute.dtype, False), (compute.dtype, True)]
-    always, never = compute.compile == "always", compute.compile == "never"
-    return [Path(dtype, (gpu or always) and not never, gpu) for dtype, gpu in here]
+    float32, float64, bf16 = Path("float32", False, False), Path("float64", False, False), Path("bf16", False, True)
+    here = {
+        "auto": [float32, bf16],
+        "bf16": [bf16],
+        "tf32": [replace(float32, gpu=True)],
+        "float32": [float32, replace(float32, gpu=True)],
+        "float64": [float64, replace(float64, gpu=True)],
+    }[compute.dtype]
+    when = {"auto": (False, True), "always": (True, True), "never": (False, False)}[compute.compile]
+    return [replace(path, compiled=when[path.gpu]) for path in here]
 
 
 class Activations:
@@ -45,7 +43,7 @@ class Activations:
 
     def __init__(self, spec: RunSpec, path: Path):
         m, b, sizes = spec.model, Block.of(spec), Sizes.of(spec)
-        stored, product = number_bytes(spec), 2 if path.dtype == "bf16" else number_bytes(spec)
+        stored, product = number_bytes(spec), {"bf16": 2, "float32": 4, "float64": 8}[path.dtype]
         self.product = product
         tokens = spec.batch.size // spec.batch.microbatches * m.context
         first_free = m.layers - spec.form.free_layers(sizes)

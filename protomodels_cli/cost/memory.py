@@ -56,9 +56,10 @@ class StageMemory:
         self._remembered, self._staged = remembered_by_codecs(spec, windows), staged_by_codecs(spec)
         m, number = spec.model, number_bytes(spec)
         assert m.head_dim is not None
-        parameters, state, multiplied = unit_parameters(spec), unit_state(spec), unit_multiplied(spec)
+        parameters, multiplied = unit_parameters(spec), unit_multiplied(spec)
+        state = {unit: numbers * number for unit, numbers in unit_state(spec).items()}
         self._gradients_before = [0, *accumulate(parameters[u] * number for u in parameters)]
-        self._saved_before = [0, *accumulate((parameters[u] + state[u]) * number for u in parameters)]
+        self._saved_before = [0, *accumulate(parameters[u] * number + state[u] for u in parameters)]
         self._multiplied_before = [0, *accumulate(multiplied.values())]
         self._basis = m.width * spec.subspace.k * number if spec.form.has_basis else 0
         self._shared = t_fixed_bytes(spec) + self._basis + m.context * m.head_dim * number  # the last: rotary tables
