@@ -181,9 +181,11 @@ class Choice:
         return self.forecast.step_seconds <= SLACK * self.forecast.compute_seconds + 1e-9
 
 
-def choices(candidates: Iterable[RunSpec], link: LinkSpec, speed: float) -> list[Choice]:
+def choices(
+    candidates: Iterable[RunSpec], link: LinkSpec, speed: float, memory: int | None = None, path: Path | None = None
+) -> list[Choice]:
     """`candidates` by what they cost in loss: the first ones cost least."""
-    return [Choice(spec, forecast(spec, link, speed)) for spec in candidates]
+    return [Choice(spec, forecast(spec, link, speed, memory=memory, path=path)) for spec in candidates]
 
 
 def recommended(found: list[Choice]) -> Choice:
