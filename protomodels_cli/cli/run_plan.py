@@ -25,7 +25,7 @@ from protomodels_cli.spec.link import parse_link
 from protomodels_cli.spec.load import load_spec, spec_from, with_absolute_paths
 from protomodels_cli.spec.schema import LinkSpec, RunSpec
 
-AGAIN = {"none": "nothing", "block": "each block", "stage": "the stage"}
+AGAIN = {"none": "nothing", "block": "blocks", "stage": "stage"}  # is computed again in the backward pass
 
 
 def run(
@@ -46,7 +46,7 @@ def run(
     found = choices(candidates(spec), link, flops, memory, path)
     best = recommended(found)
     saving = _saving(spec, link, predicted)
-    _show(spec, link, flops, speed is None, predicted, found, best, saving)
+    _show(spec, link, flops, speed is None, memory is not None, predicted, found, best, saving)
     if json_file is not None:
         rows = [{**_crossing(c.spec), "keeps_up": c.keeps_up, **asdict(c.forecast)} for c in found]
         result = {
@@ -164,6 +164,7 @@ def _show(
     link: LinkSpec,
     flops: float,
     measured: bool,
+    limited: bool,
     f: Forecast,
     found: list[Choice],
     best: Choice,
@@ -181,14 +182,14 @@ def _show(
         f"{plural(len(f.stages), 'peer')} of {rate(flops, 'FLOP/s')} ({where}), "
         f"each with a connection of {link.in_words}\n"
     )
-    titles = ("stage", "layers", "memory", "in flight", "computes again", "computing", "connection busy")
-    table = Table(*titles, box=None, pad_edge=False)
+    chosen = ("in flight", "again") if limited else ()
+    table = Table("stage", "layers", "memory", *chosen, "computing", "connection busy", box=None, pad_edge=False)
     for i, stage in enumerate(f.stages):
         on_host = f" + {size(stage.host_memory)} of host memory" if stage.host_memory else ""
         line = f"{duration(stage.line)} per step" if stage.line else "–"
         memory = f"{size(stage.memory)}{on_host}"
-        computing, again = f"{duration(stage.compute)} per step", AGAIN[stage.recompute]
-        table.add_row(str(i), str(stage.layers), memory, str(stage.in_flight), again, computing, line)
+        chosen = (str(stage.in_flight), AGAIN[stage.recompute]) if limited else ()
+        table.add_row(str(i), str(stage.layers), memory, *chosen, f"{duration(stage.compute)} per step", line)
     console.print(table)
     due = "once, at the end"
     if math.isfinite(saving.interval_seconds):
