@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from protomodels_cli.cost.units import unit_flops
+from protomodels_cli.errors import first_line
 from protomodels_cli.forms import Dense
 from protomodels_cli.model.arithmetic import choose as arithmetic_of
 from protomodels_cli.model.llama import Block, Multiplied, Running, rotary
@@ -116,8 +117,9 @@ def as_problem(error: Exception) -> Exception:
     """The error that ends the peer: one with a fix, where the device ran out of memory."""
     if not is_out_of_memory(error):
         return error
-    detail = (str(error) or type(error).__name__).splitlines()[0]
-    return PeerError(OutOfMemory(detail.split(". GPU ")[0]))  # what follows in torch's message are ten figures
+    return PeerError(
+        OutOfMemory(first_line(error).split(". GPU ")[0])
+    )  # what follows in torch's message are ten figures
 
 
 def limit_memory(device: torch.device, most: int) -> None:
