@@ -120,7 +120,7 @@ def test_the_set_of_commands_and_options_is_deliberate():
         "bench loopback": ["--json", "--only", "--steps"],
         "bench recovery": ["--json", "--only", "--turns"],
         "bench wan": ["--emulated", "--json", "--link", "--method", "--plot", "--steps", "--torch", "--turns"],
-        "plan": ["--device", "--json", "--link", "--peers", "--speed"],
+        "plan": ["--device", "--json", "--link", "--memory", "--peers", "--speed"],
         "reference": ["--device", "--json", "--run-dir", "--steps"],
         "lab reconstruct": lab,
         "lab optimizer": lab,

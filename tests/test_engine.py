@@ -15,9 +15,11 @@ from waiting import wait_for
 
 from protomodels_cli.coordinator.feed import Feed
 from protomodels_cli.model.shape import slices
+from protomodels_cli.model.stage import Stage
 from protomodels_cli.protocol.messages import OutOfOrder
 from protomodels_cli.wire.frames import Message
 from protomodels_cli.worker import orders
+from protomodels_cli.worker.device import is_out_of_memory
 from protomodels_cli.worker.engine import Engine
 from protomodels_cli.worker.stage_work import StageWork
 
@@ -127,3 +129,24 @@ def test_it_can_be_seen_from_outside_whether_it_is_still_at_the_same_work(first_
     assert seen[0] == seen[1] != seen[2] == seen[3]
     assert all(seen)
     wait_for(lambda: engine.busy_with == 0, "it waits for gradients, and is busy all the same")
+
+
+@pytest.mark.parametrize("where", ["warm_up", "forward", "decide"])
+def test_a_device_that_runs_out_of_memory_is_said_wherever_it_happens(where, monkeypatch):
+    def no_room(*_: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(Stage if where == "warm_up" else StageWork, where, no_room)
+    posts = Posts()
+    engine = Engine(torch.device("cpu"), 1, posts.post)
+    engine.start()
+    engine.forget(1)
+    engine.order(orders.Build(orders.Assignment(1, 1, 1, 0, 4, 0), SPEC, slices(SPEC)[0], None, None))
+    if where == "forward":
+        engine.order(orders.Run(2, "forward", 1, 2, 0))
+        engine.deliver(ids_of(1)[0])
+    elif where == "decide":
+        engine.order(orders.Decide(1, True, 1e-3, 1.0))
+    assert is_out_of_memory(posts.until(orders.Failure)[-1].error)
+    engine.order(None)
+    engine.join()

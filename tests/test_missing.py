@@ -21,8 +21,8 @@ from protomodels_cli.coordinator.placement import Offer, Placement, place
 from protomodels_cli.cost.memory import StageMemory
 from protomodels_cli.spec import RunSpec
 
-FIXED = {"stages": [2, 2], "batch": {"in_flight": 1}}
-AUTO = {"stages": "auto", "batch": {"in_flight": 1}}
+FIXED = {"stages": [2, 2], "batch": {"size": 4, "microbatches": 4}}
+AUTO = {"stages": "auto", "batch": {"size": 4, "microbatches": 4}}
 
 
 def peers(*flops: float, memory: int = 1 << 40) -> list[Offer]:
@@ -55,10 +55,13 @@ def test_a_stage_too_large_for_anyone_is_named_with_what_it_needs():
 
 def test_where_microbatches_take_the_memory_what_to_change_is_said_too():
     spec = make_spec(stages=2, model={"context": 512}, batch={"size": 32, "microbatches": 16})
-    held = StageMemory(spec).in_flight(0, 2, 1)
-    assert place(spec, peers(1e9, 1e9, memory=1 << 20)).in_flight == InFlight(held, True, True)
-    spec = make_spec(stages=2, model={"context": 512}, batch={"size": 32, "microbatches": 32, "in_flight": 1})
-    assert place(spec, peers(1e9, 1e9, memory=1 << 20)).in_flight is None, "nothing left to change there"
+    held = StageMemory(spec).for_microbatches(2, 4, 0)
+    assert place(spec, peers(1e9, 1e9, memory=1 << 19)).in_flight == InFlight(held, True, False)
+    batch = {"size": 32, "microbatches": 32}
+    spec = make_spec(stages=2, model={"context": 512}, batch=batch)
+    assert place(spec, peers(1e9, 1e9, memory=1 << 19)).in_flight is None, "nothing left to change there"
+    spec = make_spec(stages=2, model={"context": 512}, batch=batch, compute={"recompute": "none"})
+    assert place(spec, peers(1e9, 1e9, memory=1 << 19)).in_flight.recompute
 
 
 MANY_SAMPLES = {"steps": 5000, "wire": {"forward": "int8+aqsgd"}}  # remembered in host memory

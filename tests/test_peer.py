@@ -33,6 +33,7 @@ from protomodels_cli.worker import device as devices
 from protomodels_cli.worker import generation as generations
 from protomodels_cli.worker import join as joining
 from protomodels_cli.worker import notices, problems
+from protomodels_cli.worker.computing import path_of
 from protomodels_cli.worker.control import ConnectFailed
 from protomodels_cli.worker.engine import Engine
 from protomodels_cli.worker.generation import Generation, Network
@@ -305,11 +306,12 @@ def test_a_refusal_for_want_of_memory_names_what_limits_it(monkeypatch):
 
 
 def test_what_codecs_keep_on_the_host_is_checked_there_and_counts_on_a_cpu(monkeypatch):
-    spec, gpu = make_spec(steps=5000, wire={"forward": "int8+aqsgd"}), torch.device("cuda")
-    sizes = StageMemory(spec)
-    on_device = min(sizes.total(i, i + 1, 3 - i) for i in range(4))
+    compute = {"dtype": "float32", "compile": "never"}
+    spec, gpu = make_spec(steps=5000, wire={"forward": "int8+aqsgd"}, compute=compute), torch.device("cuda")
+    sizes, path = StageMemory(spec), path_of(spec, torch.device("cpu"))
+    on_device = min(sizes.total(i, i + 1, 3 - i, path) for i in range(4))
     on_host = min(sizes.on_host(i, i + 1) for i in range(4))
-    both = min(sizes.total(i, i + 1, 3 - i) + sizes.on_host(i, i + 1) for i in range(4))
+    both = min(sizes.total(i, i + 1, 3 - i, path) + sizes.on_host(i, i + 1) for i in range(4))
     monkeypatch.setattr(devices, "free_memory", lambda device: on_device)
     with pytest.raises(PeerError) as caught:
         joining._check_memory(spec, torch.device("cpu"), None)

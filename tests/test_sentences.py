@@ -19,7 +19,7 @@ from protomodels_cli.wire import troubles as t
 
 DESK, ATTIC = r.Holder(1, "p2", "desk"), r.Holder(2, "p3", "attic")
 GIB, MIB = 1 << 30, 1 << 20
-HELD = no_placement.InFlight(600 * MIB, more_microbatches=True, fewer_in_flight=True)
+HELD = no_placement.InFlight(600 * MIB, more_microbatches=True, recompute=True)
 WORK = r.StagesWorking("step", 5, (DESK,), 612.4)
 LR = 0.001
 FULL = failures.NotWritten("No space left on device")
@@ -252,8 +252,8 @@ WAITS: list[tuple[r.Waiting, str]] = [
     (
         no_placement.StageTooLarge("first", no_placement.Layers(0, 1, head=False), GIB + 1, GIB, HELD),
         "a larger peer: no joined peer has the 1,073,741,825 bytes that the first stage (the embedding and layer 0 at "
-        "the least) needs, the largest has 1,073,741,824 (600 MiB are for microbatches in flight: raise "
-        "batch.microbatches or set a lower batch.in_flight)",
+        "the least) needs, the largest has 1,073,741,824 (600 MiB are for microbatches: raise "
+        "batch.microbatches or set compute.recompute to auto)",
     ),
     (
         no_placement.ModelTooLarge(3 * GIB, 2 * GIB, more_peers_help=True, unusable=2),
@@ -263,7 +263,7 @@ WAITS: list[tuple[r.Waiting, str]] = [
     (
         no_placement.TooFewLargePeers(2, 3 * GIB, 1, 2 * GIB, no_placement.InFlight(2 * GIB, False, True)),
         "larger peers: 2 of the stages need 3 GiB or more each, and only 1 of the joined peers has that much (2 GiB "
-        "are for microbatches in flight: set a lower batch.in_flight)",
+        "are for microbatches: set compute.recompute to auto)",
     ),
     (
         no_placement.EndsTooLarge(GIB, 2 * GIB),
@@ -273,7 +273,7 @@ WAITS: list[tuple[r.Waiting, str]] = [
     (
         no_placement.TooFewLayersFit(3, 5, 8, 3, GIB, no_placement.InFlight(MIB, True, False)),
         "more or larger peers: the 3 joined peers have memory for 5 of the 8 layers; cut into 3, the first stage takes "
-        "1 GiB with one layer (1 MiB are for microbatches in flight: raise batch.microbatches)",
+        "1 GiB with one layer (1 MiB are for microbatches: raise batch.microbatches)",
     ),
     (
         no_placement.HostMemoryTooSmall(381 * GIB),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+import torch
 from wording import check_kinds, check_row, check_wording, facts_of, members
 
 from protomodels_cli.coordinator.messages import event_of
@@ -14,6 +15,7 @@ from protomodels_cli.facts import Fact
 from protomodels_cli.observe.troubles import in_words
 from protomodels_cli.wire import troubles as t
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
+from protomodels_cli.worker import device as devices
 from protomodels_cli.worker import notices as n
 from protomodels_cli.worker import problems as p
 from protomodels_cli.worker.sentences import loss, problem, sentence
@@ -55,6 +57,30 @@ NOTICES: list[tuple[n.Notice, str]] = [
     (
         n.StageAssigned(4, 0, 1, 0, 4, "memory", 7),
         "generation 4: assigned stage 0 of 1 (embedding, layers 0–3, head), reusing step 7 in memory",
+    ),
+    (
+        n.Computing("cpu", "float32", True, False, "none", "fits", 4, GIB, 22 * GIB, GIB),
+        "computes in float32 (auto, on cpu) with plain operators; computes nothing again (auto, it all fits); "
+        "takes up to 1 GiB of 22 GiB with 4 microbatches in flight",
+    ),
+    (
+        n.Computing("NVIDIA H200", "bf16", False, True, "stage", "saves", 32, 9 * GIB, 16 * GIB, 40 * GIB),
+        "computes in bf16 (compute.dtype) with compiled operators; computes the whole stage again (auto, as keeping "
+        "activations would take 40 GiB); takes up to 9 GiB of 16 GiB with 32 microbatches in flight",
+    ),
+    (
+        n.Computing("NVIDIA H200", "bf16", True, True, "block", "asked", 1, 9 * GIB, 16 * GIB, 40 * GIB),
+        "computes in bf16 (auto, on NVIDIA H200) with compiled operators; computes each block again "
+        "(compute.recompute); takes up to 9 GiB of 16 GiB with 1 microbatch in flight",
+    ),
+    (
+        n.Computing("cpu", "float32", False, False, "block", "tight", 2, 9 * GIB, 8 * GIB, 40 * GIB),
+        "computes in float32 (compute.dtype) with plain operators; computes each block again (the least there is, and "
+        "it may not fit); takes up to 9 GiB of 8 GiB with 2 microbatches in flight",
+    ),
+    (
+        n.NotCompiled("no compiler here"),
+        "operators could not be compiled (no compiler here): this stage works without, which is slower",
     ),
     (n.StepDecided(1, 300, 7.65812, True), "step 1/300 | loss 7.6581"),
     (
@@ -224,7 +250,8 @@ PROBLEMS: list[tuple[p.Problem, int, str, str]] = [
         t.OutOfMemory("CUDA out of memory"),
         EXIT_OUTSIDE,
         "the device ran out of memory: CUDA out of memory",
-        "close other programs, or ask the run's owner for more microbatches or a lower batch.in_flight",
+        "close other programs or join with a higher --memory, or ask the run's owner for smaller microbatches (raise "
+        "batch.microbatches), compute.recompute: auto or fewer layers a stage",
     ),
     (
         t.DeviceStuck(240.0),
@@ -304,3 +331,30 @@ def test_a_trouble_of_a_kind_that_nobody_knows_is_the_peers_own():
     assert event.what == PeerReport(t.Failed("it hurts"))
     assert event.about is None
     assert dataclasses.asdict(event)["generation"] == 3
+
+
+@pytest.mark.parametrize(
+    ("error", "detail"),
+    [
+        (
+            torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of …"),
+            "CUDA out of memory. Tried to allocate 2.00 GiB",
+        ),
+        (RuntimeError("CUDA error: out of memory\nCompile with …"), "CUDA error: out of memory"),
+        (
+            RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`"),
+            "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`",
+        ),
+        (
+            RuntimeError("DefaultCPUAllocator: not enough memory: you tried"),
+            "DefaultCPUAllocator: not enough memory: you tried",
+        ),
+        (MemoryError(), "MemoryError"),
+        (RuntimeError("shapes differ"), None),
+        (ValueError("out of memory"), None),
+    ],
+)
+def test_a_device_without_memory_left_is_told_from_other_failures(error, detail):
+    found = devices.as_problem(error)
+    assert getattr(found, "problem", None) == (None if detail is None else t.OutOfMemory(detail))
+    assert detail is not None or found is error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 from pathlib import Path
 from typing import Annotated
@@ -26,7 +27,8 @@ def join(
         int, typer.Option(min=0, max=65535, help="TCP port for links from neighbours; 0: any free one.")
     ] = 0,
     memory: Annotated[
-        float | None, typer.Option(min=0.001, help="Most device memory to use, in GiB. Default: all that is free.")
+        float | None,
+        typer.Option(min=0.001, help="Most device memory to use, in GiB; torch refuses more. Default: all free."),
     ] = None,
     listen: Annotated[
         bool, typer.Option("--listen/--no-listen", help="Whether neighbours may connect to this machine directly.")
@@ -51,6 +53,9 @@ def join(
     logs.begin(log_level, verbose)
     logs.hide(parsed.token)
     print(f"joining {parsed.host}:{parsed.port} …", flush=True)
+    # Before torch is imported: without gaps between blocks of memory, a stage fits where its bytes do.
+    if "PYTORCH_ALLOC_CONF" not in os.environ:
+        os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
 
     from protomodels_cli.worker.join import Options
     from protomodels_cli.worker.join import join as take_part

@@ -16,6 +16,9 @@ def plan(
     peers: Annotated[
         int | None, typer.Option(min=1, help="Cut the model for this many peers. Default: the spec's stages.")
     ] = None,
+    memory: Annotated[
+        float | None, typer.Option(min=0.001, help="Device memory of every peer, in GiB. Default: enough.")
+    ] = None,
     speed: Annotated[
         str | None, typer.Option(help="Speed of every peer, as 20gflops or 5tflops. Default: measured on this machine.")
     ] = None,
@@ -27,4 +30,4 @@ def plan(
     """Predict memory, bytes, step time and bottleneck, and recommend k and codec for a link."""
     from protomodels_cli.cli.run_plan import run
 
-    run(spec_file, link, peers, speed, device, json_file)
+    run(spec_file, link, peers, None if memory is None else int(memory * 2**30), speed, device, json_file)

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from protomodels_cli.cli.checks import check_outputs, speed_of
 from protomodels_cli.codecs import parse_codec
+from protomodels_cli.cost.activations import Path as ComputePath
 from protomodels_cli.cost.forecast import Bottleneck, Choice, Forecast, choices, forecast, recommended
 from protomodels_cli.cost.memory import StageMemory
 from protomodels_cli.errors import OptionError
@@ -24,19 +25,28 @@ from protomodels_cli.spec.link import parse_link
 from protomodels_cli.spec.load import load_spec, spec_from, with_absolute_paths
 from protomodels_cli.spec.schema import LinkSpec, RunSpec
 
+AGAIN = {"none": "nothing", "block": "blocks", "stage": "stage"}  # is computed again in the backward pass
+
 
 def run(
-    spec_file: Path, link_text: str, peers: int | None, speed: str | None, device: str, json_file: Path | None
+    spec_file: Path,
+    link_text: str,
+    peers: int | None,
+    memory: int | None,
+    speed: str | None,
+    device: str,
+    json_file: Path | None,
 ) -> None:
     check_outputs(json_file)
     link = parse_link(link_text)
     spec = _cut(with_absolute_paths(load_spec(spec_file), spec_file.parent), peers)
-    flops = speed_of(speed) or _measured(spec, device)
-    predicted = forecast(spec, link, flops, windows=_windows(spec))
-    found = choices(candidates(spec), link, flops)
+    said = speed_of(speed)
+    flops, path = (said, None) if said else _measured(spec, device)
+    predicted = forecast(spec, link, flops, windows=_windows(spec), memory=memory, path=path)
+    found = choices(candidates(spec), link, flops, memory, path)
     best = recommended(found)
     saving = _saving(spec, link, predicted)
-    _show(spec, link, flops, speed is None, predicted, found, best, saving)
+    _show(spec, link, flops, speed is None, memory is not None, predicted, found, best, saving)
     if json_file is not None:
         rows = [{**_crossing(c.spec), "keeps_up": c.keeps_up, **asdict(c.forecast)} for c in found]
         result = {
@@ -108,10 +118,13 @@ def _cut(spec: RunSpec, peers: int | None) -> RunSpec:
     return spec_from(spec.model_dump(mode="json") | {"stages": stages})
 
 
-def _measured(spec: RunSpec, device: str) -> float:
+def _measured(spec: RunSpec, name: str) -> tuple[float, ComputePath]:
+    """This machine's speed, and how it computes."""
+    from protomodels_cli.worker.computing import path_of
     from protomodels_cli.worker.device import choose, measure_flops
 
-    return measure_flops(spec, choose(device), seconds=1.0)
+    device = choose(name)
+    return measure_flops(spec, device, seconds=1.0), path_of(spec, device)
 
 
 def _cut_for(spec: RunSpec, peers: int) -> list[int]:
@@ -151,6 +164,7 @@ def _show(
     link: LinkSpec,
     flops: float,
     measured: bool,
+    limited: bool,
     f: Forecast,
     found: list[Choice],
     best: Choice,
@@ -168,12 +182,14 @@ def _show(
         f"{plural(len(f.stages), 'peer')} of {rate(flops, 'FLOP/s')} ({where}), "
         f"each with a connection of {link.in_words}\n"
     )
-    table = Table("stage", "layers", "memory", "computing", "connection busy", box=None, pad_edge=False)
+    chosen = ("in flight", "again") if limited else ()
+    table = Table("stage", "layers", "memory", *chosen, "computing", "connection busy", box=None, pad_edge=False)
     for i, stage in enumerate(f.stages):
         on_host = f" + {size(stage.host_memory)} of host memory" if stage.host_memory else ""
         line = f"{duration(stage.line)} per step" if stage.line else "–"
         memory = f"{size(stage.memory)}{on_host}"
-        table.add_row(str(i), str(stage.layers), memory, f"{duration(stage.compute)} per step", line)
+        chosen = (str(stage.in_flight), AGAIN[stage.recompute]) if limited else ()
+        table.add_row(str(i), str(stage.layers), memory, *chosen, f"{duration(stage.compute)} per step", line)
     console.print(table)
     due = "once, at the end"
     if math.isfinite(saving.interval_seconds):

@@ -21,7 +21,8 @@ from protomodels_cli.coordinator.events import (
 )
 from protomodels_cli.coordinator.history import History, Initialised, Mark, Placed, RolledBack
 from protomodels_cli.coordinator.moves import Moves
-from protomodels_cli.coordinator.placement import Offer, Placement, fill, place
+from protomodels_cli.coordinator.placement import Placement, fill, place
+from protomodels_cli.coordinator.sharing import offers
 from protomodels_cli.coordinator.state import Holding, Peer, State
 from protomodels_cli.errors import EXIT_OUTSIDE
 
@@ -166,17 +167,13 @@ def regroup(moves: Moves) -> None:
 
 def _fill(state: State, absent: list[int], held: dict[int, str]) -> dict[int, str] | reasons.StagesWithoutPeer:
     """Holders for these stages, from the peers without a stage."""
-    free = [_offer(p) for p in state.peers.values() if p.id not in held.values()]
+    free = [offer for offer in offers(state.peers.values()) if offer.peer not in held.values()]
     wanted = dict(enumerate(state.history.newest.as_parts()))
 
     def has(peer: str, stage: int) -> bool:
         return wanted.get(stage) in state.peers[peer].parts
 
     return fill(state.spec, state.history.layers, absent, free, has)
-
-
-def _offer(peer: Peer) -> Offer:
-    return Offer(peer.id, peer.memory, peer.flops, peer.host_memory)
 
 
 def roll_back(moves: Moves, mark: Mark, why: reasons.Rollback, answered: int = 0) -> None:
@@ -192,7 +189,7 @@ def roll_back(moves: Moves, mark: Mark, why: reasons.Rollback, answered: int = 0
 def _assign_afresh(moves: Moves) -> None:
     state, cut = moves.state, moves.state.history.newest.layers
     spec = state.spec.model_copy(update={"stages": list(cut)}) if cut else state.spec
-    found = place(spec, list(map(_offer, state.peers.values())))
+    found = place(spec, offers(state.peers.values()))
     moves.set(holds={}, absent={})
     if isinstance(found, Placement):
         _assign(moves, found.layers, dict(enumerate(found.holders)))

@@ -12,11 +12,11 @@ Bytes = int
 
 @dataclass(frozen=True)
 class InFlight:
-    """Memory that a spec could do without: most of a stage's is for microbatches in flight."""
+    """Memory that a spec could do without: most of a stage's is for microbatches."""
 
     size: Bytes
     more_microbatches: bool  # batch.microbatches can be raised
-    fewer_in_flight: bool  # batch.in_flight can be lowered
+    recompute: bool  # compute.recompute can be set to auto
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from typing import Literal
 import numpy as np
 
 from protomodels_cli.coordinator import no_placement, reasons
+from protomodels_cli.cost.activations import Path
 from protomodels_cli.cost.memory import StageMemory
 from protomodels_cli.cost.units import unit_flops
 from protomodels_cli.forms import Sizes
@@ -40,12 +41,18 @@ class Offer:
     memory: int  # bytes that its device can give
     flops: float  # measured, per second
     host_memory: int | None = None  # bytes of the machine's own memory; None: the device's memory is that
+    path: Path | None = None  # how it computes; None: not known
 
     def room(self, on_host: int) -> int:
         """Bytes that its device can give to a stage that keeps so much in the machine's own memory; none: below 0."""
         if self.host_memory is None:
             return self.memory - on_host
         return self.memory if on_host <= self.host_memory else -1
+
+    def fits(self, memory: StageMemory, span: range, stages_after: int) -> bool:
+        """Whether it has the memory for a stage of these layers."""
+        on_host = memory.on_host(span.start, span.stop)
+        return memory.total(span.start, span.stop, stages_after, self.path) <= self.room(on_host)
 
 
 @dataclass(frozen=True)
@@ -77,7 +84,7 @@ def fill(
     ranges, memory = spans(layers), StageMemory(spec)
     needs = {i: memory.total(ranges[i].start, ranges[i].stop, len(layers) - 1 - i) for i in empty}
     on_host = {i: memory.on_host(ranges[i].start, ranges[i].stop) for i in empty}
-    able = {i: [o.peer for o in offers if needs[i] <= o.room(on_host[i])] for i in empty}
+    able = {i: [o.peer for o in offers if o.fits(memory, ranges[i], len(layers) - 1 - i)] for i in empty}
     at_home = {i: [peer for peer in able[i] if has(peer, i)] for i in empty}
     seated: dict[str, int] = {}
     for stage in empty:
@@ -210,8 +217,8 @@ def _place_fixed(spec: RunSpec, offers: Sequence[Offer]) -> Placement | no_place
     memory, flops = StageMemory(spec), list(unit_flops(spec).values())
     needs = [memory.total(span.start, span.stop, len(layers) - 1 - i) for i, span in enumerate(ranges)]
     work = [sum(flops[i] for i in _units(span, spec)) for span in ranges]
-    on_host = [memory.on_host(span.start, span.stop) for span in ranges]
-    fits = np.array([[need <= o.room(host) for o in offers] for need, host in zip(needs, on_host, strict=True)])
+    last = len(layers) - 1
+    fits = np.array([[o.fits(memory, span, last - i) for o in offers] for i, span in enumerate(ranges)])
     times = np.array(work)[:, None] / np.array([offer.flops for offer in offers])
     none = -len(layers)
     rooms = _Rooms(
@@ -265,9 +272,12 @@ def _auto_rooms(spec: RunSpec, offers: Sequence[Offer], memory: StageMemory, lea
 
     def fitting(stages: list[range], after: int) -> np.ndarray:
         """How many of these stages, each a layer larger than the one before, a peer has the memory for."""
-        sizes = [memory.total(span.start, span.stop, after) for span in stages]
+        sizes = {
+            path: [memory.total(span.start, span.stop, after, path) for span in stages]
+            for path in {offer.path for offer in offers}
+        }
         on_host = memory.on_host(stages[0].start, stages[0].stop) if stages else 0  # the same for all of them
-        return np.array([bisect_right(sizes, offer.room(on_host)) for offer in offers])
+        return np.array([bisect_right(sizes[offer.path], offer.room(on_host)) for offer in offers])
 
     fit_first = [fitting([range(n) for n in range(1, alike + 1)], after) for after in range(1, most)]
     fit_middle = [fitting([range(1, 1 + n) for n in range(1, alike)], after) for after in range(1, most - 1)]
@@ -362,11 +372,11 @@ def _host_too_small(memory: StageMemory, stages: Sequence[range]) -> no_placemen
 
 def _in_flight(memory: StageMemory, span: range, stages_after: int) -> no_placement.InFlight | None:
     """What to change, where it is the microbatches rather than the model that take the memory."""
-    batch, held = memory.spec.batch, memory.in_flight(span.start, span.stop, stages_after)
-    more, fewer = batch.microbatches < batch.size, batch.in_flight != 1
-    if not (more or fewer) or 2 * held < memory.total(span.start, span.stop, stages_after):
+    spec, held = memory.spec, memory.for_microbatches(span.start, span.stop, stages_after)
+    more, recompute = spec.batch.microbatches < spec.batch.size, spec.compute.recompute != "auto"
+    if not (more or recompute) or 2 * held < memory.total(span.start, span.stop, stages_after):
         return None
-    return no_placement.InFlight(held, more, fewer)
+    return no_placement.InFlight(held, more, recompute)
 
 
 def _layers(span: range, spec: RunSpec) -> no_placement.Layers:

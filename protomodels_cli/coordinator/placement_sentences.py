@@ -60,8 +60,8 @@ def _hint(in_flight: lacks.InFlight | None) -> str:
     if in_flight is None:
         return ""
     levers = ["raise batch.microbatches"] * in_flight.more_microbatches
-    levers += ["set a lower batch.in_flight"] * in_flight.fewer_in_flight
-    return f" ({size(in_flight.size)} are for microbatches in flight: {' or '.join(levers)})"
+    levers += ["set compute.recompute to auto"] * in_flight.recompute
+    return f" ({size(in_flight.size)} are for microbatches: {' or '.join(levers)})"
 
 
 def _contents(layers: lacks.Layers) -> str:

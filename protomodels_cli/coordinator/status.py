@@ -107,6 +107,7 @@ def _stages(state: State) -> list[pb.StageStatus]:
                 ratio_bf16=legs * 2 * state.spec.model.width / (forward + backward) if legs else 0.0,
                 most_in_flight=used.most_in_flight,
                 peak_memory=used.peak_memory,
+                forecast_memory=used.forecast_memory,
             )
         )
     return rows

@@ -62,6 +62,8 @@ class Totals:
             "cpu_seconds": {"coordinator": cpu - cpu_before, "stages": [used.cpu_s for used in self._last]},
             "relayed_bytes": list(relayed),
             "peak_memory_bytes": [used.peak_memory for used in self._last],
+            "forecast_memory_bytes": [used.forecast_memory for used in self._last],
+            "reserved_memory_bytes": [used.reserved_memory for used in self._last],
             "most_in_flight": self._most_in_flight,
             "steps_redone": history.redone,
             "lineage": history.lineage,

@@ -11,9 +11,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from protomodels_cli.cost.activations import Path, Recompute
 from protomodels_cli.cost.line import reno_rate, wire_bytes
-from protomodels_cli.cost.memory import StageMemory, in_flight_limit
+from protomodels_cli.cost.memory import StageMemory
 from protomodels_cli.cost.pipeline import Played, StageCost, Wires, play
+from protomodels_cli.cost.recompute import Picked, pick
 from protomodels_cli.cost.traffic import id_bytes, message_bytes
 from protomodels_cli.cost.units import unit_flops
 from protomodels_cli.spec.cut import layers_per_stage, spans
@@ -26,7 +28,9 @@ SLACK = 1.1  # a link that adds no more than this to a step is not what holds it
 @dataclass(frozen=True)
 class Stage:
     layers: int
-    memory: int  # bytes on its device, at most
+    memory: int  # bytes on its device, at most; where peers' memory is not known, the least that will do
+    recompute: Recompute
+    in_flight: int  # microbatches
     host_memory: int  # bytes that its codecs keep in the machine's own memory
     compute: float  # seconds a step
     line: float  # seconds a step that the peer's connection is busy, in the busier direction
@@ -59,20 +63,30 @@ def forecast(
     cores: float = math.inf,
     control: float | None = None,
     windows: int | None = None,
+    memory: int | None = None,
+    path: Path | None = None,
 ) -> Forecast:
     """`speed` in operations a second of each peer; `cores` where they share a machine; `control` is the latency of the
-    way to the coordinator (default: the link's); `windows` is the number of samples in the data."""
+    way to the coordinator (default: the link's); `windows` is the number of samples in the data; `memory`: bytes that
+    each peer has (default: enough to compute nothing again); `path`: how they compute (default: whatever takes most
+    memory)."""
     cut, microbatches = spans(layers_per_stage(spec)), spec.batch.microbatches
+    sizes = StageMemory(spec, windows)
+    picked = [
+        pick(sizes, span.start, span.stop, len(cut) - 1 - i, path, 1 << 62 if memory is None else memory)
+        for i, span in enumerate(cut)
+    ]
     wires, free = _wires(spec, link), _wires(spec, LinkSpec())
-    costs = _costs(spec, cut, speed)
+    costs = _costs(spec, cut, speed, picked)
     turn = 2 * (link.latency_s if control is None else control)  # a report and its answer
     played, unshaped = play(costs, microbatches, wires, cores), play(costs, microbatches, free, cores)
     step = played.seconds + turn
     lines = _lines(len(cut), microbatches, wires)
-    memory, stages = StageMemory(spec, windows), []
-    for i, span in enumerate(cut):
-        total, on_host = memory.total(span.start, span.stop, len(cut) - 1 - i), memory.on_host(span.start, span.stop)
-        stages.append(Stage(len(span), total, on_host, played.busy[i], lines[i]))
+    stages = []
+    for i, (span, chosen) in enumerate(zip(cut, picked, strict=True)):
+        least = sizes.total(span.start, span.stop, len(cut) - 1 - i, path)
+        total, on_host = least if memory is None else chosen.bytes, sizes.on_host(span.start, span.stop)
+        stages.append(Stage(len(span), total, chosen.recompute, chosen.in_flight, on_host, played.busy[i], lines[i]))
     return Forecast(
         stages=stages,
         bytes_per_step={
@@ -100,17 +114,18 @@ def _wires(spec: RunSpec, link: LinkSpec) -> Wires:
     )
 
 
-def _costs(spec: RunSpec, cut: list[range], speed: float) -> list[StageCost]:
-    """Seconds of each stage for a microbatch: a third forward, the rest backward; the last stage does both at once."""
+def _costs(spec: RunSpec, cut: list[range], speed: float, picked: list[Picked]) -> list[StageCost]:
+    """Seconds of each stage for a microbatch: a third forward, the rest backward, and another third where it is
+    computed again; the last stage does both at once, and has nothing of a whole stage to compute again."""
     flops, costs = unit_flops(spec), []
     tokens = spec.batch.size // spec.batch.microbatches * spec.model.context
     for i, span in enumerate(cut):
-        units = [flops[f"layers.{n}"] for n in span]
-        units += [flops["head"]] if i == len(cut) - 1 else []
-        seconds = sum(units) * tokens / speed
-        after = len(cut) - 1 - i
-        third, rest = (seconds / 3, 2 * seconds / 3) if after else (seconds, 0.0)
-        costs.append(StageCost(third, rest, limit=in_flight_limit(spec, after)))
+        layers, last = sum(flops[f"layers.{n}"] for n in span) * tokens / speed, i == len(cut) - 1
+        again = layers / 3 if picked[i].recompute == "block" or (picked[i].recompute == "stage" and not last) else 0.0
+        forward, backward = layers / 3, 2 * layers / 3 + again
+        if last:
+            forward, backward = forward + backward + flops["head"] * tokens / speed, 0.0
+        costs.append(StageCost(forward, backward, limit=picked[i].in_flight))
     return costs
 
 
@@ -166,9 +181,11 @@ class Choice:
         return self.forecast.step_seconds <= SLACK * self.forecast.compute_seconds + 1e-9
 
 
-def choices(candidates: Iterable[RunSpec], link: LinkSpec, speed: float) -> list[Choice]:
+def choices(
+    candidates: Iterable[RunSpec], link: LinkSpec, speed: float, memory: int | None = None, path: Path | None = None
+) -> list[Choice]:
     """`candidates` by what they cost in loss: the first ones cost least."""
-    return [Choice(spec, forecast(spec, link, speed)) for spec in candidates]
+    return [Choice(spec, forecast(spec, link, speed, memory=memory, path=path)) for spec in candidates]
 
 
 def recommended(found: list[Choice]) -> Choice:

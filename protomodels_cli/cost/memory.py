@@ -4,17 +4,45 @@ from __future__ import annotations
 
 from itertools import accumulate
 
+from protomodels_cli.cost.activations import Activations, Path, Recompute, paths
 from protomodels_cli.cost.traffic import in_flight_of_codecs, remembered_by_codecs, staged_by_codecs
-from protomodels_cli.cost.units import Block, number_bytes, t_fixed_bytes, unit_parameters, unit_state_bytes
-from protomodels_cli.forms import Sizes
+from protomodels_cli.cost.units import (
+    Block,
+    number_bytes,
+    t_fixed_bytes,
+    unit_multiplied,
+    unit_parameters,
+    unit_state_bytes,
+)
+from protomodels_cli.forms import Dense, Form, Role, Sizes
+from protomodels_cli.spec.optimizer import PIECE
 from protomodels_cli.spec.schema import RunSpec
+
+ROUNDING = 10  # numbers for one that is rounded at random: words of the counter, as integers of 64 bits, and copies
+MOST_WAITING = 1 << 30  # bytes of messages that may wait at a stage for their gradients, where nobody says how many
 
 
 def in_flight_limit(spec: RunSpec, stages_after: int) -> int:
-    """Microbatches that a stage with this many stages behind it may hold between their forward and their backward."""
+    """Microbatches that a stage with this many stages behind it may hold between their forward and their backward, at
+    most: the window of its link to the next stage. What the peer's memory allows may be less (cost/recompute.py)."""
     if stages_after == 0:
         return 1  # the last stage goes straight from forward to backward
-    return 2 * (stages_after + 1) if spec.batch.in_flight is None else spec.batch.in_flight
+    if spec.batch.in_flight is not None:
+        return spec.batch.in_flight
+    message = Activations(spec, paths(spec.compute)[0]).ends + in_flight_of_codecs(spec)
+    return min(spec.batch.microbatches, max(least_in_flight(spec, stages_after), MOST_WAITING // message))
+
+
+def least_in_flight(spec: RunSpec, stages_after: int) -> int:
+    """Microbatches in flight that a stage must have the memory for: with fewer, stages would wait for each other even
+    if links took no time."""
+    most = spec.batch.microbatches if spec.batch.in_flight is None else spec.batch.in_flight
+    return min(most, spec.batch.microbatches, 2 * (stages_after + 1)) if stages_after else 1
+
+
+def recomputations(spec: RunSpec) -> list[Recompute]:
+    """What the spec lets a peer choose from, the fastest first."""
+    return ["none", "stage", "block"] if spec.compute.recompute == "auto" else [spec.compute.recompute]
 
 
 class StageMemory:
@@ -28,58 +56,64 @@ class StageMemory:
         """`windows`: how many samples the data has, where that is known."""
         self.spec, self.layers = spec, spec.model.layers
         self._remembered, self._staged = remembered_by_codecs(spec, windows), staged_by_codecs(spec)
-        b, m, form, sizes = Block.of(spec), spec.model, spec.form, Sizes.of(spec)
+        m, number = spec.model, number_bytes(spec)
         assert m.head_dim is not None
-        number = number_bytes(spec)
-        tokens = spec.batch.size // spec.batch.microbatches * m.context  # of a microbatch
-
-        parameters, state = unit_parameters(spec), unit_state_bytes(spec)
-        self._units_before = [0, *accumulate(2 * parameters[u] * number + state[u] for u in parameters)]
+        parameters, multiplied = unit_parameters(spec), unit_multiplied(spec)
+        state = unit_state_bytes(spec)
+        self._gradients_before = [0, *accumulate(parameters[u] * number for u in parameters)]
         self._saved_before = [0, *accumulate(parameters[u] * number + state[u] for u in parameters)]
-        self._basis = m.width * spec.subspace.k * number if form.has_basis else 0
-        self._shared = t_fixed_bytes(spec) + self._basis
+        self._multiplied_before = [0, *accumulate(multiplied.values())]
+        self._basis = m.width * spec.subspace.k * number if spec.form.has_basis else 0
+        self._shared = t_fixed_bytes(spec) + self._basis + m.context * m.head_dim * number  # the last: rotary tables
+        self._codecs_in_flight = in_flight_of_codecs(spec)
+        self._stepping = _stepping(spec)
+        b = Block.of(spec)
+        self._largest = (m.width * max(b.inner, b.hidden), spec.vocab_size * m.width)  # a layer's matrix, the head's
+        self._covariance = 4 * 8 * m.width**2 if spec.form.has_basis else 0  # of the stream's gradients, in float64
+        self._paths = paths(spec.compute)
+        self._activations: dict[Path, Activations] = {}
 
-        self._layer_saved = tokens * _saved(spec) * number
-        # Once a stage: message in, its gradient, message out, the stream, rotary angles; token ids and targets.
-        self._ends_saved = tokens * ((3 * spec.boundary_width + m.width + m.head_dim) * number + 16)
-        self._ends_saved += 2 * in_flight_of_codecs(spec)  # towards both neighbours
+    def total(self, first_layer: int, end_layer: int, stages_after: int, path: Path | None = None) -> int:
+        """At most, on its device, with the least that recomputation can reach. `path`: how the peer computes; None: of
+        all that are possible, the one that takes most. `on_host` comes on top, of the same memory where the device is
+        the host."""
+        ways, held = recomputations(self.spec), least_in_flight(self.spec, stages_after)
+        return max(
+            min(self.with_recompute(first_layer, end_layer, way, held, one) for way in ways)
+            for one in ([path] if path is not None else self._paths)
+        )
 
-        # The optimizer takes one parameter at a time and makes up to six tensors of its size as it sees it; then the
-        # update may be multiplied out.
-        matrix, head = m.width * max(b.inner, b.hidden), spec.vocab_size * m.width
-        embed = spec.vocab_size * form.state_width(sizes)
-        embed_step = spec.vocab_size * (6 * form.optimizer_columns(sizes) + form.lifted_columns(sizes))
-        self._stepping = (6 * matrix * number, embed_step * number, 6 * head * number)
-        # A backward pass makes a layer's gradients, and a parameter's before it is added to those of earlier ones.
-        self._gradient = (matrix * number, embed * number, head * number)
-        # Log-probabilities of a chunk of the loss, their gradient, and that of the logits.
-        self._logits = 3 * min(spec.compute.loss_chunk, tokens) * spec.vocab_size * number
-        self._covariance = 4 * 8 * m.width**2 if form.has_basis else 0  # of the stream's gradients, in float64
-
-    def total(self, first_layer: int, end_layer: int, stages_after: int) -> int:
-        """At most, on its device. `on_host` comes on top, of the same memory where the device is the host."""
-        first, last = first_layer == 0, end_layer == self.layers
-
-        def largest(matrix: int, embed: int, head: int) -> int:
-            return max(matrix, embed if first else 0, head if last else 0)
-
-        held = self.in_flight(first_layer, end_layer, stages_after)
-        backward = self._layer_saved + largest(*self._gradient) + (self._logits if last else 0)
-        # No microbatch is in flight while the optimizer steps: the two never need their memory at one time.
+    def with_recompute(
+        self, first_layer: int, end_layer: int, recompute: Recompute, held: int, path: Path | None = None
+    ) -> int:
+        """The same with one way of recomputing and this many microbatches in flight."""
+        if path is None:
+            return max(self.with_recompute(first_layer, end_layer, recompute, held, one) for one in self._paths)
+        a, first, last = self._of(path), first_layer == 0, end_layer == self.layers
         # What codecs learn in a step lies beside what they knew until it is applied.
-        learnt = self._staged.device.at(first, last)
-        working = max(held + backward + learnt, largest(*self._stepping))
-        return self.resident(first_layer, end_layer) + working + (self._covariance if last else 0)
+        training = self._microbatches(first_layer, end_layer, recompute, held, path)
+        training += self._staged.device.at(first, last)
+        # Nothing is in flight while the optimizer steps, nor in an evaluation, which has no gradients either.
+        gradients = self._units(self._gradients_before, first_layer, end_layer)
+        stepping = max(self._stepping[0], self._stepping[1] if first else 0, self._stepping[2] if last else 0)
+        working = max(training, stepping, a.evaluation * last - gradients)
+        return self.resident(first_layer, end_layer, path) + working + (self._covariance if last else 0)
 
     def on_host(self, first_layer: int, end_layer: int) -> int:
         """What codecs keep in the machine's own memory, whatever the stage's device."""
         first, last = first_layer == 0, end_layer == self.layers
         return self._remembered.host.at(first, last) + self._staged.host.at(first, last)
 
-    def resident(self, first_layer: int, end_layer: int) -> int:
-        """On its device all the time: weights, gradients, optimizer state; T_fixed and U; what codecs remember."""
-        remembered = self._remembered.device.at(first_layer == 0, end_layer == self.layers)
-        return self._units(self._units_before, first_layer, end_layer) + self._shared + remembered
+    def resident(self, first_layer: int, end_layer: int, path: Path) -> int:
+        """On its device all the time: weights, copies of matrices in the products' type, gradients, optimizer state;
+        T_fixed, U, rotary tables; what codecs remember."""
+        units = self._units(self._saved_before, first_layer, end_layer)
+        units += self._units(self._gradients_before, first_layer, end_layer)
+        product, number = self._of(path).product, number_bytes(self.spec)
+        if product < number:
+            units += product * self._units(self._multiplied_before, first_layer, end_layer)
+            units += self._basis * product // number
+        return units + self._shared + self._remembered.device.at(first_layer == 0, end_layer == self.layers)
 
     def saved(self, first_layer: int, end_layer: int) -> int:
         """Its part of a snapshot: weights, optimizer state, U, what codecs remember, and is gathered for the next U."""
@@ -88,22 +122,60 @@ class StageMemory:
         gathered = self._covariance // 4 if last else 0
         return self._units(self._saved_before, first_layer, end_layer) + self._basis + remembered + gathered
 
+    def for_microbatches(self, first_layer: int, end_layer: int, stages_after: int) -> int:
+        """What of the total is for microbatches: in flight, and while one of them is worked on."""
+        ways, held = recomputations(self.spec), least_in_flight(self.spec, stages_after)
+        return max(
+            min(self._microbatches(first_layer, end_layer, way, held, path) for way in ways) for path in self._paths
+        )
+
+    def _microbatches(self, first_layer: int, end_layer: int, recompute: Recompute, held: int, path: Path) -> int:
+        a, last = self._of(path), end_layer == self.layers
+        layers = a.layers[first_layer:end_layer]
+        again = {"none": 0, "block": max(layers), "stage": 0 if last else sum(layers)}[recompute]
+        backward = again + a.passing
+        if a.product < number_bytes(self.spec) and not path.gpu:  # the CPU adds a matrix's gradient by a copy
+            backward += a.product * max(self._largest[: 1 + last])
+        return self.in_flight(first_layer, end_layer, recompute, held, path) + max(backward, a.loss if last else 0)
+
+    def _of(self, path: Path) -> Activations:
+        if path not in self._activations:
+            self._activations[path] = Activations(self.spec, path)
+        return self._activations[path]
+
     def _units(self, before: list[int], first_layer: int, end_layer: int) -> int:
-        """Bytes of the stage's units, from those of all units `before` each: the embedding, the layers, the head."""
+        """Of the stage's units, from that of all units `before` each: the embedding, the layers, the head."""
         return before[end_layer + 1 + (end_layer == self.layers)] - before[first_layer + (first_layer > 0)]
 
-    def in_flight(self, first_layer: int, end_layer: int, stages_after: int) -> int:
-        """What autograd saves of the microbatches that wait for their backward, and the messages of each."""
-        # A step has no more microbatches than this, and none of the next starts before all of them are done.
-        held = min(in_flight_limit(self.spec, stages_after), self.spec.batch.microbatches)
-        return held * (self._layer_saved * (end_layer - first_layer) + self._ends_saved)
+    def in_flight(self, first_layer: int, end_layer: int, recompute: Recompute, held: int, path: Path) -> int:
+        """What is kept of this many microbatches that wait for their backward, and their messages."""
+        a, span = self._of(path), slice(first_layer, end_layer)
+        each = a.ends + 2 * self._codecs_in_flight  # towards both neighbours
+        if recompute == "block":
+            each += sum(a.states[span]) + a.anchor + a.stream
+        elif recompute == "none" or end_layer == self.layers:
+            each += sum(a.layers[span]) + a.stream
+        return held * each
 
 
-def _saved(spec: RunSpec) -> int:
-    """Numbers a token and layer that autograd saves in model/llama.py, with fused attention."""
-    b, m = Block.of(spec), spec.model
-    assert m.kv_heads is not None
-    norms = 2 * (3 * m.width + 1)  # of each: input, scaled input, output, and one root
-    attention = 5 * b.inner + m.heads  # q, k, v (repeated to all heads), the result, its rows for W_o; row sums
-    normed = 2 * (b.inner + b.kv) + m.heads + m.kv_heads if m.qk_norm else 0
-    return norms + attention + normed + 4 * b.hidden  # gate, silu of it, up, their product
+def _stepping(spec: RunSpec) -> tuple[int, int, int]:
+    """Bytes that the optimizer makes of passing tensors: for a layer's matrix, the embedding and the head. It takes one
+    parameter at a time, and of that some rows (Muon: all); AdamW's fused step makes none."""
+    b, sizes, number = Block.of(spec), Sizes.of(spec), number_bytes(spec)
+
+    narrow = spec.optimizer.moments != "float32"
+
+    def one(form: type[Form], role: Role, rows: int) -> int:
+        columns, lifted = form.optimizer_columns(sizes), form.lifted_columns(sizes)
+        match form.chosen_rule(spec.optimizer, role):
+            case "muon":
+                return rows * ((6 + ROUNDING * narrow) * columns + lifted)
+            case "adamw" if not narrow and not lifted:
+                return 0
+            case _:
+                return min(rows, max(1, PIECE // columns)) * ((4 + ROUNDING * narrow) * columns + lifted)
+
+    wide = max(b.inner, b.hidden)
+    layer = max(one(Dense, "matrix", wide), one(spec.form, "writer", wide))
+    ends = one(spec.form, "embedding", spec.vocab_size), one(Dense, "head", spec.vocab_size)
+    return layer * number, ends[0] * number, ends[1] * number

@@ -59,6 +59,17 @@ def unit_parameters(spec: RunSpec) -> dict[str, int]:
     )
 
 
+def unit_multiplied(spec: RunSpec) -> dict[str, int]:
+    """Numbers of each unit's matrices that are multiplied: all but the gains, and the embedding, which is looked up."""
+    b, sizes = Block.of(spec), Sizes.of(spec)
+    return _units(
+        spec,
+        embed=0,
+        layer=lambda form: b.reads + b.rows * form.state_width(sizes),
+        head=spec.model.width * spec.vocab_size,
+    )
+
+
 def unit_state_bytes(spec: RunSpec) -> dict[str, int]:
     """Bytes of what the optimizer keeps for each unit."""
     b, width, sizes, vocab = Block.of(spec), spec.model.width, Sizes.of(spec), spec.vocab_size

@@ -55,6 +55,8 @@ class Form:
     about: ClassVar[str]  # for docs/spec.md: completes "`name` …"
     # Computes with U and adds T_fixed to the embedding. The two come together: a sync hashes both.
     has_basis: ClassVar[bool] = False
+    # Whether reading makes x anew from the state, in the type that matrices are multiplied in.
+    remakes_stream: ClassVar[bool] = False
 
     def __init__(self, basis: Any = None):
         assert (basis is not None) == self.has_basis

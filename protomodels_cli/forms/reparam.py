@@ -21,6 +21,7 @@ else:
 class Reparam(SubspaceForm):
     name = "reparam"
     about = "trains coordinates"
+    remakes_stream = True
 
     @classmethod
     def state_width(cls, sizes: Sizes) -> int:

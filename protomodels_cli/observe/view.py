@@ -84,7 +84,7 @@ def stage_table(s: pb.RunStatus) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="dim")
     for name in ("stage", "layers", "peer", "state"):
         table.add_column(name, no_wrap=True)
-    for name in ("compute", "wait", "wire", "B/token →", "B/token ←", "vs bf16"):
+    for name in ("compute", "wait", "wire", "B/token →", "B/token ←", "vs bf16", "memory", "forecast"):
         table.add_column(name, justify="right", no_wrap=True)
     for stage in s.stages:
         shares = (stage.compute_share, stage.wait_share, stage.wire_share)
@@ -97,6 +97,7 @@ def stage_table(s: pb.RunStatus) -> Table:
             *(f"{share:.0%}" for share in shares),
             *(f"{b:.1f}" if b else "–" for b in (stage.forward_bytes_per_token, stage.backward_bytes_per_token)),
             f"{stage.ratio_bf16:.1f} ×" if stage.ratio_bf16 else "–",
+            *(size(b) if b else "–" for b in (stage.peak_memory, stage.forecast_memory)),
         )
     return table
 

@@ -122,8 +122,9 @@ class BatchSpec(Section):
     in_flight: Count | None = Field(
         None,
         description=(
-            "Microbatches that a stage may hold between their forward and their backward pass; limits the memory of a "
-            "stage. Default: twice the number of stages from this one to the last."
+            "Microbatches that a stage may hold between their forward and their backward pass, at most. Default: all "
+            "of a step's, as far as their messages take no more than 1 GiB and what a stage keeps of them fits its "
+            "peer's memory."
         ),
     )
 
@@ -299,8 +300,9 @@ class ComputeSpec(Section):
         "auto",
         description=(
             "What a stage computes again in the backward pass and does not keep: nothing, each block from its input, "
-            "or the whole stage from the message it received. `auto`: nothing if all microbatches in flight fit the "
-            "peer's memory, else the stage, or block by block where that does not fit either. Results are the same."
+            "or the whole stage from the message it received. `auto`: nothing if what is kept of four microbatches for "
+            "each stage from this one to the last fits the peer's memory, else the stage, or block by block where that "
+            "does not fit either. Results are the same."
         ),
     )
     threads: Annotated[int, Field(ge=1, le=1024)] = Field(

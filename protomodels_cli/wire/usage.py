@@ -15,9 +15,11 @@ class Usage:
     forward_bytes: int = 0  # of the frames sent to the next stage
     backward_bytes: int = 0  # … to the previous stage
     most_in_flight: int = 0  # microbatches held at one time, at most
-    peak_memory: int = 0  # of the process, bytes, since it began
+    peak_memory: int = 0  # bytes: of a GPU since the stage was built, else of the process since it began
     cpu_s: float = 0.0  # of the process, since its first step was granted
     refused_frames: int = 0  # of another generation: dropped, since the stage was assigned
+    forecast_memory: int = 0  # that the stage was said to take on its device, at most
+    reserved_memory: int = 0  # of a GPU: what torch held for the process at most, gaps included
 
     @classmethod
     def from_message(cls, message: pb.Usage) -> Usage:

@@ -8,17 +8,19 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 
 from protomodels_cli.cost.units import unit_flops
+from protomodels_cli.errors import first_line
 from protomodels_cli.forms import Dense
 from protomodels_cli.model.arithmetic import choose as arithmetic_of
 from protomodels_cli.model.llama import Block, Multiplied, Running, rotary
 from protomodels_cli.model.operators import EAGER
 from protomodels_cli.model.shape import Shape
 from protomodels_cli.spec.schema import RunSpec
-from protomodels_cli.wire.troubles import DeviceStuck
+from protomodels_cli.wire.troubles import DeviceStuck, OutOfMemory
 from protomodels_cli.worker.problems import NoSuchDevice
 from protomodels_cli.worker.telling import PeerError
 
@@ -63,7 +65,9 @@ def _available() -> int:
 
 
 def measure_flops(spec: RunSpec, device: torch.device, seconds: float = 0.1) -> float:
-    """Operations a second in forward and backward of a block of the run's size, on one of its microbatches."""
+    """Operations a second in forward and backward of a block of the run's size, on one of its microbatches: in the
+    type that the run's matrices will be multiplied in, with operators that are not compiled, which would take longer
+    than measuring. So a GPU is a little faster than this."""
     torch.set_num_threads(spec.compute.threads)
     dense = spec.model_copy(update={"subspace": spec.subspace.model_copy(update={"form": Dense.name})})
     flops = unit_flops(dense)["layers.0"]
@@ -75,6 +79,7 @@ def measure_flops(spec: RunSpec, device: torch.device, seconds: float = 0.1) -> 
             torch.nn.init.normal_(p, std=0.02)
         x = torch.randn(rows, tokens, shape.width, dtype=shape.dtype, requires_grad=True)
     arithmetic = arithmetic_of(spec.compute, device)
+    arithmetic.prepare(device)
     cos, sin = rotary(tokens, shape.head_dim, shape.rope_theta, shape.dtype, device)
     run = Running(EAGER, arithmetic.matmul, cos, sin)
     for module in block.modules():
@@ -98,9 +103,40 @@ def _wait_for(device: torch.device) -> None:
         torch.mps.synchronize()
 
 
+OUT_OF_MEMORY = ("out of memory", "ALLOC_FAILED", "not enough memory")  # of CUDA, its libraries, the CPU's allocator
+
+
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether the device ran out of memory: CUDA has a type for that, the CPU's allocator a plain RuntimeError."""
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "not enough memory" in str(error)
+    """Whether the device ran out of memory: torch's allocator for CUDA has a type for that, others a RuntimeError."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in OUT_OF_MEMORY)
+
+
+def as_problem(error: Exception) -> Exception:
+    """The error that ends the peer: one with a fix, where the device ran out of memory."""
+    if not is_out_of_memory(error):
+        return error
+    return PeerError(
+        OutOfMemory(first_line(error).split(". GPU ")[0])
+    )  # what follows in torch's message are ten figures
+
+
+def limit_memory(device: torch.device, most: int) -> None:
+    """Make torch refuse more than this on the device, whatever else is free there."""
+    if device.type == "cuda":
+        total = torch.cuda.mem_get_info(device)[1]
+        torch.cuda.set_per_process_memory_fraction(min(1.0, most / total), device)
+
+
+def card(device: torch.device) -> str:
+    """What peers on the same device have in common: the GPU's UUID, else the machine; empty: not known."""
+    if device.type == "cuda":
+        return str(torch.cuda.get_device_properties(device).uuid)
+    try:
+        return Path("/etc/machine-id").read_text().strip()
+    except OSError:
+        return ""
 
 
 async def watch(busy_with: Callable[[], int], limit: float) -> None:

@@ -34,6 +34,7 @@ from protomodels_cli.worker.orders import (
     Failure,
     HashWeights,
     HoldBasis,
+    NotCompiled,
     Order,
     ReportSync,
     Reuse,
@@ -247,7 +248,9 @@ class Engine(threading.Thread):
                 self._generation = assignment.generation  # also of the failure to build it
                 self._run = self._pass = self._work = self._held = None  # two would not fit
                 saved = None if path is None else load_file(path)
-                self._work = StageWork(spec, layers, basis, self._device, saved, assignment.step)
+                self._work = StageWork(spec, layers, basis, self._device, saved, assignment.step, assignment.recompute)
+                if self._work.not_compiled is not None:
+                    self._post(NotCompiled(self._work.not_compiled))
                 self._begin(assignment, self._work)
                 return
         work = self._work
@@ -288,6 +291,7 @@ class Engine(threading.Thread):
 
     def _begin(self, assignment: Assignment, work: StageWork) -> None:
         self._lineage, self._limit = assignment.lineage, assignment.limit
+        work.stage.recompute = assignment.recompute  # of a stage that is reused, the share of memory may be another
         if assignment.owed and work.last_report is not None and work.last_report[0] == assignment.owed:
             self._report_subspace(work)
         self._report(assignment.task, sync=work.stage.sync())

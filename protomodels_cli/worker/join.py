@@ -36,6 +36,7 @@ from protomodels_cli.wire.pb import pmtrain_pb2_grpc as rpc
 from protomodels_cli.wire.tls import Identity, new_key, public_key_of
 from protomodels_cli.worker import device as devices
 from protomodels_cli.worker import notices, problems
+from protomodels_cli.worker.computing import path_of
 from protomodels_cli.worker.links import Listener
 from protomodels_cli.worker.session import Session
 from protomodels_cli.worker.telling import PeerError, PeerTeller
@@ -95,9 +96,15 @@ async def _take_part(options: Options, tell: PeerTeller) -> int:
         logs.hide(enrolled.secret)
         logs.to_file(folder / "peer.log")
         closing.enter_context(tell.into(folder))
+        free, path = devices.free_memory(device), path_of(spec, device)
         memory, host_memory = _check_memory(spec, device, options.memory), _check_host_memory(spec, device)
+        if options.memory is not None:
+            devices.limit_memory(device, memory)
         identity = Identity(key, enrolled.certificate_pem, authority)
-        flops = await asyncio.to_thread(devices.measure_flops, spec, device)
+        try:
+            flops = await asyncio.to_thread(devices.measure_flops, spec, device)
+        except RuntimeError as e:
+            raise devices.as_problem(e) from None
         listener = Listener(identity)
         closing.push_async_callback(listener.stop)
         local_only = is_loopback(link.host) or not options.listen
@@ -120,6 +127,10 @@ async def _take_part(options: Options, tell: PeerTeller) -> int:
                 flops=flops,
                 port=listener.port,
                 name=options.name,
+                dtype=path.dtype,
+                compiled=path.compiled,
+                card=devices.card(device),
+                card_memory=free,
             )
 
         session = Session(
@@ -133,6 +144,7 @@ async def _take_part(options: Options, tell: PeerTeller) -> int:
             folder,
             tell,
             options.give_up_after,
+            memory,
         )
         return await session.run(introduce)
 
@@ -217,7 +229,7 @@ def _least(spec: RunSpec, size_of: Callable[[StageMemory, int, int, int], int]) 
 def _check_memory(spec: RunSpec, device: torch.device, most: int | None) -> int:
     def need_of(memory: StageMemory, first: int, end: int, after: int) -> int:
         shared = devices.host_memory(device) is None
-        return memory.total(first, end, after) + (memory.on_host(first, end) if shared else 0)
+        return memory.total(first, end, after, path_of(spec, device)) + (memory.on_host(first, end) if shared else 0)
 
     free, need = devices.free_memory(device), _least(spec, need_of)
     if free < need:

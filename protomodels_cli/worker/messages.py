@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
+from protomodels_cli.cost.recompute import Picked
 from protomodels_cli.model.shape import Slice
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.worker.generation import Generation
@@ -11,9 +13,15 @@ from protomodels_cli.worker.notices import StageAssigned
 from protomodels_cli.worker.orders import Assignment, Decide, TaskReport
 
 
-def assignment_of(assigned: pb.Assignment, limit: int) -> Assignment:
+def assignment_of(assigned: pb.Assignment, picked: Picked) -> Assignment:
     return Assignment(
-        assigned.task, assigned.generation, assigned.lineage, assigned.step, limit=limit, owed=assigned.owed
+        assigned.task,
+        assigned.generation,
+        assigned.lineage,
+        assigned.step,
+        limit=picked.in_flight,
+        owed=assigned.owed,
+        recompute=picked.recompute,
     )
 
 
@@ -33,7 +41,7 @@ def decision_of(message: pb.Decision) -> Decide:
     return Decide(message.step, message.apply, message.lr, message.clip)
 
 
-def done_message(report: TaskReport, generation: Generation, peak_memory: int, cpu_seconds: float) -> pb.Done:
+def done_message(report: TaskReport, generation: Generation, memory: Mapping[str, int], cpu_seconds: float) -> pb.Done:
     sync, used = report.sync, report.usage
     return pb.Done(
         task=report.task,
@@ -50,8 +58,8 @@ def done_message(report: TaskReport, generation: Generation, peak_memory: int, c
             used,
             forward_bytes=generation.sent_since("next", "forward"),
             backward_bytes=generation.sent_since("previous", "backward"),
-            peak_memory=peak_memory,
             cpu_s=cpu_seconds,
             refused_frames=generation.refused_frames,
+            **memory,
         ).to_message(),
     )

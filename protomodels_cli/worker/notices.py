@@ -9,6 +9,8 @@ import logging
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from protomodels_cli.cost.activations import Recompute
+from protomodels_cli.cost.recompute import Why
 from protomodels_cli.observe import logs
 from protomodels_cli.observe.notices import Notice as Base
 from protomodels_cli.wire import troubles
@@ -93,6 +95,30 @@ class StageAssigned(Base):
     source: Literal["seed", "snapshot", "memory"]
     step: int  # the last one decided
     kind: Literal["stage_assigned"] = "stage_assigned"
+
+
+@dataclass(frozen=True)
+class Computing(Base):
+    """How the peer computes the stage that it was assigned."""
+
+    device: str
+    dtype: str
+    dtype_is_own: bool  # the peer's choice (auto), not the spec's
+    compiled: bool
+    recompute: Recompute
+    reason: Why
+    in_flight: int
+    need: int  # bytes, at most
+    memory: int  # bytes that it has for the stage
+    kept_need: int  # bytes, if nothing were computed again
+    kind: Literal["computing"] = "computing"
+
+
+@dataclass(frozen=True)
+class NotCompiled(Base):
+    level: ClassVar[int] = logging.WARNING
+    detail: str
+    kind: Literal["not_compiled"] = "not_compiled"
 
 
 @dataclass(frozen=True)
@@ -247,7 +273,7 @@ class Ended(Base):
 
 
 AboutJoining = CoordinatorUnreachable | Joined | Reachable | NotReachable | LinkEmulated
-AboutStage = Spare | Waiting | StageAssigned | StepDecided | HashMismatch
+AboutStage = Spare | Waiting | StageAssigned | Computing | NotCompiled | StepDecided | HashMismatch
 AboutConnections = ConnectionLost | RelayFailed | RelayWorks | TroubleReported
 AboutSnapshots = PartFailed | PartUploaded | PartRefused | PartsNotDeleted | Prefetched | PrefetchFailed
 AboutEnd = LeavingAfterStep | LeavingAtOnce | Released | Ended

@@ -13,7 +13,7 @@ import torch
 
 from protomodels_cli.model.basis import Basis
 from protomodels_cli.model.shape import Slice
-from protomodels_cli.model.stage import Sync
+from protomodels_cli.model.stage import Recompute, Sync
 from protomodels_cli.protocol.messages import Leg
 from protomodels_cli.spec.schema import RunSpec
 from protomodels_cli.wire.usage import Usage
@@ -31,6 +31,7 @@ class Assignment:
     step: int  # the last one decided
     limit: int  # microbatches in flight
     owed: int  # the step after which the subspace's fate is to be said again; 0: none
+    recompute: Recompute = "none"
 
 
 @dataclass(frozen=True)
@@ -151,6 +152,13 @@ class SubspaceReport:
     step: int
     row: dict[str, Any]
     basis: Basis | None
+
+
+@dataclass(frozen=True)
+class NotCompiled:
+    """Operators could not be compiled; the stage works without."""
+
+    detail: str
 
 
 @dataclass(frozen=True)

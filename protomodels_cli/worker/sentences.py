@@ -6,7 +6,7 @@ import math
 from typing import assert_never
 
 from protomodels_cli.observe.troubles import in_words
-from protomodels_cli.quantities import duration, rate, size
+from protomodels_cli.quantities import duration, plural, rate, size
 from protomodels_cli.wire import troubles as t
 from protomodels_cli.worker import notices as n
 from protomodels_cli.worker import problems as p
@@ -31,6 +31,10 @@ def sentence(notice: n.Notice) -> str:
             return detail if stage is None else f"{detail}; stage {stage} stays in memory"
         case n.StageAssigned():
             return _assigned(notice)
+        case n.Computing():
+            return _computing(notice)
+        case n.NotCompiled(detail):
+            return f"operators could not be compiled ({detail}): this stage works without, which is slower"
         case n.StepDecided(step, steps, loss, applied):
             outcome = "" if applied else " (skipped: the loss or a gradient is not finite)"
             return f"step {step}/{steps} | loss {loss:.4f}{outcome}"
@@ -82,6 +86,26 @@ def _assigned(assigned: n.StageAssigned) -> str:
             assert_never(assigned.source)
     stage = f"stage {assigned.stage} of {assigned.stages}"
     return f"generation {assigned.generation}: assigned {stage} ({', '.join(parts)}){source}"
+
+
+def _computing(c: n.Computing) -> str:
+    chosen = f"auto, on {c.device}" if c.dtype_is_own else "compute.dtype"
+    operators = "compiled" if c.compiled else "plain"
+    held = plural(c.in_flight, "microbatch", "microbatches")
+    takes = f"takes up to {size(c.need)} of {size(c.memory)} with {held} in flight"
+    again = {"none": "nothing", "block": "each block", "stage": "the whole stage"}[c.recompute]
+    match c.reason:
+        case "asked":
+            why = "compute.recompute"
+        case "fits":
+            why = "auto, it all fits"
+        case "saves":
+            why = f"auto, as keeping activations would take {size(c.kept_need)}"
+        case "tight":
+            why = "the least there is, and it may not fit"
+        case _:
+            assert_never(c.reason)
+    return f"computes in {c.dtype} ({chosen}) with {operators} operators; computes {again} again ({why}); {takes}"
 
 
 def _connection(notice: n.AboutConnections) -> str:
@@ -151,7 +175,10 @@ def problem(found: p.Problem) -> tuple[str, str]:
         case p.Dismissed(_, text, fix):
             return text, fix
         case t.OutOfMemory():
-            fix = "close other programs, or ask the run's owner for more microbatches or a lower batch.in_flight"
+            fix = (
+                "close other programs or join with a higher --memory, or ask the run's owner for smaller microbatches "
+                "(raise batch.microbatches), compute.recompute: auto or fewer layers a stage"
+            )
         case t.DeviceStuck():
             fix = (
                 "if the device hangs, restart the machine or use another device (--device); if the device is only "

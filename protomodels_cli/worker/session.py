@@ -21,12 +21,10 @@ from typing import Any
 import grpc
 import torch
 
-from protomodels_cli.cost.memory import in_flight_limit
-from protomodels_cli.errors import EXIT_INTERRUPTED, first_line
+from protomodels_cli.errors import EXIT_INTERRUPTED
 from protomodels_cli.model.basis import Basis, basis_from_bytes, basis_to_bytes
 from protomodels_cli.model.shape import Shape, slices
 from protomodels_cli.model.stage import Sync
-from protomodels_cli.observe.process import peak_memory
 from protomodels_cli.protocol.messages import BadMessage, Leg
 from protomodels_cli.protocol.parts import Part
 from protomodels_cli.retry import Backoff, retry
@@ -42,6 +40,7 @@ from protomodels_cli.wire.relay import Address
 from protomodels_cli.wire.tls import Identity
 from protomodels_cli.worker import device as devices
 from protomodels_cli.worker import notices, orders, problems
+from protomodels_cli.worker.computing import Chooser
 from protomodels_cli.worker.control import ControlStream, Lost
 from protomodels_cli.worker.engine import Engine
 from protomodels_cli.worker.generation import Generation, Network
@@ -70,7 +69,9 @@ class Session:
         folder: Path,
         tell: Tell,
         give_up_after: float,
+        memory: int | None = None,
     ):
+        """`memory`: bytes of its device that the peer may use; None: all that is free."""
         self.spec, self.stub, self.metadata, self.tell = spec, stub, metadata, tell
         self._loop = asyncio.get_running_loop()
         self._over: asyncio.Future[int] = self._loop.create_future()
@@ -78,6 +79,7 @@ class Session:
         self._control = ControlStream(
             stub, metadata, spec.limits.lease_seconds, give_up_after, self._over, self._tell_of_loss
         )
+        self._chooser = Chooser(device, memory)
         self._engine = Engine(device, spec.compute.threads, self._post)
         connection = Connection(spec.wire.link) if spec.wire.link.emulated else None
         self._network = Network(identity, listener, door, connection)
@@ -194,9 +196,11 @@ class Session:
         self._in_memory = assigned
         spec = self.spec.model_copy(update={"stages": list(assigned.layers_per_stage)})
         self._generation = Generation(assigned, spec, self._network, self._engine, self._report, self.tell)
-        layers, stages = slices(spec)[assigned.stage], self._generation.stages
+        layers = slices(spec)[assigned.stage]
         self.tell(assigned_notice(assigned, layers))
-        assignment = assignment_of(assigned, in_flight_limit(spec, stages - 1 - assigned.stage))
+        picked = self._chooser.pick(spec, layers, assigned.memory, assigned.reuse)
+        self.tell(self._chooser.notice(spec, picked))
+        assignment = assignment_of(assigned, picked)
         if assigned.reuse:
             decision = decision_of(assigned.decision) if assigned.decision.step else None
             self._engine.order(orders.Reuse(assignment, decision))
@@ -301,7 +305,9 @@ class Session:
             case orders.TaskReport():
                 self._compare_with_the_runs(generation.stage, item.sync)
                 cpu = 0.0 if self._cpu_before is None else time.process_time() - self._cpu_before
-                self._control.send(done=done_message(item, generation, peak_memory(), cpu))
+                self._control.send(done=done_message(item, generation, self._chooser.memory_used(), cpu))
+            case orders.NotCompiled(detail):
+                self.tell(notices.NotCompiled(detail))
             case orders.SubspaceReport():
                 generation.own(self._chore(self._report_subspace(generation.number, item)))
             case orders.Failure(error, leg):
@@ -349,8 +355,7 @@ class Session:
 
     def _fail(self, error: Exception) -> None:
         """This peer cannot go on: tell the coordinator, then stop with the error."""
-        if devices.is_out_of_memory(error):
-            error = PeerError(troubles.OutOfMemory(first_line(error)))
+        error = devices.as_problem(error)
         self._report(trouble_of(error))
         if not self._over.done():
             self._over.set_exception(error)

@@ -1,0 +1,85 @@
+"""Bytes that a microbatch takes on a stage: what autograd saves of each layer, and what passing work makes.
+
+Follows model/llama.py, model/operators.py and model/loss.py line by line; a test holds it against torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from protomodels_cli.cost.units import Block, number_bytes
+from protomodels_cli.forms import Dense, Form, Sizes
+from protomodels_cli.spec.schema import ComputeSpec, RunSpec
+
+Recompute = Literal["none", "block", "stage"]
+
+
+@dataclass(frozen=True)
+class Path:
+    """How a peer computes, as model/arithmetic.py chooses it for a device."""
+
+    dtype: Literal["bf16", "float32", "float64"]  # of products
+    compiled: bool
+    gpu: bool
+
+
+def paths(compute: ComputeSpec) -> list[Path]:
+    """What peers may take, while nobody has said what they have. bf16 counts as a GPU's."""
+    float32, float64, bf16 = Path("float32", False, False), Path("float64", False, False), Path("bf16", False, True)
+    here = {
+        "auto": [float32, bf16],
+        "bf16": [bf16],
+        "tf32": [replace(float32, gpu=True)],
+        "float32": [float32, replace(float32, gpu=True)],
+        "float64": [float64, replace(float64, gpu=True)],
+    }[compute.dtype]
+    when = {"auto": (False, True), "always": (True, True), "never": (False, False)}[compute.compile]
+    return [replace(path, compiled=when[path.gpu]) for path in here]
+
+
+class Activations:
+    """Bytes of one microbatch of a run's size, computed in one way."""
+
+    def __init__(self, spec: RunSpec, path: Path):
+        m, b, sizes = spec.model, Block.of(spec), Sizes.of(spec)
+        stored, product = number_bytes(spec), {"bf16": 2, "float32": 4, "float64": 8}[path.dtype]
+        self.product = product
+        tokens = spec.batch.size // spec.batch.microbatches * m.context
+        first_free = m.layers - spec.form.free_layers(sizes)
+        tied, free = (tokens * _saved(spec, form, path, stored, product) for form in (spec.form, Dense))
+        self.layers = [tied if i < first_free else free for i in range(m.layers)]  # saved by autograd
+        widths = (spec.form.state_width(sizes), m.width)
+        self.states = [tokens * widths[i >= first_free] * stored for i in range(m.layers)]  # a block's input
+        self.anchor = tokens * m.width * product if spec.form.has_basis else 0  # rows of T_fixed
+        # Message in, its gradient, message out; token ids and targets.
+        self.ends = tokens * (3 * spec.boundary_width * stored + 16)
+        self.stream = tokens * m.width * stored  # after the last block, where it is more than the message
+        # A block's backward: gradients of what lies between its products, and of the stream.
+        wide = max((4 - path.compiled) * b.hidden, 4 * (b.inner + b.kv))
+        self.passing = tokens * (wide * product + 3 * m.width * stored) + self.anchor
+        # A chunk's logits and their gradient, and the gradient of the chunk before; eager operators also make
+        # log-probabilities, probabilities, the targets' mask twice and the difference.
+        logits = min(spec.compute.loss_chunk, tokens) * spec.vocab_size
+        self.loss = logits * (3 * product if path.compiled else 2 * product + 4 * stored + 1)
+        self.loss += tokens * m.width * (2 * product + 3 * stored)  # the head's norm and the stream's gradient
+        self.evaluation = logits * (product + 2 * stored) + self.passing
+
+
+def _saved(spec: RunSpec, form: type[Form], path: Path, stored: int, product: int) -> int:
+    """Bytes a token that autograd saves of a layer."""
+    b, m = Block.of(spec), spec.model
+    assert m.kv_heads is not None
+
+    def norm(width: int, roots: int, remade: bool) -> int:
+        """Its input, one root, and, unless compiled, the scaled input. An input that is there in the products' type
+        alone (`remade`) is saved as that, unless an eager operator had to convert it."""
+        saved = width * (product if remade and path.compiled else stored) + roots * stored
+        return saved if path.compiled else saved + width * stored
+
+    block_norms = 2 * (norm(m.width, 1, form.remakes_stream) + m.width * product)  # with what the matrices read
+    heads = norm(b.inner, m.heads, True) + norm(b.kv, m.kv_heads, True) if m.qk_norm else 0
+    keys = b.inner if path.gpu and path.dtype == "float32" else b.kv  # there they are repeated for each head
+    copies = 1 if path.gpu else 2  # the CPU's attention gives its result in another order than W_o reads it
+    attention = ((1 + copies) * b.inner + 2 * keys) * product + m.heads * stored  # q, result; k, v; row sums
+    return block_norms + heads + attention + (4 - path.compiled) * b.hidden * product  # gate, silu of it, up, product

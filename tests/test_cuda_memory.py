@@ -1,0 +1,100 @@
+"""A stage's memory on a CUDA device: the forecast beside torch's own peak, and a limit that holds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from conftest import make_spec
+
+from protomodels_cli.cost.memory import StageMemory, least_in_flight
+from protomodels_cli.model.basis import initial_basis
+from protomodels_cli.model.shape import slices
+from protomodels_cli.model.trainer import StageTrainer
+from protomodels_cli.spec.schema import RunSpec
+from protomodels_cli.wire.troubles import OutOfMemory
+from protomodels_cli.worker import device as devices
+from protomodels_cli.worker.computing import Chooser, path_of
+
+pytestmark = pytest.mark.cuda
+
+
+def a_spec(form: str, dtype: str, recompute: str) -> RunSpec:
+    """Large enough that the libraries' workspaces (some 40 MiB) do not count for much."""
+    return make_spec(
+        stages=3,
+        model={"layers": 6, "width": 2048, "heads": 16, "kv_heads": 4, "hidden": 5632, "context": 2048},
+        subspace={"form": form, "k": 32},
+        optimizer={"name": "adamw"},
+        batch={"size": 16, "microbatches": 8},
+        tokenizer={"kind": "bpe", "vocab_size": 32_000},
+        compute={"dtype": dtype, "recompute": recompute},
+    )
+
+
+def work(spec: RunSpec, index: int, held: int, device: torch.device) -> None:
+    """Two steps of a stage, with as many microbatches in flight as it may hold."""
+    basis = initial_basis(spec.model.width, spec.subspace.k, 0) if spec.form.has_basis else None
+    trainer = StageTrainer(spec, slices(spec)[index], basis, device, spec.compute.recompute)
+    stage, rows = trainer.stage, spec.batch.size // spec.batch.microbatches
+    stage.warm_up(rows, spec.model.context)
+    for step in (1, 2):
+        trainer.begin(step)
+        flights: list[Any] = []
+        for _ in range(held):
+            tokens = torch.randint(spec.vocab_size, (rows, spec.model.context), device=device)
+            message = torch.randn(rows, spec.model.context, spec.boundary_width, device=device)
+            flights.append(stage.run_forward(tokens, None if index == 0 else message))
+        while flights:
+            flight = flights.pop(0)
+            if stage.slice.is_last:
+                stage.run_loss(flight, flight.tokens, 1e-5)
+            else:
+                stage.run_backward(flight, torch.randn_like(flight.output))
+            del flight
+        trainer.prepare()
+        trainer.decide(step, True, 1e-4, 1.0)
+
+
+@pytest.mark.parametrize("form", ["reparam", "dense"])
+@pytest.mark.parametrize(
+    ("dtype", "recompute"), [("bf16", "none"), ("bf16", "stage"), ("bf16", "block"), ("float32", "none")]
+)
+@pytest.mark.parametrize("index", [0, 1, 2])
+def test_the_forecast_is_near_the_devices_own_peak(form, dtype, recompute, index):
+    spec, device = a_spec(form, dtype, recompute), torch.device("cuda:0")
+    part, held = slices(spec)[index], least_in_flight(spec, 2 - index)
+    said = StageMemory(spec).with_recompute(part.first_layer, part.end_layer, recompute, held, path_of(spec, device))
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    work(spec, index, held, device)
+    measured = torch.cuda.max_memory_allocated(device) - before
+    print(f"{form} {dtype} {recompute} stage {index}: said {said / 2**20:.0f} MiB, {said / measured:.3f} of the peak")
+    assert 0.95 * measured <= said <= 1.1 * measured
+
+
+def test_more_than_the_limit_is_refused_whatever_is_free():
+    device = torch.device("cuda:0")
+    used = torch.cuda.memory_reserved(device)
+    try:
+        devices.limit_memory(device, used + (1 << 30))
+        torch.empty(1 << 28, dtype=torch.uint8, device=device)
+        with pytest.raises(torch.OutOfMemoryError) as caught:
+            torch.empty(1 << 31, dtype=torch.uint8, device=device)
+        assert isinstance(devices.as_problem(caught.value).problem, OutOfMemory)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, device)
+
+
+def test_a_peer_reports_what_torch_had_on_its_device():
+    device = torch.device("cuda:0")
+    assert devices.card(device)
+    chooser = Chooser(device, None)
+    spec = a_spec("reparam", "bf16", "auto")
+    found = chooser.pick(spec, slices(spec)[0], 0, reuse=False)
+    block = torch.empty(1 << 28, dtype=torch.uint8, device=device)
+    used = chooser.memory_used()
+    assert block.nbytes <= used["peak_memory"] <= used["reserved_memory"]
+    assert used["forecast_memory"] == found.bytes
