@@ -1,4 +1,7 @@
-"""Which steps of a measurement count, and when there are enough of them. Pure: a machine may be lent for minutes only."""
+"""Which steps of a measurement count, and when there are enough of them. Pure.
+
+A machine may be lent for minutes only, and a step over a slow link may take one or two of them.
+"""
 
 from __future__ import annotations
 
