@@ -21,7 +21,7 @@ from protomodels_cli.bench.gpu_run import Bench, Entry, run
 from protomodels_cli.errors import OptionError
 from protomodels_cli.files import write_whole
 from protomodels_cli.observe.metrics import strict
-from protomodels_cli.quantities import duration
+from protomodels_cli.quantities import duration, plural, rate
 
 PEAKS = {"H200": 989e12, "H100 80GB HBM3": 989e12, "A100": 312e12}
 
@@ -114,6 +114,6 @@ def in_words(name: str, entry: Entry) -> str:
     if "failed" in entry:
         return f"{name}: failed after {duration(entry['wall_s'])}: {entry['failed']}"
     return (
-        f"{name}: {entry['tokens_per_s']:,.0f} tokens/s, {entry['model_flops_per_s'] / 1e12:.4g} TFLOP/s "
-        f"({entry['counted']} steps counted, {duration(entry['wall_s'])} in all)"
+        f"{name}: {entry['tokens_per_s']:,.0f} tokens/s, {rate(entry['model_flops_per_s'], 'FLOP/s')} "
+        f"({plural(entry['counted'], 'step')} counted, {duration(entry['wall_s'])} in all)"
     )

@@ -11,7 +11,9 @@ from typing import Any
 
 from protomodels_cli.forms import form_named
 from protomodels_cli.observe.pictures import figure, save_figure
-from protomodels_cli.quantities import size
+from protomodels_cli.quantities import rate, size
+
+PARTS = ("compute_s", "wait_s", "wire_s")  # of a stage's time, as peers report them
 
 Entry = dict[str, Any]
 Ratios = dict[str, Any]
@@ -68,9 +70,9 @@ def in_words(result: Entry, peak: float | None) -> str:
         f"{', '.join(s['hardware'])}, torch {s['torch']}; width {m['width']}, {m['layers']} layers, context "
         f"{m['context']}, vocabulary {s['vocabulary']}; microbatches of {s['microbatch']}",
         "",
-        f"{'':38}{'tokens/s':>9}{'TFLOP/s':>9}{'MFU':>7}"
+        f"{'':38}{'tokens/s':>9}{'FLOP/s':>15}{'MFU':>7}"
         + "".join(f"{'× ' + way:>11}" for way in ways)
-        + f"{'of own':>8}{'of bound':>9}{'compute':>9}{'wire':>6}{'memory':>10}",
+        + f"{'of own':>8}{'of bound':>9}{'compute':>9}{'wait':>6}{'wire':>6}{'memory':>10}",
     ]
     for name, entry in result["entries"].items():
         lines.append(
@@ -80,10 +82,10 @@ def in_words(result: Entry, peak: float | None) -> str:
         [
             *lines,
             "",
-            "TFLOP/s: the model's own operations, all cards together. × WAY: those of a card, over plain torch's at",
+            "FLOP/s: the model's own operations, all cards together. × WAY: those of a card, over plain torch's at",
             "the same windows a step. of own: of its speed without a link; of bound: of that or of bytes over",
-            "bandwidth, whichever is less. compute, wire: mean share of a stage's time. memory: peak of the largest",
-            "stage.",
+            "bandwidth, whichever is less. compute, wait, wire: mean share of a stage's time. memory: peak of the",
+            "largest stage.",
         ]
     )
 
@@ -93,14 +95,16 @@ def _line(name: str, entry: Entry, found: Ratios, ways: list[str]) -> str:
         return " " * width if value is None else f"{value:{width}.{digits}f}"
 
     shares = entry.get("shares", {})
-    compute, wire = (statistics.mean(shares[part]) if part in shares else None for part in ("compute_s", "wire_s"))
+    compute, wait, wire = (statistics.mean(shares[part]) if part in shares else None for part in PARTS)
     memory = size(max(entry["peak_memory"])) if entry["peak_memory"] else ""
+    speed = rate(entry["model_flops_per_s"], "FLOP/s")
     return (
-        f"{name:38}{entry['tokens_per_s']:9.0f}{entry['model_flops_per_s'] / 1e12:9.4g}{number(found['mfu'], 7, 3)}"
+        f"{name:38}{entry['tokens_per_s']:9.0f}{speed:>15}{number(found['mfu'], 7, 3)}"
         + "".join(number(found["over_torch"].get(way), 11, 3) for way in ways)
         + number(found.get("of_compute_bound"), 8)
         + number(found.get("of_bound"), 9)
         + number(compute, 9)
+        + number(wait, 6)
         + number(wire, 6)
         + f"{memory:>10}"
     )
