@@ -24,7 +24,7 @@ def gpu(
             help="FORM/CODEC or FORM/CODEC/K, repeatable. Default: dense/bf16, dense/fp32 and reparam/int8 with --k."
         ),
     ] = None,
-    k: Annotated[int, typer.Option(min=1, help="k of methods that name none.")] = 40,
+    k: Annotated[int, typer.Option(min=1, help="Dimensions k of the subspace, for methods that name none.")] = 40,
     link: Annotated[
         list[str] | None, typer.Option(help="BANDWIDTH,LATENCY, repeatable; none: no link. Default: 80mbit,25ms.")
     ] = None,
@@ -38,17 +38,17 @@ def gpu(
     ] = None,
     device: Annotated[str, typer.Option(help="Device that all peers share: auto, cpu or cuda:N.")] = "auto",
     devices: Annotated[str | None, typer.Option(help="GPUs to deal the peers out over, as 0,1.")] = None,
-    dtype: Annotated[str, typer.Option(help="compute.dtype of the runs.")] = "auto",
-    compiled: Annotated[str, typer.Option("--compile", help="compute.compile of the runs.")] = "auto",
-    recompute: Annotated[str, typer.Option(help="compute.recompute of the runs.")] = "auto",
-    in_flight: Annotated[int | None, typer.Option(min=1, help="batch.in_flight of the runs.")] = None,
+    dtype: Annotated[str, typer.Option(help="Value of compute.dtype in the runs.")] = "auto",
+    compiled: Annotated[str, typer.Option("--compile", help="Value of compute.compile in the runs.")] = "auto",
+    recompute: Annotated[str, typer.Option(help="Value of compute.recompute in the runs.")] = "auto",
+    in_flight: Annotated[int | None, typer.Option(min=1, help="Value of batch.in_flight in the runs.")] = None,
     memory: Annotated[float | None, typer.Option(min=0.001, help="Most device memory of a peer, in GiB.")] = None,
     warm_up: Annotated[int, typer.Option(min=1, help="Steps before those that count.")] = 3,
     steps: Annotated[int, typer.Option(min=1, help="Steps that count, at most.")] = 8,
     seconds: Annotated[
         float, typer.Option(min=0.1, help="Time after which slow steps end, one of each kind at least.")
     ] = 30.0,
-    limit: Annotated[float, typer.Option(min=1, help="Most seconds for a measurement, its start included.")] = 420.0,
+    limit: Annotated[float, typer.Option(min=1, help="Most seconds for a measurement, its start included.")] = 540.0,
     minutes: Annotated[float | None, typer.Option(min=0.1, help="Most minutes in all; a later call goes on.")] = None,
     peak_tflops: Annotated[
         float | None, typer.Option(min=0.001, help="What MFU is of. Default: known for H200, H100 and A100 in bf16.")
