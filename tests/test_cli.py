@@ -74,6 +74,7 @@ def test_every_help_page_comes_without_torch():
         "lab",
         "lab rank",
         "lab frontier",
+        "bench gpu",
         "bench loopback",
         "bench recovery",
         "bench wan",
@@ -117,6 +118,12 @@ def test_the_set_of_commands_and_options_is_deliberate():
         "eval": ["--context", "--data", "--device", "--dtype", "--field", "--json", "--windows"],
         "demo": sorted({"--chaos", "--device", "--json", "--run-dir", "--stages", "--steps", *logs}),
         "export": ["--dtype", "--step"],
+        "bench gpu": sorted(
+            {"--shape", "--layers", "--stages", "--method", "--k", "--link", "--torch", "--microbatch", "--windows"}
+            | {"--device", "--devices", "--dtype", "--compile", "--recompute", "--in-flight", "--memory"}
+            | {"--warm-up", "--steps", "--seconds", "--limit", "--minutes", "--peak-tflops"}
+            | {"--only", "--list", "--again", "--work", "--json", "--out", "--plot"}
+        ),
         "bench loopback": ["--json", "--only", "--steps"],
         "bench recovery": ["--json", "--only", "--turns"],
         "bench wan": ["--emulated", "--json", "--link", "--method", "--plot", "--steps", "--torch", "--turns"],
@@ -225,6 +232,8 @@ def test_a_run_that_cannot_start_leaves_no_folder(small):
         (["plan", "small.yaml", "--speed", "0gflops"], 2, "--speed 0gflops"),
         (["plan", "small.yaml", "--speed", "1tflops", "--peers", "99"], 2, "stages = 99"),
         (["export", "absent", "out"], 3, "absent"),
+        (["bench", "gpu", "--shape", "3b"], 2, "--shape 3b"),
+        (["bench", "gpu", "--device", "cpu", "--windows", "30"], 2, "--windows 30"),
         (["bench", "wan", "--method", "dense"], 2, "--method dense"),
         (["bench", "wan", "--method", "dense/int9"], 2, "'int9'"),
         (

@@ -58,6 +58,28 @@ OPTIONS: list[tuple[str, str, str]] = [
         "snapshots.interval = 1: a snapshot is due every 216 ms, and uploading one takes 3.81 s",
         "set snapshots.interval to 18 or more, or raise snapshots.max_bandwidth",
     ),
+    ("bench gpu --shape 3b", "--shape 3b: there is no such shape", "use tiny, 1b, 2b, 8b"),
+    (
+        "bench gpu --torch compile,fast",
+        "--torch compile,fast: 'fast' is not one of compile, eager, float32",
+        "write for example --torch compile,eager, or --torch none",
+    ),
+    (
+        "bench gpu --stages 1,x",
+        "--stages 1,x: must be whole numbers from 1, separated by commas",
+        "write for example --stages 1,8",
+    ),
+    ("bench gpu --only nothing", "--only nothing: there is no such measurement here", "see --list"),
+    (
+        "bench gpu --windows 30",
+        "--windows 30: not a whole number of microbatches of 4 windows",
+        "use a multiple of 4, or another --microbatch",
+    ),
+    (
+        "bench gpu --devices a",
+        "--devices a: must be numbers of GPUs, separated by commas",
+        "write for example 0,1",
+    ),
     (
         "bench wan --method dense",
         "--method dense: there is no codec ''",

@@ -46,11 +46,11 @@ class Method:
     codec: str  # FORWARD|BACKWARD where they differ
 
     @classmethod
-    def parse(cls, text: str) -> Method:
+    def parse(cls, text: str, default_k: int = 16) -> Method:
         """FORM/CODEC or FORM/CODEC/K."""
         form, codec, k = [*text.split("/"), "", ""][:3]
         try:
-            if form not in FORMS.names or text.count("/") > 2 or not (k or "16").isdigit():
+            if form not in FORMS.names or text.count("/") > 2 or not (k or "0").isdigit():
                 raise ValueError(f"must be a form ({', '.join(FORMS.names)}), a codec and optionally k")
             for why in (parse_codec(leg).codec.needs_revisits for leg in codec.split("|")):
                 if why:
@@ -61,7 +61,7 @@ class Method:
                 "write for example dense/bf16, reparam/int8/16 or 'dense/topk:0.1|int8'",
                 "method",
             ) from None
-        return cls(form, int(k or 16), codec)
+        return cls(form, int(k or default_k), codec)
 
     @property
     def legs(self) -> dict[str, str]:

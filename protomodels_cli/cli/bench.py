@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from protomodels_cli.cli.bench_gpu import gpu
 from protomodels_cli.cli.say import say
 
 
@@ -25,6 +26,9 @@ class Recovery(StrEnum):
 
 
 app = typer.Typer(no_args_is_help=True, help="Benchmarks: real runs, compared with each other.")
+
+
+app.command()(gpu)
 
 
 @app.callback()

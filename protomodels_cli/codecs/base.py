@@ -297,14 +297,15 @@ class Fused:
     does with it one operator at a time takes longer to ask for than to do."""
 
     def __init__(self, function: Callable[..., Any]):
-        self._plain, self._compiled = function, None
+        self._plain = function
+        self._compiled: Callable[..., Any] | None = None
 
     def __call__(self, slot: Slot, *arguments: Any) -> Any:
         if not slot.compiled:
             return self._plain(*arguments)
         if self._compiled is None:
             # Propagating indices overflows where random numbers multiply them by large constants.
-            options = {"constant_and_index_propagation": False}
+            options: dict[str, Any] = {"constant_and_index_propagation": False}
             self._compiled = torch.compile(self._plain, dynamic=False, options=options)
         return self._compiled(*arguments)
 

@@ -85,7 +85,7 @@ def _peer_folder(folder: Path, name: str) -> Path:
 def local_run(
     spec: RunSpec,
     folder: Path,
-    device: str = "cpu",
+    device: str | Sequence[str] = "cpu",
     join_options: Sequence[str] = (),
     through: Callable[[int, JoinLink], JoinLink] = lambda peer, link: link,
     core: int | None = None,
@@ -96,9 +96,10 @@ def local_run(
 ) -> Iterator[LocalRun]:
     """Start a coordinator and a peer for each stage; end them all when the block ends.
 
-    `through` may lead a peer's connections to the coordinator somewhere else; `core` pins every process to one core.
-    With `hosts` the coordinator is on the first and peers are on the others. `speak`: the coordinator's words are
-    shown. `options` go to all of them, `join_options` to peers."""
+    Peers are dealt out over `device` where those are several. `through` may lead a peer's connections to the
+    coordinator somewhere else; `core` pins every process to one core. With `hosts` the coordinator is on the first and
+    peers are on the others. `speak`: the coordinator's words are shown. `options` go to all of them, `join_options` to
+    peers."""
     if (folder / "journal.sqlite").exists() or (folder / "link").exists():
         raise UserError(
             f"{folder} already holds a run", "choose another --run-dir; runs are never overwritten", "run_exists"
@@ -112,6 +113,7 @@ def local_run(
         wrap = (lambda argv: hosts.command(host, argv)) if hosts else list
         return start(folder, name, arguments, core, wrap, speak)
 
+    devices = [device] if isinstance(device, str) else device
     commands = {"coordinator": lambda: run(0, "coordinator", ["coordinator", str(spec_file), *where, *options], speak)}
     coordinator = commands["coordinator"]()
     running: LocalRun | None = None
@@ -120,7 +122,8 @@ def local_run(
         running = LocalRun(folder, link, coordinator, commands)
         for i in range(1, peers_of(spec) + spares + 1):
             name = f"peer-{i}"
-            arguments = ["--device", device, "--name", name, "--dir", str(_peer_folder(folder, name))]
+            on = devices[(i - 1) % len(devices)]
+            arguments = ["--device", on, "--name", name, "--dir", str(_peer_folder(folder, name))]
             command = ["join", str(through(i, link)), *arguments, *join_options, *options]
             commands[name] = partial(run, i, name, command)
             running.start_again(name)

@@ -109,7 +109,8 @@ class StageWork:
         before.compiled = behind.compiled = True
         zeros = torch.zeros(shape, dtype=self.dtype, device=self.device)
         windows = torch.zeros((shape[0], shape[1] + 1), dtype=torch.int64)
-        for leg, sender, receiver in (("forward", before, behind), ("backward", behind, before)):
+        ways: list[tuple[Leg, End, End]] = [("forward", before, behind), ("backward", behind, before)]
+        for leg, sender, receiver in ways:
             slot = sender.slot(MessageKey(0, 0, 0, leg), shape, self.dtype, windows)
             self.transfers.receive(receiver, self.transfers.send(sender, zeros, slot)(), slot)
         self.transfers.check()

@@ -129,7 +129,7 @@ class CudaTransfers(Transfers):
                     raise _not_finite(leg)
             if not is_finite:
                 return None
-            whole = memoryview(here.numpy())[: sum(sizes[:-1])]
+            whole = here.numpy().data[: sum(sizes[:-1])]
             packing = end.packing[slot.key.leg]
             return whole if packing is None else packing.pack(from_bytes(whole, layout))
 
@@ -144,14 +144,15 @@ class CudaTransfers(Transfers):
                     raise _not_finite(leg)
 
     def copy(self, state: Mapping[str, Tensor]) -> Callable[[], State]:
-        places = None if self._buffer is None else self._buffer.lend(state)
-        if places is None:
+        buffer = self._buffer
+        places = None if buffer is None else buffer.lend(state)
+        if buffer is None or places is None:
             return super().copy(state)
         compute = torch.cuda.current_stream(self.device)
         self._aside.wait_stream(compute)
         with torch.cuda.stream(self._aside):
             for name, tensor in state.items():
-                for place, part in self._buffer.pieces(places[name], tensor):
+                for place, part in buffer.pieces(places[name], tensor):
                     place.copy_(part, non_blocking=tensor.is_cuda)
         copied = self._copied = torch.cuda.Event(blocking=True)
         copied.record(self._aside)
