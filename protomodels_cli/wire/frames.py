@@ -17,8 +17,8 @@ _LEGS: dict[Leg, pb.Frame.Leg] = {
     "backward": pb.Frame.BACKWARD,
     "evaluation": pb.Frame.EVALUATION,
 }
-_PAYLOAD = bytes([pb.Frame.PAYLOAD_FIELD_NUMBER << 3 | 2])  # protobuf's tag of a field of bytes
 _NAMES = {number: name for name, number in _LEGS.items()}
+_SIZE = 4  # bytes in which a frame says how long its fields are
 
 
 @dataclass(frozen=True)
@@ -33,22 +33,32 @@ class Message:
     payload: bytes | memoryview | None  # None is poison: the numbers were not finite
 
 
-@dataclass
+@dataclass(frozen=True)
 class Frame:
-    """A frame to be sent. Its bytes are those of pb.Frame, which would copy the payload three times on the way there."""
+    """A piece of a message and what it is. As bytes: the size of the fields, the fields, the payload as it is, which
+    protobuf would copy each time that it is asked for it or for its own size."""
 
-    fields: pb.Frame  # all but the payload
+    fields: pb.Frame
     payload: bytes | memoryview = b""
 
     @property
     def size(self) -> int:
-        return self.fields.ByteSize() + len(self._before_payload()) + len(self.payload)
+        return _SIZE + self.fields.ByteSize() + len(self.payload)
 
     def to_bytes(self) -> bytes:
-        return b"".join((self.fields.SerializeToString(), self._before_payload(), self.payload))
+        fields = self.fields.SerializeToString()
+        return b"".join((len(fields).to_bytes(_SIZE, "little"), fields, self.payload))
 
-    def _before_payload(self) -> bytes:
-        return _PAYLOAD + _varint(len(self.payload)) if self.payload else b""
+    @classmethod
+    def from_bytes(cls, content: bytes) -> Frame:
+        end = _SIZE + int.from_bytes(content[:_SIZE], "little")
+        try:
+            fields = pb.Frame.FromString(content[_SIZE:end])
+        except DecodeError:
+            end = len(content) + 1
+        if end > len(content):
+            raise BadMessage("what arrived is no frame", kind="no_frame")
+        return cls(fields, memoryview(content)[end:])
 
 
 def frames_of(message: Message, generation: int) -> Iterator[Frame]:
@@ -67,13 +77,6 @@ def frames_of(message: Message, generation: int) -> Iterator[Frame]:
         yield Frame(fields, payload[start : start + PIECE])
 
 
-def frame_from(content: bytes) -> pb.Frame:
-    try:
-        return pb.Frame.FromString(content)
-    except DecodeError:
-        raise BadMessage("what arrived is no frame", kind="no_frame") from None
-
-
 class Assembler:
     """Frames of one link, in order, back to messages. Refuses what cannot be part of a whole one."""
 
@@ -83,11 +86,11 @@ class Assembler:
         self._payload = memoryview(b"")  # its pieces, each copied when it comes: all at once would hold up the loop
         self._came = 0
 
-    def add(self, frame: pb.Frame) -> Message | None:
+    def add(self, frame: Frame) -> Message | None:
         """The message that this frame completes, if it does."""
-        piece = frame.payload  # once: protobuf copies it each time
-        first = self._first or self._begin(frame)
-        if self._first is not None and (_key(frame) != _key(first) or frame.ids):
+        fields, piece = frame.fields, frame.payload
+        first = self._first or self._begin(fields)
+        if self._first is not None and (_key(fields) != _key(first) or fields.ids):
             raise BadMessage("a frame interrupts another message", kind="frame_out_of_order")
         if first.size and not piece:
             raise BadMessage("a frame of a longer message is empty", kind="frame_empty")
@@ -96,13 +99,13 @@ class Assembler:
         if len(piece) == first.size:
             return _message(first, piece)
         if self._first is None:
-            self._first, self._payload, self._came = frame, memoryview(np.empty(first.size, np.uint8)), 0
+            self._first, self._payload = fields, memoryview(np.empty(first.size, np.uint8))
         self._payload[self._came : self._came + len(piece)] = piece
         self._came += len(piece)
         if self._came < first.size:
             return None
-        self._first, whole, self._came = None, self._payload, 0
-        return _message(first, whole)
+        self._first, self._came = None, 0
+        return _message(first, self._payload)
 
     def _begin(self, frame: pb.Frame) -> pb.Frame:
         if frame.leg not in _NAMES:
@@ -121,11 +124,3 @@ def _key(frame: pb.Frame) -> tuple[int, ...]:
 def _message(first: pb.Frame, payload: bytes | memoryview) -> Message:
     poison = None if first.poison else payload
     return Message(_NAMES[first.leg], first.step, first.microbatch, first.basis_version, first.ids, poison)
-
-
-def _varint(number: int) -> bytes:
-    content = bytearray()
-    while number > 127:
-        content.append(number & 127 | 128)
-        number >>= 7
-    return bytes((*content, number))

@@ -14,16 +14,15 @@ import grpc
 from protomodels_cli.protocol.messages import BadMessage, CreditExceeded, CreditNotDue
 from protomodels_cli.wire.channels import CHANNEL_OPTIONS, SERVER_OPTIONS
 from protomodels_cli.wire.emulated import Connection, Stream
-from protomodels_cli.wire.frames import Assembler, Frame, Message, frame_from, frames_of
+from protomodels_cli.wire.frames import Assembler, Frame, Message, frames_of
 from protomodels_cli.wire.join_link import address
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.tls import Identity, peer_name
 from protomodels_cli.worker.problems import PortNotOpened
 from protomodels_cli.worker.telling import PeerError
 
-# Frames pass gRPC as bytes: its generated code would hand over messages of protobuf, with the payload copied.
 _METHOD = pb.DESCRIPTOR.services_by_name["Neighbour"].methods_by_name["Link"]
-_LINK = f"/{_METHOD.containing_service.full_name}/{_METHOD.name}"
+LINK = f"/{_METHOD.containing_service.full_name}/{_METHOD.name}"
 
 
 class Link:
@@ -130,12 +129,12 @@ class Link:
         while (content := await stream.read()) is not grpc.aio.EOF:
             if self._over:
                 return
-            frame = frame_from(content)
-            if frame.generation != self.generation:
+            frame = Frame.from_bytes(content)
+            if frame.fields.generation != self.generation:
                 self.refused += 1
                 continue
-            self._take_credit(frame.taken)
-            if frame.leg == pb.Frame.CREDIT:
+            self._take_credit(frame.fields.taken)
+            if frame.fields.leg == pb.Frame.CREDIT:
                 continue
             message = self._assembler.add(frame)
             if message is not None:
@@ -163,8 +162,8 @@ async def dial(link: Link, host: str, port: int, identity: Identity) -> None:
     options = [*CHANNEL_OPTIONS, ("grpc.ssl_target_name_override", peer_name(link.neighbour))]
     async with grpc.aio.secure_channel(address(host, port), credentials, options) as channel:
         metadata = (("generation", str(link.generation)), ("boundary", str(link.boundary)))
-        call = channel.stream_stream(_LINK)(metadata=metadata, wait_for_ready=True)
-        await call.write(pb.Frame(generation=link.generation).SerializeToString())  # opens the stream at the other end
+        call = channel.stream_stream(LINK)(metadata=metadata, wait_for_ready=True)
+        await call.write(Frame(pb.Frame(generation=link.generation)).to_bytes())  # opens the stream at the other end
         await call.initial_metadata()  # … which answers once it knows the link
         await link.run(call)
 

@@ -573,7 +573,7 @@ class Piece(_message.Message):
     def __init__(self, data: _Optional[bytes] = ...) -> None: ...
 
 class Frame(_message.Message):
-    __slots__ = ("leg", "generation", "step", "microbatch", "basis_version", "ids", "payload", "size", "taken", "poison")
+    __slots__ = ("leg", "generation", "step", "microbatch", "basis_version", "ids", "size", "taken", "poison")
     class Leg(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         CREDIT: _ClassVar[Frame.Leg]
@@ -590,7 +590,6 @@ class Frame(_message.Message):
     MICROBATCH_FIELD_NUMBER: _ClassVar[int]
     BASIS_VERSION_FIELD_NUMBER: _ClassVar[int]
     IDS_FIELD_NUMBER: _ClassVar[int]
-    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     SIZE_FIELD_NUMBER: _ClassVar[int]
     TAKEN_FIELD_NUMBER: _ClassVar[int]
     POISON_FIELD_NUMBER: _ClassVar[int]
@@ -600,11 +599,10 @@ class Frame(_message.Message):
     microbatch: int
     basis_version: int
     ids: bytes
-    payload: bytes
     size: int
     taken: int
     poison: bool
-    def __init__(self, leg: _Optional[_Union[Frame.Leg, str]] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., microbatch: _Optional[int] = ..., basis_version: _Optional[int] = ..., ids: _Optional[bytes] = ..., payload: _Optional[bytes] = ..., size: _Optional[int] = ..., taken: _Optional[int] = ..., poison: bool = ...) -> None: ...
+    def __init__(self, leg: _Optional[_Union[Frame.Leg, str]] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., microbatch: _Optional[int] = ..., basis_version: _Optional[int] = ..., ids: _Optional[bytes] = ..., size: _Optional[int] = ..., taken: _Optional[int] = ..., poison: bool = ...) -> None: ...
 
 class ControlRequest(_message.Message):
     __slots__ = ("action",)
