@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from waiting import until
 
+from protomodels_cli.bench.link import measure_link
 from protomodels_cli.protocol.messages import BadMessage, CreditExceeded, CreditNotDue
 from protomodels_cli.protocol.schedule import View, next_work
 from protomodels_cli.wire import frames
@@ -296,6 +297,12 @@ def test_frames_that_do_not_belong_together_are_refused():
         with pytest.raises(BadMessage) as error:
             assembler.add(other)
         assert error.value.kind == kind
+
+
+def test_the_benchmark_of_a_link_carries_all_its_messages():
+    [row] = measure_link([(3000, 9)])["rows"]
+    assert row["message_bytes"] == 3000
+    assert row["gigabytes_per_s"] > 0
 
 
 @pytest.mark.parametrize("content", [b"", b"\x01\x00\x00", b"\x01\x00\x00\x00", b"\x01\x00\x00\x00\xff", b"\xff" * 100])
