@@ -42,21 +42,25 @@ def lose_turn(patch: Any, stage: int, step: int) -> None:
     patch.setattr(ControlStream, "send", or_not)
 
 
-def damage_frame(patch: Any, step: int) -> None:
-    """One bit of one message changes between packing and sending, once."""
-    from protomodels_cli.worker import links
+def damage_bytes(patch: Any, after: int) -> None:
+    """Every link goes through the coordinator, which changes one bit of one, once, after that many bytes."""
+    from protomodels_cli.wire import splice
 
-    cut, done = links.frames_of, []
+    class Damaged:
+        def __init__(self, reader: Any):
+            self._reader, self._passed = reader, 0
 
-    def damaged(message: Any, generation: int) -> Any:
-        for frame in cut(message, generation):
-            if message.step == step and frame.payload and not done:
-                done.append(step)
-                frame.payload = bytes([frame.payload[0] ^ 1]) + frame.payload[1:]
-                mark(step=step)
-            yield frame
+        async def read(self, most: int) -> bytes:
+            chunk = await self._reader.read(most)
+            self._passed += len(chunk)
+            if chunk and self._passed > after and first():
+                mark(after=after)
+                chunk = bytes([chunk[0] ^ 1]) + chunk[1:]
+            return bytes(chunk)
 
-    patch.setattr(links, "frames_of", damaged)
+    pump = splice._pump
+    patch.setattr(splice, "_pump", lambda reader, *rest: pump(Damaged(reader), *rest))
+    unreachable(patch)
 
 
 def cut_link(patch: Any, step: int) -> None:

@@ -27,7 +27,7 @@ from faults_in_place import (
 )
 from faults_in_transit import (
     cut_link,
-    damage_frame,
+    damage_bytes,
     feed_out_of_order,
     lose_message,
     lose_turn,
@@ -60,7 +60,7 @@ FAULTS = {
         impatient,
         fail_at,
         lose_turn,
-        damage_frame,
+        damage_bytes,
         cut_link,
     )
 }

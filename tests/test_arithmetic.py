@@ -14,6 +14,7 @@ from protomodels_cli.model.reference import Reference
 
 FORMS = ("reparam", "constrained", "dense")
 CPU = torch.device("cpu")
+PROBLEM = "no compiler here"
 
 
 def trained(steps=6, **sections):
@@ -79,11 +80,11 @@ def test_the_losses_gradient_is_autograds():
 
 def test_a_stage_that_cannot_compile_says_why_and_goes_on(monkeypatch):
     def broken(*_):
-        raise RuntimeError("no compiler here\nsecond line")
+        raise RuntimeError(f"{PROBLEM}\nmore")
 
     spec = make_spec(compute={"compile": "always"})
     broken_operators = operators.Operators(*[broken] * 5)
     monkeypatch.setattr("protomodels_cli.model.stage.compiled", lambda: broken_operators)
     r = Reference(spec, prepare(spec), Carrier(spec))
-    assert [s.warm_up(1, spec.model.context) for s in r.stages] == ["no compiler here"] * len(r.stages)
+    assert [s.warm_up(1, spec.model.context) for s in r.stages] == [PROBLEM] * len(r.stages)
     assert all(s.running is s.eager for s in r.stages)

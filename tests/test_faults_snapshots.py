@@ -18,7 +18,6 @@ from protomodels_cli.wire.pb.pmtrain_pb2 import PeerStatus
 FAULTS = {  # and how it shows that it was noticed: the links are made anew, or a snapshot is given up
     "a cut link": ({"kind": "cut_link", "step": 7}, "links"),
     "a cut link in the first step with a new U": ({"kind": "cut_link", "step": 6}, "links"),
-    "a damaged frame": ({"kind": "damage_frame", "step": 7}, "links"),
     "a full disk": ({"kind": "full_disk_once"}, 3),
     "a part that is spoilt before it is handed in": ({"kind": "spoils_its_part", "step": 6}, 6),
 }
@@ -35,6 +34,12 @@ def test_what_needs_nobody_to_go(scene, fault, shows):
     else:
         assert shows in [row["step"] for row in s.records("GaveUp")]
         assert shows not in [row["step"] for row in s.records("Saved")]
+
+
+def test_bytes_that_a_relay_changes_are_not_used(scene):
+    s = scene(a_spec())
+    s.start(3, coordinator_fault={"kind": "damage_bytes", "after": 50_000})
+    assert s.ends_well()["generations"] >= 2
 
 
 def test_nothing_waits_for_a_slow_disk_but_what_is_written_to_it(scene):

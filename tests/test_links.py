@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from zlib import crc32
 
 import grpc
 import pytest
@@ -12,15 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from waiting import until
 
+from protomodels_cli.bench.link import measure_link
 from protomodels_cli.protocol.messages import BadMessage, CreditExceeded, CreditNotDue
 from protomodels_cli.protocol.schedule import View, next_work
 from protomodels_cli.wire import frames
 from protomodels_cli.wire.channels import CHANNEL_OPTIONS
-from protomodels_cli.wire.frames import Assembler, Message, frames_of
+from protomodels_cli.wire.frames import Assembler, Frame, Message, frames_of
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
-from protomodels_cli.wire.pb import pmtrain_pb2_grpc as rpc
 from protomodels_cli.wire.tls import Identity, new_authority, peer_name
-from protomodels_cli.worker.links import Link, Listener, dial
+from protomodels_cli.worker.links import LINK, Link, Listener, dial
 
 AUTHORITY = new_authority()
 
@@ -129,11 +128,11 @@ def test_what_a_link_is_reading_or_writing_when_it_is_closed_counts_no_more():
 
     class Wire:
         def __init__(self) -> None:
-            self.coming: asyncio.Queue[pb.Frame] = asyncio.Queue()
-            self.gone: list[pb.Frame] = []
+            self.coming: asyncio.Queue[bytes] = asyncio.Queue()
+            self.gone: list[bytes] = []
             self.read = self.coming.get
 
-        async def write(self, frame: pb.Frame) -> None:
+        async def write(self, frame: bytes) -> None:
             self.gone.append(frame)
 
     async def story() -> None:
@@ -145,8 +144,8 @@ def test_what_a_link_is_reading_or_writing_when_it_is_closed_counts_no_more():
         await until(lambda: end.sent == 1)
         end.link.send(message(microbatch=1))
         (frame,) = frames_of(message("backward"), generation=1)
-        frame.taken = 1
-        wire.coming.put_nowait(frame)
+        frame.fields.taken = 1
+        wire.coming.put_nowait(frame.to_bytes())
         end.link.close()  # both have been handed over, and neither task has run
         await asyncio.gather(serving, return_exceptions=True)
         assert (end.got, end.credits, end.sent, len(wire.gone)) == ([], 0, 1, 1)
@@ -207,7 +206,7 @@ def test_only_the_neighbour_may_open_a_link():
         credentials = grpc.ssl_channel_credentials(AUTHORITY.certificate_pem, key, chain)
         options = [*CHANNEL_OPTIONS, ("grpc.ssl_target_name_override", peer_name("b"))]
         async with grpc.aio.secure_channel(f"127.0.0.1:{port}", credentials, options) as channel:
-            call = rpc.NeighbourStub(channel).Link(metadata=(("generation", generation), ("boundary", "0")))
+            call = channel.stream_stream(LINK)(metadata=(("generation", generation), ("boundary", "0")))
             async with asyncio.timeout(10):
                 with pytest.raises(grpc.aio.AioRpcError) as caught:
                     async for _ in call:
@@ -261,8 +260,10 @@ def test_any_message_survives_being_cut(leg, ids, payload, data):
     original = Message(leg, 3, 2, 1, ids, payload)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(frames, "PIECE", pieces)
-        cut = [pb.Frame.FromString(f.SerializeToString()) for f in frames_of(original, 9)]
-    assert all(len(f.payload) <= pieces for f in cut)
+        sent = list(frames_of(original, 9))
+    cut = [Frame.from_bytes(f.to_bytes()) for f in sent]
+    assert cut == sent
+    assert all(len(f.payload) <= pieces and f.size == len(f.to_bytes()) for f in cut)
     assembler = Assembler(len(ids) + len(payload))
     found = [assembler.add(f) for f in cut]
     assert found[:-1] == [None] * (len(cut) - 1)
@@ -275,24 +276,40 @@ def test_any_message_survives_being_cut(leg, ids, payload, data):
 
 
 def test_frames_that_do_not_belong_together_are_refused():
-    def frame(**fields) -> pb.Frame:
-        crc = crc32(fields.get("payload", b""), crc32(fields.get("ids", b"")))
-        return pb.Frame(**{"leg": pb.Frame.FORWARD, "step": 1, "microbatch": 0, "crc": crc, **fields})
+    def frame(payload: bytes = b"", **fields) -> Frame:
+        return Frame(pb.Frame(**{"leg": pb.Frame.FORWARD, "step": 1, "microbatch": 0, "size": 2, **fields}), payload)
 
-    first = frame(payload=b"a", more=True)
-    for other, kind in (
-        (frame(microbatch=1, payload=b"b"), "frame_out_of_order"),
-        (frame(leg=pb.Frame.EVALUATION, payload=b"b"), "frame_out_of_order"),
-        (frame(ids=b"again", payload=b"b"), "frame_out_of_order"),
-        (frame(leg=99), "unknown_leg"),
-        (frame(more=True), "frame_empty"),
-        (frame(payload=b"b", crc=7), "frame_damaged"),
+    for first, other, kind in (
+        (frame(b"a"), frame(b"b", microbatch=1), "frame_out_of_order"),
+        (frame(b"a"), frame(b"b", leg=pb.Frame.EVALUATION), "frame_out_of_order"),
+        (frame(b"a"), frame(b"b", ids=b"again"), "frame_out_of_order"),
+        (frame(b"a"), frame(b"b", size=3), "frame_out_of_order"),
+        (frame(b"a"), frame(), "frame_empty"),
+        (frame(b"a"), frame(b"bc"), "message_too_long"),
+        (frame(b"ab"), frame(b"a", leg=99), "unknown_leg"),
+        (frame(b"ab"), frame(), "frame_empty"),
+        (frame(b"ab"), frame(b"abc"), "message_too_long"),
+        (frame(b"ab"), frame(b"ab", poison=True), "poison_with_payload"),
+        (frame(b"ab"), frame(b"a", poison=True, size=0), "message_too_long"),
     ):
         assembler = Assembler(100)
-        assert assembler.add(first) is None
+        assert (assembler.add(first) is None) == (first.payload == b"a")
         with pytest.raises(BadMessage) as error:
             assembler.add(other)
         assert error.value.kind == kind
+
+
+def test_the_benchmark_of_a_link_carries_all_its_messages():
+    [row] = measure_link([(3000, 9)])["rows"]
+    assert row["message_bytes"] == 3000
+    assert row["gigabytes_per_s"] > 0
+
+
+@pytest.mark.parametrize("content", [b"", b"\x01\x00\x00", b"\x01\x00\x00\x00", b"\x01\x00\x00\x00\xff", b"\xff" * 100])
+def test_what_is_no_frame_is_refused(content):
+    with pytest.raises(BadMessage) as error:
+        Frame.from_bytes(content)
+    assert error.value.kind == "no_frame"
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ SPEC: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"compute": {"dtype": "half"}},
-        "compute.dtype = 'half' | must be one of float32, float64 | write one of these words",
+        "compute.dtype = 'half' | must be one of auto, bf16, tf32, float32, float64 | write one of these words",
     ),
     (
         {"optimizer": {"schedule": {"decay": "cosin"}}},
@@ -65,11 +65,11 @@ SPEC: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"compute": {"dtype": "bfloat16"}},
-        "compute.dtype = 'bfloat16' | must be one of float32, float64 | write one of these words",
+        "compute.dtype = 'bfloat16' | must be one of auto, bf16, tf32, float32, float64 | did you mean 'bf16'?",
     ),
     (
         {"compute": {"dtype": "flaot64"}},
-        "compute.dtype = 'flaot64' | must be one of float32, float64 | did you mean 'float64'?",
+        "compute.dtype = 'flaot64' | must be one of auto, bf16, tf32, float32, float64 | did you mean 'float64'?",
     ),
     ({"stage": 3}, "stage = 3 | is not a field of the spec | did you mean 'stages'?"),
     ({"context": 3}, "context = 3 | is not a field of this section | did you mean 'model.context'?"),

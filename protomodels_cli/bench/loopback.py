@@ -1,7 +1,7 @@
 """What the pipeline costs beside the model's own work, measured on this machine without a slow link.
 
-Four questions, each answered by real runs: CPU time against the reference, the price of a commit in round trips, bytes
-at the socket against the payload, and a middle stage's memory against the number of microbatches.
+Five questions, each answered by real processes: CPU time against the reference, the price of a commit in round trips,
+bytes at the socket against the payload, a middle stage's memory against the number of microbatches, a link's speed.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from protomodels_cli.bench.link import measure_link
 from protomodels_cli.cost.traffic import boundary_bytes
 from protomodels_cli.launch.cable import cable
 from protomodels_cli.launch.local import cores, local_run, start
+from protomodels_cli.quantities import size
 from protomodels_cli.spec.load import spec_from
 from protomodels_cli.spec.schema import RunSpec
 
@@ -176,6 +178,7 @@ PARTS: dict[str, Callable[[int], dict[str, Any]]] = {
     "commit": commit,
     "wire": wire,
     "memory": memory,
+    "link": lambda steps: measure_link(),
 }
 
 
@@ -204,6 +207,13 @@ def in_words(name: str, found: dict[str, Any]) -> str:
                     for leg, row in legs.items()
                 )
                 for codec, legs in found.items()
+            )
+        case "link":
+            return "\n".join(
+                f"link, messages of {size(row['message_bytes'])} both ways: {row['gigabytes_per_s']:.3f} GB/s in "
+                f"and out, {row['cpu_s_per_gigabyte']:.2f} CPU s a GB at each end, the event loop away for at most "
+                f"{1000 * row['longest_pause_s']:.0f} ms"
+                for row in found["rows"]
             )
         case _:
             return "\n".join(

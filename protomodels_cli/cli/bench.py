@@ -17,6 +17,7 @@ class Measurement(StrEnum):
     commit = "commit"
     wire = "wire"
     memory = "memory"
+    link = "link"
 
 
 class Recovery(StrEnum):
@@ -42,7 +43,7 @@ def loopback(
     only: Annotated[Measurement | None, typer.Option(help="Only this measurement.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the numbers to this file.")] = None,
 ) -> None:
-    """Overhead of the pipeline on this machine: CPU time, round trips per step, bytes at the socket, memory."""
+    """Overhead of the pipeline on this machine: CPU time, round trips per step, bytes at the socket, memory, links."""
     import json
 
     from protomodels_cli.bench.loopback import measure

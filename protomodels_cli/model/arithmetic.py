@@ -10,8 +10,10 @@ from dataclasses import dataclass
 
 import torch
 
+from protomodels_cli.model.shape import DTYPES
 from protomodels_cli.spec.schema import ComputeSpec
 
+PRODUCTS = {"bf16": torch.bfloat16}  # of others than the weights' own type
 BF16_SINCE = (8, 0)  # CUDA's compute capability from which bfloat16 is multiplied by tensor cores
 
 
@@ -32,8 +34,8 @@ def choose(compute: ComputeSpec, device: torch.device) -> Arithmetic:
     name = compute.dtype
     if name == "auto":
         name = "bf16" if _has_bf16(device) else "float32"
-    stored = torch.float64 if name == "float64" else torch.float32
-    matmul = torch.bfloat16 if name == "bf16" else stored
+    stored = DTYPES[compute.stored]
+    matmul = PRODUCTS.get(name, stored)
     compiled = compute.compile == "always" or (compute.compile == "auto" and device.type == "cuda")
     return Arithmetic(name, stored, matmul, compiled)
 

@@ -15,7 +15,6 @@ from typing import Protocol
 from protomodels_cli import counter
 from protomodels_cli.cost.line import HEADERS, RECORD, Line, reno_rate, segments, wire_bytes
 from protomodels_cli.spec.schema import LinkSpec
-from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 
 TURN = 0.005  # seconds that one stream has an uplink to itself while others wait
 AHEAD = 0.02  # seconds of sending that a stream's buffer holds
@@ -24,8 +23,8 @@ AHEAD = 0.02  # seconds of sending that a stream's buffer holds
 class Stream(Protocol):
     """What a gRPC client call and a server context have in common."""
 
-    def read(self) -> Awaitable[pb.Frame]: ...
-    def write(self, frame: pb.Frame) -> Awaitable[None]: ...
+    def read(self) -> Awaitable[bytes]: ...
+    def write(self, frame: bytes) -> Awaitable[None]: ...
 
 
 class Connection:
@@ -49,16 +48,16 @@ class _Slowed:
         self._connection, self._link, self._stream, self._seed = connection, connection.link, stream, seed
         self._own = Line(reno_rate(connection.link))  # what TCP allows this one stream
         self._turn = max(RECORD, TURN * connection.up.rate / 8)
-        self._on_the_way: asyncio.Queue[tuple[float, pb.Frame]] = asyncio.Queue()
+        self._on_the_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
         self._frames, self._due = 0, 0.0
         self._now = asyncio.get_running_loop().time
         self.delivering = asyncio.create_task(self._deliver())
 
-    async def write(self, frame: pb.Frame) -> None:
+    async def write(self, frame: bytes) -> None:
         """Returns when nearly all of it has left."""
         if self.delivering.done():
             self.delivering.result()  # raises what broke the stream
-        ready, left, finish = self._now(), float(wire_bytes(frame.ByteSize())), 0.0
+        ready, left, finish = self._now(), float(wire_bytes(len(frame))), 0.0
         while left > 0:
             part = min(left, self._turn)
             finish = max(self._connection.up.leave(ready, part), self._own.leave(ready, part))
@@ -67,10 +66,10 @@ class _Slowed:
         self._due = max(self._due, finish + self._delay(frame))
         self._on_the_way.put_nowait((self._due, frame))
 
-    async def read(self) -> pb.Frame:
+    async def read(self) -> bytes:
         frame = await self._stream.read()
-        if isinstance(frame, pb.Frame):  # otherwise it is the end
-            size, now = frame.ByteSize(), self._now()
+        if isinstance(frame, bytes):  # otherwise it is the end
+            size, now = len(frame), self._now()
             self._connection.up.leave(now, HEADERS * segments(size) / 2)  # TCP confirms every other segment
             await self._until(self._connection.down.arrive(now, wire_bytes(size)))
         return frame
@@ -85,10 +84,10 @@ class _Slowed:
         if (wait := when - self._now()) > 0:
             await asyncio.sleep(wait)
 
-    def _delay(self, frame: pb.Frame) -> float:
+    def _delay(self, frame: bytes) -> float:
         """Latency and jitter, and a round trip more if a segment was lost and had to be sent again."""
         self._frames += 1
         swing, luck = (counter.word(self._seed, 2 * self._frames + i) / 2**64 for i in (0, 1))
         delay = max(0.0, self._link.latency_s + (2 * swing - 1) * self._link.jitter_s)
-        lost = luck >= (1 - self._link.loss) ** segments(frame.ByteSize())
+        lost = luck >= (1 - self._link.loss) ** segments(len(frame))
         return delay + (2 * self._link.latency_s if lost else 0.0)

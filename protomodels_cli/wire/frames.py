@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from zlib import crc32
+
+import numpy as np
+from google.protobuf.message import DecodeError
 
 from protomodels_cli.protocol.messages import BadMessage, Leg
 from protomodels_cli.wire.channels import PIECE
@@ -16,6 +18,7 @@ _LEGS: dict[Leg, pb.Frame.Leg] = {
     "evaluation": pb.Frame.EVALUATION,
 }
 _NAMES = {number: name for name, number in _LEGS.items()}
+_SIZE = 4  # bytes in which a frame says how long its fields are
 
 
 @dataclass(frozen=True)
@@ -30,22 +33,48 @@ class Message:
     payload: bytes | memoryview | None  # None is poison: the numbers were not finite
 
 
-def frames_of(message: Message, generation: int) -> Iterator[pb.Frame]:
-    payload = message.payload or b""
+@dataclass(frozen=True)
+class Frame:
+    """A piece of a message and what it is. As bytes: the size of the fields, the fields, the payload as it is, which
+    protobuf would copy each time that it is asked for it or for its own size."""
+
+    fields: pb.Frame
+    payload: bytes | memoryview = b""
+
+    @property
+    def size(self) -> int:
+        return _SIZE + self.fields.ByteSize() + len(self.payload)
+
+    def to_bytes(self) -> bytes:
+        fields = self.fields.SerializeToString()
+        return b"".join((len(fields).to_bytes(_SIZE, "little"), fields, self.payload))
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> Frame:
+        end = _SIZE + int.from_bytes(content[:_SIZE], "little")
+        try:
+            fields = pb.Frame.FromString(content[_SIZE:end])
+        except DecodeError:
+            end = len(content) + 1
+        if end > len(content):
+            raise BadMessage("what arrived is no frame", kind="no_frame")
+        return cls(fields, memoryview(content)[end:])
+
+
+def frames_of(message: Message, generation: int) -> Iterator[Frame]:
+    payload = memoryview(message.payload or b"")
     for start in range(0, max(1, len(payload)), PIECE):
-        ids, piece = message.ids if start == 0 else b"", bytes(payload[start : start + PIECE])
-        yield pb.Frame(
+        fields = pb.Frame(
             leg=_LEGS[message.leg],
             generation=generation,
             step=message.step,
             microbatch=message.microbatch,
             basis_version=message.basis_version,
-            ids=ids,
-            payload=piece,
-            more=start + PIECE < len(payload),
+            ids=message.ids if start == 0 else b"",
             poison=message.payload is None,
-            crc=crc32(piece, crc32(ids)),
+            size=len(payload),
         )
+        yield Frame(fields, payload[start : start + PIECE])
 
 
 class Assembler:
@@ -53,33 +82,45 @@ class Assembler:
 
     def __init__(self, most_bytes: int):
         self.most_bytes = most_bytes
-        self._pieces: list[pb.Frame] = []
-        self._size = 0
+        self._first: pb.Frame | None = None  # of the message under way
+        self._payload = memoryview(b"")  # its pieces, each copied when it comes: all at once would hold up the loop
+        self._came = 0
 
-    def add(self, frame: pb.Frame) -> Message | None:
+    def add(self, frame: Frame) -> Message | None:
         """The message that this frame completes, if it does."""
+        fields, piece = frame.fields, frame.payload
+        first = self._first or self._begin(fields)
+        if self._first is not None and (_key(fields) != _key(first) or fields.ids):
+            raise BadMessage("a frame interrupts another message", kind="frame_out_of_order")
+        if first.size and not piece:
+            raise BadMessage("a frame of a longer message is empty", kind="frame_empty")
+        if self._came + len(piece) > first.size:
+            raise BadMessage(f"a message has more than the {first.size:,} bytes it said", kind="message_too_long")
+        if len(piece) == first.size:
+            return _message(first, piece)
+        if self._first is None:
+            self._first, self._payload = fields, memoryview(np.empty(first.size, np.uint8))
+        self._payload[self._came : self._came + len(piece)] = piece
+        self._came += len(piece)
+        if self._came < first.size:
+            return None
+        self._first, self._came = None, 0
+        return _message(first, self._payload)
+
+    def _begin(self, frame: pb.Frame) -> pb.Frame:
         if frame.leg not in _NAMES:
             raise BadMessage(f"a frame has the unknown leg {frame.leg}", kind="unknown_leg")
-        if frame.crc != crc32(frame.payload, crc32(frame.ids)):
-            raise BadMessage("a frame arrived damaged (checksum mismatch)", kind="frame_damaged")
-        if self._pieces:
-            first = self._pieces[0]
-            same = (frame.leg, frame.step, frame.microbatch) == (first.leg, first.step, first.microbatch)
-            if not same or frame.ids:
-                raise BadMessage("a frame interrupts another message", kind="frame_out_of_order")
-        if frame.more and not frame.payload:
-            raise BadMessage("a frame of a longer message is empty", kind="frame_empty")
-        self._pieces.append(frame)
-        self._size += len(frame.payload) + len(frame.ids)
-        if self._size > self.most_bytes:
+        if frame.size + len(frame.ids) > self.most_bytes:
             raise BadMessage(f"a message has more than {self.most_bytes:,} bytes", kind="message_too_large")
-        if frame.more:
-            return None
-        pieces, self._pieces, self._size = self._pieces, [], 0
-        payload: bytes | None = pieces[0].payload if len(pieces) == 1 else b"".join(p.payload for p in pieces)
-        first = pieces[0]
-        if first.poison:
-            if payload:
-                raise BadMessage("a poisoned message has a payload", kind="poison_with_payload")
-            payload = None
-        return Message(_NAMES[first.leg], first.step, first.microbatch, first.basis_version, first.ids, payload)
+        if frame.poison and frame.size:
+            raise BadMessage("a poisoned message has a payload", kind="poison_with_payload")
+        return frame
+
+
+def _key(frame: pb.Frame) -> tuple[int, ...]:
+    return frame.leg, frame.step, frame.microbatch, frame.size
+
+
+def _message(first: pb.Frame, payload: bytes | memoryview) -> Message:
+    poison = None if first.poison else payload
+    return Message(_NAMES[first.leg], first.step, first.microbatch, first.basis_version, first.ids, poison)

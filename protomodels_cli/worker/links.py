@@ -14,13 +14,15 @@ import grpc
 from protomodels_cli.protocol.messages import BadMessage, CreditExceeded, CreditNotDue
 from protomodels_cli.wire.channels import CHANNEL_OPTIONS, SERVER_OPTIONS
 from protomodels_cli.wire.emulated import Connection, Stream
-from protomodels_cli.wire.frames import Assembler, Message, frames_of
+from protomodels_cli.wire.frames import Assembler, Frame, Message, frames_of
 from protomodels_cli.wire.join_link import address
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
-from protomodels_cli.wire.pb import pmtrain_pb2_grpc as rpc
 from protomodels_cli.wire.tls import Identity, peer_name
 from protomodels_cli.worker.problems import PortNotOpened
 from protomodels_cli.worker.telling import PeerError
+
+_METHOD = pb.DESCRIPTOR.services_by_name["Neighbour"].methods_by_name["Link"]
+LINK = f"/{_METHOD.containing_service.full_name}/{_METHOD.name}"
 
 
 class Link:
@@ -45,7 +47,7 @@ class Link:
         self._connection = connection  # where a slow one is emulated
         self._window, self._credit_every = window, max(1, window // 2)
         self._assembler = Assembler(most_bytes)
-        self._outbox: asyncio.Queue[pb.Frame | None] = asyncio.Queue()  # None: the end of a message
+        self._outbox: asyncio.Queue[Frame | None] = asyncio.Queue()  # None: the end of a message
         self._taken = self._told = self._heard = 0  # messages taken here, told to the neighbour, taken there
         self._came = self._went = 0  # messages
         self.neighbour_stage = boundary + 1 if to_next else boundary
@@ -67,11 +69,11 @@ class Link:
         of its own goes out only after half a window without any."""
         self._taken += 1
         if self._taken - self._told >= self._credit_every:
-            self._queue(pb.Frame(generation=self.generation), "credit")
+            self._queue(Frame(pb.Frame(generation=self.generation)), "credit")
 
-    def _queue(self, frame: pb.Frame, leg: str) -> None:
-        frame.taken = self._told = self._taken
-        self.bytes_sent[leg] += frame.ByteSize()
+    def _queue(self, frame: Frame, leg: str) -> None:
+        frame.fields.taken = self._told = self._taken
+        self.bytes_sent[leg] += frame.size
         self._outbox.put_nowait(frame)
 
     async def run(self, stream: Stream) -> None:
@@ -121,17 +123,18 @@ class Link:
             if frame is None:
                 self._has_sent()
             else:
-                await stream.write(frame)
+                await stream.write(frame.to_bytes())
 
     async def _read(self, stream: Stream) -> None:
-        while (frame := await stream.read()) is not grpc.aio.EOF:
+        while (content := await stream.read()) is not grpc.aio.EOF:
             if self._over:
                 return
-            if frame.generation != self.generation:
+            frame = Frame.from_bytes(content)
+            if frame.fields.generation != self.generation:
                 self.refused += 1
                 continue
-            self._take_credit(frame.taken)
-            if frame.leg == pb.Frame.CREDIT:
+            self._take_credit(frame.fields.taken)
+            if frame.fields.leg == pb.Frame.CREDIT:
                 continue
             message = self._assembler.add(frame)
             if message is not None:
@@ -159,13 +162,13 @@ async def dial(link: Link, host: str, port: int, identity: Identity) -> None:
     options = [*CHANNEL_OPTIONS, ("grpc.ssl_target_name_override", peer_name(link.neighbour))]
     async with grpc.aio.secure_channel(address(host, port), credentials, options) as channel:
         metadata = (("generation", str(link.generation)), ("boundary", str(link.boundary)))
-        call = rpc.NeighbourStub(channel).Link(metadata=metadata, wait_for_ready=True)
-        await call.write(pb.Frame(generation=link.generation))  # opens the stream at the other end
+        call = channel.stream_stream(LINK)(metadata=metadata, wait_for_ready=True)
+        await call.write(Frame(pb.Frame(generation=link.generation)).to_bytes())  # opens the stream at the other end
         await call.initial_metadata()  # … which answers once it knows the link
         await link.run(call)
 
 
-class Listener(rpc.NeighbourServicer):
+class Listener:
     """This peer's own port: neighbours that dial are matched with the links that wait for them."""
 
     def __init__(self, identity: Identity):
@@ -174,7 +177,8 @@ class Listener(rpc.NeighbourServicer):
             [(identity.key_pem, identity.certificate_pem)], identity.authority_pem, require_client_auth=True
         )
         self._server = grpc.aio.server(options=SERVER_OPTIONS)
-        rpc.add_NeighbourServicer_to_server(self, self._server)
+        handlers = {_METHOD.name: grpc.stream_stream_rpc_method_handler(self._link)}
+        self._server.add_registered_method_handlers(_METHOD.containing_service.full_name, handlers)
         self._credentials = credentials
         self.port = 0
 
@@ -194,7 +198,7 @@ class Listener(rpc.NeighbourServicer):
     def forget(self) -> None:
         self._links.clear()
 
-    async def Link(self, request_iterator: AsyncIterator[pb.Frame], context: grpc.aio.ServicerContext) -> None:
+    async def _link(self, request_iterator: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> None:
         metadata = dict(context.invocation_metadata() or ())
         try:
             key = int(metadata["generation"]), int(metadata["boundary"])

@@ -587,7 +587,7 @@ class Piece(_message.Message):
     def __init__(self, data: _Optional[bytes] = ...) -> None: ...
 
 class Frame(_message.Message):
-    __slots__ = ("leg", "generation", "step", "microbatch", "basis_version", "ids", "payload", "more", "taken", "poison", "crc")
+    __slots__ = ("leg", "generation", "step", "microbatch", "basis_version", "ids", "size", "taken", "poison")
     class Leg(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         CREDIT: _ClassVar[Frame.Leg]
@@ -604,23 +604,19 @@ class Frame(_message.Message):
     MICROBATCH_FIELD_NUMBER: _ClassVar[int]
     BASIS_VERSION_FIELD_NUMBER: _ClassVar[int]
     IDS_FIELD_NUMBER: _ClassVar[int]
-    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
-    MORE_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
     TAKEN_FIELD_NUMBER: _ClassVar[int]
     POISON_FIELD_NUMBER: _ClassVar[int]
-    CRC_FIELD_NUMBER: _ClassVar[int]
     leg: Frame.Leg
     generation: int
     step: int
     microbatch: int
     basis_version: int
     ids: bytes
-    payload: bytes
-    more: bool
+    size: int
     taken: int
     poison: bool
-    crc: int
-    def __init__(self, leg: _Optional[_Union[Frame.Leg, str]] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., microbatch: _Optional[int] = ..., basis_version: _Optional[int] = ..., ids: _Optional[bytes] = ..., payload: _Optional[bytes] = ..., more: bool = ..., taken: _Optional[int] = ..., poison: bool = ..., crc: _Optional[int] = ...) -> None: ...
+    def __init__(self, leg: _Optional[_Union[Frame.Leg, str]] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., microbatch: _Optional[int] = ..., basis_version: _Optional[int] = ..., ids: _Optional[bytes] = ..., size: _Optional[int] = ..., taken: _Optional[int] = ..., poison: bool = ...) -> None: ...
 
 class ControlRequest(_message.Message):
     __slots__ = ("action",)

@@ -342,6 +342,7 @@ class NeighbourServicer(object):
 
     def Link(self, request_iterator, context):
         """Both legs of one boundary. Metadata: `generation` and `boundary`; who is calling is what its certificate says.
+        Each message is the size of a Frame in four bytes (little-endian), the Frame, and a piece of the payload as it is.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
