@@ -147,7 +147,7 @@ def check(spec: RunSpec) -> None:
     if spec.optimizer.name != "adamw":
         what = f"optimizer.name is {spec.optimizer.name}, and both sides must use the same optimizer"
         raise UserError(what, "set optimizer.name to adamw", "torch_cannot")
-    if spec.compute.dtype != "float32":
+    if spec.compute.dtype not in ("auto", "float32"):
         raise UserError(
             f"compute.dtype is {spec.compute.dtype}, and torch's side uses float32",
             "set compute.dtype to float32",

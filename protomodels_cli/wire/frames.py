@@ -99,7 +99,7 @@ class Assembler:
         if len(piece) == first.size:
             return _message(first, piece)
         if self._first is None:
-            self._first, self._payload = fields, memoryview(np.empty(first.size, np.uint8))
+            self._first, self._payload = fields, np.empty(first.size, np.uint8).data
         self._payload[self._came : self._came + len(piece)] = piece
         self._came += len(piece)
         if self._came < first.size:
