@@ -22,7 +22,7 @@ from protomodels_cli.errors import OptionError
 from protomodels_cli.lab.plain_llama import mean_loss, streams_and_logits
 
 DENSE, SUBSPACE = Method("dense", 40, "fp32"), Method("reparam", 40, "int8")
-LINK = "2mbit,5ms"
+LINK = "500kbit,5ms"
 TINY = Plan(SHAPES["tiny"], 2, compute={"dtype": "auto", "compile": "auto", "recompute": "auto"})  # as by default
 BENCH = Bench(TINY, ("cpu",), Timing(1, 3, 5.0), limit=60.0)
 
@@ -85,7 +85,7 @@ def test_a_case_is_a_spec_of_its_shape_and_does_nothing_beside_its_steps(shape):
     assert spec.vocab_size == SHAPES[shape].vocabulary
     assert (spec.batch.size, spec.batch.microbatches, spec.batch.in_flight) == (8, 4, 3)
     assert (spec.compute.dtype, spec.compute.recompute) == ("bf16", "stage")
-    assert (spec.wire.forward, spec.wire.link.bandwidth, spec.optimizer.name) == ("int8", "2mbit", "adamw")
+    assert (spec.wire.forward, spec.wire.link.bandwidth, spec.optimizer.name) == ("int8", "500kbit", "adamw")
     assert (spec.snapshots.interval, spec.eval.interval) == (0, 0)
 
 
@@ -171,7 +171,7 @@ def test_a_small_pipeline_is_measured(tmp_path):
     assert one["bytes_per_token"]["backward"] == pytest.approx(42, rel=0.1)
     assert all(0 <= share <= 1 for part in one["shares"].values() for share in part)
     assert len(one["peak_memory"]) == len(one["forecast_memory"]) == 2
-    assert 0.2 < found["ratios"][case.name]["of_bound"] < 1, "the line is what holds it up"
+    assert 0.05 < found["ratios"][case.name]["of_bound"] < 1, "the line is what holds it up"
     assert one["wall_s"] <= time.monotonic() - started
     assert case.name in gpu_report.in_words(result, 1e12)
     gpu_report.plot(result, tmp_path / "gpu.png")
