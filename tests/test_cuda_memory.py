@@ -66,6 +66,7 @@ def test_the_forecast_is_near_the_devices_own_peak(form, dtype, recompute, index
     spec, device = a_spec(form, dtype, recompute), torch.device("cuda:0")
     part, held = slices(spec)[index], least_in_flight(spec, 2 - index)
     said = StageMemory(spec).with_recompute(part.first_layer, part.end_layer, recompute, held, path_of(spec, device))
+    torch.cuda.init()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)

@@ -54,7 +54,7 @@ class Activations:
         self.anchor = tokens * m.width * product if spec.form.has_basis else 0  # rows of T_fixed
         # Message in, its gradient, message out; token ids and targets.
         self.ends = tokens * (3 * spec.boundary_width * stored + 16)
-        self.stream = tokens * m.width * stored  # after the last block, where it is more than the message
+        self.stream = tokens * m.width * stored  # after the model's last block, for the head
         # A block's backward: gradients of what lies between its products, and of the stream.
         wide = max((4 - path.compiled) * b.hidden, 4 * (b.inner + b.kv))
         self.passing = tokens * (wide * product + 3 * m.width * stored) + self.anchor

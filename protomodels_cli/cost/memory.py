@@ -151,10 +151,11 @@ class StageMemory:
         """What is kept of this many microbatches that wait for their backward, and their messages."""
         a, span = self._of(path), slice(first_layer, end_layer)
         each = a.ends + 2 * self._codecs_in_flight  # towards both neighbours
+        each += a.stream if end_layer == self.layers else 0
         if recompute == "block":
-            each += sum(a.states[span]) + a.anchor + a.stream
+            each += sum(a.states[span]) + a.anchor
         elif recompute == "none" or end_layer == self.layers:
-            each += sum(a.layers[span]) + a.stream
+            each += sum(a.layers[span])
         return held * each
 
 
