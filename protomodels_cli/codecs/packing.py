@@ -24,19 +24,22 @@ def to_bytes(tensors: Sequence[Tensor]) -> bytes:
     return b"".join(bytes_of(p).tobytes() for p in tensors)
 
 
-def from_bytes(payload: bytes | memoryview, layout: Layout, pinned: bool = False) -> list[Tensor]:
-    """The tensors, each in memory of its own: torch aligns it, and unaligned numbers may add up differently. `pinned`:
-    where a CUDA device can fetch them by itself."""
+def from_bytes(payload: bytes | memoryview, layout: Layout) -> list[Tensor]:
+    """The tensors, each in memory of its own: torch aligns it, and unaligned numbers may add up differently."""
     sizes = sizes_of(layout)
     if sum(sizes) != len(payload):
-        raise BadMessage(f"a payload of {len(payload)} bytes instead of {sum(sizes)}", "size")
+        raise wrong_size(len(payload), sum(sizes))
     tensors, offset = [], 0
     for (shape, dtype), size in zip(layout, sizes, strict=True):
-        raw = torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
+        raw = torch.empty(size, dtype=torch.uint8)
         raw.numpy()[:] = np.frombuffer(payload, np.uint8, size, offset)
         tensors.append(raw.view(dtype).view(shape))
         offset += size
     return tensors
+
+
+def wrong_size(got: int, right: int) -> BadMessage:
+    return BadMessage(f"a payload of {got} bytes instead of {right}", "size")
 
 
 def bytes_of(part: Tensor) -> np.ndarray:

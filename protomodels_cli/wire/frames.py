@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +18,7 @@ _LEGS: dict[Leg, pb.Frame.Leg] = {
     "evaluation": pb.Frame.EVALUATION,
 }
 _NAMES = {number: name for name, number in _LEGS.items()}
+Allocate = Callable[[int], memoryview]
 _SIZE = 4  # bytes in which a frame says how long its fields are
 
 
@@ -77,11 +78,16 @@ def frames_of(message: Message, generation: int) -> Iterator[Frame]:
         yield Frame(fields, payload[start : start + PIECE])
 
 
+def ordinary_memory(size: int) -> memoryview:
+    return np.empty(size, np.uint8).data
+
+
 class Assembler:
     """Frames of one link, in order, back to messages. Refuses what cannot be part of a whole one."""
 
-    def __init__(self, most_bytes: int):
-        self.most_bytes = most_bytes
+    def __init__(self, most_bytes: int, allocate: Allocate = ordinary_memory):
+        """`allocate`: where a message of several frames is put together."""
+        self.most_bytes, self._allocate = most_bytes, allocate
         self._first: pb.Frame | None = None  # of the message under way
         self._payload = memoryview(b"")  # its pieces, each copied when it comes: all at once would hold up the loop
         self._came = 0
@@ -99,7 +105,7 @@ class Assembler:
         if len(piece) == first.size:
             return _message(first, piece)
         if self._first is None:
-            self._first, self._payload = fields, np.empty(first.size, np.uint8).data
+            self._first, self._payload = fields, self._allocate(first.size)
         self._payload[self._came : self._came + len(piece)] = piece
         self._came += len(piece)
         if self._came < first.size:

@@ -44,6 +44,7 @@ from protomodels_cli.worker.orders import (
     TaskReport,
 )
 from protomodels_cli.worker.stage_work import Pass, Pending, StageWork
+from protomodels_cli.worker.transfers import memory_for
 
 
 class Outbox:
@@ -86,6 +87,7 @@ class Engine(threading.Thread):
         super().__init__(name="compute", daemon=True)
         self._device, self._threads = device, threads
         self._outbox = Outbox(post, in_thread=device.type == "cuda")
+        self.allocate = memory_for(device)  # for messages that are coming in
         self._generation = self._wanted = 0  # of the stage here, and of what the loop asks for
         self._lineage = 0
         self._news = threading.Condition()

@@ -121,6 +121,7 @@ class Generation:
             has_sent=self._engine.has_sent,
             credited=self._engine.next_has_taken if side == "next" else lambda messages: None,
             connection=self._network.connection,
+            allocate=self._engine.allocate,
         )
         self._links[side] = link
         self._network.listener.expect(link)

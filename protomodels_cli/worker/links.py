@@ -14,7 +14,7 @@ import grpc
 from protomodels_cli.protocol.messages import BadMessage, CreditExceeded, CreditNotDue
 from protomodels_cli.wire.channels import CHANNEL_OPTIONS, SERVER_OPTIONS
 from protomodels_cli.wire.emulated import Connection, Stream
-from protomodels_cli.wire.frames import Assembler, Frame, Message, frames_of
+from protomodels_cli.wire.frames import Allocate, Assembler, Frame, Message, frames_of, ordinary_memory
 from protomodels_cli.wire.join_link import address
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.tls import Identity, peer_name
@@ -40,13 +40,14 @@ class Link:
         has_sent: Callable[[], None],
         credited: Callable[[int], None],
         connection: Connection | None = None,
+        allocate: Allocate = ordinary_memory,
     ):
         self.generation, self.boundary, self.neighbour, self.to_next = generation, boundary, neighbour, to_next
         self._deliver, self._has_sent, self._credited = deliver, has_sent, credited
         self._legs = ("backward",) if to_next else ("forward", "evaluation")  # what may come in
         self._connection = connection  # where a slow one is emulated
         self._window, self._credit_every = window, max(1, window // 2)
-        self._assembler = Assembler(most_bytes)
+        self._assembler = Assembler(most_bytes, allocate)
         self._outbox: asyncio.Queue[Frame | None] = asyncio.Queue()  # None: the end of a message
         self._taken = self._told = self._heard = 0  # messages taken here, told to the neighbour, taken there
         self._came = self._went = 0  # messages

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import threading
 import time
+import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -21,9 +22,13 @@ from torch import Tensor
 from protomodels_cli.codecs import End
 from protomodels_cli.codecs.base import Slot
 from protomodels_cli.codecs.crossing import all_finite
-from protomodels_cli.codecs.packing import from_bytes
+from protomodels_cli.codecs.packing import from_bytes, sizes_of, to_bytes, wrong_size
 from protomodels_cli.model.state import on_host
 from protomodels_cli.protocol.messages import BadMessage, Leg
+from protomodels_cli.wire.frames import Allocate, ordinary_memory
+
+if TYPE_CHECKING:
+    from protomodels_cli.codecs.base import Layout
 
 Payload = bytes | memoryview
 State = dict[str, Tensor]
@@ -73,32 +78,44 @@ class CudaTransfers(Transfers):
         super().__init__(device)
         self._up, self._down, self._aside = (torch.cuda.Stream(device) for _ in range(3))
         self._queued: deque[torch.cuda.Event] = deque()
+        self._leaving: deque[tuple[torch.cuda.Event, Payload]] = deque()  # what is being uploaded from where it is
         self._unread: list[tuple[Leg, Tensor]] = []  # whether what was received is finite
         self._copied: torch.cuda.Event | None = None
         self._buffer: PinnedBuffer | None = None
 
     def upload(self, numbers: np.ndarray) -> Tensor:
-        return self._uploaded([torch.from_numpy(numbers).pin_memory()])[0]
+        return self._uploaded(torch.from_numpy(numbers).pin_memory())
 
-    def _uploaded(self, pinned: list[Tensor]) -> list[Tensor]:
+    def _uploaded(self, pinned: Tensor) -> Tensor:
         compute = torch.cuda.current_stream(self.device)
         with torch.cuda.stream(self._up):
-            there = [part.to(self.device, non_blocking=True) for part in pinned]
+            there = pinned.to(self.device, non_blocking=True)
         compute.wait_stream(self._up)
-        for part in there:
-            part.record_stream(compute)
+        there.record_stream(compute)
+        return there
+
+    def _whole(self, payload: Payload) -> Tensor:
+        """A payload's bytes on the device: from where they are, if they were put together in pinned memory."""
+        with warnings.catch_warnings():  # of memory that may not be written to: it is not
+            warnings.simplefilter("ignore", UserWarning)
+            here = torch.frombuffer(payload, dtype=torch.uint8)
+        if not here.is_pinned():
+            return self._uploaded(here.pin_memory())
+        there = self._uploaded(here)
+        uploaded = torch.cuda.Event()
+        uploaded.record(self._up)
+        while self._leaving and self._leaving[0][0].query():
+            self._leaving.popleft()
+        self._leaving.append((uploaded, payload))
         return there
 
     def receive(self, end: End, payload: Payload | None, slot: Slot) -> Tensor:
         if payload is None:
             return end.decode(None, slot, self.device)
         packing, layout = end.packing[slot.key.leg], end.layout(slot)
-        if packing is None:
-            tensors = from_bytes(payload, layout, pinned=True)
-        else:
-            tensors = [part.pin_memory() for part in packing.unpack(bytes(payload), layout)]
-        there = self._uploaded(tensors)
-        message = end.decode(there, slot, self.device)
+        if packing is not None:
+            payload = to_bytes(packing.unpack(bytes(payload), layout))
+        message = end.decode(parts_of(self._whole(payload), layout), slot, self.device)
         # A number that is not finite makes the message so: whatever a codec does, it adds and multiplies.
         self._unread.append((slot.key.leg, all_finite(slot, message)))
         return message
@@ -180,6 +197,28 @@ class CudaTransfers(Transfers):
         self._queued.append(done)
         if len(self._queued) > AHEAD:
             self._queued.popleft().synchronize()
+
+
+def parts_of(whole: Tensor, layout: Layout) -> list[Tensor]:
+    """The tensors of a payload that is on a device as bytes. Raises BadMessage where it has too few or too many."""
+    sizes = sizes_of(layout)
+    if sum(sizes) != whole.numel():
+        raise wrong_size(whole.numel(), sum(sizes))
+    parts = zip(whole.split(sizes), layout, strict=True)
+    return [_aligned(part, dtype).view(dtype).view(shape) for part, (shape, dtype) in parts]
+
+
+def _aligned(part: Tensor, dtype: torch.dtype) -> Tensor:
+    return part if part.storage_offset() % dtype.itemsize == 0 else part.clone()
+
+
+def memory_for(device: torch.device) -> Allocate:
+    """Where messages for this device are put together as they come in."""
+    return pinned_memory if device.type == "cuda" else ordinary_memory
+
+
+def pinned_memory(size: int) -> memoryview:
+    return torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy().data
 
 
 def _not_finite(leg: Leg) -> BadMessage:
