@@ -24,6 +24,7 @@ from protomodels_cli.wire.troubles import DeviceStuck, OutOfMemory
 from protomodels_cli.worker.problems import NoSuchDevice
 from protomodels_cli.worker.telling import PeerError
 
+CPU_PROBE, LEAST_TOKENS = 1e11, 64  # operations that tell a CPU's speed in about a second, and tokens at least
 LOOKS = 20  # at a device within the time that one piece of work may take
 
 
@@ -67,12 +68,14 @@ def _available() -> int:
 def measure_flops(spec: RunSpec, device: torch.device, seconds: float = 0.1) -> float:
     """Operations a second in forward and backward of a block of the run's size, on one of its microbatches: in the
     type that the run's matrices will be multiplied in, with operators that are not compiled, which would take longer
-    than measuring. So a GPU is a little faster than this."""
+    than measuring. So a GPU is a little faster than this. A CPU takes as few tokens as say the same."""
     torch.set_num_threads(spec.compute.threads)
     dense = spec.model_copy(update={"subspace": spec.subspace.model_copy(update={"form": Dense.name})})
     flops = unit_flops(dense)["layers.0"]
     shape = Shape.of(spec)
     rows, tokens = spec.batch.size // spec.batch.microbatches, spec.model.context
+    if device.type == "cpu" and flops * rows * tokens > CPU_PROBE:
+        rows, tokens = 1, min(tokens, max(LEAST_TOKENS, int(CPU_PROBE / flops)))
     with torch.device(device):
         block = Block(shape, Dense())
         for p in block.parameters():
