@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 from protomodels_cli import counter
-from protomodels_cli.lazy import lazy_import
+from protomodels_cli.lazy import lazy_import, resolve
 from protomodels_cli.protocol.messages import Leg, MessageKey
 
 if TYPE_CHECKING:
@@ -304,9 +304,10 @@ class Fused:
         if not slot.compiled:
             return self._plain(*arguments)
         if self._compiled is None:
+            resolve(self._plain.__globals__)
             # Propagating indices overflows where random numbers multiply them by large constants.
             options: dict[str, Any] = {"constant_and_index_propagation": False}
-            self._compiled = torch.compile(self._plain, dynamic=False, options=options)
+            self._compiled = torch.compile(self._plain, fullgraph=True, dynamic=False, options=options)
         return self._compiled(*arguments)
 
 

@@ -60,6 +60,6 @@ def compiled() -> Operators:
     """The same functions, compiled at their first call for each shape: one set for all stages of a process."""
 
     def one(function: Callable[..., Any]) -> Callable[..., Any]:
-        return torch.compile(function, dynamic=False)
+        return torch.compile(function, fullgraph=True, dynamic=False)
 
     return Operators(one(normed), one(rotated), one(gated), one(signed_rows), one(losses_and_gradient))
