@@ -11,6 +11,7 @@ from conftest import make_spec
 from protomodels_cli.cost.memory import StageMemory, least_in_flight
 from protomodels_cli.model.basis import initial_basis
 from protomodels_cli.model.shape import slices
+from protomodels_cli.model.stage import InFlight, Stage
 from protomodels_cli.model.trainer import StageTrainer
 from protomodels_cli.spec.schema import RunSpec
 from protomodels_cli.wire.troubles import OutOfMemory
@@ -42,19 +43,23 @@ def work(spec: RunSpec, index: int, held: int, device: torch.device) -> None:
     for step in (1, 2):
         trainer.begin(step)
         flights: list[Any] = []
-        for _ in range(held):
+        for _ in range(2 * held):  # so that all gradients are there while as many as may be are in flight
+            if len(flights) == held:
+                _finish(stage, flights.pop(0))
             tokens = torch.randint(spec.vocab_size, (rows, spec.model.context), device=device)
             message = torch.randn(rows, spec.model.context, spec.boundary_width, device=device)
             flights.append(stage.run_forward(tokens, None if index == 0 else message))
         while flights:
-            flight = flights.pop(0)
-            if stage.slice.is_last:
-                stage.run_loss(flight, flight.tokens, 1e-5)
-            else:
-                stage.run_backward(flight, torch.randn_like(flight.output))
-            del flight
+            _finish(stage, flights.pop(0))
         trainer.prepare()
         trainer.decide(step, True, 1e-4, 1.0)
+
+
+def _finish(stage: Stage, flight: InFlight) -> None:
+    if stage.slice.is_last:
+        stage.run_loss(flight, flight.tokens, 1e-5)
+    else:
+        stage.run_backward(flight, torch.randn_like(flight.output))
 
 
 @pytest.mark.parametrize("form", ["reparam", "dense"])
