@@ -83,6 +83,8 @@ def test_the_forecast_is_near_the_devices_own_peak(form, dtype, recompute, index
 
 def test_more_than_the_limit_is_refused_whatever_is_free():
     device = torch.device("cuda:0")
+    torch.cuda.init()
+    torch.cuda.empty_cache()  # or what earlier tests left would do
     used = torch.cuda.memory_reserved(device)
     try:
         devices.limit_memory(device, used + (1 << 30))
