@@ -21,8 +21,8 @@ from protomodels_cli.inference.data import Data
 from protomodels_cli.inference.evaluate import Score, score, windows
 from protomodels_cli.inference.held_out import HeldOut
 from protomodels_cli.inference.load import Loaded, load
+from protomodels_cli.observe.bytes_done import BytesDone
 from protomodels_cli.observe.metrics import strict
-from protomodels_cli.observe.preparing import Preparing
 from protomodels_cli.quantities import figures, plural, rate, size
 
 Share = Callable[[Score], float]  # how much of all windows has been scored
@@ -92,7 +92,7 @@ def _windows(
             "name one with --data, or name the run directory in place of the folder",
             "no_data",
         )
-    with Preparing() as show:
+    with BytesDone() as show:
         held_out = HeldOut(loaded.source, most, context, show)
     return held_out.batches(), lambda so_far: so_far.windows / held_out.windows
 
