@@ -26,6 +26,7 @@ from protomodels_cli.observe.metrics import rows_from_last
 from protomodels_cli.safetensors_file import SafetensorsError, SafetensorsFile
 from protomodels_cli.spec.schema import RunSpec
 
+START = 0, 0  # what a checkpoint was cut into: before all lineages, and every one of them may begin there
 TRIES = 20  # to open a snapshot before it is dropped
 
 
@@ -217,7 +218,7 @@ def _losses(metrics: Path | None, key: Key) -> tuple[float | None, tuple[float, 
     lineage, step = key
     try:
         for row in rows_from_last(metrics) if metrics else ():
-            if not row.get("lineage", 0) <= lineage or not row["step"] <= step:
+            if not (row.get("lineage", 0) <= lineage or key == START) or not row["step"] <= step:
                 continue
             if row["event"] == "eval" and held_out is None:
                 held_out = float(row["loss"]), int(row["step"])
