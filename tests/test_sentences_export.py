@@ -79,7 +79,7 @@ def test_writing(tmp_path, monkeypatch):
         "cannot write out: Invalid cross-device link\n    fix:  choose a new folder in it, for example out/model"
     )
     assert said(lambda: check_free(Path())) == [
-        ". cannot be replaced by the finished folder: it is a mount point, or the folder you are in",
+        ". is the folder you are in: the finished model cannot take its place",
         "choose a new folder in it, for example model",
     ]
     large = torch.tensor([1.0, -123456.0])

@@ -82,7 +82,7 @@ def check_free(out: Path) -> None:
     """Raises UserError where there is something already: nothing is overwritten."""
     try:
         taken = out.is_symlink() or (any(out.iterdir()) if out.is_dir() else out.exists())
-        fixed = out.is_dir() and (out.is_mount() or out.samefile("."))
+        fixed = "a mount point" if os.path.ismount(out) else "the folder you are in" if _is_here(out) else None
     except OSError as e:
         raise _not_written(out, e) from None
     if taken:
@@ -90,8 +90,11 @@ def check_free(out: Path) -> None:
             f"{out} exists already", "choose another folder, or delete it; an export overwrites nothing", "out_exists"
         )
     if fixed:
-        what = f"{out} cannot be replaced by the finished folder: it is a mount point, or the folder you are in"
-        raise UserError(what, _inside(out), "out_fixed")
+        raise UserError(f"{out} is {fixed}: the finished model cannot take its place", _inside(out), "out_fixed")
+
+
+def _is_here(out: Path) -> bool:
+    return out.is_dir() and out.samefile(".")
 
 
 def _not_written(out: Path, error: OSError) -> UserError:
