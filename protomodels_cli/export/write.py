@@ -25,7 +25,7 @@ from torch import Tensor
 
 from protomodels_cli.errors import OptionError, UserError
 from protomodels_cli.export.card import card
-from protomodels_cli.export.shelves import NO_ROOM
+from protomodels_cli.export.shelves import NO_ROOM, clear_scratch
 from protomodels_cli.export.source import Source
 from protomodels_cli.export.weights import Maker, Weight, stage_shapes, stage_weights
 from protomodels_cli.files import sync_folder
@@ -123,6 +123,7 @@ def _folder_in_the_making(out: Path) -> Iterator[Path]:
         for left in out.parent.glob(f"{glob.escape(prefix)}*"):
             with contextlib.suppress(OSError), _lock(left):
                 shutil.rmtree(left)
+        clear_scratch(out.parent)
         hidden, lock = _hidden_folder(prefix, out.parent)
         with lock:
             try:
