@@ -38,7 +38,7 @@ def chosen_device(device: str) -> str:
 
 @contextlib.contextmanager
 def enough_memory(device: str) -> Iterator[None]:
-    from protomodels_cli.worker.device import is_out_of_memory
+    from protomodels_cli.model.memory import is_out_of_memory
 
     try:
         yield
