@@ -13,7 +13,7 @@ from random_models import SIZES, make_model, make_tokenizer, save
 from protomodels_cli.huggingface.files import INDEX, WEIGHTS, BadIndex, weight_files
 from protomodels_cli.inference.architecture import Architecture
 from protomodels_cli.inference.folder import FolderError, architecture_in, weights_in
-from protomodels_cli.inference.generate import Sampling, generate
+from protomodels_cli.inference.generate import Sampling, generate, limit_threads
 from protomodels_cli.inference.load import Loaded, load
 from protomodels_cli.inference.model import Cache, Decoder, WeightsError
 
@@ -88,6 +88,18 @@ def test_the_same_seed_gives_the_same_text_and_another_another(tmp_path):
     loaded = load(str(save(make_model("llama"), tmp_path)))
     texts = [list(generate(loaded, [1, 2, 3], Sampling(40, 1.0, 0.9, seed))) for seed in (5, 5, 6)]
     assert texts[0] == texts[1] != texts[2]
+
+
+def test_loading_leaves_the_process_as_it_was_and_writing_takes_what_a_model_is_worth(tmp_path):
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        loaded = load(str(save(make_model("llama"), tmp_path)))
+        assert torch.get_num_threads() == 2
+        limit_threads(loaded.decoder)
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_a_folder_may_have_many_files(tmp_path):

@@ -101,13 +101,14 @@ def _text_of_the_model(console: Console, folder: Path) -> str:
 
     from protomodels_cli.export.source import open_source
     from protomodels_cli.export.write import export
-    from protomodels_cli.inference.generate import Sampling, generate
+    from protomodels_cli.inference.generate import Sampling, generate, limit_threads
     from protomodels_cli.inference.load import load
-    from protomodels_cli.inference.text import Detokenizer
+    from protomodels_cli.inference.text import Detokenizer, printable
 
     with open_source(str(folder), None, folder) as source:
         export(source, folder / MODEL, None, lambda done, total: None)
     loaded = load(str(folder / MODEL), "cpu", torch.float32)
+    limit_threads(loaded.decoder)
     assert loaded.tokenizer is not None
     console.print(f"\nthe model is in {folder / MODEL}; it goes on from “{PROMPT}” like this:", highlight=False)
     texts = []
@@ -116,7 +117,7 @@ def _text_of_the_model(console: Console, folder: Path) -> str:
         words = Detokenizer(loaded.tokenizer, prompt)
         sampling = Sampling(TOKENS, temperature=0.7, top_p=0.9, seed=seed)
         texts.append(PROMPT + "".join(map(words.push, generate(loaded, prompt, sampling))) + words.end())
-        console.print(f"  {' '.join(texts[-1].split())} …", highlight=False, soft_wrap=True, markup=False)
+        console.print(f"  {printable(' '.join(texts[-1].split()))} …", highlight=False, soft_wrap=True, markup=False)
     return "\n".join(texts)
 
 

@@ -23,8 +23,6 @@ from protomodels_cli.inference.folder import (
 )
 from protomodels_cli.inference.model import Decoder
 
-WEIGHTS_PER_THREAD = 16_000_000
-
 
 @dataclass(frozen=True)
 class Loaded:
@@ -63,14 +61,7 @@ def load(place: str, device: torch.device | str = "cpu", dtype: torch.dtype = to
             "put the model's own tokenizer.json there",
             "vocabulary",
         )
-    _limit_threads(loaded.decoder.parameters)
     return loaded
-
-
-def _limit_threads(parameters: int) -> None:
-    """The threads of a small model wait for each other most of the time: on a busy machine two of them wrote the
-    demo's text at 6 tokens a second, and one at 285."""
-    torch.set_num_threads(max(1, min(torch.get_num_threads(), parameters // WEIGHTS_PER_THREAD)))
 
 
 def _from_folder(place: str, device: torch.device | str, dtype: torch.dtype) -> Loaded:
