@@ -12,15 +12,9 @@ from protomodels_cli.data.tokenizers import Json
 from protomodels_cli.errors import UserError
 from protomodels_cli.export.source import Source, open_source
 from protomodels_cli.export.weights import weights
-from protomodels_cli.inference.architecture import architecture_of
-from protomodels_cli.inference.folder import (
-    FolderError,
-    architecture_in,
-    ends_in,
-    is_checkpoint,
-    tokenizer_in,
-    weights_in,
-)
+from protomodels_cli.huggingface.architecture import architecture_of
+from protomodels_cli.huggingface.weights import Weights
+from protomodels_cli.inference.folder import FolderError, architecture_in, ends_in, is_checkpoint, tokenizer_in
 from protomodels_cli.inference.model import Decoder
 
 
@@ -67,7 +61,9 @@ def load(place: str, device: torch.device | str = "cpu", dtype: torch.dtype = to
 def _from_folder(place: str, device: torch.device | str, dtype: torch.dtype) -> Loaded:
     folder = Path(place)
     architecture, tokenizer = architecture_in(folder), tokenizer_in(folder)
-    decoder = Decoder(architecture, weights_in(folder), device, dtype)
+    with Weights(folder, architecture) as files:
+        makers = ((name, lambda name=name: torch.from_numpy(files.array(name))) for name in architecture.weights)
+        decoder = Decoder(architecture, makers, device, dtype)
     return Loaded(decoder, tokenizer, ends_in(folder), tokenizer.marks_before() if tokenizer else (), None)
 
 
