@@ -13,6 +13,7 @@ from exporting import save_reference
 from random_models import TEXT, make_model, make_tokenizer, save
 from typer.testing import CliRunner
 
+from protomodels_cli.cli.checks import enough_memory
 from protomodels_cli.cli.main import app
 from protomodels_cli.errors import UserError
 
@@ -72,6 +73,18 @@ def test_evaluating(folder, tmp_path):
         "--data none.txt: there is no text",
         "check the path or the pattern",
     ]
+    (tmp_path / "a.txt.gz").write_bytes(b"no gzip")
+    assert said("eval", "model", "--data", "a.txt.gz")[1] == "compress the file again"
+    (tmp_path / "pictures").mkdir()
+    (tmp_path / "pictures" / "a.png").write_bytes(b"\0")
+    assert said("eval", "model", "--data", "pictures") == [
+        "--data pictures: there are only binary files",
+        "name text, or files of ids (.bin)",
+    ]
+    assert said("eval", "model", "--data", "hf:news,part=test") == [
+        "--data hf:news,part=test: this is no dataset",
+        "write hf:DATASET, and where it needs them config=…, split=…, revision=… after commas",
+    ]
     (tmp_path / "a.txt").write_text(TEXT)
     assert said("eval", "model", "--data", "a.txt", "--context", 65) == [
         "--context 65: the model's context is 64",
@@ -104,4 +117,14 @@ def test_data_of_a_run(tmp_path):
     assert said("eval", tmp_path / "run") == [
         "the run's data have changed since it began: what is held out now was trained on, in part",
         "restore the files as they were, or name another text with --data",
+    ]
+
+
+@pytest.mark.parametrize(("savings", "more"), [((), ""), (("a smaller --context",), "a smaller --context, ")])
+def test_memory(savings, more):
+    with pytest.raises(UserError) as error, enough_memory("cuda:1", *savings):
+        raise MemoryError
+    assert str(error.value).split("\n    fix:  ") == [
+        "cuda:1 has too little free memory for this model",
+        f"use --dtype bfloat16, which takes half, {more}or another --device",
     ]
