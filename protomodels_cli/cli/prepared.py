@@ -15,5 +15,9 @@ def prepared(spec: RunSpec, base: Path, apart: bool = False) -> Corpus:
     with BytesDone() as show:
         corpus = prepare(spec, base, apart, show)
     if corpus.skipped:
-        print(f"left out {plural(len(corpus.skipped), 'binary file')}, such as {corpus.skipped[0]}", flush=True)
+        print(left_out(corpus.skipped), flush=True)
     return corpus
+
+
+def left_out(binary: list[Path]) -> str:
+    return f"left out {plural(len(binary), 'binary file')}, such as {binary[0]}"

@@ -111,14 +111,15 @@ def _text_of_the_model(console: Console, folder: Path) -> str:
 
     from protomodels_cli.export.source import open_source
     from protomodels_cli.export.write import export
-    from protomodels_cli.inference.generate import Sampling, generate
+    from protomodels_cli.inference.generate import Sampling, generate, limit_threads
     from protomodels_cli.inference.load import load
-    from protomodels_cli.inference.text import Detokenizer
+    from protomodels_cli.inference.text import Detokenizer, printable
 
     raise_on_every_end()
     with open_source(str(folder), None, folder) as source:
         export(source, folder / MODEL, None, lambda done, total: None)
     loaded = load(str(folder / MODEL), "cpu", torch.float32)
+    limit_threads(loaded.decoder)
     assert loaded.tokenizer is not None
     console.print(f"\nthe model is in {folder / MODEL}; it goes on from “{PROMPT}” like this:", highlight=False)
     texts = []
@@ -127,7 +128,7 @@ def _text_of_the_model(console: Console, folder: Path) -> str:
         words = Detokenizer(loaded.tokenizer, prompt)
         sampling = Sampling(TOKENS, temperature=0.7, top_p=0.9, seed=seed)
         texts.append(PROMPT + "".join(map(words.push, generate(loaded, prompt, sampling))) + words.end())
-        shown = textwrap.indent(textwrap.fill(f"{' '.join(texts[-1].split())} …", console.width - 2), "  ")
+        shown = textwrap.indent(textwrap.fill(f"{printable(' '.join(texts[-1].split()))} …", console.width - 2), "  ")
         console.print(shown, highlight=False, soft_wrap=True, markup=False)
     return "\n".join(texts)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from protomodels_cli.cli.checks import check_outputs, chosen_device, enough_memory
 from protomodels_cli.cli.interrupt import raise_on_ctrl_c
+from protomodels_cli.cli.prepared import left_out
 from protomodels_cli.data.errors import DataError
 from protomodels_cli.errors import EXIT_INTERRUPTED, OptionError
 from protomodels_cli.inference.data import Data
@@ -42,7 +44,7 @@ def run(
 
     check_outputs(json_file)
     where = chosen_device(device)
-    with enough_memory(where):
+    with enough_memory(where, "a smaller --context"):
         loaded = load(place, where, getattr(torch, dtype))
         if context is not None and context > loaded.context:
             raise OptionError(
@@ -81,6 +83,8 @@ def _windows(
 ) -> tuple[Iterator[np.ndarray], Share]:
     if data:
         reading = Data(data, field, loaded)
+        if reading.skipped:
+            print(left_out(reading.skipped), file=sys.stderr)
 
         def share(so_far: Score) -> float:
             return max(reading.share, so_far.windows / most if most else 0.0)

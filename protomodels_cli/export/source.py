@@ -74,6 +74,7 @@ class Facts:
 class Source:
     place: str
     spec: RunSpec
+    base: Path | None  # what the spec's paths are relative to, where that is this machine
     step: int
     lineage: int | None  # None: of the reference, which has but one
     layers: tuple[int, ...]  # per stage
@@ -118,7 +119,7 @@ def open_source(place: str | Path, step: int | None = None, scratch: Path | None
             lineage, at = key
             layers = described.layers
             kept = opened.pop_all()
-            return Source(str(place), run.spec, at, lineage or None, layers, parts, tokenizer, facts, kept)
+            return Source(str(place), run.spec, run.base, at, lineage or None, layers, parts, tokenizer, facts, kept)
     every = run.spec.snapshots.interval
     when = f"after step {every}" if every else "at the end of the run (snapshots.interval is 0)"
     raise UserError(

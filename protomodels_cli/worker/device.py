@@ -91,11 +91,6 @@ def _wait_for(device: torch.device) -> None:
         torch.mps.synchronize()
 
 
-def is_out_of_memory(error: Exception) -> bool:
-    """Whether the device ran out of memory: CUDA has a type for that, the CPU's allocator a plain RuntimeError."""
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "not enough memory" in str(error)
-
-
 async def watch(busy_with: Callable[[], int], limit: float) -> None:
     """Raises once the device has been at one piece of work for `limit` seconds; `busy_with` numbers them, 0: none.
 

@@ -24,6 +24,7 @@ import torch
 from protomodels_cli.cost.memory import in_flight_limit
 from protomodels_cli.errors import EXIT_INTERRUPTED
 from protomodels_cli.model.basis import Basis, basis_from_bytes, basis_to_bytes
+from protomodels_cli.model.memory import is_out_of_memory
 from protomodels_cli.model.shape import Shape, slices
 from protomodels_cli.model.stage import Sync
 from protomodels_cli.observe.process import peak_memory
@@ -349,7 +350,7 @@ class Session:
 
     def _fail(self, error: Exception) -> None:
         """This peer cannot go on: tell the coordinator, then stop with the error."""
-        if devices.is_out_of_memory(error):
+        if is_out_of_memory(error):
             error = PeerError(troubles.OutOfMemory((str(error) or type(error).__name__).splitlines()[0]))
         self._report(trouble_of(error))
         if not self._over.done():
