@@ -60,7 +60,7 @@ def test_a_process_that_dies_is_explained_and_what_was_done_is_kept(spec, tmp_pa
     monkeypatch.setattr(encoding, "ALONE", 100_000)
     monkeypatch.setattr(encoding, "GROUP_CHARACTERS", 20_000)
     monkeypatch.setattr(tokenise, "KEPT_EVERY", 30_000)
-    serve = "import sys; sys.exit(9)"
+    serve = "import os; os.kill(os.getpid(), 9)"
     real = encoding._Process
     monkeypatch.setattr(encoding, "_Process", lambda command: real([sys.executable, "-c", serve]))
     with pytest.raises(DataError) as refused:
