@@ -27,6 +27,8 @@ else:
     np = lazy_import("numpy")
 
 LARGEST_HEADER = 100_000_000  # the format's own bound
+# Numbers that weights are made of: their names in specs, numpy and torch → as the format writes them.
+DTYPES = {"float64": "F64", "float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 _PIECE = 1 << 30  # a single read cannot bring more than 2 GiB
 _HASHED = 1 << 20  # bytes read at one time to hash them
 _WIDTHS = {
@@ -39,6 +41,11 @@ _BYTES = {dtype: width for width, dtypes in _WIDTHS.items() for dtype in dtypes}
 _NUMPY = {f"{kind.upper()}{8 * n}": f"<{kind}{n}" for kind in "iu" for n in (1, 2, 4, 8)}
 _NUMPY |= {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BOOL": "?"}
 Described = tuple[str, str, tuple[int, ...]]  # name, dtype, shape
+
+
+def bytes_of(dtype: str) -> int:
+    """What one number takes, by a name of DTYPES."""
+    return _BYTES[DTYPES[dtype]]
 
 
 class SafetensorsError(ValueError):

@@ -48,7 +48,7 @@ def fail_at(patch: Any, phase: str, stage: int = 0, step: int = 0, signal: str =
 
     before(StageWork, "forward", lambda w, work, message: ("forward", w.slice.index, work.step))
     before(StageWork, "backward", lambda w, work, message: ("backward", w.slice.index, work.step))
-    after(StageWork, "prepare", lambda w, work, *_: ("prepared", w.slice.index, work.step))
+    after(StageWork, "prepare", lambda w, *_: ("prepared", w.slice.index, w.step + 1))
     before(StageWork, "decide", lambda w, s, *_: ("before decide", w.slice.index, s))
     after(StageWork, "decide", lambda w, s, *_: ("decided", w.slice.index, s))
     before(StageWork, "switch_basis", lambda w, *_: ("switch", w.slice.index, w.step + 1))

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
+from checkpoints import SHAPE
 
 from protomodels_cli.cli.run_plan import candidates
 from protomodels_cli.errors import EXIT_SPEC
@@ -17,12 +18,7 @@ from protomodels_cli.spec.vocabulary import VocabularyError, ids_in
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
-    "vocab_size": 256,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
+    **SHAPE,
     "rms_norm_eps": 1e-6,
     "rope_theta": 500000.0,
     "rope_scaling": None,

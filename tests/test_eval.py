@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +120,51 @@ def test_all_kinds_of_files_and_many_of_them(folder, tmp_path):
         assert [found[name] for name in same] == pytest.approx([right[name] for name in same]), names
     both = evaluated(tmp_path, folder, "--data", tmp_path / "ids.bin", "--data", tmp_path / "ids.bin")
     assert both["tokens"] == 2 * right["tokens"] + 1
+
+
+def test_ids_and_text_that_one_name_means_are_all_read(folder, tmp_path):
+    tokenizer, data = make_tokenizer(), tmp_path / "data"
+    data.mkdir()
+    (data / "a.txt").write_text(TEXT)
+    ids = [*tokenizer.encode([TEXT])[0].tolist(), tokenizer.end_id]
+    np.array(ids, dtype="<u2").tofile(data / "b.bin")
+    (data / "c.dat").write_bytes(b"\0" * 99)
+    alone = evaluated(tmp_path, folder, "--data", data / "a.txt")["tokens"]
+    assert evaluated(tmp_path, folder, "--data", data / "*")["tokens"] == 2 * alone + 1
+    done = CliRunner().invoke(app, ["eval", str(folder), "--data", str(data)])
+    assert re.findall(r"\d+ binary", done.stderr) == ["2 binary"], "a folder means its text"
+    assert evaluated(tmp_path, folder, "--data", data)["tokens"] == alone
+    assert refused(tmp_path, folder, "--data", data / "c.dat") == ("no_file", 3)
+
+
+@pytest.mark.parametrize("source", ["text", "jsonl", "parquet", "bin", "hf", "files"])
+def test_every_source_of_a_spec_can_be_named(folder, tmp_path, source):
+    """Whatever the file's name ends with."""
+    import pyarrow
+    import pyarrow.parquet
+
+    if source == "hf":
+        pytest.importorskip("datasets")
+    data, tokenizer = tmp_path / "data", make_tokenizer()
+    file = data / ("train.jsonl" if source == "hf" else "train.odd")
+    data.mkdir()
+    if source in ("text", "files"):
+        file.write_text(TEXT)
+    elif source == "parquet":
+        pyarrow.parquet.write_table(pyarrow.table({"text": [TEXT]}), file)
+    elif source == "bin":
+        np.array([*tokenizer.encode([TEXT])[0].tolist(), tokenizer.end_id], dtype="<u2").tofile(file)
+    else:
+        file.write_text(json.dumps({"text": TEXT}) + "\n")
+    (tmp_path / "a.txt").write_text(TEXT)
+    right = evaluated(tmp_path, folder, "--data", tmp_path / "a.txt")["loss"]
+    name = f"hf:{data},split=train" if source == "hf" else f"{source}:{file}"
+    assert evaluated(tmp_path, folder, "--data", name)["loss"] == pytest.approx(right)
+
+
+@pytest.mark.parametrize("name", ["hf:", "hf:a,splits=b", "hf:a,split", "hf:a,split="])
+def test_what_names_no_dataset_is_refused(folder, tmp_path, name):
+    assert refused(tmp_path, folder, "--data", name) == ("dataset", 2)
 
 
 def test_windows_and_context(folder, tmp_path):

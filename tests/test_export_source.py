@@ -211,6 +211,26 @@ def test_a_stores_copy_is_as_good_as_the_run(tmp_path, copied):
             assert file._handle < 0, "one at a time"
 
 
+def test_what_a_kill_leaves_of_a_fetched_part(tmp_path, copied, monkeypatch):
+    """The next export to the same place clears it away, and nothing of an export that is alive."""
+    url, files = f"memory://{tmp_path.name}", fsspec.filesystem("memory")
+    copied(url)
+    get_file, seen = type(files).get_file, []
+
+    def meanwhile(self, *arguments: Any) -> None:
+        if not seen:
+            (tmp_path / ".pmtrain-part-killed").write_text("half a part")
+            exported_files(tmp_path / "run", tmp_path / "another")
+            seen.extend(path.name for path in tmp_path.glob(".pmtrain-part-*"))
+        get_file(self, *arguments)
+
+    monkeypatch.setattr(type(files), "get_file", meanwhile)
+    exported_files(url, tmp_path / "out")
+    assert len(seen) == 1
+    assert seen != [".pmtrain-part-killed"]
+    assert not list(tmp_path.glob(".*"))
+
+
 def test_a_store_with_several_runs_names_them(tmp_path, copied):
     url = (tmp_path / "store").as_uri()
     copied(url)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
+import sys
+import tty
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ from starting import begin
 from typer.testing import CliRunner, Result
 
 from protomodels_cli.cli.main import app
+from protomodels_cli.cli.run_generate import run
 from protomodels_cli.errors import UserError
 from protomodels_cli.inference.generate import Sampling, generate
 from protomodels_cli.inference.load import load
@@ -67,6 +71,19 @@ def test_the_seed_is_told_and_repeats_the_text(folder):
     texts = [text_of(told(folder, "--prompt", "The", "--tokens", 30, "--seed", s)) for s in (seed, 1, 2)]
     assert texts[0] == text_of(first)
     assert len(set(texts)) == 3
+
+
+def test_a_terminal_gets_no_commands_from_a_text(folder, monkeypatch):
+    ours, theirs = os.openpty()
+    tty.setraw(theirs)
+    prompt = "é\t\x1b]0;title\x07\x9b2J\r\x7f\n狗"
+    with os.fdopen(theirs, "w") as screen:
+        monkeypatch.setattr(sys, "stdout", screen)
+        run(str(folder), prompt, 3, 0.0, 1.0, 0, "cpu", "float32")
+        shown = os.read(ours, 1 << 16).decode()
+    os.close(ours)
+    assert shown.startswith(r"é	\x1b]0;title\x07\x9b2J\x0d\x7f" + "\n狗")
+    assert text_of(told(folder, "--prompt", prompt, "--tokens", 3)).startswith(prompt)
 
 
 def test_ids_without_a_token_are_never_drawn(tmp_path):

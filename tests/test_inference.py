@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from random_models import SIZES, make_model, make_tokenizer, save
+from safetensors.torch import load_file, save_file
 
+from protomodels_cli.errors import UserError
+from protomodels_cli.huggingface.architecture import Architecture
 from protomodels_cli.huggingface.files import INDEX, WEIGHTS, BadIndex, weight_files
-from protomodels_cli.inference.architecture import Architecture
-from protomodels_cli.inference.folder import FolderError, architecture_in, weights_in
-from protomodels_cli.inference.generate import Sampling, generate
+from protomodels_cli.inference.folder import FolderError, architecture_in
+from protomodels_cli.inference.generate import Sampling, generate, limit_threads
 from protomodels_cli.inference.load import Loaded, load
-from protomodels_cli.inference.model import Cache, Decoder, WeightsError
+from protomodels_cli.inference.model import Cache, Decoder
 
 KINDS: list[tuple[str, dict[str, Any]]] = [
     ("llama", {}),
@@ -27,9 +30,7 @@ GREEDY = Sampling(tokens=30, temperature=0.0, top_p=1.0, seed=0)
 
 
 def decoder_of(model: Any, folder: Path, dtype: torch.dtype = torch.float32) -> Decoder:
-    model.config.save_pretrained(folder)
-    weights = [(name, lambda t=tensor: t) for name, tensor in model.state_dict().items()]
-    return Decoder(architecture_in(folder), weights, "cpu", dtype)
+    return load(str(save(model, folder)), "cpu", dtype).decoder
 
 
 def described(folder: Path, config: dict[str, Any]) -> Architecture:
@@ -90,6 +91,18 @@ def test_the_same_seed_gives_the_same_text_and_another_another(tmp_path):
     assert texts[0] == texts[1] != texts[2]
 
 
+def test_loading_leaves_the_process_as_it_was_and_writing_takes_what_a_model_is_worth(tmp_path):
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        loaded = load(str(save(make_model("llama"), tmp_path)))
+        assert torch.get_num_threads() == 2
+        limit_threads(loaded.decoder)
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_a_folder_may_have_many_files(tmp_path):
     theirs, ids = make_model("llama"), ids_of(2, 10)
     whole = load(str(save(theirs, tmp_path / "whole", make_tokenizer())))
@@ -99,9 +112,9 @@ def test_a_folder_may_have_many_files(tmp_path):
     assert whole.tokenizer is not None
     assert parts.tokenizer is None
     min((tmp_path / "parts").glob("*.safetensors")).unlink()
-    with pytest.raises(FolderError) as missing:
+    with pytest.raises(UserError) as missing:
         load(str(tmp_path / "parts"))
-    assert missing.value.kind == "weights_damaged"
+    assert missing.value.kind == "checkpoint"
 
 
 @pytest.mark.parametrize(
@@ -145,36 +158,55 @@ def test_weights_that_do_not_belong_to_their_config(tmp_path):
     save(make_model("llama"), tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
 
-    def refused(**changes: Any) -> str:
-        changed = described(tmp_path, {**config, **changes})
-        with pytest.raises(WeightsError) as error:
-            Decoder(changed, weights_in(tmp_path))
+    def refused(**changes: Any) -> tuple[str, str]:
+        """The error's kind, and the tensor that it names."""
+        (tmp_path / "config.json").write_text(json.dumps({**config, **changes}))
+        with pytest.raises(UserError) as error:
+            load(str(tmp_path))
         assert error.value.exit_code == 3
-        return error.value.tensor
+        [name] = re.findall(r"model\.\S+\.weight", str(error.value))
+        return error.value.kind, name
 
-    assert refused(num_hidden_layers=2).startswith("model.layers.2.")
-    assert refused(num_hidden_layers=4).startswith("model.layers.3.")
-    assert refused(intermediate_size=40) in {f"model.layers.0.mlp.{n}_proj.weight" for n in ("gate", "up", "down")}
-    assert refused(model_type="qwen3") == "model.layers.0.self_attn.k_norm.weight"
+    assert refused(num_hidden_layers=2) == ("checkpoint_tensor", "model.layers.2.input_layernorm.weight")
+    assert refused(num_hidden_layers=4) == ("checkpoint_incomplete", "model.layers.3.input_layernorm.weight")
+    assert refused(intermediate_size=40) == ("checkpoint_tensor", "model.layers.0.mlp.gate_proj.weight")
+    assert refused(model_type="qwen3") == ("checkpoint_incomplete", "model.layers.0.self_attn.q_norm.weight")
+    # Of which no machine has the memory: the files' headers are read before anything is made of it.
+    assert refused(vocab_size=1 << 50) == ("checkpoint_tensor", "model.embed_tokens.weight")
+
+
+@pytest.mark.parametrize(("dtype", "fits"), [("float16", True), ("bfloat16", True), ("float64", True), ("int8", False)])
+def test_weights_are_floating_point_numbers(tmp_path, dtype, fits):
+    save(make_model("llama"), tmp_path)
+    weights = {name: tensor.to(getattr(torch, dtype)) for name, tensor in load_file(tmp_path / WEIGHTS).items()}
+    save_file(weights, tmp_path / WEIGHTS)
+    if fits:
+        norm = load(str(tmp_path)).decoder._norm
+        assert torch.equal(norm, weights["model.norm.weight"].float())
+        return
+    with pytest.raises(UserError) as error:
+        load(str(tmp_path))
+    assert error.value.kind == "checkpoint_tensor"
 
 
 @pytest.mark.parametrize(
     ("file", "content", "kind"),
     [
-        ("config.json", "{", "json_damaged"),
-        ("config.json", "[]", "json_damaged"),
-        ("model.safetensors", "short", "weights_damaged"),
-        ("config.json", "[" * 100_000, "json_damaged"),
-        ("tokenizer.json", "{}", "tokenizer_file"),
-        ("model.safetensors", None, "no_weights"),
+        ("config.json", b"{", "json_damaged"),
+        ("config.json", b"[]", "json_damaged"),
+        ("model.safetensors", b"short", "checkpoint_damaged"),
+        ("config.json", b"[" * 100_000, "json_damaged"),
+        ("tokenizer.json", b"{}", "tokenizer_file"),
+        ("tokenizer.json", b"{", "tokenizer_file"),
+        ("tokenizer.json", b"\xff\xfe{", "json_damaged"),
+        ("generation_config.json", b"\xff", "json_damaged"),
+        ("model.safetensors", None, "checkpoint_no_weights"),
     ],
-    ids=["cut", "list", "weights", "deep", "tokenizer", "none"],
+    ids=["cut", "list", "weights", "deep", "tokenizer", "no JSON", "no UTF-8", "generation", "none"],
 )
 def test_a_damaged_folder_is_one_error(file, content, kind, tmp_path):
-    from protomodels_cli.errors import UserError
-
     save(make_model("llama"), tmp_path)
-    (tmp_path / file).unlink() if content is None else (tmp_path / file).write_text(content)
+    (tmp_path / file).unlink() if content is None else (tmp_path / file).write_bytes(content)
     with pytest.raises(UserError) as error:
         load(str(tmp_path))
     assert (error.value.kind, error.value.exit_code) == (kind, 3)

@@ -97,6 +97,13 @@ def test_data_that_have_changed_are_not_called_held_out(tmp_path):
     assert (changed.value.kind, changed.value.exit_code) == ("data_changed", 3)
 
 
+def test_a_run_that_has_not_kept_its_datas_hash_is_evaluated_all_the_same(tmp_path):
+    save_reference(tmp_path / "run", 1)
+    right = evaluated(tmp_path / "run")["loss"]
+    (tmp_path / "run" / "corpus.json").write_text("{}")
+    assert evaluated(tmp_path / "run")["loss"] == right
+
+
 def test_a_run_of_ids_is_evaluated_and_writes_nothing(tmp_path):
     np.random.default_rng(0).integers(0, 90, 3000).astype("<u2").tofile(tmp_path / "ids.bin")
     data = {"source": "bin", "files": [str(tmp_path / "ids.bin")], "max_bytes": None, "val_fraction": 0.2}

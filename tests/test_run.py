@@ -277,13 +277,17 @@ def test_mistakes_are_one_message_and_an_exit_code(tmp_path, arguments, code, na
 
 def test_the_demo_says_what_it_did(tmp_path):
     results = []
-    for stages in (2, 3):
+    (tmp_path / "run3").mkdir()
+    (tmp_path / "run3" / "model").write_text("in the way of the export")
+    for stages, code in ((2, 0), (3, 3)):
         file = tmp_path / f"{stages}.json"
         arguments = ["--steps", 3, "--stages", stages, "--run-dir", tmp_path / f"run{stages}", "--json", file]
         done = pmtrain("demo", *arguments, cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
+        assert done.returncode == code, done.stderr
         results.append(json.loads(file.read_text()))
     two, three = results
+    assert "text" in two
+    assert "text" not in three, "the run's own figures outlive an export that fails"
     for field in (
         "steps",
         "stages",

@@ -93,8 +93,8 @@ def test_spec(tmp_path: Path, config: dict[str, Any] | None, sections: dict[str,
     assert said == f"{where}\n    rule: {rule}\n    fix:  {fix}"
 
 
-FETCH = "fetch the checkpoint again, all files of it"
-CANNOT = "cannot start from FOLDER/start:"
+FETCH = "fetch the checkpoint again, all files of it, or export the run again"
+PLAIN = "use a plain Llama or Qwen3, its weights with its own config.json"
 FILES = {
     "another config": (
         "the checkpoint in FOLDER/start is not the one that the run began with: config.json gives rope_theta = 1.0, "
@@ -102,8 +102,9 @@ FILES = {
         "put the checkpoint of then there",
     ),
     "no weights": (
-        f"{CANNOT} it has neither model.safetensors nor model.safetensors.index.json",
-        "write the checkpoint as safetensors (save_pretrained of transformers does)",
+        "FOLDER/start has neither model.safetensors nor model.safetensors.index.json",
+        "name a folder with all files of a checkpoint, its weights as safetensors (save_pretrained of transformers "
+        "writes them so)",
     ),
     "cut short": (
         "FOLDER/start/model.safetensors is damaged: the tensors end at byte 161608, and the file has 90000",
@@ -113,14 +114,17 @@ FILES = {
         "cannot read FOLDER/start/model.safetensors: Is a directory",
         "check the path and the disk",
     ),
-    "one missing": (f"{CANNOT} there is no model.layers.1.mlp.up_proj.weight", FETCH),
-    "a bias": (f"{CANNOT} the model has no place for model.layers.0.self_attn.q_proj.bias", OTHER),
-    "another shape": (
-        f"{CANNOT} model.norm.weight is F32 of the shape [31], and floating-point numbers of the shape [32] belong "
-        "there",
-        OTHER,
+    "one missing": ("FOLDER/start has no weight model.layers.1.mlp.up_proj.weight", FETCH),
+    "a bias": (
+        "model.layers.0.self_attn.q_proj.bias in FOLDER/start is no weight of the model that config.json describes",
+        PLAIN,
     ),
-    "no map": (f"{CANNOT} model.safetensors.index.json does not say which file has which weights", FETCH),
+    "another shape": (
+        "model.norm.weight in FOLDER/start is F32 of the shape [31], and config.json asks for floating-point numbers "
+        "of the shape [32]",
+        PLAIN,
+    ),
+    "no map": ("FOLDER/start/model.safetensors.index.json does not say which file has which weights", FETCH),
 }
 
 

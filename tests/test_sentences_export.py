@@ -13,7 +13,7 @@ from exporting import save_run
 
 from protomodels_cli.errors import UserError
 from protomodels_cli.export.source import open_source
-from protomodels_cli.export.write import _converted, _not_written, export
+from protomodels_cli.export.write import _converted, _not_written, check_free, export
 
 
 def said(do: Callable[[], object]) -> list[str]:
@@ -64,11 +64,24 @@ def test_a_tokenizer_that_is_gone(tmp_path):
     ]
 
 
-def test_writing():
+def test_writing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     full = _not_written(Path("out"), OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
     assert str(full) == (
         "cannot write out: No space left on device\n    fix:  free some space there, or choose a folder on another disk"
     )
+    failed = _not_written(Path("out"), OSError(errno.EIO, os.strerror(errno.EIO)))
+    assert str(failed) == (
+        "cannot write out: Input/output error\n    fix:  check that disk, or choose a folder on another one"
+    )
+    elsewhere = _not_written(Path("out"), OSError(errno.EXDEV, os.strerror(errno.EXDEV)))
+    assert str(elsewhere) == (
+        "cannot write out: Invalid cross-device link\n    fix:  choose a new folder in it, for example out/model"
+    )
+    assert said(lambda: check_free(Path())) == [
+        ". is the folder you are in: the finished model cannot take its place",
+        "choose a new folder in it, for example model",
+    ]
     large = torch.tensor([1.0, -123456.0])
     assert said(lambda: _converted(large, "lm_head.weight", "float16")) == [
         "--dtype float16: lm_head.weight has numbers up to 123,456, and float16 ends at 65,504",

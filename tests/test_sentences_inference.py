@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from exporting import save_reference
 from random_models import TEXT, make_model, make_tokenizer, save
-from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
+from protomodels_cli.cli.checks import enough_memory
 from protomodels_cli.cli.main import app
 from protomodels_cli.errors import UserError
 
@@ -36,20 +36,7 @@ def test_models(folder):
         "empty is neither a run directory nor a folder with a model (config.json is not there)",
         "name a run directory, or a folder that `pmtrain export` has written",
     ]
-    weights, config = load_file(folder / "model.safetensors"), (folder / "config.json").read_text()
-    again = "export the run again, or fetch the checkpoint again"
-    save_file({n: w for n, w in weights.items() if n != "model.norm.weight"}, folder / "model.safetensors")
-    assert said("generate", "model") == ["model.norm.weight is missing", again]
-    save_file({**weights, "model.norm.weight": weights["model.norm.weight"][:8]}, folder / "model.safetensors")
-    assert said("generate", "model") == [
-        "model.norm.weight has the shape [8], and config.json asks for [32]",
-        again,
-    ]
-    save_file({**weights, "model.vision": weights["model.norm.weight"].clone()}, folder / "model.safetensors")
-    assert said("generate", "model") == [
-        "model.vision is no weight of the model that config.json describes",
-        again,
-    ]
+    config = (folder / "config.json").read_text()
     (folder / "config.json").write_text(json.dumps({**json.loads(config), "mlp_bias": True}))
     assert said("generate", "model") == [
         "the model in model cannot be used: config.json has mlp_bias = true, and there are no biases here",
@@ -60,11 +47,8 @@ def test_models(folder):
     assert what.startswith("model/config.json cannot be read: ")
     assert fix == "export the run again, or fetch the file again"
     (folder / "config.json").write_text(config)
-    (folder / "model.safetensors").unlink()
-    assert said("generate", "model") == [
-        "model has neither model.safetensors nor model.safetensors.index.json",
-        "name an exported folder with all its files",
-    ]
+    (folder / "tokenizer.json").write_bytes(b"\xff")
+    assert said("generate", "model") == ["model/tokenizer.json cannot be read: it is not UTF-8", fix]
 
 
 def test_generating(folder):
@@ -88,6 +72,18 @@ def test_evaluating(folder, tmp_path):
     assert said("eval", "model", "--data", "none.txt") == [
         "--data none.txt: there is no text",
         "check the path or the pattern",
+    ]
+    (tmp_path / "a.txt.gz").write_bytes(b"no gzip")
+    assert said("eval", "model", "--data", "a.txt.gz")[1] == "compress the file again"
+    (tmp_path / "pictures").mkdir()
+    (tmp_path / "pictures" / "a.png").write_bytes(b"\0")
+    assert said("eval", "model", "--data", "pictures") == [
+        "--data pictures: there are only binary files",
+        "name text, or files of ids (.bin)",
+    ]
+    assert said("eval", "model", "--data", "hf:news,part=test") == [
+        "--data hf:news,part=test: this is no dataset",
+        "write hf:DATASET, and where it needs them config=…, split=…, revision=… after commas",
     ]
     (tmp_path / "a.txt").write_text(TEXT)
     assert said("eval", "model", "--data", "a.txt", "--context", 65) == [
@@ -121,4 +117,14 @@ def test_data_of_a_run(tmp_path):
     assert said("eval", tmp_path / "run") == [
         "the run's data have changed since it began: what is held out now was trained on, in part",
         "restore the files as they were, or name another text with --data",
+    ]
+
+
+@pytest.mark.parametrize(("savings", "more"), [((), ""), (("a smaller --context",), "a smaller --context, ")])
+def test_memory(savings, more):
+    with pytest.raises(UserError) as error, enough_memory("cuda:1", *savings):
+        raise MemoryError
+    assert str(error.value).split("\n    fix:  ") == [
+        "cuda:1 has too little free memory for this model",
+        f"use --dtype bfloat16, which takes half, {more}or another --device",
     ]

@@ -225,6 +225,11 @@ SPEC: list[tuple[dict[str, Any], str]] = [
         "data.dataset | data.source is hf, which reads a dataset | name a folder, or a dataset on the hub",
     ),
     (
+        {"data": {"source": "hf", "dataset": "x", "val_split": "train"}},
+        "data.val_split = 'train' | data.split is train too, and training and held-out text must be disjoint | name "
+        "another split, or remove `val_split`: then data.val_fraction of the text is held out",
+    ),
+    (
         {"data": {"revision": "x"}},
         "data.revision = 'x' | belongs to data.source hf | remove `revision`, or set data.source to hf",
     ),

@@ -20,7 +20,7 @@ from protomodels_cli.data.errors import DataError
 from protomodels_cli.data.prepare import prepare
 from protomodels_cli.data.sources import Input
 from protomodels_cli.data.tokenizers import BPE_SAMPLE_BYTES
-from protomodels_cli.observe import preparing
+from protomodels_cli.observe import bytes_done
 from protomodels_cli.spec.corpus import DataSpec
 
 BPE = {"kind": "bpe", "vocab_size": 300}
@@ -60,7 +60,7 @@ def test_a_process_that_dies_is_explained_and_what_was_done_is_kept(spec, tmp_pa
     monkeypatch.setattr(encoding, "ALONE", 100_000)
     monkeypatch.setattr(encoding, "GROUP_CHARACTERS", 20_000)
     monkeypatch.setattr(tokenise, "KEPT_EVERY", 30_000)
-    serve = "import sys; sys.exit(9)"
+    serve = "import os; os.kill(os.getpid(), 9)"
     real = encoding._Process
     monkeypatch.setattr(encoding, "_Process", lambda command: real([sys.executable, "-c", serve]))
     with pytest.raises(DataError) as refused:
@@ -238,8 +238,8 @@ class Terminal(io.StringIO):
 def test_how_far_it_is_is_told_now_and_then(monkeypatch, stream):
     now, said = [100.0], stream()
     monkeypatch.setattr(sys, "stderr", said)
-    monkeypatch.setattr(preparing.time, "monotonic", lambda: now[0])
-    with preparing.Preparing() as show:
+    monkeypatch.setattr(bytes_done.time, "monotonic", lambda: now[0])
+    with bytes_done.BytesDone() as show:
         for second in range(60):
             now[0] = 100.0 + second
             show("tokenising", (second + 1) << 20, 60 << 20)

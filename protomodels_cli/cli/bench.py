@@ -2,30 +2,16 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from protomodels_cli.cli.bench_gpu import gpu
 from protomodels_cli.cli.say import say
 
-
-class Measurement(StrEnum):
-    overhead = "overhead"
-    commit = "commit"
-    wire = "wire"
-    memory = "memory"
-    link = "link"
-
-
-class Recovery(StrEnum):
-    takeover = "takeover"
-    snapshots = "snapshots"
-    journal = "journal"
-
-
+Measurement = Literal["overhead", "commit", "wire", "memory", "link"]
+Recovery = Literal["takeover", "snapshots", "journal"]
 app = typer.Typer(no_args_is_help=True, help="Benchmarks: real runs, compared with each other.")
 
 

@@ -37,8 +37,9 @@ def chosen_device(device: str) -> str:
 
 
 @contextlib.contextmanager
-def enough_memory(device: str) -> Iterator[None]:
-    from protomodels_cli.worker.device import is_out_of_memory
+def enough_memory(device: str, *savings: str) -> Iterator[None]:
+    """`savings`: what else would take less, in words."""
+    from protomodels_cli.model.memory import is_out_of_memory
 
     try:
         yield
@@ -47,7 +48,7 @@ def enough_memory(device: str) -> Iterator[None]:
             raise
         raise UserError(
             f"{device} has too little free memory for this model",
-            "use --dtype bfloat16, which takes half, or another --device",
+            f"use {', '.join(('--dtype bfloat16, which takes half', *savings))}, or another --device",
             "memory",
         ) from None
 

@@ -29,5 +29,5 @@ def demo(
     """Train a small model on this machine: a coordinator and four peers as processes that talk over TLS."""
     from protomodels_cli.cli.run_demo import run
 
-    options = ["--verbose"] * verbose + (["--log-level", log_level.value] if log_level else [])
+    options = ["--verbose"] * verbose + (["--log-level", log_level] if log_level else [])
     run(steps, stages, device, run_dir, json_file, chaos, options)

@@ -15,8 +15,8 @@ def evaluate(
     data: Annotated[
         list[str] | None,
         typer.Option(
-            help="File, folder, pattern or builtin; may be given several times. Text, .jsonl, .parquet, or .bin with "
-            "ids. Default: the held-out windows of a run directory.",
+            help="File, folder, pattern, builtin, hf:DATASET, or any other SOURCE:NAME; may be given several times. "
+            "Text, .jsonl, .parquet, or .bin with ids. Default: the held-out windows of a run directory.",
         ),
     ] = None,
     field: Annotated[

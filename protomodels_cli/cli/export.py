@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-import signal
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from protomodels_cli.cli.interrupt import leave_on_ctrl_c
-
-
-class Dtype(StrEnum):
-    float32 = "float32"
-    bfloat16 = "bfloat16"
-    float16 = "float16"
 
 
 def export(
@@ -31,11 +23,14 @@ def export(
     step: Annotated[
         int | None, typer.Option(min=0, help="Step of the snapshot to export. Default: the newest complete one.")
     ] = None,
-    dtype: Annotated[Dtype | None, typer.Option(help="Type of the weights in OUT. Default: the run's.")] = None,
+    dtype: Annotated[
+        Literal["float32", "bfloat16", "float16"] | None,
+        typer.Option(help="Type of the weights in OUT. Default: the run's."),
+    ] = None,
 ) -> None:
     """Write the trained model as a Hugging Face checkpoint: a plain Llama, or with qk-norm a Qwen3."""
     leave_on_ctrl_c()
+
     from protomodels_cli.cli.run_export import run as run_export
 
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    run_export(run, out, step, None if dtype is None else dtype.value)
+    run_export(run, out, step, dtype)

@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-
-class LogLevel(StrEnum):
-    debug = "debug"
-    info = "info"
-    warning = "warning"
-    error = "error"
-
-
+LogLevel = Literal["debug", "info", "warning", "error"]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Also show the log on the terminal, at level debug.")]
 LogLevelOption = Annotated[
     LogLevel | None, typer.Option("--log-level", help="Lowest level that is logged. Default: info; with -v: debug.")

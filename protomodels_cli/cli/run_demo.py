@@ -5,20 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import sys
+import textwrap
 from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import typer
 from rich.console import Console
 from rich.live import Live
 
 from protomodels_cli.cli.checks import check_outputs
 from protomodels_cli.cli.folders import claim
+from protomodels_cli.cli.interrupt import interrupted, leave_on_ctrl_c, raise_on_every_end
 from protomodels_cli.cli.summary import in_words, read_summary
-from protomodels_cli.errors import EXIT_INTERRUPTED, RunStopped, UserError
+from protomodels_cli.errors import RunStopped, UserError
 from protomodels_cli.launch.cable import cable
 from protomodels_cli.launch.chaos import RECOVERY_SECONDS, Chaos
 from protomodels_cli.launch.local import LocalRun, local_run, peers_of
@@ -55,6 +55,7 @@ def run(
     spec = _spec(steps, stages)
     folder = claim(run_dir, "demo")
     console = Console()
+    raise_on_every_end()
     console.print(
         f"[bold]pmtrain demo[/]: one coordinator and {stages} peers on this machine train one model of "
         f"{spec.model.layers} layers.\nEach peer holds a slice of the layers and sends its neighbours "
@@ -72,14 +73,20 @@ def run(
         else:
             faults = _with_chaos(console, spec, folder, device, seed, options)
     except KeyboardInterrupt:
-        print(f"interrupted; metrics, snapshots and logs up to here are in {folder}", file=sys.stderr)
-        raise typer.Exit(EXIT_INTERRUPTED) from None
+        interrupted(f"metrics, snapshots and logs up to here are in {folder}")
     summary = read_summary(folder)
     if seed is not None:
         summary["faults"] = faults
         console.print(_faults_in_words(faults, summary["steps_redone"]), highlight=False, soft_wrap=True)
     console.print(in_words(summary), highlight=False, soft_wrap=True)
-    summary["text"] = _text_of_the_model(console, folder)
+    _write(summary, json_file)
+    where = f"the run itself is done, and in {folder}; `pmtrain export {folder} OUT` writes its model"
+    leave_on_ctrl_c(where)
+    try:
+        summary["text"] = _text_of_the_model(console, folder)
+    except KeyboardInterrupt:
+        interrupted(where)
+    _write(summary, json_file)
     console.print(
         f"\nEverything is in {folder}: metrics.jsonl, snapshots/, logs/, and in {MODEL}/ the model for Hugging Face's\n"
         f"transformers. `pmtrain generate {folder / MODEL} --prompt 'My fellow citizens'` writes more of it.\n"
@@ -90,6 +97,9 @@ def run(
         highlight=False,
         soft_wrap=True,
     )
+
+
+def _write(summary: dict[str, Any], json_file: Path | None) -> None:
     if json_file is not None:
         json_file.write_text(json.dumps(summary, indent=1) + "\n")
 
@@ -101,13 +111,15 @@ def _text_of_the_model(console: Console, folder: Path) -> str:
 
     from protomodels_cli.export.source import open_source
     from protomodels_cli.export.write import export
-    from protomodels_cli.inference.generate import Sampling, generate
+    from protomodels_cli.inference.generate import Sampling, generate, limit_threads
     from protomodels_cli.inference.load import load
-    from protomodels_cli.inference.text import Detokenizer
+    from protomodels_cli.inference.text import Detokenizer, printable
 
+    raise_on_every_end()
     with open_source(str(folder), None, folder) as source:
         export(source, folder / MODEL, None, lambda done, total: None)
     loaded = load(str(folder / MODEL), "cpu", torch.float32)
+    limit_threads(loaded.decoder)
     assert loaded.tokenizer is not None
     console.print(f"\nthe model is in {folder / MODEL}; it goes on from “{PROMPT}” like this:", highlight=False)
     texts = []
@@ -116,7 +128,8 @@ def _text_of_the_model(console: Console, folder: Path) -> str:
         words = Detokenizer(loaded.tokenizer, prompt)
         sampling = Sampling(TOKENS, temperature=0.7, top_p=0.9, seed=seed)
         texts.append(PROMPT + "".join(map(words.push, generate(loaded, prompt, sampling))) + words.end())
-        console.print(f"  {' '.join(texts[-1].split())} …", highlight=False, soft_wrap=True, markup=False)
+        shown = textwrap.indent(textwrap.fill(f"{printable(' '.join(texts[-1].split()))} …", console.width - 2), "  ")
+        console.print(shown, highlight=False, soft_wrap=True, markup=False)
     return "\n".join(texts)
 
 

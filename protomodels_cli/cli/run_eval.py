@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,14 +16,15 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from protomodels_cli.cli.checks import check_outputs, chosen_device, enough_memory
 from protomodels_cli.cli.interrupt import raise_on_ctrl_c
+from protomodels_cli.cli.prepared import left_out
 from protomodels_cli.data.errors import DataError
 from protomodels_cli.errors import EXIT_INTERRUPTED, OptionError
 from protomodels_cli.inference.data import Data
 from protomodels_cli.inference.evaluate import Score, score, windows
 from protomodels_cli.inference.held_out import HeldOut
 from protomodels_cli.inference.load import Loaded, load
+from protomodels_cli.observe.bytes_done import BytesDone
 from protomodels_cli.observe.metrics import strict
-from protomodels_cli.observe.preparing import Preparing
 from protomodels_cli.quantities import figures, plural, rate, size
 
 Share = Callable[[Score], float]  # how much of all windows has been scored
@@ -42,7 +44,7 @@ def run(
 
     check_outputs(json_file)
     where = chosen_device(device)
-    with enough_memory(where):
+    with enough_memory(where, "a smaller --context"):
         loaded = load(place, where, getattr(torch, dtype))
         if context is not None and context > loaded.context:
             raise OptionError(
@@ -81,6 +83,8 @@ def _windows(
 ) -> tuple[Iterator[np.ndarray], Share]:
     if data:
         reading = Data(data, field, loaded)
+        if reading.skipped:
+            print(left_out(reading.skipped), file=sys.stderr)
 
         def share(so_far: Score) -> float:
             return max(reading.share, so_far.windows / most if most else 0.0)
@@ -92,7 +96,7 @@ def _windows(
             "name one with --data, or name the run directory in place of the folder",
             "no_data",
         )
-    with Preparing() as show:
+    with BytesDone() as show:
         held_out = HeldOut(loaded.source, most, context, show)
     return held_out.batches(), lambda so_far: so_far.windows / held_out.windows
 

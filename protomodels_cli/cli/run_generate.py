@@ -12,9 +12,9 @@ import typer
 from protomodels_cli.cli.checks import chosen_device, enough_memory
 from protomodels_cli.cli.interrupt import raise_on_ctrl_c
 from protomodels_cli.errors import EXIT_INTERRUPTED, OptionError, UserError
-from protomodels_cli.inference.generate import Sampling, generate
+from protomodels_cli.inference.generate import Sampling, generate, limit_threads
 from protomodels_cli.inference.load import Loaded, load
-from protomodels_cli.inference.text import Detokenizer
+from protomodels_cli.inference.text import Detokenizer, printable
 from protomodels_cli.quantities import plural, rate
 
 
@@ -41,6 +41,7 @@ def run(
                 "put the tokenizer.json that made the ids into an exported folder",
                 "no_tokenizer",
             )
+        limit_threads(loaded.decoder)
         try:
             _write(loaded, text, sampling)
         except KeyboardInterrupt:
@@ -84,6 +85,8 @@ def _write(loaded: Loaded, text: str, sampling: Sampling) -> None:
 
 
 def _out(text: str) -> None:
-    """At once, and in UTF-8 whatever the terminal's settings are."""
+    """At once, and in UTF-8 whatever the terminal's settings are. A terminal gets no commands from a model."""
+    if sys.stdout.isatty():
+        text = printable(text)
     sys.stdout.buffer.write(text.encode("utf-8", "replace"))
     sys.stdout.buffer.flush()

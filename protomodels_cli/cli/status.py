@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -17,26 +16,20 @@ if TYPE_CHECKING:
     from protomodels_cli.wire.pb.pmtrain_pb2 import RunStatus
 
 WATCH_SECONDS = 1.0
-
-
-class Format(StrEnum):
-    text = "text"
-    json = "json"
-
-
+Format = Literal["text", "json"]
 Run = Annotated[str, typer.Argument(metavar="LINK|RUN_DIR", help="The join link, or the run directory.")]
 FormatOption = Annotated[Format, typer.Option("--format", help="Output format.")]
 WatchOption = Annotated[bool, typer.Option("--watch", help="Refresh every second, until the run is over or Ctrl-C.")]
 
 
-def status(run: Run, output: FormatOption = Format.text, watch: WatchOption = False) -> None:
+def status(run: Run, output: FormatOption = "text", watch: WatchOption = False) -> None:
     """Show what a run is doing and what it is waiting for."""
     from protomodels_cli.observe.view import picture
 
     _show(run, output, watch, picture, None)
 
 
-def peers(run: Run, output: FormatOption = Format.text, watch: WatchOption = False) -> None:
+def peers(run: Run, output: FormatOption = "text", watch: WatchOption = False) -> None:
     """List the peers of a run."""
     from protomodels_cli.observe.view import peer_table
 
@@ -62,7 +55,7 @@ def _show(run: str, output: Format, watch: bool, draw: Callable[[RunStatus], Ren
     async def again(console: Console) -> None:
         with Live(console=console, auto_refresh=False) as live:
             async for s in _statuses(run, watch=True):
-                if output is Format.json:
+                if output == "json":
                     print(as_json(s), flush=True)
                 else:
                     live.update(draw(s), refresh=True)
@@ -77,7 +70,7 @@ def _show(run: str, output: Format, watch: bool, draw: Callable[[RunStatus], Ren
             raise typer.Exit(0) from None
         return
     found = asyncio.run(once())
-    if output is Format.json:
+    if output == "json":
         print(as_json(found))
     else:
         console.print(draw(found))

@@ -13,6 +13,7 @@ import os
 import pickle
 import subprocess
 import sys
+import tempfile
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
@@ -94,8 +95,11 @@ def _in_turns(groups: Iterator[list[Piece]], folder: Path, count: int) -> Iterat
 
 class _Process:
     def __init__(self, command: list[str]):
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115 - closed below; a pipe nobody reads could fill up
         # A group of its own: Ctrl-C is answered by the process that feeds it.
-        self._inner = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0)
+        self._inner = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._said, process_group=0
+        )
 
     def __enter__(self) -> _Process:
         return self
@@ -103,7 +107,7 @@ class _Process:
     def __exit__(self, *error: object) -> None:
         self._inner.kill()
         self._inner.wait()
-        for pipe in self._pipes():
+        for pipe in (*self._pipes(), self._said):
             with contextlib.suppress(OSError):
                 pipe.close()
 
@@ -112,14 +116,29 @@ class _Process:
             pickle.dump(([p.text for p in group], [p.ends for p in group]), self._pipes()[0])
             self._pipes()[0].flush()
         except BrokenPipeError:
-            raise killed() from None
+            raise self._ended() from None
 
     def take(self) -> tuple[np.ndarray, np.ndarray]:
         try:
             ids, lengths = pickle.load(self._pipes()[1])
         except (EOFError, pickle.UnpicklingError):
-            raise killed() from None
+            raise self._ended() from None
         return ids, lengths
+
+    def _ended(self) -> Outage:
+        """Why nothing more comes from it."""
+        with contextlib.suppress(OSError):
+            self._pipes()[0].close()  # with which it ends, if it has not
+        code = self._inner.wait()
+        if code < 0:
+            return killed()
+        self._said.seek(0)
+        last = self._said.read().decode("utf-8", "replace").strip().rpartition("\n")[2]
+        return Outage(
+            f"a process that tokenises the text ended with exit code {code}: {last or 'it did not say why'}",
+            "mend what the message names and start again; what was tokenised is kept",
+            "ended",
+        )
 
     def _pipes(self) -> tuple[IO[bytes], IO[bytes]]:
         assert self._inner.stdin is not None

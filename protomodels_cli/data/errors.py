@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 from protomodels_cli.errors import UserError
+
+_NOT_THERE = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
 
 
 class DataError(UserError):
@@ -16,9 +19,13 @@ class Outage(DataError):
 
 
 def unreadable(path: Path, error: OSError) -> DataError:
-    return DataError(
-        f"{path} cannot be read: {error.strerror}", "check that the file exists and is readable", "unreadable"
-    )
+    """An outage: once the file can be read it holds what it held, or it is another file with work of its own."""
+    why, fix = error.strerror, "check that the file exists and is readable"
+    if error.errno is None:  # a library's own, of what the file holds
+        return DataError(f"{path} cannot be read: {error}", fix, "unreadable")
+    if error.errno not in _NOT_THERE:
+        fix = "check the disk or the network share that the file is on, and start again"
+    return Outage(f"{path} cannot be read: {why}", fix, "unreadable")
 
 
 def missing_package(what: str, package: str, requirement: str) -> DataError:

@@ -10,6 +10,8 @@ from typing import Any
 from protomodels_cli.data.errors import DataError, Outage, missing_package
 from protomodels_cli.spec.corpus import DataSpec
 
+_OLDEST = 4  # of `datasets`: the first that runs no code of a dataset
+
 
 def documents(data: DataSpec, folder: Path | None, split: str) -> Iterator[str]:
     """The text column of a split, one document for every row that has text."""
@@ -55,6 +57,13 @@ def _datasets() -> Any:
         import datasets
     except ImportError:
         raise missing_package("data.source hf", "datasets", "pmtrain[hf]") from None
+    if int(datasets.__version__.partition(".")[0]) < _OLDEST:
+        raise DataError(
+            f"data.source hf needs the package datasets {_OLDEST} or newer, and {datasets.__version__} is installed: "
+            "older ones run code that a dataset brings along",
+            "pip install 'pmtrain[hf]'",
+            "old_package",
+        )
     return datasets
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from protomodels_cli.data.compressed import compression
 from protomodels_cli.data.errors import DataError, Outage, unreadable
 from protomodels_cli.data.file_facts import FileFacts, stamp
 from protomodels_cli.data.shards import Shard, TokenStream, external_shard, hash_of, split_tail
@@ -153,7 +154,11 @@ def _key(spec: RunSpec, base: Path, files: list[Input], val_files: list[Input], 
             return [[str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns] for path in _all(inputs)]
         if inputs and inputs[0].kind == "hf":
             return [one.split for one in inputs]
-        return [[one.kind, sha256] for one, sha256 in zip(inputs, hashes(_all(inputs)), strict=True)]
+        paths = _all(inputs)
+        return [
+            [one.kind, compression(path), sha256]
+            for one, path, sha256 in zip(inputs, paths, hashes(paths), strict=True)
+        ]
 
     out = {"source", "sampling", "cache_dir", "files", "val_files"}
     dataset: Any = None
@@ -260,8 +265,10 @@ def _make(
 def _changed(path: Path, before: list[int]) -> bool:
     try:
         return stamp(path) != before
-    except OSError:
+    except FileNotFoundError:
         return True
+    except OSError as e:
+        raise unreadable(path, e) from None
 
 
 def _from_bins(spec: RunSpec, files: list[Path], val_files: list[Path]) -> dict[str, Any]:

@@ -16,12 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from protomodels_cli.data.compressed import bare_name, opened
+from protomodels_cli import quantities
+from protomodels_cli.data.compressed import bare_name, compression, opened
 from protomodels_cli.data.errors import DataError, missing_package, unreadable
 from protomodels_cli.spec.corpus import DataSpec
 
 PIECE = 16 * 1024  # characters
 SHIPPED = Path(__file__).parent / "texts" / "sotu.txt.xz"
+LONGEST_LINE = 256 << 20  # bytes of a JSON line, which must be in memory whole
 _BINARY_WITHIN = 8 * 1024
 _KINDS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
 
@@ -38,6 +40,10 @@ class Input:
 
     def size(self) -> int:
         return self.path.stat().st_size if self.path is not None and self.kind != "hf" else 0
+
+    def is_packed(self) -> bool:
+        """Whether it may have more text than bytes on disk."""
+        return self.kind == "parquet" or (self.path is not None and compression(self.path) is not None)
 
 
 class Place(NamedTuple):
@@ -106,7 +112,7 @@ def source_files(
             return [Input("hf", folder if folder.is_dir() else None, split)] if split else []
     found: dict[Path, Input] = {}  # by real path: a file that two patterns match must not be read twice
     for pattern in getattr(data, field):
-        matches = sorted(Path(p) for p in glob.glob(str(base / pattern), recursive=True))
+        matches = sorted(_matching(base / pattern))
         if data.source == "files":
             matches = [file for path in matches for file in (below(path) if path.is_dir() else [path])]
             inputs = [Input(_kind_of(path), path) for path in matches if not _skipped(path, is_binary)]
@@ -122,11 +128,27 @@ def source_files(
 
 def below(folder: Path) -> list[Path]:
     """All files in a folder and in its folders, sorted; hidden ones are left out."""
-    found = []
-    for where, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        found += [Path(where, name) for name in names if not name.startswith(".")]
+    found = (where / name for where, names in _folders(folder) for name in names if not name.startswith("."))
     return sorted(path for path in found if path.is_file())
+
+
+def _folders(top: Path) -> Iterator[tuple[Path, list[str]]]:
+    """A folder and those below it that are not hidden, each with its files' names. Links to folders are left out: they
+    may lead anywhere, also back."""
+    for where, folders, names in os.walk(top):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        yield Path(where), names
+
+
+def _matching(pattern: Path) -> set[Path]:
+    """As glob.glob, whose `**` follows links to folders."""
+    if "**" not in pattern.parts:
+        return {Path(path) for path in glob.glob(str(pattern))}
+    at = pattern.parts.index("**")
+    rest = pattern.parts[at + 1 :] or ("*",)
+    folders = {folder for top in _matching(Path(*pattern.parts[:at])) for folder, _ in _folders(top)}
+    found = {path for folder in folders for path in _matching(Path(glob.escape(str(folder)), *rest))}
+    return {path for path in found if not (path.is_dir() and path.is_symlink())}
 
 
 def _kind_of(path: Path) -> str:
@@ -232,12 +254,21 @@ def _document(text: str, position: int) -> Read:
 
 def _jsonl(file: Path, field: str) -> Read:
     with opened(file) as (content, raw):
-        for number, line in enumerate(io.TextIOWrapper(content, encoding="utf-8", errors="replace"), 1):
+        for number in itertools.count(1):
+            line = content.readline(LONGEST_LINE + 1)
+            if not line:
+                return
+            if len(line) > LONGEST_LINE:
+                raise DataError(
+                    f"{file}:{number} is longer than {quantities.size(LONGEST_LINE)}, the most for a JSON line",
+                    "write one JSON object a line and divide long texts, or read the file with data.source text",
+                    "jsonl",
+                )
             if not line.strip():
                 continue
             try:
-                text = json.loads(line)[field]
-            except (ValueError, KeyError, TypeError):
+                text = json.loads(line.decode("utf-8", "replace"))[field]
+            except (ValueError, KeyError, TypeError, RecursionError):
                 text = None
             if not isinstance(text, str):
                 raise DataError(

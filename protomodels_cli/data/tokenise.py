@@ -10,13 +10,12 @@ from typing import Any
 import numpy as np
 
 from protomodels_cli import counter
-from protomodels_cli.data import work as workshop
 from protomodels_cli.data.encoding import encoded, processes
 from protomodels_cli.data.errors import DataError
 from protomodels_cli.data.shards import Shard, ShardWriter, hash_of, split_tail
 from protomodels_cli.data.sources import Input, Piece, Place, pieces
 from protomodels_cli.data.tokenizers import BPE_SAMPLE_BYTES, Bytes, Json, Tokenizer, make_tokenizer
-from protomodels_cli.data.work import Show
+from protomodels_cli.data.work import Show, empty, reach, reached
 from protomodels_cli.spec.corpus import DataSpec
 from protomodels_cli.spec.schema import RunSpec
 
@@ -32,9 +31,9 @@ class Tokenised:
         self.data: DataSpec
         self.tokenizer: Tokenizer
         self._at: str  # which of the two is being read
-        found = workshop.reached(work)
+        found = reached(work)
         if found is None or not self._go_on(found):
-            workshop.empty(work)
+            empty(work)
             self._begin(base)
 
     def make(self) -> dict[str, Any]:
@@ -86,7 +85,7 @@ class Tokenised:
             self._open_shards(found)
             self._kept = self._place
             return self.tokenizer.sha256() == found["tokenizer_sha256"]
-        except (OSError, ValueError, KeyError, TypeError, DataError):
+        except (FileNotFoundError, ValueError, KeyError, TypeError, DataError):
             return False
 
     def _kept_tokenizer(self) -> Tokenizer:
@@ -103,7 +102,7 @@ class Tokenised:
     def _keep(self) -> None:
         state = {"index": self._index, "at": self._at, "place": self._place, "revision": self.data.revision}
         state |= {"tokenizer_sha256": self.tokenizer.sha256()}
-        workshop.reach(self.work, state | {"train": self._train.sync(), "held_out": self._held_out.sync()})
+        reach(self.work, state | {"train": self._train.sync(), "held_out": self._held_out.sync()})
         self._kept = self._place
 
     def _write_all(self, inputs: list[Input]) -> None:
@@ -135,10 +134,11 @@ class Tokenised:
 
 def _sample(data: DataSpec, inputs: list[Input]) -> Iterator[Piece]:
     """What a vocabulary is learned from: all text, or where there is more than 16 MiB the beginning of every input, in
-    proportion to their sizes."""
+    proportion to their sizes on disk. How much text a compressed one has is not known before it is read."""
     sizes = [one.size() for one in inputs]
     total = min(sum(sizes), data.max_bytes or sum(sizes))
-    if total <= BPE_SAMPLE_BYTES:
+    most = sum(sizes) if not any(one.is_packed() for one in inputs) else float("inf")
+    if total == 0 or min(most, data.max_bytes or most) <= BPE_SAMPLE_BYTES:
         yield from pieces(data, inputs)
         return
     before, due = 0, 0.0

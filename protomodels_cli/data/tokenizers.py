@@ -63,17 +63,16 @@ class Json:
         try:
             self._inner = tokenizers.Tokenizer.from_str(text)
         except Exception as e:  # the library raises bare Exception
-            raise DataError(
-                f"{name} is not a tokenizer.json: {e}",
-                "write the file with Hugging Face's tokenizers",
-                "tokenizer_file",
-            ) from None
+            raise _unusable(name, f"is not a tokenizer.json: {e}") from None
+        ids = self._inner.get_vocab(with_added_tokens=True).values()
+        if not ids:
+            raise _unusable(name, "has an empty vocabulary")
         self._inner.no_truncation()  # settings for serving, which many exported files carry
         self._inner.no_padding()
         self._text = text
-        self.vocab_size = max(self._inner.get_vocab(with_added_tokens=True).values()) + 1
-        ids = (self._inner.token_to_id(n) for n in _END_NAMES)
-        self.end_id = next((i for i in ids if i is not None), None)
+        self.vocab_size = max(ids) + 1
+        ends = (self._inner.token_to_id(n) for n in _END_NAMES)
+        self.end_id = next((i for i in ends if i is not None), None)
 
     @functools.cached_property
     def bytes_per_id(self) -> np.ndarray | None:
@@ -104,6 +103,10 @@ class Json:
 
     def sha256(self) -> str:
         return hashlib.sha256(self._text.encode()).hexdigest()
+
+
+def _unusable(name: str, why: str) -> DataError:
+    return DataError(f"{name} {why}", "write the file with Hugging Face's tokenizers", "tokenizer_file")
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int) -> Json:
@@ -150,4 +153,6 @@ def make_tokenizer(spec: TokenizerSpec, base: Path, texts: Iterable[str]) -> Tok
             "check the path; paths are relative to the spec file",
             "unreadable",
         ) from None
+    except UnicodeDecodeError:
+        raise _unusable(str(path), "is not a tokenizer.json: the text is not UTF-8") from None
     return Json(text, str(path))

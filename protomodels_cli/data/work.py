@@ -17,7 +17,7 @@ from protomodels_cli.files import write_whole
 Doing = Literal["waiting", "hashing", "learning", "tokenising"]
 # What is heard while tokens are made: what is being done, how many bytes of it are done, and of how many if known.
 Show = Callable[[Doing, int, int | None], None]
-_REACHED = "reached.json"
+_MAKING, _REACHED = ".making-", "reached.json"
 _STALE = 7 * 24 * 3600.0  # seconds after which nobody will go on with it
 
 
@@ -30,26 +30,20 @@ def workshop(folder: Path, show: Show) -> Iterator[Path]:
     """The folder beside `folder` in which its content is made. One process at a time has it, and others wait."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     _sweep(folder.parent)
-    work = folder.with_name(f".making-{folder.name}")
-    while True:
+    work = folder.with_name(f"{_MAKING}{folder.name}")
+    with _lock_file(work) as lock:
+        if not _locked(lock):
+            show("waiting", 0, None)
+            fcntl.flock(lock, fcntl.LOCK_EX)
         work.mkdir(exist_ok=True)
-        handle = os.open(work, os.O_RDONLY)
-        try:
-            if not _locked(handle):
-                show("waiting", 0, None)
-                fcntl.flock(handle, fcntl.LOCK_EX)
-            if _is(work, handle):  # not renamed or removed by whoever had it before
-                yield work
-                return
-        finally:
-            os.close(handle)
+        yield work
 
 
 def reached(work: Path) -> dict[str, Any] | None:
     """How far whoever worked here before got."""
     try:
         found = json.loads((work / _REACHED).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (FileNotFoundError, ValueError):
         return None
     return found if isinstance(found, dict) else None
 
@@ -71,29 +65,32 @@ def empty(work: Path) -> None:
         path.unlink()
 
 
-def _locked(handle: int) -> bool:
+@contextlib.contextmanager
+def _lock_file(work: Path) -> Iterator[int]:
+    """A file, and open for writing: a lock on a folder is not seen by other machines with the same cache on NFS. It
+    stays, since one that is removed could be locked by one process while another makes and locks the next."""
+    path = work.parent / "locks" / work.name.removeprefix(_MAKING)
+    path.parent.mkdir(exist_ok=True)
+    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def _locked(lock: int) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True
 
 
-def _is(path: Path, handle: int) -> bool:
-    try:
-        return os.path.samestat(path.stat(), os.fstat(handle))
-    except FileNotFoundError:
-        return False
-
-
 def _sweep(cache: Path) -> None:
     """Remove what was interrupted long ago."""
-    for work in cache.glob(".making-*"):
+    for work in cache.glob(f"{_MAKING}*"):
         with contextlib.suppress(OSError):
             if time.time() - work.stat().st_mtime > _STALE:
-                handle = os.open(work, os.O_RDONLY)
-                try:
-                    if _locked(handle):
+                with _lock_file(work) as lock:
+                    if _locked(lock):
                         shutil.rmtree(work)
-                finally:
-                    os.close(handle)

@@ -6,7 +6,9 @@ file elsewhere is fetched when it is needed, to a temporary file, which goes whe
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import fcntl
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -25,6 +27,7 @@ else:
 
 
 NO_ROOM = errno.ENOSPC, errno.EDQUOT, errno.EFBIG
+FETCHED = ".pmtrain-part-"  # begins the names of temporary files
 Opener = Callable[[], AbstractContextManager[SafetensorsFile]]
 
 
@@ -81,7 +84,8 @@ class Store:
 
     def opener(self, path: str, opened: ExitStack) -> Opener:
         def fetch() -> SafetensorsFile:
-            with tempfile.NamedTemporaryFile(prefix=".pmtrain-part-", dir=self._scratch) as file:
+            with tempfile.NamedTemporaryFile(prefix=FETCHED, dir=self._scratch) as file:
+                fcntl.flock(file, fcntl.LOCK_EX)
                 with self._reaching():
                     self._files.get_file(f"{self._root}/{path}", file.name)
                 return SafetensorsFile(Path(file.name))  # its name goes now, its bytes when it is closed
@@ -100,6 +104,14 @@ class Store:
             if isinstance(e, OSError) and e.errno in NO_ROOM:
                 raise
             raise _unreachable(self.place, e) from None
+
+
+def clear_scratch(scratch: Path) -> None:
+    """Delete what processes that were killed while they fetched have left: those alive hold a lock."""
+    for left in scratch.glob(f"{FETCHED}*"):
+        with contextlib.suppress(OSError), left.open("ab") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            left.unlink()
 
 
 def _unreachable(place: str, error: Exception) -> UserError:

@@ -26,6 +26,7 @@ from protomodels_cli.observe.metrics import rows_from_last
 from protomodels_cli.safetensors_file import SafetensorsError, SafetensorsFile
 from protomodels_cli.spec.schema import RunSpec
 
+START = 0, 0  # what a checkpoint was cut into: before all lineages, and every one of them may begin there
 TRIES = 20  # to open a snapshot before it is dropped
 
 
@@ -73,6 +74,7 @@ class Facts:
 class Source:
     place: str
     spec: RunSpec
+    base: Path | None  # what the spec's paths are relative to, where that is this machine
     step: int
     lineage: int | None  # None: of the reference, which has but one
     layers: tuple[int, ...]  # per stage
@@ -117,7 +119,7 @@ def open_source(place: str | Path, step: int | None = None, scratch: Path | None
             lineage, at = key
             layers = described.layers
             kept = opened.pop_all()
-            return Source(str(place), run.spec, at, lineage or None, layers, parts, tokenizer, facts, kept)
+            return Source(str(place), run.spec, run.base, at, lineage or None, layers, parts, tokenizer, facts, kept)
     every = run.spec.snapshots.interval
     when = f"after step {every}" if every else "at the end of the run (snapshots.interval is 0)"
     raise UserError(
@@ -217,7 +219,7 @@ def _losses(metrics: Path | None, key: Key) -> tuple[float | None, tuple[float, 
     lineage, step = key
     try:
         for row in rows_from_last(metrics) if metrics else ():
-            if not row.get("lineage", 0) <= lineage or not row["step"] <= step:
+            if not (row.get("lineage", 0) <= lineage or key == START) or not row["step"] <= step:
                 continue
             if row["event"] == "eval" and held_out is None:
                 held_out = float(row["loss"]), int(row["step"])

@@ -7,6 +7,7 @@ tokenizer.json, tokenizer_config.json, special_tokens_map.json
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import glob
 import json
@@ -17,14 +18,14 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from torch import Tensor
 
 from protomodels_cli.errors import OptionError, UserError
 from protomodels_cli.export.card import card
-from protomodels_cli.export.shelves import NO_ROOM
+from protomodels_cli.export.shelves import NO_ROOM, clear_scratch
 from protomodels_cli.export.source import Source
 from protomodels_cli.export.weights import Maker, Weight, stage_shapes, stage_weights
 from protomodels_cli.files import sync_folder
@@ -32,15 +33,9 @@ from protomodels_cli.huggingface.config import config_of, generation_config_of
 from protomodels_cli.huggingface.files import INDEX, WEIGHTS
 from protomodels_cli.protocol.hashes import weights_sha256
 from protomodels_cli.quantities import figures
-from protomodels_cli.safetensors_file import write_safetensors
+from protomodels_cli.safetensors_file import DTYPES, bytes_of, write_safetensors
 
 MOST_BYTES = 4 * 2**30  # of one file of weights
-DTYPES = {
-    "float64": (torch.float64, "F64", 8),
-    "float32": (torch.float32, "F32", 4),
-    "bfloat16": (torch.bfloat16, "BF16", 2),
-    "float16": (torch.float16, "F16", 2),
-}
 
 
 @dataclass(frozen=True)
@@ -66,7 +61,7 @@ def export(
     tell: Callable[[int, int], None] = lambda done, total: None,
     most_bytes: int = MOST_BYTES,
 ) -> Exported:
-    """`dtype`: one of DTYPES, by default the run's. `tell` hears how many bytes of how many are written. Raises
+    """`dtype`: a name of DTYPES, by default the run's. `tell` hears how many bytes of how many are written. Raises
     UserError; then, and when it is interrupted, nothing is left."""
     check_free(out)
     dtype = dtype or source.spec.compute.stored
@@ -76,8 +71,7 @@ def export(
             for file in work.iterdir():
                 _sync(file)
             sync_folder(work)
-            os.rename(work, out)
-            sync_folder(out.parent)
+            _put_in_place(work, out)
     except OSError as e:
         check_free(out)  # somebody else may have made it meanwhile
         raise _not_written(out, e) from None
@@ -88,49 +82,97 @@ def check_free(out: Path) -> None:
     """Raises UserError where there is something already: nothing is overwritten."""
     try:
         taken = out.is_symlink() or (any(out.iterdir()) if out.is_dir() else out.exists())
+        fixed = "a mount point" if os.path.ismount(out) else "the folder you are in" if _is_here(out) else None
     except OSError as e:
         raise _not_written(out, e) from None
     if taken:
         raise UserError(
             f"{out} exists already", "choose another folder, or delete it; an export overwrites nothing", "out_exists"
         )
+    if fixed:
+        raise UserError(f"{out} is {fixed}: the finished model cannot take its place", _inside(out), "out_fixed")
+
+
+def _is_here(out: Path) -> bool:
+    return out.is_dir() and out.samefile(".")
 
 
 def _not_written(out: Path, error: OSError) -> UserError:
     what = f"cannot write {out}: {error.strerror or error}"
     if error.errno in NO_ROOM:
         return UserError(what, "free some space there, or choose a folder on another disk", "disk_full")
+    if error.errno in (errno.EXDEV, errno.EBUSY):
+        return UserError(what, _inside(out), "out_fixed")
+    if error.errno == errno.EIO:
+        return UserError(what, "check that disk, or choose a folder on another one", "disk_failed")
     return UserError(what, "choose a folder that you may write to", "out_not_writable")
+
+
+def _inside(out: Path) -> str:
+    return f"choose a new folder in it, for example {out / 'model'}"
 
 
 @contextlib.contextmanager
 def _folder_in_the_making(out: Path) -> Iterator[Path]:
-    """A folder beside OUT, locked while its process lives. Those of processes that were killed are deleted."""
-    out.parent.mkdir(parents=True, exist_ok=True)
+    """A new folder within a hidden one beside OUT, which is locked while its process lives and goes with it. Those of
+    processes that were killed are deleted."""
+    new = [above for above in out.parents if not above.exists()]
     prefix = f".{out.name}.partial-"
-    for left in out.parent.glob(f"{glob.escape(prefix)}*"):
-        with contextlib.suppress(OSError), _locked(left):
-            shutil.rmtree(left)
-    work = Path(tempfile.mkdtemp(prefix=prefix, dir=out.parent))
     try:
-        with _locked(work):
-            yield work
-    finally:
-        shutil.rmtree(work, ignore_errors=True)  # not there any more, if all went well
+        out.parent.mkdir(parents=True, exist_ok=True)
+        for left in out.parent.glob(f"{glob.escape(prefix)}*"):
+            with contextlib.suppress(OSError), _lock(left):
+                shutil.rmtree(left)
+        clear_scratch(out.parent)
+        hidden, lock = _hidden_folder(prefix, out.parent)
+        with lock:
+            try:
+                work = hidden / "model"
+                work.mkdir()
+                yield work
+            finally:
+                shutil.rmtree(hidden, ignore_errors=True)
+    except BaseException:
+        for above in new:
+            with contextlib.suppress(OSError):  # somebody else may use it by now
+                above.rmdir()
+        raise
 
 
-@contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    handle = os.open(folder, os.O_RDONLY)
+def _hidden_folder(prefix: str, parent: Path) -> tuple[Path, IO[bytes]]:
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+        try:
+            return folder, _lock(folder)
+        except (FileNotFoundError, BlockingIOError):
+            continue  # another export has taken it for one that was left
+
+
+def _lock(folder: Path) -> IO[bytes]:
+    """The folder's lock file, held until it is closed. Raises OSError."""
+    file = (folder / "lock").open("ab")  # for writing: on NFS nothing else can be locked
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    finally:
-        os.close(handle)
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not os.path.samestat(os.fstat(file.fileno()), os.stat(folder / "lock")):
+            raise FileNotFoundError(folder)  # deleted meanwhile, by whom had the lock
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def _put_in_place(work: Path, out: Path) -> None:
+    """Durably, or not at all."""
+    try:
+        os.rename(work, out)
+        sync_folder(out.parent)
+    except BaseException:
+        if not work.exists():  # it was renamed
+            os.rename(out, work)
+        raise
 
 
 def _write(source: Source, work: Path, dtype: str, tell: Callable[[int, int], None], most_bytes: int) -> Exported:
-    work.chmod(0o777 & ~_umask())
     shards = _shards(source, dtype, most_bytes)
     total = sum(_bytes(weight, dtype) for shard in shards for weight in shard.weights)
     hashes: dict[str, str] = {}
@@ -180,7 +222,7 @@ def _shards(source: Source, dtype: str, most_bytes: int) -> list[_Shard]:
 
 
 def _bytes(weight: Weight, dtype: str) -> int:
-    return math.prod(weight.shape) * DTYPES[dtype][2]
+    return math.prod(weight.shape) * bytes_of(dtype)
 
 
 def _write_shard(
@@ -193,12 +235,12 @@ def _write_shard(
         written(by_name[name])
         return made
 
-    tensors = [(weight.name, DTYPES[dtype][1], weight.shape) for weight in shard.weights]
+    tensors = [(weight.name, DTYPES[dtype], weight.shape) for weight in shard.weights]
     write_safetensors(path, tensors, content, {"format": "pt"})
 
 
 def _converted(weight: Tensor, name: str, dtype: str) -> Tensor:
-    found = weight.to(DTYPES[dtype][0]).contiguous()
+    found = weight.to(getattr(torch, dtype)).contiguous()
     if found.dtype != weight.dtype and bool(torch.isinf(found).any()) and not bool(torch.isinf(weight).any()):
         largest, most = float(weight.abs().max()), torch.finfo(found.dtype).max
         raise OptionError(
@@ -216,10 +258,3 @@ def _write_json(path: Path, content: dict[str, Any]) -> None:
 def _sync(path: Path) -> None:
     with path.open("rb") as file:
         os.fsync(file.fileno())
-
-
-def _umask() -> int:
-    """mkdtemp makes folders for their owner alone; OUT is a folder like any other."""
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

@@ -1,24 +1,16 @@
-"""A checkpoint folder as Hugging Face's libraries write it: config.json, safetensors in one file or many, tokenizer.
-
-Ours and others' alike; what must be read is read once, and weights one tensor at a time.
-"""
+"""A checkpoint folder as Hugging Face's libraries write it, ours and others' alike: config.json and tokenizer.json."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
-from safetensors import SafetensorError, safe_open
-from torch import Tensor
 
 from protomodels_cli.data.tokenizers import Json
 from protomodels_cli.errors import UserError
-from protomodels_cli.huggingface.files import INDEX, WEIGHTS, BadIndex, NoWeights, weight_files
-from protomodels_cli.inference.architecture import Architecture
+from protomodels_cli.huggingface.architecture import Architecture
 from protomodels_cli.spec.checkpoint import CONFIG, CheckpointError, read_shape
 from protomodels_cli.spec.schema import ModelSpec
 
@@ -61,35 +53,15 @@ def _unlike(folder: Path, why: str) -> FolderError:
     return FolderError(f"the model in {folder} cannot be used: {why}", fix, "unsupported")
 
 
-def weights_in(folder: Path) -> Iterator[tuple[str, Callable[[], Tensor]]]:
-    """Names, and what reads each: one file after the other, open while its tensors are read."""
-    for file in _files(folder):
-        try:
-            with safe_open(file, "pt") as tensors:
-                for name in tensors.offset_keys():  # in the order of the file
-                    yield name, partial(tensors.get_tensor, name)
-        except (SafetensorError, FileNotFoundError) as e:
-            reason = "it is missing" if isinstance(e, FileNotFoundError) else str(e)
-            raise FolderError(
-                f"{file} cannot be read: {reason}", "export the run again, or fetch the file again", "weights_damaged"
-            ) from None
-
-
-def _files(folder: Path) -> list[Path]:
-    try:
-        return weight_files(folder)
-    except NoWeights:
-        raise FolderError(
-            f"{folder} has neither {WEIGHTS} nor {INDEX}", "name an exported folder with all its files", "no_weights"
-        ) from None
-    except BadIndex:
-        raise _unreadable(folder / INDEX, "it does not say which files of the folder have the weights") from None
-
-
 def tokenizer_in(folder: Path) -> Json | None:
     """None where there is none: a model of ids."""
     file = folder / "tokenizer.json"
-    return Json(file.read_text(encoding="utf-8"), str(file)) if file.is_file() else None
+    if not file.is_file():
+        return None
+    try:
+        return Json(file.read_text(encoding="utf-8"), str(file))
+    except (ValueError, OSError) as e:
+        raise _unreadable(file, _reason(e)) from None
 
 
 def ends_in(folder: Path) -> tuple[int, ...]:
@@ -102,8 +74,8 @@ def ends_in(folder: Path) -> tuple[int, ...]:
 def _json(file: Path) -> dict[str, Any]:
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as e:
-        raise _unreadable(file, str(e)) from None
+    except (ValueError, RecursionError, OSError) as e:
+        raise _unreadable(file, _reason(e)) from None
     if not isinstance(found, dict):
         raise _unreadable(file, "it is no JSON object")
     return found
@@ -112,3 +84,9 @@ def _json(file: Path) -> dict[str, Any]:
 def _unreadable(file: Path, reason: str) -> FolderError:
     fix = "export the run again, or fetch the file again"
     return FolderError(f"{file} cannot be read: {reason}", fix, "json_damaged")
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, UnicodeDecodeError):
+        return "it is not UTF-8"
+    return (isinstance(error, OSError) and error.strerror) or str(error)

@@ -10,7 +10,6 @@ from protomodels_cli.data.batches import held_out_windows
 from protomodels_cli.data.errors import DataError
 from protomodels_cli.data.prepare import prepare
 from protomodels_cli.data.work import Show, in_silence
-from protomodels_cli.export.runs import run_at
 from protomodels_cli.export.source import Source
 
 
@@ -18,24 +17,24 @@ class HeldOut:
     """`most` windows of `context` tokens; by default as many and as long as the spec says."""
 
     def __init__(self, source: Source, most: int | None = None, context: int | None = None, show: Show = in_silence):
-        run, _ = run_at(source.place)
-        if run.base is None:
+        if source.base is None:
             raise DataError(
                 f"{source.place} is a copy without the run's data",
                 "name the run directory, or a text with --data",
                 "no_data",
             )
-        corpus, kept = prepare(run.spec, run.base, show=show), source.facts.corpus
-        if kept is not None and kept["sha256"] != corpus.sha256:
+        corpus, kept = prepare(source.spec, source.base, show=show), source.facts.corpus
+        # Without a hash (a run of older days, a damaged file) nobody knows, as without the file.
+        if kept is not None and kept.get("sha256", corpus.sha256) != corpus.sha256:
             raise DataError(
                 "the run's data have changed since it began: what is held out now was trained on, in part",
                 "restore the files as they were, or name another text with --data",
                 "data_changed",
             )
         self._stream = corpus.held_out
-        lengths = run.spec.model.model_copy(update={"context": context or run.spec.model.context})
-        counts = run.spec.eval.model_copy(update={"windows": most or run.spec.eval.windows})
-        self._spec = run.spec.model_copy(update={"model": lengths, "eval": counts})
+        lengths = source.spec.model.model_copy(update={"context": context or source.spec.model.context})
+        counts = source.spec.eval.model_copy(update={"windows": most or source.spec.eval.windows})
+        self._spec = source.spec.model_copy(update={"model": lengths, "eval": counts})
 
     @property
     def windows(self) -> int:

@@ -12,18 +12,10 @@ from protomodels_cli.data.tokenizers import Json
 from protomodels_cli.errors import UserError
 from protomodels_cli.export.source import Source, open_source
 from protomodels_cli.export.weights import weights
-from protomodels_cli.inference.architecture import architecture_of
-from protomodels_cli.inference.folder import (
-    FolderError,
-    architecture_in,
-    ends_in,
-    is_checkpoint,
-    tokenizer_in,
-    weights_in,
-)
+from protomodels_cli.huggingface.architecture import architecture_of
+from protomodels_cli.huggingface.weights import Weights
+from protomodels_cli.inference.folder import FolderError, architecture_in, ends_in, is_checkpoint, tokenizer_in
 from protomodels_cli.inference.model import Decoder
-
-WEIGHTS_PER_THREAD = 16_000_000
 
 
 @dataclass(frozen=True)
@@ -63,20 +55,15 @@ def load(place: str, device: torch.device | str = "cpu", dtype: torch.dtype = to
             "put the model's own tokenizer.json there",
             "vocabulary",
         )
-    _limit_threads(loaded.decoder.parameters)
     return loaded
-
-
-def _limit_threads(parameters: int) -> None:
-    """The threads of a small model wait for each other most of the time: on a busy machine two of them wrote the
-    demo's text at 6 tokens a second, and one at 285."""
-    torch.set_num_threads(max(1, min(torch.get_num_threads(), parameters // WEIGHTS_PER_THREAD)))
 
 
 def _from_folder(place: str, device: torch.device | str, dtype: torch.dtype) -> Loaded:
     folder = Path(place)
     architecture, tokenizer = architecture_in(folder), tokenizer_in(folder)
-    decoder = Decoder(architecture, weights_in(folder), device, dtype)
+    with Weights(folder, architecture) as files:
+        makers = ((name, lambda name=name: torch.from_numpy(files.array(name))) for name in architecture.weights)
+        decoder = Decoder(architecture, makers, device, dtype)
     return Loaded(decoder, tokenizer, ends_in(folder), tokenizer.marks_before() if tokenizer else (), None)
 
 

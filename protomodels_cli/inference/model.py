@@ -6,27 +6,19 @@ vector lie in one tensor: a token costs the interpreter more than the arithmetic
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protomodels_cli.errors import UserError
-from protomodels_cli.inference.architecture import Architecture
+from protomodels_cli.huggingface.architecture import Architecture
+from protomodels_cli.huggingface.names import hugging_face_name
 from protomodels_cli.model.llama import rotary
 from protomodels_cli.model.operators import rotated
 
 Weights = Iterable[tuple[str, Callable[[], Tensor]]]
-_EMBEDDING, _NORM, _HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
-
-
-class WeightsError(UserError):
-    """Weights that do not belong to their config.json. `tensor` is the first one amiss."""
-
-    def __init__(self, tensor: str, what: str):
-        super().__init__(f"{tensor} {what}", "export the run again, or fetch the checkpoint again", "weights")
-        self.tensor = tensor
 
 
 class Cache:
@@ -48,23 +40,24 @@ class _Layer:
         self.qk_norm = empty(a.heads + a.kv_heads, a.head_dim) if a.qk_norm else None
         q, k, v = self.qkv.split([inner, kv, kv])
         self.places = {
-            "input_layernorm": self.attention_norm,
-            "post_attention_layernorm": self.mlp_norm,
-            "self_attn.q_proj": q,
-            "self_attn.k_proj": k,
-            "self_attn.v_proj": v,
-            "self_attn.o_proj": self.o,
-            "mlp.gate_proj": self.gate_up[: a.hidden],
-            "mlp.up_proj": self.gate_up[a.hidden :],
-            "mlp.down_proj": self.down,
+            "attn_norm": self.attention_norm,
+            "mlp_norm": self.mlp_norm,
+            "attn.q": q,
+            "attn.k": k,
+            "attn.v": v,
+            "attn.o": self.o,
+            "mlp.gate": self.gate_up[: a.hidden],
+            "mlp.up": self.gate_up[a.hidden :],
+            "mlp.down": self.down,
         }
         if self.qk_norm is not None:  # one gain for all heads
-            self.places["self_attn.q_norm"] = self.qk_norm[: a.heads]
-            self.places["self_attn.k_norm"] = self.qk_norm[a.heads :]
+            self.places["attn.q_norm"] = self.qk_norm[: a.heads]
+            self.places["attn.k_norm"] = self.qk_norm[a.heads :]
 
 
 class Decoder:
-    """Takes its weights one at a time, straight to their device and type: never two copies of the model."""
+    """Takes its weights, which are those that its architecture asks for, one at a time, straight to their device and
+    type: never two copies of the model."""
 
     def __init__(
         self,
@@ -86,30 +79,20 @@ class Decoder:
         self._rotary = (torch.empty(0), torch.empty(0))
 
     def _fill(self, weights: Weights) -> None:
-        places = {_EMBEDDING: self._embedding, _NORM: self._norm}
-        if not self.architecture.tied:
-            places[_HEAD] = self._head
+        modules = {"embed": self._embedding, "head.norm": self._norm, "head.out": self._head}
         for i, layer in enumerate(self._layers):
-            places |= {f"model.layers.{i}.{name}.weight": place for name, place in layer.places.items()}
+            modules |= {f"layers.{i}.{name}": place for name, place in layer.places.items()}
+        places = {hugging_face_name(module): place for module, place in modules.items()}
+        shapes = self.architecture.weights
         for name, read in weights:
-            if name.endswith("rotary_emb.inv_freq") or (name == _HEAD and self.architecture.tied):
-                continue  # follow from config.json, and older checkpoints have them all the same
-            if (place := places.pop(name, None)) is None:
-                raise WeightsError(name, "is no weight of the model that config.json describes")
             tensor = read()
-            expected = place.shape[1:] if name.endswith(("q_norm.weight", "k_norm.weight")) else place.shape
-            if tensor.shape != expected:
-                raise WeightsError(name, f"has the shape {[*tensor.shape]}, and config.json asks for {[*expected]}")
-            place.copy_(tensor)
-        if places:
-            raise WeightsError(min(places), "is missing")
+            assert tensor.shape == shapes.pop(name), name  # or it would be repeated until it fits
+            places[name].copy_(tensor)
+        assert not shapes, shapes
 
     @property
     def parameters(self) -> int:
-        a = self.architecture
-        layer = sum(t.numel() for name, t in self._layers[0].places.items() if not name.endswith(("q_norm", "k_norm")))
-        norms = 2 * a.head_dim if a.qk_norm else 0
-        return (1 if a.tied else 2) * self._embedding.numel() + a.width + a.layers * (layer + norms)
+        return sum(math.prod(shape) for shape in self.architecture.weights.values())
 
     @torch.inference_mode()
     def stream(self, tokens_BT: Tensor, cache: Cache | None = None) -> Tensor:

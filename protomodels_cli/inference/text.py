@@ -6,6 +6,7 @@ import numpy as np
 
 from protomodels_cli.data.tokenizers import Tokenizer
 
+_CONTROLS = {c: f"\\x{c:02x}" for c in (*range(0x20), *range(0x7F, 0xA0)) if chr(c) not in "\n\t"}
 _HALF = "\ufffd"  # what the first bytes of a character decode to
 
 
@@ -44,3 +45,9 @@ def bytes_of(tokenizer: Tokenizer, ids: np.ndarray) -> int:
     if (each := tokenizer.bytes_per_id) is not None:
         return int(each[ids].sum())
     return len(tokenizer.decode([i for i in ids.tolist() if i != tokenizer.end_id]).encode())
+
+
+def printable(text: str) -> str:
+    """For a terminal: it would obey control characters (titles, colours, what is typed next), so they are written out,
+    all but the end of a line and the tab."""
+    return text.translate(_CONTROLS)

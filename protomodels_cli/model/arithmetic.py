@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import torch
 
-from protomodels_cli.model.shape import DTYPES
 from protomodels_cli.spec.schema import ComputeSpec
 
 PRODUCTS = {"bf16": torch.bfloat16}  # of others than the weights' own type
@@ -34,7 +33,7 @@ def choose(compute: ComputeSpec, device: torch.device) -> Arithmetic:
     name = compute.dtype
     if name == "auto":
         name = "bf16" if _has_bf16(device) else "float32"
-    stored = DTYPES[compute.stored]
+    stored = getattr(torch, compute.stored)
     matmul = PRODUCTS.get(name, stored)
     compiled = compute.compile == "always" or (compute.compile == "auto" and device.type == "cuda")
     return Arithmetic(name, stored, matmul, compiled)

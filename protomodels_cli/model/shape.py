@@ -10,8 +10,6 @@ from protomodels_cli.forms import Sizes
 from protomodels_cli.spec.cut import layers_per_stage, spans
 from protomodels_cli.spec.schema import RunSpec
 
-DTYPES = {"float32": torch.float32, "float64": torch.float64}
-
 
 @dataclass(frozen=True)
 class Shape:
@@ -50,7 +48,7 @@ class Shape:
             norm_eps=m.norm_eps,
             init_std=m.init_std,
             embedding_std=m.embedding_std,
-            dtype=DTYPES[spec.compute.stored],
+            dtype=getattr(torch, spec.compute.stored),
             sizes=Sizes.of(spec),
             free_layers=spec.form.free_layers(Sizes.of(spec)),
         )

@@ -246,11 +246,17 @@ def files_match_source(s: RunSpec) -> Found:
         )
 
 
-@check("data.source", "data.dataset", "data.config", "data.val_split", "data.revision")
+@check("data.source", "data.dataset", "data.config", "data.split", "data.val_split", "data.revision")
 def dataset_matches_source(s: RunSpec) -> Found:
     d = s.data
     if d.source == "hf" and d.dataset is None:
         yield "data.dataset", "data.source is hf, which reads a dataset", "name a folder, or a dataset on the hub"
+    if d.source == "hf" and d.val_split == d.split:
+        yield (
+            "data.val_split",
+            f"data.split is {d.split} too, and training and held-out text must be disjoint",
+            "name another split, or remove `val_split`: then data.val_fraction of the text is held out",
+        )
     for name in ("dataset", "config", "val_split", "revision") if d.source != "hf" else ():
         if getattr(d, name) is not None:
             yield f"data.{name}", "belongs to data.source hf", f"remove `{name}`, or set data.source to hf"

@@ -17,6 +17,7 @@ from protomodels_cli.errors import first_line
 from protomodels_cli.forms import Dense
 from protomodels_cli.model.arithmetic import choose as arithmetic_of
 from protomodels_cli.model.llama import Block, Multiplied, Running, rotary
+from protomodels_cli.model.memory import is_out_of_memory
 from protomodels_cli.model.operators import EAGER
 from protomodels_cli.model.shape import Shape
 from protomodels_cli.spec.schema import RunSpec
@@ -104,16 +105,6 @@ def _wait_for(device: torch.device) -> None:
         torch.cuda.synchronize(device)
     elif device.type == "mps":
         torch.mps.synchronize()
-
-
-OUT_OF_MEMORY = ("out of memory", "ALLOC_FAILED", "not enough memory")  # of CUDA, its libraries, the CPU's allocator
-
-
-def is_out_of_memory(error: Exception) -> bool:
-    """Whether the device ran out of memory: torch's allocator for CUDA has a type for that, others a RuntimeError."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in OUT_OF_MEMORY)
 
 
 def as_problem(error: Exception) -> Exception:

@@ -13,14 +13,13 @@ from protomodels_cli.coordinator.snapshots.store import Snapshots
 from protomodels_cli.files import hash_file, put_in_place
 from protomodels_cli.huggingface.checkpoint import Checkpoint
 from protomodels_cli.huggingface.names import modules
-from protomodels_cli.safetensors_file import write_safetensors
+from protomodels_cli.safetensors_file import DTYPES, write_safetensors
 from protomodels_cli.spec.cut import spans
 from protomodels_cli.spec.schema import RunSpec
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-DTYPES = {"float32": "F32", "float64": "F64"}
 APPLIED = "optimizer/applied"
 
 

@@ -1,25 +1,28 @@
-"""How far tokens have been made: a bar on a terminal, a line now and then elsewhere; on standard error."""
+"""How far tokens are made, or a model is written: a bar on a terminal, else a line now and then; on standard error."""
 
 from __future__ import annotations
 
 import sys
 import time
+from typing import Literal
 
-from protomodels_cli.data.work import Doing
+from protomodels_cli.data import work
 from protomodels_cli.quantities import duration, size
 
+Doing = work.Doing | Literal["writing"]
 BAR = 24
 WORDS: dict[Doing, str] = {
     "waiting": "waiting for another process that tokenises the same text",
     "hashing": "hashing the files",
     "learning": "learning the vocabulary",
     "tokenising": "tokenising",
+    "writing": "writing",
 }
 EVERY = 0.2  # seconds between two pictures of the bar
 PLAIN_EVERY = 10.0  # and between two lines where there is no terminal
 
 
-class Preparing:
+class BytesDone:
     """Quiet for what takes less than a second."""
 
     def __init__(self) -> None:
@@ -38,7 +41,7 @@ class Preparing:
             start, end = ("\r\x1b[K", "\r") if terminal else ("", "\n")
             print(start + words, end=end, file=sys.stderr, flush=True)
 
-    def __enter__(self) -> Preparing:
+    def __enter__(self) -> BytesDone:
         return self
 
     def __exit__(self, *error: object) -> None:
