@@ -153,7 +153,7 @@ def test_unequal_bases_are_garbage_not_noise(reference):
     r.stages[1].form.basis = initial_basis(32, 6, seed=99)
     tokens = torch.arange(16)[None]
     message = r.stages[0].run_forward(tokens, None).output
-    right, wrong = r.stages[2](tokens, message), r.stages[1](tokens, message)
+    right, wrong = (stage.evaluate(tokens, message) for stage in (r.stages[2], r.stages[1]))
     assert relative(wrong - message, right - message) > 0.1
     assert r.evaluate() != before
 
@@ -166,7 +166,7 @@ def test_float_token_ids_are_refused(reference, dtype):
     assert torch.tensor(257.0, dtype=torch.bfloat16).item() != 257
     stage = reference().stages[1]
     with pytest.raises(TypeError, match=str(dtype)):
-        stage(torch.arange(16, dtype=dtype)[None], torch.zeros(1, 16, 6))
+        stage.evaluate(torch.arange(16, dtype=dtype)[None], torch.zeros(1, 16, 6))
 
 
 # 6. x − T_fixed in bf16.

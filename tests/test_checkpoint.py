@@ -54,7 +54,7 @@ def loss_of_transformers(folder: Path, spec: RunSpec) -> float:
     """On the held-out windows."""
     import transformers
 
-    dtype = getattr(torch, spec.compute.dtype)
+    dtype = getattr(torch, spec.compute.stored)
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager")
     total, tokens = 0.0, 0
     for windows in held_out_windows(corpus_of(spec).held_out, spec):
