@@ -8,9 +8,10 @@ import time
 
 import pytest
 import torch
+from conftest import make_spec
 from typer.testing import CliRunner
 
-from protomodels_cli.bench import gpu, gpu_report
+from protomodels_cli.bench import gpu, gpu_report, stage_profile
 from protomodels_cli.bench.gpu_cases import SHAPES, Case, Plan, cases, named
 from protomodels_cli.bench.gpu_run import Bench
 from protomodels_cli.bench.timing import Timing
@@ -222,3 +223,12 @@ def test_plain_torch_trains(way):
     losses = [training.step() for _ in range(4)]
     assert losses[0] == pytest.approx(math.log(512), rel=0.02)
     assert losses == sorted(losses, reverse=True), "it sees the same batch again and again"
+
+
+@pytest.mark.parametrize("index", [0, 1, 3])
+def test_a_stages_time_is_shared_out(tmp_path, index):
+    spec = make_spec(stages=4, wire={"forward": "int8", "backward": "int8"})
+    found = stage_profile.measure(spec, index, torch.device("cpu"), tmp_path / "trace.json")
+    assert 0 < found["messages_share"] < 1
+    assert found["messages_s"] < found["device_s"]
+    assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]

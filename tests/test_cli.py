@@ -77,6 +77,7 @@ def test_every_help_page_comes_without_torch():
         "bench gpu",
         "bench loopback",
         "bench recovery",
+        "bench stage",
         "bench wan",
         "plan",
         "export",
@@ -126,6 +127,10 @@ def test_the_set_of_commands_and_options_is_deliberate():
         ),
         "bench loopback": ["--json", "--only", "--steps"],
         "bench recovery": ["--json", "--only", "--turns"],
+        "bench stage": sorted(
+            {"--shape", "--stages", "--stage", "--method", "--k", "--microbatch", "--windows", "--device"}
+            | {"--trace", "--json"}
+        ),
         "bench wan": ["--emulated", "--json", "--link", "--method", "--plot", "--steps", "--torch", "--turns"],
         "plan": ["--device", "--json", "--link", "--memory", "--peers", "--speed"],
         "reference": ["--device", "--json", "--run-dir", "--steps"],
@@ -234,6 +239,7 @@ def test_a_run_that_cannot_start_leaves_no_folder(small):
         (["export", "absent", "out"], 3, "absent"),
         (["bench", "gpu", "--shape", "3b"], 2, "--shape 3b"),
         (["bench", "gpu", "--device", "cpu", "--windows", "30"], 2, "--windows 30"),
+        (["bench", "stage", "--stages", "2", "--stage", "2"], 2, "--stage 2"),
         (["bench", "wan", "--method", "dense"], 2, "--method dense"),
         (["bench", "wan", "--method", "dense/int9"], 2, "'int9'"),
         (

@@ -8,20 +8,16 @@ from __future__ import annotations
 import gc
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from conftest import make_spec
 
-from protomodels_cli.codecs import End, pack_ids
+from protomodels_cli.bench.lone_stage import Neighbours, messages, take_step
 from protomodels_cli.cost.memory import StageMemory
 from protomodels_cli.cost.recompute import Picked, pick
-from protomodels_cli.cost.traffic import id_bytes
 from protomodels_cli.model.basis import initial_basis
 from protomodels_cli.model.shape import slices
-from protomodels_cli.protocol.messages import Leg, MessageKey
 from protomodels_cli.spec.schema import RunSpec
-from protomodels_cli.wire.frames import Message
 from protomodels_cli.worker.computing import path_of
 from protomodels_cli.worker.stage_work import StageWork
 
@@ -48,42 +44,6 @@ def llama_8b(stages: int | list[int], form: str) -> RunSpec:
         tokenizer={"kind": "bpe", "vocab_size": 128_256},
         wire={"forward": "int8", "backward": "int8"},
     )
-
-
-class Neighbours:
-    """What a stage receives from both sides: random numbers, packed."""
-
-    def __init__(self, spec: RunSpec, index: int):
-        self.spec, self.index, self.end = spec, index, End(spec)
-        self.shape = 1, spec.model.context, spec.boundary_width
-        ids = np.random.default_rng(0).integers(0, spec.vocab_size, (1, spec.model.context + 1))
-        self.ids = pack_ids(ids, id_bytes(spec))
-
-    def message(self, leg: Leg, step: int, microbatch: int) -> Message:
-        if leg == "forward" and self.index == 0:
-            return Message(leg, step, microbatch, 0, self.ids, b"")
-        boundary = self.index if leg == "backward" else self.index - 1
-        slot = self.end.slot(MessageKey(step, microbatch, boundary, leg), self.shape, torch.float32, None)
-        numbers = torch.randn(self.shape) * (1.0 if leg == "forward" else 1e-4)
-        return Message(leg, step, microbatch, 0, self.ids if leg == "forward" else b"", self.end.pack(numbers, slot))
-
-
-def take_steps(work: StageWork, around: Neighbours, held: int, steps: int) -> None:
-    n = work.spec.batch.microbatches
-    for step in range(1, steps + 1):
-        doing, out = work.begin("forward", step, n), []
-        while not doing.complete:
-            while doing.entered < n and len(doing.flights) < held and not doing.complete:
-                out += work.forward(doing, around.message("forward", step, doing.entered))
-                work.transfers.pace()
-            if doing.flights:
-                out += work.backward(doing, around.message("backward", step, doing.finished))
-                work.transfers.pace()
-        for sent in out:
-            sent.wait()
-        work.prepare(1)
-        work.decide(step, True, 1e-5, 1.0)
-    torch.cuda.synchronize()
 
 
 @pytest.fixture
@@ -122,7 +82,9 @@ def test_a_stage_of_8b_trains_within_its_card(capped: Any, stages, index, gigaby
     capped(room)
     basis = initial_basis(spec.model.width, spec.subspace.k, 0) if spec.form.has_basis else None
     work = StageWork(spec, part, basis, CUDA, recompute=found.recompute)
-    take_steps(work, Neighbours(spec, index), found.in_flight, steps=2)
+    around = Neighbours(spec, index)
+    for step in (1, 2):
+        take_step(work, messages(around, step, spec.batch.microbatches), found.in_flight)
     peak, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
     print(
         f"| {form} | {len(slices(spec))} stages, no. {index}: {part.end_layer - part.first_layer} layers | {gigabytes} "

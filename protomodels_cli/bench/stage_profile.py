@@ -1,0 +1,88 @@
+"""Where a device's time goes in a stage: kernels of the model and of messages, by torch's profiler."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from protomodels_cli.bench.lone_stage import Neighbours, messages, take_step
+from protomodels_cli.codecs import End
+from protomodels_cli.codecs.base import Slot
+from protomodels_cli.model.basis import initial_basis
+from protomodels_cli.model.shape import slices
+from protomodels_cli.spec.schema import RunSpec
+from protomodels_cli.worker.stage_work import StageWork
+from protomodels_cli.worker.transfers import Payload, Transfers
+
+WARM_UP, TIMED = 3, 5  # steps
+WIRE = "pmtrain: messages"
+
+
+class _Marked:
+    """Transfers whose work the profiler counts as messages'."""
+
+    def __init__(self, inner: Transfers):
+        self._inner = inner
+
+    def upload(self, numbers: np.ndarray) -> Tensor:
+        with record_function(WIRE):
+            return self._inner.upload(numbers)
+
+    def receive(self, end: End, payload: Payload | None, slot: Slot) -> Tensor:
+        with record_function(WIRE):
+            return self._inner.receive(end, payload, slot)
+
+    def send(self, end: End, message: Tensor, slot: Slot) -> Callable[[], Payload | None]:
+        with record_function(WIRE):
+            return self._inner.send(end, message, slot)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+def measure(spec: RunSpec, index: int, device: torch.device, trace: Path | None = None) -> dict[str, Any]:
+    """Of stage `index`: seconds of a step, and how its device time is shared out in one that is profiled."""
+    basis = initial_basis(spec.model.width, spec.subspace.k, spec.seed) if spec.form.has_basis else None
+    work = StageWork(spec, slices(spec)[index], basis, device)
+    held = spec.batch.microbatches if spec.batch.in_flight is None else spec.batch.in_flight
+    around, took = Neighbours(spec, index), []
+    for step in range(1, WARM_UP + TIMED + 1):
+        coming = messages(around, step, spec.batch.microbatches)
+        started = time.perf_counter()
+        take_step(work, coming, held)
+        took.append(time.perf_counter() - started)
+    work.transfers = _Marked(work.transfers)  # type: ignore[assignment]
+    coming = messages(around, work.step + 1, spec.batch.microbatches)
+    on_gpu = device.type == "cuda"
+    with profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]) as found:
+        take_step(work, coming, held)
+    if trace is not None:
+        found.export_chrome_trace(str(trace))
+    events = found.key_averages()
+
+    def spent(event: Any, own: bool) -> float:
+        kind = "device" if on_gpu else "cpu"
+        return float(getattr(event, f"self_{kind}_time_total" if own else f"{kind}_time_total")) / 1e6
+
+    kernels = [e for e in events if e.key != WIRE]
+    busy = sum(spent(e, own=True) for e in kernels)
+    on_wire = sum(spent(e, own=False) for e in events if e.key == WIRE)
+    return {
+        "step_s": sorted(took[WARM_UP:])[TIMED // 2],
+        "device_s": busy,
+        "messages_s": on_wire,
+        "messages_share": on_wire / busy if busy else None,
+        "not_compiled": work.not_compiled,
+        "longest": [
+            {"name": e.key, "seconds": spent(e, own=True), "calls": e.count}
+            for e in sorted(kernels, key=lambda e: -spent(e, own=True))[:12]
+        ],
+        "peak_memory": torch.cuda.max_memory_allocated(device) if on_gpu else None,
+    }
