@@ -121,7 +121,7 @@ def test_no_operator_is_given_tensors_of_two_devices(form, optimizer, order, ind
     with TwoDevices() as seen:
         t = StageTrainer(spec, slices(spec)[index], found.basis, halves(slices(spec)[index].layers, *order), draw=False)
         stage = t.stage
-        t.begin(1)
+        t.begin(4)  # which is of those whose gradients are gathered
         tokens = torch.zeros((2, spec.model.context), dtype=torch.int64, device=order[0])
         message = torch.zeros((2, spec.model.context, spec.boundary_width), device=order[0])
         seen.crossed = 0
@@ -135,7 +135,7 @@ def test_no_operator_is_given_tensors_of_two_devices(form, optimizer, order, ind
         # The state, its gradient, and targets or the message; ids for T_fixed; the gradient of a message.
         assert seen.crossed == 3 + (form != "dense") + (1 - index)
         t.prepare()
-        t.decide(1, apply=True, lr=0.1, clip=0.5)
+        t.decide(4, apply=True, lr=0.1, clip=0.5)
         if found.basis is not None:
             t.switch_basis(found.basis)
         on_host(t.state({}))

@@ -187,7 +187,7 @@ class Section:
 
 
 class StageModules(nn.Module):
-    """The modules of a slice of the layers, by the names that they have in the whole model: over one section or several,
+    """The modules of a slice of the layers, by the names that they have in the whole model; over several sections, with
     the embedding in the first, the head in the last. Weights are not filled."""
 
     def __init__(self, shape: Shape, slice_: Slice, *sections: Section):
