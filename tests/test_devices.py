@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import corpus_of, make_spec
+from pool import Pool
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from protomodels_cli.codecs import Carrier
@@ -70,6 +71,16 @@ def test_two_halves_end_with_the_bits_of_one_device_also_after_a_restore(form, o
     list(found.train())
     assert found.weights_sha256() == right.weights_sha256()
     assert {"switch" for row in rows if row["event"] == "switch"} == ({"switch"} if subspace is MOVES else set())
+
+
+def test_a_peer_with_several_devices_is_one_peer_among_others(pool: Pool):
+    """Whoever holds which stage: the weights are the reference's."""
+    spec = make_spec(stages=2, subspace={"sync_interval": 4, **MOVES}, wire={"forward": "int8+ef21"}, steps=8)
+    led, peers = pool.run(spec, [{"devices": ["cpu", "cpu"]}, {"devices": ["cpu", "cpu", "cpu"]}])
+    assert [peer["exit"] for peer in peers] == 2 * [led["exit"]] == [0, 0], [led, peers]
+    right = Reference(spec, corpus_of(spec), Carrier(spec))
+    list(right.train())
+    assert led["summary"]["weights_sha256"] == right.weights_sha256()
 
 
 def test_a_flipped_bit_shows_on_whichever_device_it_is():

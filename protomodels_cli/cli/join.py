@@ -24,7 +24,7 @@ def join(
     device: Annotated[str, typer.Option(help="Device to compute on: auto, cpu, cuda:N or mps.")] = "auto",
     devices: Annotated[
         str | None,
-        typer.Option(help="GPUs to lay the stage's layers over, in order, as 0,1. Most memory is then of all of them."),
+        typer.Option(help="GPUs to lay the stage's layers over, in order, as 0,1; --memory is then for all."),
     ] = None,
     name: Annotated[
         str | None, typer.Option(help="Name of this peer in messages. Default: this machine's name.")
@@ -54,7 +54,7 @@ def join(
     Ctrl-C leaves after the current step, or at once if the coordinator cannot be reached."""
     from protomodels_cli.wire.join_link import JoinLink
 
-    parsed, names = JoinLink.parse(link), _devices(device, devices)
+    names, parsed = _devices(device, devices), JoinLink.parse(link)
     leave_on_ctrl_c()
     logs.begin(log_level, verbose)
     logs.hide(parsed.token)
