@@ -8,6 +8,7 @@ import pytest
 import torch
 from conftest import make_spec
 
+from protomodels_cli.cli.join import _devices
 from protomodels_cli.cost.activations import Path
 from protomodels_cli.cost.cards import laid_over, offered
 from protomodels_cli.cost.memory import StageMemory, least_in_flight
@@ -128,3 +129,17 @@ def test_cards_that_take_turns_are_as_fast_as_their_mean(monkeypatch):
     speeds = {"cuda:0": 3e12, "cuda:1": 1e12}
     monkeypatch.setattr(devices, "measure_flops", lambda spec, device: speeds[str(device)])
     assert cards.measure_flops(a_spec()) == pytest.approx(1.5e12)
+
+
+@pytest.mark.parametrize(
+    ("said", "names"),
+    [
+        (("auto", None), ("auto",)),
+        (("mps", None), ("mps",)),
+        (("auto", "0,1"), ("cuda:0", "cuda:1")),
+        (("auto", "cuda:1,0,12"), ("cuda:1", "cuda:0", "cuda:12")),
+        (("auto", "cpu,cpu"), ("cpu", "cpu")),
+    ],
+)
+def test_gpus_are_named_by_number_or_in_full(said, names):
+    assert _devices(*said) == names

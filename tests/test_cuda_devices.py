@@ -30,7 +30,7 @@ def losses(reference):
     ("form", "optimizer", "recompute"),
     [("reparam", "adamw", "stage"), ("constrained", "muon", "block"), ("dense", "adamw", "none")],
 )
-@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-3), ("bf16", 1e-2)])
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 3e-3), ("bf16", 2e-2)])
 def test_losses_follow_those_of_one_device(second, form, optimizer, recompute, dtype, tolerance):
     sections = {
         "steps": 40,
@@ -38,10 +38,7 @@ def test_losses_follow_those_of_one_device(second, form, optimizer, recompute, d
         "optimizer": {"name": optimizer},
         "compute": {"dtype": dtype, "recompute": recompute},
     }
-    right = reference_of(**sections)
-    found = reference_of(**sections)
-    found.device = CUDA
-    over(found, CUDA, second)
+    right, found = reference_of(CUDA, **sections), over(reference_of(CUDA, **sections), CUDA, second)
     assert [[s.device for s in stage.sections] for stage in found.stages] == 2 * [[CUDA, second]]
     assert losses(found) == pytest.approx(losses(right), rel=tolerance)
 
@@ -85,6 +82,6 @@ def test_memory_of_a_card_that_is_named_twice_counts_once():
 
 def test_peers_over_two_halves_of_a_card_follow_the_reference():
     spec = make_spec(stages=2, steps=50, compute={"dtype": "float32"})
-    right = losses(reference_of(steps=50, compute={"dtype": "float32"}))
-    _, rows = pipeline_rows(spec, device="cuda:0,cuda:0")
+    right = losses(reference_of(CUDA, steps=50, compute={"dtype": "float32"}))
+    _, rows = pipeline_rows(spec, device="auto", join_options=["--devices", "0,0"])
     assert [row["loss"] for row in rows] == pytest.approx(right, rel=1e-3)

@@ -37,9 +37,9 @@ def over(reference: Reference, first: torch.device = CPU, second: torch.device =
     return reference
 
 
-def reference_of(**sections: Any) -> Reference:
+def reference_of(device: torch.device = CPU, **sections: Any) -> Reference:
     spec = make_spec(stages=2, **sections)
-    return Reference(spec, corpus_of(spec), Carrier(spec))
+    return Reference(spec, corpus_of(spec), Carrier(spec), device)
 
 
 MOVES = {"update": {"interval": 4, "window": 3, "move": "project"}}

@@ -168,7 +168,7 @@ class StageOptimizer:
 
 def _numbers(scalars: list[Tensor]) -> list[float]:
     """In one transfer from each device."""
-    found = {}
+    found: dict[int, float] = {}
     for device in {scalar.device for scalar in scalars}:
         here = [i for i, scalar in enumerate(scalars) if scalar.device == device]
         found |= zip(here, torch.stack([scalars[i] for i in here]).tolist(), strict=True)

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 Payload = bytes | memoryview
 State = dict[str, Tensor]
+PORTABLE = 1  # cudaHostRegisterPortable: pinned for all cards
 REGION, PINNING_PAUSE = 64 << 20, 0.01  # bytes pinned at once, and seconds in which it is others' turn
 PAGE = 4096
 AHEAD = 2  # pieces of work queued on a device: the next is there when one ends, and a gradient waits for no more
@@ -252,7 +253,7 @@ class PinnedBuffer:
             memory = memory[-memory.data_ptr() % PAGE :][: self.size]
             for piece in memory.split(REGION):
                 piece.zero_()  # its pages are there before the driver asks for them
-                if int(cudart.cudaHostRegister(piece.data_ptr(), piece.numel(), 0)) != 0:
+                if int(cudart.cudaHostRegister(piece.data_ptr(), piece.numel(), PORTABLE)) != 0:
                     return
                 weakref.finalize(memory, cudart.cudaHostUnregister, piece.data_ptr())
                 time.sleep(PINNING_PAUSE)
