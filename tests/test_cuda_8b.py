@@ -22,7 +22,7 @@ from protomodels_cli.model.shape import slices
 from protomodels_cli.protocol.messages import Leg, MessageKey
 from protomodels_cli.spec.schema import RunSpec
 from protomodels_cli.wire.frames import Message
-from protomodels_cli.worker.computing import path_of
+from protomodels_cli.worker.device import path_of
 from protomodels_cli.worker.stage_work import StageWork
 
 pytestmark = pytest.mark.cuda

@@ -36,7 +36,7 @@ class Cards:
         free = {device: devices_.free_memory(device) for device in named}
         total = sum(free.values())
         whole = total if most is None else min(total, most)
-        rooms = tuple(free[device] * whole // total // named[device] for device in devices)
+        rooms = tuple(free[device] * whole // max(1, total) // named[device] for device in devices)
         return cls(tuple(devices), total, rooms, offered(StageMemory(spec), path_of(spec, *devices), rooms))
 
     @property

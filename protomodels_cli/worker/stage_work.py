@@ -62,7 +62,7 @@ class StageWork:
         spec: RunSpec,
         slice_: Slice,
         basis: Basis | None,
-        layout: Layout,
+        device: torch.device | Layout,
         saved: Mapping[str, Tensor] | None = None,
         step: int = 0,
         recompute: Recompute = "none",
@@ -76,7 +76,7 @@ class StageWork:
         if saved is not None:
             basis = basis_in(saved)
         self.dtype = Shape.of(spec).dtype
-        self.trainer = StageTrainer(spec, slice_, basis, layout, recompute, draw=saved is None)
+        self.trainer = StageTrainer(spec, slice_, basis, device, recompute, draw=saved is None)
         self.stage = self.trainer.stage
         self.device = self.stage.device  # of messages
         # One for each neighbour: what comes from it and goes to it passes here.
