@@ -19,7 +19,7 @@ from protomodels_cli.export.weights import slices_of, stage_shapes
 from protomodels_cli.export.write import export
 from protomodels_cli.files import hash_file
 from protomodels_cli.model.basis import Basis
-from protomodels_cli.model.llama import StageModules
+from protomodels_cli.model.llama import Section, StageModules
 from protomodels_cli.model.shape import Shape
 from protomodels_cli.observe.process import peak_memory
 from protomodels_cli.protocol.basis import initial_u
@@ -49,8 +49,8 @@ def write_run(folder: Path, spec: RunSpec) -> None:
     u = initial_u(spec.model.width, spec.subspace.k, 0, "float32")
     hashes, random = {}, np.random.default_rng(0)
     for slice_ in slices_of(tuple(layers_per_stage(spec))):
-        with torch.device("meta"):
-            modules = StageModules(Shape.of(spec), slice_, spec.form(Basis(0, torch.from_numpy(u))))
+        section = Section(torch.device("meta"), slice_.layers, spec.form(Basis(0, torch.from_numpy(u))))
+        modules = StageModules(Shape.of(spec), slice_, section)
         shapes = {f"weights/{name}": tuple(p.shape) for name, p in modules.named_parameters()}
 
         def content(name: str, shapes: dict[str, tuple[int, ...]] = shapes) -> memoryview:

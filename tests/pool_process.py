@@ -62,7 +62,8 @@ async def take_part(job: dict[str, Any], result: dict[str, Any]) -> int:
     from protomodels_cli.wire.join_link import JoinLink
     from protomodels_cli.worker.join import Options, join
 
-    options = Options(JoinLink.parse(job["link"]), "cpu", job["name"], Path(job["dir"]), 0, 86400.0)
+    devices = tuple(job.get("devices", ["cpu"]))
+    options = Options(JoinLink.parse(job["link"]), devices, job["name"], Path(job["dir"]), 0, 86400.0)
     return await join(options, result["said"].append)
 
 

@@ -112,7 +112,9 @@ def test_the_set_of_commands_and_options_is_deliberate():
         "pause": [],
         "resume": [],
         "stop": [],
-        "join": sorted({"--device", "--dir", "--give-up-after", "--listen", "--memory", "--name", "--port", *logs}),
+        "join": sorted(
+            {"--device", "--devices", "--dir", "--give-up-after", "--listen", "--memory", "--name", "--port", *logs}
+        ),
         "status": ["--format", "--watch"],
         "peers": ["--format", "--watch"],
         "generate": ["--device", "--dtype", "--prompt", "--seed", "--temperature", "--tokens", "--top-p"],

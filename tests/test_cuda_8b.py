@@ -18,7 +18,7 @@ from protomodels_cli.cost.recompute import Picked, pick
 from protomodels_cli.model.basis import initial_basis
 from protomodels_cli.model.shape import slices
 from protomodels_cli.spec.schema import RunSpec
-from protomodels_cli.worker.computing import path_of
+from protomodels_cli.worker.device import path_of
 from protomodels_cli.worker.stage_work import StageWork
 
 pytestmark = pytest.mark.cuda

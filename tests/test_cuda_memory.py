@@ -16,7 +16,9 @@ from protomodels_cli.model.trainer import StageTrainer
 from protomodels_cli.spec.schema import RunSpec
 from protomodels_cli.wire.troubles import OutOfMemory
 from protomodels_cli.worker import device as devices
-from protomodels_cli.worker.computing import Chooser, path_of
+from protomodels_cli.worker.cards import Cards
+from protomodels_cli.worker.computing import Chooser
+from protomodels_cli.worker.device import path_of
 
 pytestmark = pytest.mark.cuda
 
@@ -99,8 +101,8 @@ def test_more_than_the_limit_is_refused_whatever_is_free():
 def test_a_peer_reports_what_torch_had_on_its_device():
     device = torch.device("cuda:0")
     assert devices.card(device)
-    chooser = Chooser(device, None)
     spec = a_spec("reparam", "bf16", "auto")
+    chooser = Chooser(Cards.of([device], spec))
     found = chooser.pick(spec, slices(spec)[0], 0, reuse=False)
     block = torch.empty(1 << 28, dtype=torch.uint8, device=device)
     used = chooser.memory_used()

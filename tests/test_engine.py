@@ -47,6 +47,7 @@ class Posts(queue.Queue[tuple[int, Any]]):
 
 
 SPEC = make_spec(stages=2, subspace={"form": "dense"})
+LAYOUT = [(torch.device("cpu"), slices(SPEC)[0].layers)]
 
 
 @pytest.fixture
@@ -56,7 +57,7 @@ def first_stage() -> Iterator[tuple[Engine, Posts]]:
     engine = Engine(torch.device("cpu"), 1, posts.post)
     engine.start()
     engine.forget(1)
-    engine.order(orders.Build(orders.Assignment(1, 1, 1, 0, 4, 0), SPEC, slices(SPEC)[0], None, None))
+    engine.order(orders.Build(orders.Assignment(1, 1, 1, 0, 4, 0), SPEC, slices(SPEC)[0], LAYOUT, None, None))
     posts.until(orders.TaskReport)
     yield engine, posts
     engine.order(None)
@@ -141,7 +142,7 @@ def test_a_device_that_runs_out_of_memory_is_said_wherever_it_happens(where, mon
     engine = Engine(torch.device("cpu"), 1, posts.post)
     engine.start()
     engine.forget(1)
-    engine.order(orders.Build(orders.Assignment(1, 1, 1, 0, 4, 0), SPEC, slices(SPEC)[0], None, None))
+    engine.order(orders.Build(orders.Assignment(1, 1, 1, 0, 4, 0), SPEC, slices(SPEC)[0], LAYOUT, None, None))
     if where == "forward":
         engine.order(orders.Run(2, "forward", 1, 2, 0))
         engine.deliver(ids_of(1)[0])

@@ -33,8 +33,9 @@ from protomodels_cli.worker import device as devices
 from protomodels_cli.worker import generation as generations
 from protomodels_cli.worker import join as joining
 from protomodels_cli.worker import notices, problems
-from protomodels_cli.worker.computing import path_of
+from protomodels_cli.worker.cards import Cards
 from protomodels_cli.worker.control import ConnectFailed
+from protomodels_cli.worker.device import path_of
 from protomodels_cli.worker.engine import Engine
 from protomodels_cli.worker.generation import Generation, Network
 from protomodels_cli.worker.links import Listener
@@ -73,7 +74,7 @@ def with_a_session(
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             session = Session(
                 spec,
-                torch.device("cpu"),
+                Cards.of([torch.device("cpu")], spec),
                 IDENTITY,
                 Listener(IDENTITY),
                 rpc.PeeringStub(channel),
@@ -179,7 +180,7 @@ def test_a_first_connection_that_ends_before_a_word_is_a_problem_with_a_fix_and_
         await server.start()
         spec = make_spec(limits={"lease_seconds": 1.0})
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            stub, cpu = rpc.PeeringStub(channel), torch.device("cpu")
+            stub, cpu = rpc.PeeringStub(channel), Cards.of([torch.device("cpu")], spec)
             told: list[notices.Notice] = []
             door = ("127.0.0.1", port)
             session = Session(spec, cpu, IDENTITY, Listener(IDENTITY), stub, (), door, tmp_path, told.append, 60.0)
@@ -221,7 +222,7 @@ def test_a_refusal_ends_a_peer_also_when_it_reconnects(tmp_path: Path):
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            stub, cpu = rpc.PeeringStub(channel), torch.device("cpu")
+            stub, cpu = rpc.PeeringStub(channel), Cards.of([torch.device("cpu")], make_spec())
             door, told = ("127.0.0.1", port), list[notices.Notice]()
             session = Session(
                 make_spec(), cpu, IDENTITY, Listener(IDENTITY), stub, (), door, tmp_path, told.append, 60.0
@@ -243,7 +244,7 @@ def test_a_refusal_ends_a_peer_also_when_it_reconnects(tmp_path: Path):
 def test_who_was_in_a_run_before_looks_for_its_coordinator_as_long_as_it_was_told_to(tmp_path: Path, unused_port: int):
     """And whoever was not hears at once that nobody is there."""
     link = JoinLink("127.0.0.1", unused_port, "t" * 22, "f" * 43)
-    options = joining.Options(link, "cpu", "me", tmp_path, 0, give_up_after=1.0)
+    options = joining.Options(link, ("cpu",), "me", tmp_path, 0, give_up_after=1.0)
     said: list[str] = []
     with pytest.raises(UnreachableError):
         asyncio.run(joining.join(options, said.append))
@@ -291,34 +292,36 @@ def test_a_device_that_is_at_one_work_for_too_long_is_noticed_and_a_busy_one_is_
 
 
 def test_a_refusal_for_want_of_memory_names_what_limits_it(monkeypatch):
-    spec, cpu = make_spec(), torch.device("cpu")
+    spec, cpu = make_spec(), [torch.device("cpu")]
     with pytest.raises(PeerError) as caught:
-        joining._check_memory(spec, cpu, 1000)
+        joining._check_memory(spec, Cards.of(cpu, spec, 1000), 1000)
     low = caught.value.problem
     assert isinstance(low, problems.MemoryOptionTooLow)
     assert low.allowed == 1000 < low.need < low.free
-    assert joining._check_memory(spec, cpu, 1 << 29) == 1 << 29
+    joining._check_memory(spec, Cards.of(cpu, spec, 1 << 29), 1 << 29)
+    assert Cards.of(cpu, spec, 1 << 29).offered == 1 << 29
     monkeypatch.setattr(devices, "free_memory", lambda device: 2000)
     for most in (None, 1000):  # a higher one would not help
         with pytest.raises(PeerError) as caught:
-            joining._check_memory(spec, cpu, most)
+            joining._check_memory(spec, Cards.of(cpu, spec, most), most)
         assert caught.value.problem == problems.DeviceTooSmall("cpu", 2000, low.need)
 
 
 def test_what_codecs_keep_on_the_host_is_checked_there_and_counts_on_a_cpu(monkeypatch):
     compute = {"dtype": "float32", "compile": "never"}
-    spec, gpu = make_spec(steps=5000, wire={"forward": "int8+aqsgd"}, compute=compute), torch.device("cuda")
+    spec = make_spec(steps=5000, wire={"forward": "int8+aqsgd"}, compute=compute)
     sizes, path = StageMemory(spec), path_of(spec, torch.device("cpu"))
     on_device = min(sizes.total(i, i + 1, 3 - i, path) for i in range(4))
     on_host = min(sizes.on_host(i, i + 1) for i in range(4))
     both = min(sizes.total(i, i + 1, 3 - i, path) + sizes.on_host(i, i + 1) for i in range(4))
     monkeypatch.setattr(devices, "free_memory", lambda device: on_device)
+    cpu, gpu = (Cards.of([torch.device(name)], spec) for name in ("cpu", "cuda"))
     with pytest.raises(PeerError) as caught:
-        joining._check_memory(spec, torch.device("cpu"), None)
+        joining._check_memory(spec, cpu, None)
     assert caught.value.problem == problems.DeviceTooSmall("cpu", on_device, both)
-    assert joining._check_host_memory(spec, torch.device("cpu")) is None
+    assert joining._check_host_memory(spec, cpu) is None
     monkeypatch.setattr(devices, "host_memory", lambda device: on_host)
-    assert joining._check_memory(spec, gpu, None) == on_device
+    joining._check_memory(spec, gpu, None)
     assert joining._check_host_memory(spec, gpu) == on_host
     monkeypatch.setattr(devices, "host_memory", lambda device: on_host - 1)
     with pytest.raises(PeerError) as caught:

@@ -22,7 +22,9 @@ from protomodels_cli.spec.cut import layers_per_stage, spans
 from protomodels_cli.spec.link import parse_link
 from protomodels_cli.spec.schema import LinkSpec, RunSpec
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
-from protomodels_cli.worker.computing import Chooser, path_of
+from protomodels_cli.worker.cards import Cards
+from protomodels_cli.worker.computing import Chooser
+from protomodels_cli.worker.device import path_of
 
 CPU = Path("float32", compiled=False, gpu=False)
 GPU = Path("bf16", compiled=True, gpu=True)
@@ -97,9 +99,9 @@ def test_a_peer_is_weighed_by_how_it_computes():
     gpus = [Offer(f"p{i}", need, 1e9, HUGE, GPU) for i, need in enumerate(needs)]
     assert isinstance(place(spec, gpus), Placement)
     assert not isinstance(place(spec, [gpus[0], replace(gpus[1], path=CPU)]), Placement)
-    register = pb.Register(dtype="bf16", compiled=True, host_memory=5, memory=7, card="GPU-1", card_memory=9)
+    register = pb.Register(dtype="bf16", compiled=True, host_memory=5, memory=7, card="GPU-1,GPU-2", card_memory=9)
     peer = peer_of("p1", register, "127.0.0.1", reached=False, now=0.0)
-    assert (peer.path, peer.card, peer.card_memory) == (GPU, "GPU-1", 9)
+    assert (peer.path, peer.cards, peer.card_memory) == (GPU, ("GPU-1", "GPU-2"), 9)
     assert peer_of("p1", pb.Register(dtype="fp8"), "127.0.0.1", reached=False, now=0.0).path is None
 
 
@@ -158,7 +160,8 @@ def test_computing_a_stage_again_takes_a_third_more_except_on_the_last():
 
 
 def a_peer(name: str, memory: int, card: str = "", free: int = 0, host: int | None = 99) -> Peer:
-    return Peer(name, name, "gpu", memory, 8e9, "", "", 0, 0.0, host_memory=host, card=card, card_memory=free)
+    cards = tuple(filter(None, card.split(",")))
+    return Peer(name, name, "gpu", memory, 8e9, "", "", 0, 0.0, host_memory=host, cards=cards, card_memory=free)
 
 
 @pytest.mark.parametrize(
@@ -172,6 +175,8 @@ def a_peer(name: str, memory: int, card: str = "", free: int = 0, host: int | No
         ([("a", 80, "x", 80), ("b", 16, "x", 80)], [64, 16], [4e9, 4e9]),
         ([("a", 80, "x", 80), ("b", 50, "x", 50), ("c", 10, "x", 50)], [35, 35, 10], [8e9 / 3] * 3),
         ([("a", 80, "x", 80, None), ("b", 80, "x", 80, None)], [40, 40], [8e9, 8e9]),  # cores of their own
+        ([("a", 80, "x,y", 80), ("b", 40, "y", 40), ("c", 40, "z", 40)], [60, 20, 40], [6e9, 4e9, 8e9]),
+        ([("a", 80, "x,y", 80), ("b", 80, "y,x", 80)], [40, 40], [4e9, 4e9]),
     ],
 )
 def test_a_card_is_counted_once(peers, memory, flops):
@@ -188,7 +193,7 @@ def test_two_peers_on_one_card_do_not_both_get_what_is_free_there():
     largest = max(sizes.total(0, 2, 1), sizes.total(2, 4, 0))
     apart = [a_peer(name, largest, card, largest) for name, card in (("a", "x"), ("b", "y"))]
     assert isinstance(place(spec, offers(apart)), Placement)
-    assert not isinstance(place(spec, offers([replace(peer, card="x") for peer in apart])), Placement)
+    assert not isinstance(place(spec, offers([replace(peer, cards=("x",)) for peer in apart])), Placement)
     together = [a_peer(name, 2 * largest, "x", 2 * largest) for name in "ab"]
     assert whole <= 2 * largest
     assert isinstance(place(spec, offers(together)), Placement)
@@ -199,7 +204,7 @@ def test_two_peers_on_one_card_do_not_both_get_what_is_free_there():
 
 def test_a_peer_chooses_within_its_share_and_says_what_it_takes():
     spec, device = deep(), torch.device("cpu")
-    layers, chooser = slices(spec)[0], Chooser(device, HUGE)
+    layers, chooser = slices(spec)[0], Chooser(Cards((device,), HUGE, (HUGE,), HUGE))
     assert path_of(spec, device) == CPU
     free = chooser.pick(spec, layers, 0, reuse=False)
     assert (free.recompute, free.memory) == ("none", HUGE)

@@ -96,6 +96,19 @@ OPTIONS: list[tuple[str, str, str]] = [
         "run here is shorter than an epoch",
         "write for example dense/bf16, reparam/int8/16 or 'dense/topk:0.1|int8'",
     ),
+    (
+        "join pm://… --device cpu --devices 0,1",
+        "--device cpu --devices 0,1: both say where to compute",
+        "use one of the two",
+    ),
+    *(
+        (
+            f"join pm://… --devices {devices}",
+            f"--devices {devices}: must be GPUs, or the CPU several times, separated by commas",
+            "write for example 0,1",
+        )
+        for devices in ("a", "0,", "0,cpu", "cuda,cuda", "auto,auto")
+    ),
     ("coordinator --rebuild", "--rebuild needs a run directory", "name the run directory with --run-dir"),
     ("coordinator", "SPEC is missing", "name a spec file, or use --resume with --run-dir"),
     ("coordinator --resume --run-dir empty", "empty holds no run to continue", "name the run directory with --run-dir"),

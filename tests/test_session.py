@@ -29,6 +29,7 @@ from protomodels_cli.wire.pb import pmtrain_pb2_grpc as rpc
 from protomodels_cli.wire.tls import new_authority, peer_name
 from protomodels_cli.wire.troubles import OutOfMemory
 from protomodels_cli.worker import notices, orders
+from protomodels_cli.worker.cards import Cards
 from protomodels_cli.worker.generation import Generation
 from protomodels_cli.worker.links import Listener
 from protomodels_cli.worker.session import Session
@@ -40,8 +41,19 @@ from protomodels_cli.worker.telling import PeerError
 def a_session(folder: Path, stub: Any = None, spec: RunSpec | None = None) -> Session:
     """Without a stub: one that has no coordinator."""
     identity = new_authority().issue_with_key(peer_name("p"))
-    device, listener, spec = torch.device("cpu"), Listener(identity), spec or make_spec()
-    return Session(spec, device, identity, listener, stub, (), ("", 0), folder, lambda notice: None, 3600.0)
+    listener, spec = Listener(identity), spec or make_spec()
+    return Session(
+        spec,
+        Cards.of([torch.device("cpu")], spec),
+        identity,
+        listener,
+        stub,
+        (),
+        ("", 0),
+        folder,
+        lambda notice: None,
+        3600.0,
+    )
 
 
 def a_generation(session: Session, number: int) -> Generation:

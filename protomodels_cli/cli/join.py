@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import socket
 from pathlib import Path
 from typing import Annotated
@@ -13,6 +14,7 @@ import typer
 from protomodels_cli.cli.interrupt import leave_on_ctrl_c
 from protomodels_cli.cli.log_options import LogLevelOption, Verbose
 from protomodels_cli.cli.say import say
+from protomodels_cli.errors import OptionError
 from protomodels_cli.files import user_cache
 from protomodels_cli.observe import logs
 
@@ -20,6 +22,10 @@ from protomodels_cli.observe import logs
 def join(
     link: Annotated[str, typer.Argument(metavar="LINK", help="The join link that the coordinator printed: pm://…")],
     device: Annotated[str, typer.Option(help="Device to compute on: auto, cpu, cuda:N or mps.")] = "auto",
+    devices: Annotated[
+        str | None,
+        typer.Option(help="GPUs to lay the stage's layers over, in order, as 0,1; --memory is then for all."),
+    ] = None,
     name: Annotated[
         str | None, typer.Option(help="Name of this peer in messages. Default: this machine's name.")
     ] = None,
@@ -43,12 +49,12 @@ def join(
     verbose: Verbose = False,
     log_level: LogLevelOption = None,
 ) -> None:
-    """Join a run: hold one of its stages, on one device, until the run is done.
+    """Join a run: hold one of its stages, on one device or over several, until the run is done.
 
     Ctrl-C leaves after the current step, or at once if the coordinator cannot be reached."""
     from protomodels_cli.wire.join_link import JoinLink
 
-    parsed = JoinLink.parse(link)
+    names, parsed = _devices(device, devices), JoinLink.parse(link)
     leave_on_ctrl_c()
     logs.begin(log_level, verbose)
     logs.hide(parsed.token)
@@ -63,7 +69,7 @@ def join(
     limit = None if memory is None else int(memory * 2**30)
     options = Options(
         parsed,
-        device,
+        names,
         name or socket.gethostname(),
         folder or user_cache() / "peers",
         port,
@@ -73,3 +79,19 @@ def join(
     )
 
     raise typer.Exit(asyncio.run(take_part(options, say)))
+
+
+def _devices(one: str, several: str | None) -> tuple[str, ...]:
+    if several is None:
+        return (one,)
+    if one != "auto":
+        raise OptionError(
+            f"--device {one} --devices {several}: both say where to compute", "use one of the two", "devices"
+        )
+    if not re.fullmatch(r"(cuda:)?\d+(,(cuda:)?\d+)*|cpu(,cpu)*", several):
+        raise OptionError(
+            f"--devices {several}: must be GPUs, or the CPU several times, separated by commas",
+            "write for example 0,1",
+            "devices",
+        )
+    return tuple(f"cuda:{name}" if name.isdigit() else name for name in several.split(","))

@@ -120,8 +120,7 @@ def _cut(spec: RunSpec, peers: int | None) -> RunSpec:
 
 def _measured(spec: RunSpec, name: str) -> tuple[float, ComputePath]:
     """This machine's speed, and how it computes."""
-    from protomodels_cli.worker.computing import path_of
-    from protomodels_cli.worker.device import choose, measure_flops
+    from protomodels_cli.worker.device import choose, measure_flops, path_of
 
     device = choose(name)
     return measure_flops(spec, device, seconds=1.0), path_of(spec, device)

@@ -20,6 +20,7 @@ from protomodels_cli.wire.usage import Usage
 
 MOST_PARAMETERS = 100_000
 MOST_PARTS = 10_000
+MOST_CARDS = 64
 MOST_TEXT = 400  # characters of anything that a peer says for people to read
 
 
@@ -104,9 +105,14 @@ def peer_of(peer_id: str, register: pb.Register, address: str, reached: bool, no
         holding=_holding_of(register),
         parts=frozenset(map(part_of, register.parts)),
         path=_path_of(register),
-        card=clean(register.card)[:64],
+        cards=_cards_of(register),
         card_memory=register.card_memory,
     )
+
+
+def _cards_of(register: pb.Register) -> tuple[str, ...]:
+    cards = (card[:64] for card in clean(register.card).split(",") if card)
+    return tuple(dict.fromkeys(cards))[:MOST_CARDS]
 
 
 def _path_of(register: pb.Register) -> Path | None:

@@ -47,8 +47,8 @@ class Peer:
     parts: frozenset[Part] = frozenset()  # on its disk, as far as it has said
     host_memory: int | None = None  # bytes of the machine's own memory; None: the device's memory is that
     path: Path | None = None  # how it computes; None: it has not said
-    card: str = ""  # peers with the same one share it; empty: not known
-    card_memory: int = 0  # bytes that were free there when it joined
+    cards: tuple[str, ...] = ()  # peers with the same one share it; empty: not known
+    card_memory: int = 0  # bytes that were free there, on all of them, when it joined
 
 
 @dataclass(frozen=True)

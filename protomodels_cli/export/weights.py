@@ -13,7 +13,7 @@ from protomodels_cli.errors import UserError
 from protomodels_cli.export.source import Source
 from protomodels_cli.forms import Form
 from protomodels_cli.model.basis import Basis
-from protomodels_cli.model.llama import StageModules
+from protomodels_cli.model.llama import Section, StageModules
 from protomodels_cli.model.plain import plain_weights
 from protomodels_cli.model.shape import Shape, Slice
 from protomodels_cli.model.stage import t_fixed_of
@@ -83,8 +83,7 @@ def slices_of(layers: tuple[int, ...]) -> list[Slice]:
 
 def _modules(spec: RunSpec, slice_: Slice, form: Form) -> StageModules:
     """Shapes and forms without memory."""
-    with torch.device("meta"):
-        return StageModules(Shape.of(spec), slice_, form)
+    return StageModules(Shape.of(spec), slice_, Section(torch.device("meta"), slice_.layers, form))
 
 
 def _form(spec: RunSpec, file: SafetensorsFile, path: str) -> Form:

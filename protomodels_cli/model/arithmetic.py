@@ -23,19 +23,21 @@ class Arithmetic:
     matmul: torch.dtype  # what matrices are multiplied in
     compiled: bool
 
-    def prepare(self, device: torch.device) -> None:
+    def prepare(self, *devices: torch.device) -> None:
         """Set what torch keeps for the whole process."""
-        if device.type == "cuda":
+        if any(device.type == "cuda" for device in devices):
             torch.set_float32_matmul_precision("high" if self.name == "tf32" else "highest")
 
 
-def choose(compute: ComputeSpec, device: torch.device) -> Arithmetic:
+def choose(compute: ComputeSpec, *devices: torch.device) -> Arithmetic:
+    """For a stage on this device, or over these: then what all of them are good at."""
     name = compute.dtype
     if name == "auto":
-        name = "bf16" if _has_bf16(device) else "float32"
+        name = "bf16" if all(map(_has_bf16, devices)) else "float32"
     stored = getattr(torch, compute.stored)
     matmul = PRODUCTS.get(name, stored)
-    compiled = compute.compile == "always" or (compute.compile == "auto" and device.type == "cuda")
+    on_gpus = all(device.type == "cuda" for device in devices)
+    compiled = compute.compile == "always" or (compute.compile == "auto" and on_gpus)
     return Arithmetic(name, stored, matmul, compiled)
 
 

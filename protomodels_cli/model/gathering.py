@@ -24,8 +24,11 @@ class Gathering:
         self.stage.on_release = None
         if steps.gathers(self.subspace, step):
             if self.covariance is None:
-                self.covariance = grassmann.GradientCovariance(self.stage.shape.width, self.stage.device)
+                self.covariance = self._new()
             self.stage.on_release = self.covariance.add
+
+    def _new(self) -> grassmann.GradientCovariance:
+        return grassmann.GradientCovariance(self.stage.shape.width, self.stage.release_device)
 
     def end(self) -> None:
         """Call after the last microbatch of a step."""
@@ -44,7 +47,7 @@ class Gathering:
     def load(self, state: Mapping[str, Tensor]) -> None:
         self.covariance = None
         if "total" in state:
-            self.covariance = grassmann.GradientCovariance(self.stage.shape.width, self.stage.device)
+            self.covariance = self._new()
             self.covariance.total.copy_(state["total"])
 
     def report(self, step: int) -> tuple[dict[str, Any], Basis | None] | None:

@@ -177,18 +177,33 @@ class Head(nn.Module):
         return self.out(self.norm(x, run)).to(self.out.weight.dtype)
 
 
-class StageModules(nn.Module):
-    """The modules of a slice of the layers, by the names that they have in the whole model. Weights are not filled."""
+@dataclass(frozen=True)
+class Section:
+    """Layers of a stage that lie on one device. Its form is its own, since U lies there too."""
 
-    def __init__(self, shape: Shape, slice_: Slice, form: Form):
+    device: torch.device
+    layers: range
+    form: Form
+
+
+class StageModules(nn.Module):
+    """The modules of a slice of the layers, by the names that they have in the whole model; over several sections, with
+    the embedding in the first, the head in the last. Weights are not filled."""
+
+    def __init__(self, shape: Shape, slice_: Slice, *sections: Section):
         super().__init__()
-        self.shape, self.slice, self.form = shape, slice_, form
+        assert [i for section in sections for i in section.layers] == list(slice_.layers)
+        self.shape, self.slice = shape, slice_
         # The first layer that reads and writes x itself: from here on the stream is never sent.
         self.release_layer = shape.layers - shape.free_layers
         if slice_.is_first:
-            self.embed = Table(shape.vocab_size, form, shape)
-        self.layers = nn.ModuleDict(
-            {str(i): Block(shape, form if i < self.release_layer else Dense()) for i in slice_.layers}
-        )
+            with sections[0].device:
+                self.embed = Table(shape.vocab_size, sections[0].form, shape)
+        self.layers = nn.ModuleDict()
+        for section in sections:
+            with section.device:
+                for i in section.layers:
+                    self.layers[str(i)] = Block(shape, section.form if i < self.release_layer else Dense())
         if slice_.is_last:
-            self.head = Head(shape)
+            with sections[-1].device:
+                self.head = Head(shape)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -82,7 +83,7 @@ class StageOptimizer:
             trained.parameter.grad = None
             found.append(_norm(trained.gradient))
         norms: dict[str, float] = {}
-        for trained, norm in zip(self.parameters, torch.stack(found).tolist(), strict=True):  # one wait for the device
+        for trained, norm in zip(self.parameters, _numbers(found), strict=True):
             norms[trained.unit] = norms.get(trained.unit, 0.0) + norm**2
         return norms
 
@@ -91,8 +92,8 @@ class StageOptimizer:
         """Take the step with gradients × coefficient."""
         self.applied += 1
         fused = [trained for trained in self.parameters if trained.is_fused]
-        for decays in (True, False):
-            group = [trained for trained in fused if trained.decays == decays]
+        for device, decays in product(self.stage.devices, (True, False)):
+            group = [t for t in fused if (t.parameter.device, t.decays) == (device, decays)]
             weight_decay = self.spec.weight_decay if decays else 0.0
             rules.fused_adamw([t.own() for t in group], self.applied, self.spec, lr, coefficient, weight_decay)
             for trained in group:
@@ -139,18 +140,22 @@ class StageOptimizer:
     @torch.no_grad()
     def switch_basis(self, new: Basis, move: Move) -> None:
         """Move weights and moments from the stage's basis to `new`, and the stage with them."""
-        old = self.stage.basis
-        assert old is not None
-        new = new.copy_to(self.stage.device)
-        switch = Switch(old.u, new.u, old.u.T @ new.u, move)
+        forms = [section.form for section in self.stage.sections]
+        moved = [new.copy_to(section.device) for section in self.stage.sections]
+        switches = {
+            there.u.device: Switch(form.u, there.u, form.u.T @ there.u, move)
+            for form, there in zip(forms, moved, strict=True)
+        }
         for trained in self.parameters:
+            switch = switches[trained.parameter.device]
             trained.form.follow(trained.parameter, switch)
             wide = {key: kept.to(trained.parameter.dtype) for key, kept in trained.state.items()}
             trained.form.follow_moments(wide, trained.rule, switch)
             for key, kept in trained.state.items():
                 self._keep(trained, key, wide[key], kept, 0, "switch")
-            trained.state |= {key: moved for key, moved in wide.items() if trained.state[key].dtype == moved.dtype}
-        self.stage.form.basis = new
+            trained.state |= {key: t for key, t in wide.items() if trained.state[key].dtype == t.dtype}
+        for form, there in zip(forms, moved, strict=True):
+            form.basis = there
         self.stage.refresh()
 
     @torch.no_grad()
@@ -159,6 +164,15 @@ class StageOptimizer:
         for trained in self.parameters:
             trained.form.reproject(trained.parameter)
         self.stage.refresh()
+
+
+def _numbers(scalars: list[Tensor]) -> list[float]:
+    """In one transfer from each device."""
+    found: dict[int, float] = {}
+    for device in {scalar.device for scalar in scalars}:
+        here = [i for i, scalar in enumerate(scalars) if scalar.device == device]
+        found |= zip(here, torch.stack([scalars[i] for i in here]).tolist(), strict=True)
+    return [found[i] for i in range(len(scalars))]
 
 
 def _norm(gradient: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
@@ -11,12 +11,14 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from protomodels_cli.errors import first_line
+from protomodels_cli.forms import Form
 from protomodels_cli.model.arithmetic import choose
 from protomodels_cli.model.basis import Basis, hash_of
 from protomodels_cli.model.init import initialise
-from protomodels_cli.model.llama import Multiplied, Running, StageModules, rotary
+from protomodels_cli.model.llama import Multiplied, Running, Section, StageModules, rotary
 from protomodels_cli.model.loss import loss_and_gradient, loss_sum
 from protomodels_cli.model.operators import EAGER, compiled
+from protomodels_cli.model.precise import home_of_float64
 from protomodels_cli.model.shape import Shape, Slice
 from protomodels_cli.model.t_fixed import TFixed
 from protomodels_cli.protocol.messages import MessageKey
@@ -69,31 +71,60 @@ class InFlight:
 
 
 Recompute = Literal["none", "block", "stage"]
+Layout = Sequence[tuple[torch.device, range]]  # of a stage's layers over devices, in order
+
+
+@dataclass(frozen=True)
+class Placed(Section):
+    """A section with what its layers read there beside their weights."""
+
+    t_fixed: TFixed | None
+    cos: Tensor
+    sin: Tensor
+
+    def anchor(self, tokens: Tensor, run: Running) -> Tensor | None:
+        """Made anew on each device: a token's id is less to move than its row."""
+        return self.t_fixed.rows(moved(tokens, self.device), run.dtype, run.operators) if self.t_fixed else None
+
+    def sync(self) -> Sync | None:
+        if self.t_fixed is None:
+            return None
+        basis = self.form.basis
+        return Sync(basis.version, hash_of(basis.u), VERSION, self.t_fixed.sha256())
+
+
+def moved(x: Tensor, device: torch.device) -> Tensor:
+    """Without waiting, except to the CPU: it would not know when the numbers are there."""
+    return x.to(device, non_blocking=device.type == "cuda")
 
 
 class Stage(StageModules):
-    """Layers `slice.layers` of the model, with the embedding on the first stage and the head on the last."""
+    """Layers `slice.layers` of the model, with the embedding on the first stage and the head on the last.
+
+    Over several devices it is one stage still: messages come and go on the first of them."""
 
     def __init__(
         self,
         spec: RunSpec,
         slice_: Slice,
         basis: Basis | None,
-        device: torch.device | str = "cpu",
+        device: torch.device | str | Layout = "cpu",
         recompute: Recompute = "none",
         draw: bool = True,
     ):
         """`draw`: weights from the seed; otherwise they are to be loaded."""
-        with torch.device(device):
-            super().__init__(Shape.of(spec), slice_, spec.form(None if basis is None else basis.copy_to(device)))
+        shape = Shape.of(spec)
+        layout = [(device, slice_.layers)] if isinstance(device, torch.device | str) else device
+        sections = [_placed(spec, shape, torch.device(one), layers, basis) for one, layers in layout]
+        super().__init__(shape, slice_, *sections)
+        self.sections = sections
         self.loss_chunk, self._message_width = spec.compute.loss_chunk, spec.boundary_width
-        self.t_fixed = t_fixed_of(spec, device) if spec.form.has_basis else None
         self.on_release: Callable[[Tensor], None] | None = None  # is given ∂loss/∂x there, per microbatch
         self.recompute = recompute
-        self.arithmetic = choose(spec.compute, self.device)
-        self.arithmetic.prepare(self.device)
-        cos, sin = rotary(spec.model.context, self.shape.head_dim, self.shape.rope_theta, self.shape.dtype, self.device)
-        self.eager = Running(EAGER, self.arithmetic.matmul, cos, sin)
+        self.arithmetic = choose(spec.compute, *self.devices)
+        self.arithmetic.prepare(*self.devices)
+        first = self.sections[0]
+        self.eager = Running(EAGER, self.arithmetic.matmul, first.cos, first.sin)
         self.running = replace(self.eager, operators=compiled()) if self.arithmetic.compiled else self.eager
         if draw:
             initialise(self, self.shape, spec.seed)
@@ -105,39 +136,68 @@ class Stage(StageModules):
             if isinstance(module, Multiplied):
                 module.refresh(self.arithmetic.matmul)
 
+    # Of the first section, which is the only one on most peers.
+
+    @property
+    def form(self) -> Form:
+        return self.sections[0].form
+
     @property
     def basis(self) -> Basis | None:
         return self.form.basis
 
     @property
+    def t_fixed(self) -> TFixed | None:
+        return self.sections[0].t_fixed
+
+    @property
     def device(self) -> torch.device:
-        return next(self.parameters()).device
+        return self.sections[0].device
+
+    @property
+    def devices(self) -> list[torch.device]:
+        """Each once."""
+        return list(dict.fromkeys(section.device for section in self.sections))
+
+    @property
+    def release_device(self) -> torch.device:
+        """Where the stream leaves S, on the last stage."""
+        return next((s.device for s in self.sections if self.release_layer in s.layers), self.sections[-1].device)
 
     def forward(self, tokens_BT: Tensor, received: Tensor | None, run: Running) -> Tensor:
-        """The message for the next stage; on the last stage, the stream x before the head."""
-        anchor = self.t_fixed.rows(tokens_BT, run.dtype, run.operators) if self.t_fixed else None
+        """The message for the next stage; on the last stage, the stream x before the head, where that lies."""
+        first, *others = self.sections
+        anchor = first.anchor(tokens_BT, run)
         if self.slice.is_first:
-            state = self.form.start(self.embed(tokens_BT), anchor)
+            state = first.form.start(self.embed(tokens_BT), anchor)
         else:
             assert received is not None
-            state = self.form.decode(received, anchor)
-        for i in self.slice.layers:
-            if i == self.release_layer:
-                state = self._release(state, anchor)
-            state = self._through(self.layers[str(i)], state, anchor, run)
+            state = first.form.decode(received, anchor)
+        state = self._through(first, state, anchor, run)
+        for section in others:
+            state, anchor = moved(state, section.device), section.anchor(tokens_BT, run)
+            state = self._through(section, state, anchor, replace(run, cos=section.cos, sin=section.sin))
+        form = self.sections[-1].form
         if not self.slice.is_last:
-            return self.form.encode(state, anchor)
-        return self._release(state, anchor) if self.release_layer == self.shape.layers else state
+            return moved(form.encode(state, anchor), self.device)
+        return self._release(form, state, anchor) if self.release_layer == self.shape.layers else state
 
-    def _through(self, block: nn.Module, state: Tensor, anchor: Tensor | None, run: Running) -> Tensor:
+    def _through(self, section: Section, state: Tensor, anchor: Tensor | None, run: Running) -> Tensor:
+        for i in section.layers:
+            if i == self.release_layer:
+                state = self._release(section.form, state, anchor)
+            state = self._through_block(self.layers[str(i)], state, anchor, run)
+        return state
+
+    def _through_block(self, block: nn.Module, state: Tensor, anchor: Tensor | None, run: Running) -> Tensor:
         if self.recompute != "block" or not torch.is_grad_enabled():
             return block(state, anchor, run)
         return checkpoint(
             block, state, anchor, run, use_reentrant=False, preserve_rng_state=False, determinism_check="none"
         )
 
-    def _release(self, state: Tensor, anchor: Tensor | None) -> Tensor:
-        x = self.form.read(state, anchor).to(self.shape.dtype)
+    def _release(self, form: Form, state: Tensor, anchor: Tensor | None) -> Tensor:
+        x = form.read(state, anchor).to(self.shape.dtype)
         if self.on_release is not None and x.requires_grad:
             x.register_hook(self.on_release)
         return x
@@ -162,8 +222,12 @@ class Stage(StageModules):
 
     def run_loss(self, flight: InFlight, targets_BT: Tensor, scale: float) -> tuple[Tensor, Tensor | None]:
         """Last stage: the microbatch's summed loss, and its backward with gradients of scale × that."""
-        loss, gradient = loss_and_gradient(self.head, self.running, flight.output, targets_BT, self.loss_chunk, scale)
-        return loss, self.run_backward(flight, gradient)
+        x, targets_BT = flight.output, moved(targets_BT, flight.output.device)
+        loss, gradient = loss_and_gradient(self.head, self.running, x, targets_BT, self.loss_chunk, scale)
+        return self._home(loss), self.run_backward(flight, gradient)
+
+    def _home(self, loss: Tensor) -> Tensor:
+        return moved(loss, home_of_float64(self.device))
 
     def warm_up(self, rows: int, columns: int) -> str | None:
         """One microbatch of zeros there and back, and forgotten: first calls are slow, and a step should not be.
@@ -196,14 +260,21 @@ class Stage(StageModules):
         return self(tokens_BT, received, self.eager)
 
     def evaluate_loss(self, x: Tensor, targets_BT: Tensor) -> Tensor:
-        return loss_sum(self.logits, x, targets_BT, self.loss_chunk)
+        return self._home(loss_sum(self.logits, x, moved(targets_BT, x.device), self.loss_chunk))
 
     def logits(self, x: Tensor) -> Tensor:
         """Last stage: the head's answer to the stream, in the weights' own type."""
         return self.head(x, self.eager)
 
     def sync(self) -> Sync | None:
-        """Hashes of the bytes in use now (recomputed, so that a flipped bit shows)."""
-        if self.basis is None or self.t_fixed is None:
-            return None
-        return Sync(self.basis.version, hash_of(self.basis.u), VERSION, self.t_fixed.sha256())
+        """Hashes of the bytes in use now (recomputed, so that a flipped bit shows); of a section that differs, if one
+        does."""
+        first, *others = (section.sync() for section in self.sections)
+        return next((other for other in others if other != first), first)
+
+
+def _placed(spec: RunSpec, shape: Shape, device: torch.device, layers: range, basis: Basis | None) -> Placed:
+    cos, sin = rotary(spec.model.context, shape.head_dim, shape.rope_theta, shape.dtype, device)
+    form = spec.form(None if basis is None else basis.copy_to(device))
+    t_fixed = t_fixed_of(spec, device) if spec.form.has_basis else None
+    return Placed(cos.device, layers, form, t_fixed, cos, sin)  # that device by its number

@@ -66,6 +66,7 @@ def load_stage_state(stage: Stage, optimizer: StageOptimizer, state: Mapping[str
     for name, parameter in stage.named_parameters():
         parameter.copy_(state[f"weights/{name}"])
     for trained in optimizer.parameters:
-        trained.state = {key: t.to(stage.device) for key, t in section_of(state, f"optimizer/{trained.name}").items()}
+        there = trained.parameter.device
+        trained.state = {key: t.to(there) for key, t in section_of(state, f"optimizer/{trained.name}").items()}
     optimizer.applied = int(state["optimizer/applied"])
     stage.refresh()

@@ -15,7 +15,7 @@ from protomodels_cli.model.basis import Basis
 from protomodels_cli.model.gathering import Gathering
 from protomodels_cli.model.optim import StageOptimizer
 from protomodels_cli.model.shape import Slice
-from protomodels_cli.model.stage import Recompute, Stage
+from protomodels_cli.model.stage import Layout, Recompute, Stage
 from protomodels_cli.model.state import load_stage_state, section_of, stage_state
 from protomodels_cli.protocol import steps
 from protomodels_cli.spec.schema import RunSpec
@@ -27,7 +27,7 @@ class StageTrainer:
         spec: RunSpec,
         slice_: Slice,
         basis: Basis | None,
-        device: torch.device | str = "cpu",
+        device: torch.device | str | Layout = "cpu",
         recompute: Recompute = "none",
         draw: bool = True,
     ):

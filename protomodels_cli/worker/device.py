@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from protomodels_cli.cost.activations import Path as ComputePath
 from protomodels_cli.cost.units import unit_flops
 from protomodels_cli.errors import first_line
 from protomodels_cli.forms import Dense
@@ -41,6 +42,13 @@ def choose(name: str) -> torch.device:
     except (RuntimeError, AssertionError) as e:
         raise PeerError(NoSuchDevice(name, str(e).splitlines()[0])) from None
     return device
+
+
+def path_of(spec: RunSpec, *devices: torch.device) -> ComputePath:
+    """How a peer with these devices computes."""
+    arithmetic = arithmetic_of(spec.compute, *devices)
+    dtype = "bf16" if arithmetic.matmul == torch.bfloat16 else spec.compute.stored
+    return ComputePath(dtype, arithmetic.compiled, gpu=devices[0].type == "cuda")
 
 
 def in_words(device: torch.device) -> str:

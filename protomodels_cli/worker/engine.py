@@ -84,6 +84,7 @@ class Engine(threading.Thread):
     """`post` is given what comes back and messages to send, in order, each with its generation; it returns at once."""
 
     def __init__(self, device: torch.device, threads: int, post: Callable[[int, Any], None]):
+        """`device`: the one that messages come to and leave from."""
         super().__init__(name="compute", daemon=True)
         self._device, self._threads = device, threads
         self._outbox = Outbox(post, in_thread=device.type == "cuda")
@@ -246,11 +247,11 @@ class Engine(threading.Thread):
                 work = self._work
                 self._post(Described(None if work is None else (self._lineage, work.step, work.prepared)))
                 return
-            case Build(assignment, spec, layers, basis, path):
+            case Build(assignment, spec, layers, layout, basis, path):
                 self._generation = assignment.generation  # also of the failure to build it
                 self._run = self._pass = self._work = self._held = None  # two would not fit
                 saved = None if path is None else load_file(path)
-                self._work = StageWork(spec, layers, basis, self._device, saved, assignment.step, assignment.recompute)
+                self._work = StageWork(spec, layers, basis, layout, saved, assignment.step, assignment.recompute)
                 if self._work.not_compiled is not None:
                     self._post(NotCompiled(self._work.not_compiled))
                 self._begin(assignment, self._work)

@@ -17,7 +17,6 @@ from functools import partial
 from pathlib import Path
 
 import grpc
-import torch
 
 from protomodels_cli import PROTOCOL, __version__
 from protomodels_cli.cost.memory import StageMemory
@@ -36,7 +35,7 @@ from protomodels_cli.wire.pb import pmtrain_pb2_grpc as rpc
 from protomodels_cli.wire.tls import Identity, new_key, public_key_of
 from protomodels_cli.worker import device as devices
 from protomodels_cli.worker import notices, problems
-from protomodels_cli.worker.computing import path_of
+from protomodels_cli.worker.cards import Cards
 from protomodels_cli.worker.links import Listener
 from protomodels_cli.worker.session import Session
 from protomodels_cli.worker.telling import PeerError, PeerTeller
@@ -52,7 +51,7 @@ class Options:
     """What `pmtrain join` was asked for. It must not know the run."""
 
     join_link: JoinLink
-    device: str
+    devices: tuple[str, ...]  # over which its stage's layers are laid, in order
     name: str
     folder: Path  # where this peer keeps its files
     port: int  # for neighbours; 0: any
@@ -83,7 +82,7 @@ async def join(options: Options, say: Callable[[str], None]) -> int:
 
 async def _take_part(options: Options, tell: PeerTeller) -> int:
     link = options.join_link
-    device = devices.choose(options.device)
+    chosen = [devices.choose(name) for name in options.devices]
     authority = await fetch_authority(link)
     key = new_key()
     async with contextlib.AsyncExitStack() as closing:
@@ -96,13 +95,14 @@ async def _take_part(options: Options, tell: PeerTeller) -> int:
         logs.hide(enrolled.secret)
         logs.to_file(folder / "peer.log")
         closing.enter_context(tell.into(folder))
-        free, path = devices.free_memory(device), path_of(spec, device)
-        memory, host_memory = _check_memory(spec, device, options.memory), _check_host_memory(spec, device)
+        cards, path = Cards.of(chosen, spec, options.memory), devices.path_of(spec, *chosen)
+        _check_memory(spec, cards, options.memory)
+        host_memory = _check_host_memory(spec, cards)
         if options.memory is not None:
-            devices.limit_memory(device, memory)
+            cards.limit_memory()
         identity = Identity(key, enrolled.certificate_pem, authority)
         try:
-            flops = await asyncio.to_thread(devices.measure_flops, spec, device)
+            flops = await asyncio.to_thread(cards.measure_flops, spec)
         except RuntimeError as e:
             raise devices.as_problem(e) from None
         listener = Listener(identity)
@@ -110,7 +110,7 @@ async def _take_part(options: Options, tell: PeerTeller) -> int:
         local_only = is_loopback(link.host) or not options.listen
         await listener.start("127.0.0.1" if local_only else "0.0.0.0", options.port)
         metadata = (("peer", enrolled.peer), ("secret", enrolled.secret))
-        tell(notices.Joined(spec.name, options.name, enrolled.peer, devices.in_words(device), memory, flops))
+        tell(notices.Joined(spec.name, options.name, enrolled.peer, cards.in_words, cards.offered, flops))
         known: notices.Reachable | notices.NotReachable | None = None
 
         async def introduce() -> pb.Register:
@@ -121,21 +121,21 @@ async def _take_part(options: Options, tell: PeerTeller) -> int:
                 tell(found)
             return pb.Register(
                 spec_sha256=spec.sha256(),
-                device=devices.in_words(device),
-                memory=memory,
+                device=cards.in_words,
+                memory=cards.offered,
                 host_memory=host_memory,
                 flops=flops,
                 port=listener.port,
                 name=options.name,
                 dtype=path.dtype,
                 compiled=path.compiled,
-                card=devices.card(device),
-                card_memory=free,
+                card=cards.ids,
+                card_memory=cards.free,
             )
 
         session = Session(
             spec,
-            device,
+            cards,
             identity,
             listener,
             stub,
@@ -144,7 +144,6 @@ async def _take_part(options: Options, tell: PeerTeller) -> int:
             folder,
             tell,
             options.give_up_after,
-            memory,
         )
         return await session.run(introduce)
 
@@ -226,21 +225,23 @@ def _least(spec: RunSpec, size_of: Callable[[StageMemory, int, int, int], int]) 
     return min(size_of(sizes, span.start, span.stop, len(cut) - 1 - i) for i, span in enumerate(cut))
 
 
-def _check_memory(spec: RunSpec, device: torch.device, most: int | None) -> int:
+def _check_memory(spec: RunSpec, cards: Cards, most: int | None) -> None:
+    """`most`: what --memory allows, which is counted in `cards`."""
+
     def need_of(memory: StageMemory, first: int, end: int, after: int) -> int:
-        shared = devices.host_memory(device) is None
-        return memory.total(first, end, after, path_of(spec, device)) + (memory.on_host(first, end) if shared else 0)
+        path = devices.path_of(spec, *cards.devices)
+        return memory.total(first, end, after, path) + (memory.on_host(first, end) if cards.host_memory is None else 0)
 
-    free, need = devices.free_memory(device), _least(spec, need_of)
-    if free < need:
-        raise PeerError(problems.DeviceTooSmall(str(device), free, need))
-    if most is not None and most < need:
-        raise PeerError(problems.MemoryOptionTooLow(str(device), most, free, need))
-    return free if most is None else min(free, most)
+    need, whole = _least(spec, need_of), cards if most is None else Cards.of(cards.devices, spec)
+    if whole.offered < need:
+        raise PeerError(problems.DeviceTooSmall(cards.names, whole.offered, need))
+    if most is not None and cards.offered < need:
+        between = most - cards.offered  # what several cards cannot use
+        raise PeerError(problems.MemoryOptionTooLow(cards.names, most, whole.free, need + between))
 
 
-def _check_host_memory(spec: RunSpec, device: torch.device) -> int | None:
-    free, need = devices.host_memory(device), _least(spec, lambda m, first, end, _: m.on_host(first, end))
+def _check_host_memory(spec: RunSpec, cards: Cards) -> int | None:
+    free, need = cards.host_memory, _least(spec, lambda m, first, end, _: m.on_host(first, end))
     if free is not None and free < need:
         raise PeerError(problems.HostTooSmall(free, need))
     return free

@@ -13,7 +13,7 @@ import torch
 
 from protomodels_cli.model.basis import Basis
 from protomodels_cli.model.shape import Slice
-from protomodels_cli.model.stage import Recompute, Sync
+from protomodels_cli.model.stage import Layout, Recompute, Sync
 from protomodels_cli.protocol.messages import Leg
 from protomodels_cli.spec.schema import RunSpec
 from protomodels_cli.wire.usage import Usage
@@ -41,6 +41,7 @@ class Build:
     assignment: Assignment
     spec: RunSpec
     layers: Slice
+    layout: Layout
     basis: Basis | None
     saved: Path | None
 

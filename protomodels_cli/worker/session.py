@@ -19,12 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import torch
 
 from protomodels_cli.errors import EXIT_INTERRUPTED
 from protomodels_cli.model.basis import Basis, basis_from_bytes, basis_to_bytes
 from protomodels_cli.model.shape import Shape, slices
-from protomodels_cli.model.stage import Sync
+from protomodels_cli.model.stage import Layout, Sync
 from protomodels_cli.protocol.messages import BadMessage, Leg
 from protomodels_cli.protocol.parts import Part
 from protomodels_cli.retry import Backoff, retry
@@ -40,6 +39,7 @@ from protomodels_cli.wire.relay import Address
 from protomodels_cli.wire.tls import Identity
 from protomodels_cli.worker import device as devices
 from protomodels_cli.worker import notices, orders, problems
+from protomodels_cli.worker.cards import Cards
 from protomodels_cli.worker.computing import Chooser
 from protomodels_cli.worker.control import ControlStream, Lost
 from protomodels_cli.worker.engine import Engine
@@ -60,7 +60,7 @@ class Session:
     def __init__(
         self,
         spec: RunSpec,
-        device: torch.device,
+        cards: Cards,
         identity: Identity,
         listener: Listener,
         stub: rpc.PeeringStub,
@@ -69,9 +69,7 @@ class Session:
         folder: Path,
         tell: Tell,
         give_up_after: float,
-        memory: int | None = None,
     ):
-        """`memory`: bytes of its device that the peer may use; None: all that is free."""
         self.spec, self.stub, self.metadata, self.tell = spec, stub, metadata, tell
         self._loop = asyncio.get_running_loop()
         self._over: asyncio.Future[int] = self._loop.create_future()
@@ -79,8 +77,8 @@ class Session:
         self._control = ControlStream(
             stub, metadata, spec.limits.lease_seconds, give_up_after, self._over, self._tell_of_loss
         )
-        self._chooser = Chooser(device, memory)
-        self._engine = Engine(device, spec.compute.threads, self._post)
+        self._cards, self._chooser = cards, Chooser(cards)
+        self._engine = Engine(cards.first, spec.compute.threads, self._post)
         connection = Connection(spec.wire.link) if spec.wire.link.emulated else None
         self._network = Network(identity, listener, door, connection)
         self._generation: Generation | None = None
@@ -199,18 +197,21 @@ class Session:
         layers = slices(spec)[assigned.stage]
         self.tell(assigned_notice(assigned, layers))
         picked = self._chooser.pick(spec, layers, assigned.memory, assigned.reuse)
+        layout = self._cards.layout(spec, layers)
         self.tell(self._chooser.notice(spec, picked))
         assignment = assignment_of(assigned, picked)
         if assigned.reuse:
             decision = decision_of(assigned.decision) if assigned.decision.step else None
             self._engine.order(orders.Reuse(assignment, decision))
         elif assigned.HasField("restore"):
-            self._generation.own(self._chore(self._restore(assigned, assignment, spec)))
+            self._generation.own(self._chore(self._restore(assigned, assignment, spec, layout)))
         else:
             basis = self._basis(assigned.basis) if assigned.HasField("basis") else None
-            self._engine.order(orders.Build(assignment, spec, layers, basis, None))
+            self._engine.order(orders.Build(assignment, spec, layers, layout, basis, None))
 
-    async def _restore(self, assigned: pb.Assignment, assignment: orders.Assignment, spec: RunSpec) -> None:
+    async def _restore(
+        self, assigned: pb.Assignment, assignment: orders.Assignment, spec: RunSpec, layout: Layout
+    ) -> None:
         """Build the stage from its part of a snapshot, wherever that can be had."""
         self._engine.order(orders.Drop())  # the memory will be needed
         wanted = Part(assigned.restore.lineage, assigned.restore.step, assigned.stage, assigned.restore.sha256)
@@ -221,7 +222,7 @@ class Session:
             lost.why = str(e)
             self._control.send(snapshot_lost=lost)
             return
-        self._engine.order(orders.Build(assignment, spec, slices(spec)[assigned.stage], None, path))
+        self._engine.order(orders.Build(assignment, spec, slices(spec)[assigned.stage], layout, None, path))
 
     async def _end_generation(self, following: int = 0) -> None:
         ended, self._generation, self._right = self._generation, None, None

@@ -19,7 +19,7 @@ from protomodels_cli.errors import first_line
 from protomodels_cli.model.basis import Basis
 from protomodels_cli.model.precise import home_of_float64
 from protomodels_cli.model.shape import Shape, Slice
-from protomodels_cli.model.stage import InFlight, Recompute
+from protomodels_cli.model.stage import InFlight, Layout, Recompute
 from protomodels_cli.model.state import basis_in, section_of
 from protomodels_cli.model.trainer import StageTrainer
 from protomodels_cli.protocol import steps
@@ -62,12 +62,12 @@ class StageWork:
         spec: RunSpec,
         slice_: Slice,
         basis: Basis | None,
-        device: torch.device,
+        device: torch.device | Layout,
         saved: Mapping[str, Tensor] | None = None,
         step: int = 0,
         recompute: Recompute = "none",
     ):
-        self.spec, self.slice, self.device = spec, slice_, device
+        self.spec, self.slice = spec, slice_
         self.step = step  # the last one whose outcome it knows
         self.prepared = 0  # the generation in which it has the gradients of the step after that; 0: it has not
         self.last_report: tuple[int, dict[str, Any], Basis | None] | None = (
@@ -78,12 +78,13 @@ class StageWork:
         self.dtype = Shape.of(spec).dtype
         self.trainer = StageTrainer(spec, slice_, basis, device, recompute, draw=saved is None)
         self.stage = self.trainer.stage
+        self.device = self.stage.device  # of messages
         # One for each neighbour: what comes from it and goes to it passes here.
         self.previous = None if slice_.is_first else End(spec)
         self.next = None if slice_.is_last else End(spec)
         self.tokens_in_step = spec.batch.size * spec.model.context
-        self.transfers, self.clock = transfers_for(device), Clock(device)
-        self._loss = torch.zeros((), dtype=torch.float64, device=home_of_float64(device))
+        self.transfers, self.clock = transfers_for(self.stage.devices), Clock(self.device)
+        self._loss = torch.zeros((), dtype=torch.float64, device=home_of_float64(self.device))
         if saved is not None:
             self._load(saved)
         self.not_compiled = self._warm_up()

@@ -12,7 +12,7 @@ import time
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 Payload = bytes | memoryview
 State = dict[str, Tensor]
+PORTABLE = 1  # cudaHostRegisterPortable: pinned for all cards
 REGION, PINNING_PAUSE = 64 << 20, 0.01  # bytes pinned at once, and seconds in which it is others' turn
 PAGE = 4096
 AHEAD = 2  # pieces of work queued on a device: the next is there when one ends, and a gradient waits for no more
@@ -41,6 +42,7 @@ class Transfers:
     """For a device whose work is done when a call returns."""
 
     def __init__(self, device: torch.device):
+        """`device`: that of messages. Tensors that are copied may be on others."""
         self.device = device
 
     def upload(self, numbers: np.ndarray) -> Tensor:
@@ -74,13 +76,14 @@ class Transfers:
 
 
 class CudaTransfers(Transfers):
-    def __init__(self, device: torch.device):
+    def __init__(self, device: torch.device, *others: torch.device):
         super().__init__(device)
-        self._up, self._down, self._aside = (torch.cuda.Stream(device) for _ in range(3))
+        self._up, self._down = torch.cuda.Stream(device), torch.cuda.Stream(device)
+        self._asides = {card: torch.cuda.Stream(card) for card in (device, *others) if card.type == "cuda"}
         self._queued: deque[torch.cuda.Event] = deque()
         self._leaving: deque[tuple[torch.cuda.Event, Payload]] = deque()  # what is being uploaded from where it is
         self._unread: list[tuple[Leg, Tensor]] = []  # whether what was received is finite
-        self._copied: torch.cuda.Event | None = None
+        self._copied: dict[torch.device, torch.cuda.Event] = {}
         self._buffer: PinnedBuffer | None = None
 
     def upload(self, numbers: np.ndarray) -> Tensor:
@@ -165,27 +168,29 @@ class CudaTransfers(Transfers):
         places = None if buffer is None else buffer.lend(state)
         if buffer is None or places is None:
             return super().copy(state)
-        compute = torch.cuda.current_stream(self.device)
-        self._aside.wait_stream(compute)
-        with torch.cuda.stream(self._aside):
-            for name, tensor in state.items():
+        for card, aside in self._asides.items():
+            aside.wait_stream(torch.cuda.current_stream(card))
+        for name, tensor in state.items():
+            with torch.cuda.stream(self._asides.get(tensor.device)):  # none: it is on the host
                 for place, part in buffer.pieces(places[name], tensor):
                     place.copy_(part, non_blocking=tensor.is_cuda)
-        copied = self._copied = torch.cuda.Event(blocking=True)
-        copied.record(self._aside)
+        copied = self._copied = {card: torch.cuda.Event(blocking=True) for card in self._asides}
+        for card, event in copied.items():
+            event.record(self._asides[card])
         source = dict(state)  # stays until it is copied
 
         def wait() -> State:
-            copied.synchronize()
+            for event in copied.values():
+                event.synchronize()
             source.clear()
             return places
 
         return wait
 
     def before_change(self) -> None:
-        if self._copied is not None:
-            torch.cuda.current_stream(self.device).wait_event(self._copied)
-            self._copied = None
+        for card, copied in self._copied.items():
+            torch.cuda.current_stream(card).wait_event(copied)
+        self._copied = {}
 
     def expect(self, state: Callable[[], Mapping[str, Tensor]]) -> None:
         if self._buffer is None:
@@ -248,7 +253,7 @@ class PinnedBuffer:
             memory = memory[-memory.data_ptr() % PAGE :][: self.size]
             for piece in memory.split(REGION):
                 piece.zero_()  # its pages are there before the driver asks for them
-                if int(cudart.cudaHostRegister(piece.data_ptr(), piece.numel(), 0)) != 0:
+                if int(cudart.cudaHostRegister(piece.data_ptr(), piece.numel(), PORTABLE)) != 0:
                     return
                 weakref.finalize(memory, cudart.cudaHostUnregister, piece.data_ptr())
                 time.sleep(PINNING_PAUSE)
@@ -288,8 +293,9 @@ def _rounded(tensor: Tensor) -> int:
     return -(-tensor.nbytes // 16) * 16
 
 
-def transfers_for(device: torch.device) -> Transfers:
-    return CudaTransfers(device) if device.type == "cuda" else Transfers(device)
+def transfers_for(devices: Sequence[torch.device]) -> Transfers:
+    """For a stage on these, of which the first is that of messages."""
+    return CudaTransfers(*devices) if devices[0].type == "cuda" else Transfers(devices[0])
 
 
 Doing = Literal["compute", "wire", "idle"]
