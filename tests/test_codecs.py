@@ -269,3 +269,11 @@ def test_token_ids_travel_whole(vocab, width):
     with pytest.raises(BadMessage, match=str(vocab - 1)) as refused:
         unpack_ids(payload, width, 3, vocab - 1)
     assert refused.value.kind == "token_id"
+
+
+def test_where_activations_were_poison_the_gradient_is_too_for_devices_that_answer_late():
+    """Their positions are not known: nothing to encode, and nobody to blame."""
+    end = End(wire_spec("topk:0.25", "topk:mask"))
+    slot = end.slot(MessageKey(1, 0, 0, "backward"), (1, 4, 6), torch.float32, None)
+    tensors, finite = end.encode_unread(torch.full((1, 4, 6), torch.nan), slot)
+    assert (tensors, bool(finite)) == ([], False)

@@ -152,3 +152,20 @@ def test_four_processes_follow_the_reference(dtype, tolerance):
     worst = max(abs(row["loss"] - loss) / loss for row, loss in zip(rows, right, strict=True))
     print(f"{dtype}: largest relative difference of a step's loss: {worst:.2e}", os.getpid())
     assert worst < tolerance
+
+
+def test_an_empty_payload_is_the_neighbours_fault():
+    end, shape = End(make_spec()), (1, 4, 24)
+    slot = end.slot(MessageKey(1, 0, 0, "forward"), shape, torch.float32, None)
+    with pytest.raises(BadMessage) as caught:
+        CudaTransfers(CUDA).receive(end, b"", slot)
+    assert caught.value.kind == "size"
+
+
+def test_what_came_for_an_abandoned_step_accuses_nobody():
+    end, x = End(make_spec()), torch.zeros(1, 4, 24, device=CUDA)
+    slot = end.slot(MessageKey(1, 0, 0, "forward"), x.shape, x.dtype, None)
+    transfers = CudaTransfers(CUDA)
+    transfers.receive(end, np.full(x.numel(), np.nan, np.float32).tobytes(), slot)
+    transfers.forget()
+    transfers.check()

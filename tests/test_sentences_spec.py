@@ -103,6 +103,11 @@ SPEC: list[tuple[dict[str, Any], str]] = [
     ),
     # contradictions
     (
+        {"compute": {"dtype": "tf32"}, "subspace": {"form": "constrained"}},
+        "compute.dtype = 'tf32' | the constrained form keeps matrices in S by products with U, and products rounded "
+        "to TF32 leave S | use bf16, float32 or auto, or set subspace.form to reparam",
+    ),
+    (
         {"compute": {"dtype": "float64"}, "optimizer": {"moments": "bf16"}},
         "optimizer.moments = 'bf16' | compute.dtype is float64, and moments rounded to bf16 would undo its precision | "
         "remove `moments`, or set compute.dtype to float32, bf16 or auto",

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from protomodels_cli.codecs.packing import sizes_of, to_bytes
+from protomodels_cli.codecs.packing import check_size, sizes_of, to_bytes
 from protomodels_cli.protocol.messages import BadMessage
 from protomodels_cli.worker import transfers
 from protomodels_cli.worker.transfers import Clock, PinnedBuffer, Transfers, parts_of
@@ -29,9 +29,10 @@ def test_the_tensors_of_a_payload_whatever_their_alignment(dtypes):
     assert sum(sizes_of(layout)) == whole(tensors).numel()
 
 
-def test_a_payload_of_another_size_is_refused():
+@pytest.mark.parametrize("payload", [b"", b"7 bytes", b"9 bytes!!"])
+def test_a_payload_of_another_size_is_refused(payload):
     with pytest.raises(BadMessage) as caught:
-        parts_of(torch.zeros(7, dtype=torch.uint8), [((2,), torch.float32)])
+        check_size(payload, [((2,), torch.float32)])
     assert caught.value.kind == "size"
 
 
@@ -40,7 +41,7 @@ def buffer(monkeypatch):
     """Memory of a few regions, which no card has pinned."""
     monkeypatch.setattr(transfers, "REGION", 4096)
     monkeypatch.setattr(PinnedBuffer, "_pin", lambda self: None)
-    made = PinnedBuffer(sum(-(-t.nbytes // 16) * 16 for t in STATE.values()))
+    made = PinnedBuffer(sum(-(-t.nbytes // 16) * 16 for t in STATE.values()), torch.device("cpu"))
     made._memory = torch.empty(made.size, dtype=torch.uint8)
     return made
 

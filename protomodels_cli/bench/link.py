@@ -70,6 +70,7 @@ class _End:
             neighbour="b" if first else "a",
             to_next=first,
             window=WINDOW,
+            credit_every=max(1, WINDOW // 2),
             most_bytes=self.size,
             deliver=self._take,
             has_sent=lambda: None,

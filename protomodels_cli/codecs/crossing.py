@@ -65,7 +65,10 @@ class End:
 
     def encode_unread(self, message: Tensor, slot: Slot) -> tuple[list[Tensor], Tensor]:
         """The tensors that travel if the message is finite, and whether it is: for a device whose answer takes time.
-        Where it is not, a message of zeros goes through the codec; what that remembers is dropped with the step."""
+        Where it is not, a message of zeros goes through the codec; what that remembers is dropped with the step. None
+        travel where activations that were not finite left no positions: the gradient is not finite either."""
+        if self._positions is not None and slot.key.leg == "backward" and slot.key.microbatch not in self._positions:
+            return [], torch.zeros((), dtype=torch.bool, device=message.device)
         finite = all_finite(slot, message)
         clean = _zeros_unless(slot, finite, message)
         tensors = self.codecs[slot.key.leg].encode(clean, self._here(slot))

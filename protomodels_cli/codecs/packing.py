@@ -26,9 +26,8 @@ def to_bytes(tensors: Sequence[Tensor]) -> bytes:
 
 def from_bytes(payload: bytes | memoryview, layout: Layout) -> list[Tensor]:
     """The tensors, each in memory of its own: torch aligns it, and unaligned numbers may add up differently."""
+    check_size(payload, layout)
     sizes = sizes_of(layout)
-    if sum(sizes) != len(payload):
-        raise wrong_size(len(payload), sum(sizes))
     tensors, offset = [], 0
     for (shape, dtype), size in zip(layout, sizes, strict=True):
         raw = torch.empty(size, dtype=torch.uint8)
@@ -38,8 +37,9 @@ def from_bytes(payload: bytes | memoryview, layout: Layout) -> list[Tensor]:
     return tensors
 
 
-def wrong_size(got: int, right: int) -> BadMessage:
-    return BadMessage(f"a payload of {got} bytes instead of {right}", "size")
+def check_size(payload: bytes | memoryview, layout: Layout) -> None:
+    if len(payload) != (right := sum(sizes_of(layout))):
+        raise BadMessage(f"a payload of {len(payload)} bytes instead of {right}", "size")
 
 
 def bytes_of(part: Tensor) -> np.ndarray:

@@ -34,9 +34,11 @@ def choose(compute: ComputeSpec, *devices: torch.device) -> Arithmetic:
     name = compute.dtype
     if name == "auto":
         name = "bf16" if all(map(_has_bf16, devices)) else "float32"
+    on_gpus = all(device.type == "cuda" for device in devices)
+    if name == "tf32" and not on_gpus:
+        name = "float32"
     stored = getattr(torch, compute.stored)
     matmul = PRODUCTS.get(name, stored)
-    on_gpus = all(device.type == "cuda" for device in devices)
     compiled = compute.compile == "always" or (compute.compile == "auto" and on_gpus)
     return Arithmetic(name, stored, matmul, compiled)
 

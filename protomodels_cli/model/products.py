@@ -1,11 +1,12 @@
 """Products with a stage's matrices, whose gradients are added in place to those of earlier microbatches.
 
-In bf16 a matrix is multiplied as a bfloat16 copy of itself; its gradient is summed in the weight's own precision. So no
-gradient of a matrix exists twice, and none is rounded between microbatches.
+In bf16 a matrix is multiplied as a bfloat16 copy of itself; its gradient is summed in the weight's own precision. On
+CUDA the product itself does that: no gradient of a matrix exists twice, and none is rounded before it is added.
 """
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -76,10 +77,26 @@ def add_product(weight: Parameter, left: Tensor, right: Tensor) -> None:
     a, b = left.flatten(0, -2).T, right.flatten(0, -2)
     if a.dtype == weight.dtype:
         weight.grad = a @ b if weight.grad is None else weight.grad.addmm_(a, b)
-    elif not a.is_cuda:
+    elif not _sums_in(weight.dtype, a):
         product = a @ b
         weight.grad = product.to(weight.dtype) if weight.grad is None else weight.grad.add_(product)
     elif weight.grad is None:
         weight.grad = torch.mm(a, b, out_dtype=weight.dtype)
     else:
         torch.addmm(weight.grad, a, b, out_dtype=weight.dtype, out=weight.grad)
+
+
+def _sums_in(dtype: torch.dtype, factor: Tensor) -> bool:
+    """Whether products of such factors can be summed in this type there: on CUDA, since torch 2.10."""
+    return factor.is_cuda and _can_sum(dtype, factor.dtype, factor.device)
+
+
+@cache
+def _can_sum(dtype: torch.dtype, factors: torch.dtype, device: torch.device) -> bool:
+    one = torch.ones((16, 16), dtype=factors, device=device)
+    total = torch.zeros((16, 16), dtype=dtype, device=device)
+    try:
+        torch.addmm(total, one, one, out_dtype=dtype, out=total)
+    except (RuntimeError, TypeError):
+        return False
+    return True

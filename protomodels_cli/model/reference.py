@@ -69,6 +69,9 @@ class Reference:
                 for stage in self.stages:
                     stage.refresh()
                 self.head_was_tied = checkpoint.tied
+        for stage in self.stages:
+            if stage.running.is_compiled:  # or goes on without, where that fails
+                stage.warm_up(spec.batch.size // spec.batch.microbatches, spec.model.context)
         self.batches = Batches(corpus.train, spec)
         self.next_basis: NextBasis | None = None
         self.step = 0

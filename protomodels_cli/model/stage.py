@@ -119,6 +119,7 @@ class Stage(StageModules):
         super().__init__(shape, slice_, *sections)
         self.sections = sections
         self.loss_chunk, self._message_width = spec.compute.loss_chunk, spec.boundary_width
+        self._loss_scale = 1.0 / (spec.batch.size * spec.model.context)
         self.on_release: Callable[[Tensor], None] | None = None  # is given ∂loss/∂x there, per microbatch
         self.recompute = recompute
         self.arithmetic = choose(spec.compute, *self.devices)
@@ -230,7 +231,7 @@ class Stage(StageModules):
         return moved(loss, home_of_float64(self.device))
 
     def warm_up(self, rows: int, columns: int) -> str | None:
-        """One microbatch of zeros there and back, and forgotten: first calls are slow, and a step should not be.
+        """Microbatches of zeros there and back, and forgotten: first calls are slow, and a step should not be.
 
         Returns why operators could not be compiled, if so: the stage then goes on with them as they are."""
         problem = None
@@ -249,11 +250,12 @@ class Stage(StageModules):
     def _run_zeros(self, rows: int, columns: int) -> None:
         tokens = torch.zeros((rows, columns), dtype=torch.int64, device=self.device)
         message = torch.zeros((rows, columns, self._message_width), dtype=self.shape.dtype, device=self.device)
-        flight = self.run_forward(tokens, None if self.slice.is_first else message)
-        if self.slice.is_last:
-            self.run_loss(flight, tokens, 1.0)
-        else:
-            self.run_backward(flight, message)
+        for _ in range(2):  # the second adds to the first one's gradients
+            flight = self.run_forward(tokens, None if self.slice.is_first else message)
+            if self.slice.is_last:
+                self.run_loss(flight, tokens, self._loss_scale)
+            else:
+                self.run_backward(flight, message)
 
     @torch.no_grad()
     def evaluate(self, tokens_BT: Tensor, received: Tensor | None) -> Tensor:

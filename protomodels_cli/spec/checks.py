@@ -180,6 +180,16 @@ def optimizer_fits_form(s: RunSpec) -> Found:
         yield ("optimizer.name", *problem)
 
 
+@check("compute.dtype", "subspace.form")
+def products_fit_form(s: RunSpec) -> Found:
+    if s.compute.dtype == "tf32" and s.form.lifted_columns(Sizes.of(s)):
+        yield (
+            "compute.dtype",
+            f"the {s.form.name} form keeps matrices in S by products with U, and products rounded to TF32 leave S",
+            "use bf16, float32 or auto, or set subspace.form to reparam",
+        )
+
+
 @check("compute.dtype", "optimizer.moments")
 def moments_fit_dtype(s: RunSpec) -> Found:
     if s.compute.dtype == "float64" and s.optimizer.moments != "float32":

@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
-from protomodels_cli.cost.memory import in_flight_limit
+from protomodels_cli.cost.memory import in_flight_limit, least_in_flight
 from protomodels_cli.protocol.messages import BadMessage
 from protomodels_cli.spec.schema import RunSpec
 from protomodels_cli.wire import troubles
@@ -116,6 +116,8 @@ class Generation:
             neighbour=route.peer,
             to_next=side == "next",
             window=in_flight_limit(spec, self.stages - 1 - boundary),
+            # A sender may hold fewer than the window, as its memory allows, but never fewer than it must.
+            credit_every=max(1, least_in_flight(spec, self.stages - 1 - boundary) // 2),
             most_bytes=1024 + tokens * (8 * spec.boundary_width + 8),
             deliver=self._engine.deliver,
             has_sent=self._engine.has_sent,

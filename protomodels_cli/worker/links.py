@@ -35,6 +35,7 @@ class Link:
         neighbour: str,
         to_next: bool,
         window: int,
+        credit_every: int,
         most_bytes: int,
         deliver: Callable[[Message], None],
         has_sent: Callable[[], None],
@@ -46,7 +47,7 @@ class Link:
         self._deliver, self._has_sent, self._credited = deliver, has_sent, credited
         self._legs = ("backward",) if to_next else ("forward", "evaluation")  # what may come in
         self._connection = connection  # where a slow one is emulated
-        self._window, self._credit_every = window, max(1, window // 2)
+        self._window, self._credit_every = window, credit_every
         self._assembler = Assembler(most_bytes, allocate)
         self._outbox: asyncio.Queue[Frame | None] = asyncio.Queue()  # None: the end of a message
         self._taken = self._told = self._heard = 0  # messages taken here, told to the neighbour, taken there
@@ -67,7 +68,7 @@ class Link:
 
     def take(self) -> None:
         """Give credit for a message from this link, which is being computed with. Other frames carry the credit; one
-        of its own goes out only after half a window without any."""
+        of its own goes out only after so many messages without any."""
         self._taken += 1
         if self._taken - self._told >= self._credit_every:
             self._queue(Frame(pb.Frame(generation=self.generation)), "credit")

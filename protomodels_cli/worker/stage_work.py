@@ -132,6 +132,7 @@ class StageWork:
     def abandon(self) -> None:
         """Forget whatever was done for a step that will be done again."""
         self.prepared = 0
+        self.transfers.forget()
         self.trainer.abandon()
         for end in self.ends.values():
             end.decide(apply=False)

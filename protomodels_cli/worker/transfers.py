@@ -16,13 +16,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+import psutil
 import torch
 from torch import Tensor
 
 from protomodels_cli.codecs import End
 from protomodels_cli.codecs.base import Slot
 from protomodels_cli.codecs.crossing import all_finite
-from protomodels_cli.codecs.packing import from_bytes, sizes_of, to_bytes, wrong_size
+from protomodels_cli.codecs.packing import check_size, from_bytes, sizes_of, to_bytes
 from protomodels_cli.model.state import on_host
 from protomodels_cli.protocol.messages import BadMessage, Leg
 from protomodels_cli.wire.frames import Allocate, ordinary_memory
@@ -35,6 +36,7 @@ State = dict[str, Tensor]
 PORTABLE = 1  # cudaHostRegisterPortable: pinned for all cards
 REGION, PINNING_PAUSE = 64 << 20, 0.01  # bytes pinned at once, and seconds in which it is others' turn
 PAGE = 4096
+MOST_PINNED = 0.5  # of the machine's memory that is available: a stage's state beyond it is copied without, more slowly
 AHEAD = 2  # pieces of work queued on a device: the next is there when one ends, and a gradient waits for no more
 
 
@@ -67,6 +69,9 @@ class Transfers:
 
     def before_change(self) -> None:
         """Call before tensors change that were given to `copy`."""
+
+    def forget(self) -> None:
+        """What was received is void: whether it was finite is nobody's fault any more."""
 
     def expect(self, state: Callable[[], Mapping[str, Tensor]]) -> None:
         """A state such as this is going to be copied."""
@@ -118,9 +123,11 @@ class CudaTransfers(Transfers):
         packing, layout = end.packing[slot.key.leg], end.layout(slot)
         if packing is not None:
             payload = to_bytes(packing.unpack(bytes(payload), layout))
-        message = end.decode(parts_of(self._whole(payload), layout), slot, self.device)
-        # A number that is not finite makes the message so: whatever a codec does, it adds and multiplies.
-        self._unread.append((slot.key.leg, all_finite(slot, message)))
+        check_size(payload, layout)
+        parts = parts_of(self._whole(payload), layout)
+        message = end.decode(parts, slot, self.device)
+        floats = [part for part in (*parts, message) if part.is_floating_point()]
+        self._unread += [(slot.key.leg, all_finite(slot, part)) for part in floats]
         return message
 
     def send(self, end: End, message: Tensor, slot: Slot) -> Callable[[], Payload | None]:
@@ -174,15 +181,15 @@ class CudaTransfers(Transfers):
             with torch.cuda.stream(self._asides.get(tensor.device)):  # none: it is on the host
                 for place, part in buffer.pieces(places[name], tensor):
                     place.copy_(part, non_blocking=tensor.is_cuda)
+            if tensor.is_cuda:
+                tensor.record_stream(self._asides[tensor.device])  # should nobody else keep it until it is copied
         copied = self._copied = {card: torch.cuda.Event(blocking=True) for card in self._asides}
         for card, event in copied.items():
             event.record(self._asides[card])
-        source = dict(state)  # stays until it is copied
 
         def wait() -> State:
             for event in copied.values():
                 event.synchronize()
-            source.clear()
             return places
 
         return wait
@@ -193,8 +200,11 @@ class CudaTransfers(Transfers):
         self._copied = {}
 
     def expect(self, state: Callable[[], Mapping[str, Tensor]]) -> None:
-        if self._buffer is None:
-            self._buffer = PinnedBuffer(sum(map(_rounded, state().values())))
+        if self._buffer is None or self._buffer.is_too_small:
+            self._buffer = PinnedBuffer(sum(map(_rounded, state().values())), self.device)
+
+    def forget(self) -> None:
+        self._unread.clear()
 
     def pace(self) -> None:
         done = torch.cuda.Event(blocking=True)
@@ -205,11 +215,8 @@ class CudaTransfers(Transfers):
 
 
 def parts_of(whole: Tensor, layout: Layout) -> list[Tensor]:
-    """The tensors of a payload that is on a device as bytes. Raises BadMessage where it has too few or too many."""
-    sizes = sizes_of(layout)
-    if sum(sizes) != whole.numel():
-        raise wrong_size(whole.numel(), sum(sizes))
-    parts = zip(whole.split(sizes), layout, strict=True)
+    """The tensors of a payload that is on a device as bytes, as many as they take."""
+    parts = zip(whole.split(sizes_of(layout)), layout, strict=True)
     return [_aligned(part, dtype).view(dtype).view(shape) for part, (shape, dtype) in parts]
 
 
@@ -240,13 +247,17 @@ class PinnedBuffer:
     """Memory of this machine that a CUDA device copies to by itself. Made in a thread of its own, and pinned piece by
     piece: the driver takes about a second for three gigabytes, and lets nobody else in meanwhile."""
 
-    def __init__(self, size: int):
-        self.size = size
+    def __init__(self, size: int, device: torch.device):
+        self.size, self._device = size, device
+        self.is_too_small = False  # for what was to be copied last
         self._memory: Tensor | None = None
         self._lent = False
         threading.Thread(target=self._pin, name="pinning", daemon=True).start()
 
     def _pin(self) -> None:
+        if self.size > MOST_PINNED * psutil.virtual_memory().available:
+            return  # … and others' programs have room
+        torch.cuda.set_device(self._device)  # a thread's own is the first card
         cudart: Any = torch.cuda.cudart()
         try:
             memory = torch.empty(self.size + PAGE, dtype=torch.uint8)
@@ -263,7 +274,8 @@ class PinnedBuffer:
 
     def lend(self, state: Mapping[str, Tensor]) -> Lent | None:
         """Room for these tensors; None while there is none."""
-        if self._memory is None or self._lent or sum(map(_rounded, state.values())) > self.size:
+        self.is_too_small = sum(map(_rounded, state.values())) > self.size
+        if self._memory is None or self._lent or self.is_too_small:
             return None
         places, offset = Lent(), 0
         for name, tensor in state.items():
