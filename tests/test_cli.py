@@ -10,7 +10,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -54,9 +53,10 @@ def test_help_answers_at_once_without_torch():
     code = HELP.format(pages=[""])
     times = []
     for _ in range(5):
-        started = time.perf_counter()
+        before = os.times()
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
-        times.append(time.perf_counter() - started)
+        now = os.times()  # of the CPU: other tests run beside this one
+        times.append(now.children_user + now.children_system - before.children_user - before.children_system)
         assert done.returncode == 0, done.stderr
         assert "reference" in done.stdout
     assert min(times) < 0.5, times
