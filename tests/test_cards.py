@@ -150,7 +150,7 @@ def test_machines_cloned_from_one_image_are_not_one_machine(tmp_path, monkeypatc
     assert devices.MACHINE[-1] == "/etc/machine-id", "what clones share comes last"
     monkeypatch.setattr(devices, "MACHINE", (str(boot), str(machine)))
     assert devices.card(cpu) == ""
-    machine.write_text("of the image\n")
-    assert devices.card(cpu) == "of the image"
-    boot.write_text("of this boot\n")
-    assert devices.card(cpu) == "of this boot"
+    machine.write_text("image\n")
+    assert devices.card(cpu) == "image"
+    boot.write_text("boot\n")
+    assert devices.card(cpu) == "boot"
