@@ -143,3 +143,14 @@ def test_cards_that_take_turns_are_as_fast_as_their_mean(monkeypatch):
 )
 def test_gpus_are_named_by_number_or_in_full(said, names):
     assert _devices(*said) == names
+
+
+def test_machines_cloned_from_one_image_are_not_one_machine(tmp_path, monkeypatch):
+    cpu, (boot, machine) = torch.device("cpu"), (tmp_path / "boot_id", tmp_path / "machine-id")
+    assert devices.MACHINE[-1] == "/etc/machine-id", "what clones share comes last"
+    monkeypatch.setattr(devices, "MACHINE", (str(boot), str(machine)))
+    assert devices.card(cpu) == ""
+    machine.write_text("image\n")
+    assert devices.card(cpu) == "image"
+    boot.write_text("boot\n")
+    assert devices.card(cpu) == "boot"

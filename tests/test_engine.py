@@ -16,12 +16,12 @@ from waiting import wait_for
 from protomodels_cli.coordinator.feed import Feed
 from protomodels_cli.model.shape import slices
 from protomodels_cli.model.stage import Stage
-from protomodels_cli.protocol.messages import OutOfOrder
+from protomodels_cli.protocol.messages import BadMessage, OutOfOrder
 from protomodels_cli.wire.frames import Message
 from protomodels_cli.worker import orders
 from protomodels_cli.worker.device import is_out_of_memory
-from protomodels_cli.worker.engine import Engine
-from protomodels_cli.worker.stage_work import StageWork
+from protomodels_cli.worker.engine import Engine, Outbox
+from protomodels_cli.worker.stage_work import Pending, StageWork
 
 
 class Posts(queue.Queue[tuple[int, Any]]):
@@ -130,6 +130,54 @@ def test_it_can_be_seen_from_outside_whether_it_is_still_at_the_same_work(first_
     assert seen[0] == seen[1] != seen[2] == seen[3]
     assert all(seen)
     wait_for(lambda: engine.busy_with == 0, "it waits for gradients, and is busy all the same")
+
+
+def test_a_device_that_is_waited_for_is_seen_while_the_thread_itself_has_nothing_to_do(first_stage):
+    engine, posts = first_stage
+    wait_for(lambda: engine.busy_with == 0, "it has nothing to do, and is busy")
+    at_it, may_go = threading.Semaphore(0), threading.Semaphore(0)
+
+    def hang() -> str:
+        at_it.release()
+        may_go.acquire()
+        return "fetched"
+
+    seen = []
+    for _ in range(2):  # messages
+        fetching = threading.Thread(target=engine._outbox.put, args=(1, Pending("forward", hang)))
+        fetching.start()
+        at_it.acquire(timeout=30)
+        seen += [engine.busy_with, engine.busy_with]
+        may_go.release()
+        fetching.join()
+        assert engine.busy_with == 0
+        assert posts.get() == (1, "fetched")
+    assert seen[0] == seen[1] != seen[2] == seen[3]
+    engine._doing = 1  # the first thing that the thread did
+    assert engine.busy_with not in (0, *seen), "another piece of work has the same number"
+
+
+def test_behind_a_message_that_could_not_be_fetched_no_other_of_its_generation_goes_out():
+    def bad() -> Message:
+        error = BadMessage("not finite", "not_finite")
+        error.leg = "backward"
+        raise error
+
+    posts = Posts()
+    outbox = Outbox(posts.post, torch.device("cpu"))
+    report, copied = orders.Taken("forward"), orders.Copied(1, 1, {})
+    first, second = ids_of(1)
+    outbox.put(3, Pending("forward", lambda: first))
+    outbox.put(3, Pending("forward", bad))
+    outbox.put(3, Pending("forward", lambda: second))
+    outbox.put(3, Pending("backward", bad))
+    outbox.put(3, report)
+    outbox.put(3, Pending(None, lambda: copied))
+    outbox.put(4, Pending("forward", lambda: second))
+    got = [posts.get_nowait() for _ in range(posts.qsize())]
+    [failure] = [item for _, item in got if isinstance(item, orders.Failure)]
+    assert failure.leg == "backward"
+    assert got == [(3, first), (3, failure), (3, report), (3, copied), (4, second)]
 
 
 @pytest.mark.parametrize("where", ["warm_up", "forward", "decide"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import grpc
 import pytest
@@ -194,6 +195,7 @@ def test_a_leg_from_the_wrong_side_breaks_the_link():
         a.link.send(message("backward"))
         await b.link.closed.wait()
         assert isinstance(b.link.error, BadMessage)
+        assert b.link.error.kind == "wrong_side"
         assert b.got == []
 
     linked(story)
@@ -265,12 +267,12 @@ def test_any_message_survives_being_cut(leg, ids, payload, data):
     cut = [Frame.from_bytes(f.to_bytes()) for f in sent]
     assert cut == sent
     assert all(len(f.payload) <= pieces and f.size == len(f.to_bytes()) for f in cut)
-    assembler = Assembler(len(ids) + len(payload))
+    assembler = Assembler(len(ids) + len(payload), [leg])
     found = [assembler.add(f) for f in cut]
     assert found[:-1] == [None] * (len(cut) - 1)
     assert found[-1] == original
     if ids or payload:
-        tight = Assembler(len(ids) + len(payload) - 1)
+        tight = Assembler(len(ids) + len(payload) - 1, [leg])
         with pytest.raises(BadMessage) as error:
             list(map(tight.add, cut))
         assert error.value.kind == "message_too_large"
@@ -293,11 +295,28 @@ def test_frames_that_do_not_belong_together_are_refused():
         (frame(b"ab"), frame(b"ab", poison=True), "poison_with_payload"),
         (frame(b"ab"), frame(b"a", poison=True, size=0), "message_too_long"),
     ):
-        assembler = Assembler(100)
+        assembler = Assembler(100, ["forward", "evaluation"])
         assert (assembler.add(first) is None) == (first.payload == b"a")
         with pytest.raises(BadMessage) as error:
             assembler.add(other)
         assert error.value.kind == kind
+
+
+def test_what_may_not_come_in_takes_no_memory():
+    def no_memory(size: int) -> memoryview:
+        raise AssertionError(f"{size} bytes were taken")
+
+    def no_credit() -> None:
+        raise CreditExceeded(4)
+
+    def begin(**options: Any) -> BadMessage:
+        assembler = Assembler(100, allocate=no_memory, **options)
+        with pytest.raises(BadMessage) as error:
+            assembler.add(Frame(pb.Frame(leg=pb.Frame.BACKWARD, step=1, size=50), b"begins"))
+        return error.value
+
+    assert begin(legs=["forward", "evaluation"]).kind == "wrong_side"
+    assert begin(legs=["backward"], check_credit=no_credit).kind == "credit_exceeded"
 
 
 def test_the_benchmark_of_a_link_carries_all_its_messages():

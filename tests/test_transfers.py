@@ -6,7 +6,7 @@ import torch
 from protomodels_cli.codecs.packing import check_size, sizes_of, to_bytes
 from protomodels_cli.protocol.messages import BadMessage
 from protomodels_cli.worker import transfers
-from protomodels_cli.worker.transfers import Clock, PinnedBuffer, Transfers, parts_of
+from protomodels_cli.worker.transfers import Clock, PinnedBuffer, Transfers, parts_of, pinned_memory
 
 STATE = {
     "a": torch.arange(3000.0),
@@ -68,6 +68,20 @@ def test_a_buffer_is_lent_once_at_a_time(buffer):
 
 def test_what_does_not_fit_is_not_lent(buffer):
     assert buffer.lend({**STATE, "more": torch.zeros(100)}) is None
+
+
+def test_a_message_comes_in_where_no_memory_can_be_pinned(monkeypatch):
+    pin = torch.empty
+
+    def no_more(*size, pin_memory=False, **options):
+        if pin_memory:
+            raise RuntimeError("CUDA error: out of memory")
+        return pin(*size, **options)
+
+    monkeypatch.setattr(torch, "empty", no_more)
+    memory = pinned_memory(5)
+    memory[:] = b"whole"
+    assert bytes(memory) == b"whole"
 
 
 def test_a_clock_says_what_took_how_long(monkeypatch):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -85,9 +85,17 @@ def ordinary_memory(size: int) -> memoryview:
 class Assembler:
     """Frames of one link, in order, back to messages. Refuses what cannot be part of a whole one."""
 
-    def __init__(self, most_bytes: int, allocate: Allocate = ordinary_memory):
-        """`allocate`: where a message of several frames is put together."""
-        self.most_bytes, self._allocate = most_bytes, allocate
+    def __init__(
+        self,
+        most_bytes: int,
+        legs: Collection[Leg],
+        check_credit: Callable[[], None] = lambda: None,
+        allocate: Allocate = ordinary_memory,
+    ):
+        """`legs`: what may come in. `check_credit`: raises where no message may begin. `allocate`: where a message of
+        several frames is put together."""
+        self.most_bytes, self._legs = most_bytes, legs
+        self._check_credit, self._allocate = check_credit, allocate
         self._first: pb.Frame | None = None  # of the message under way
         self._payload = memoryview(b"")  # its pieces, each copied when it comes: all at once would hold up the loop
         self._came = 0
@@ -114,12 +122,16 @@ class Assembler:
         return _message(first, self._payload)
 
     def _begin(self, frame: pb.Frame) -> pb.Frame:
+        """Refuses a message that may not come, before memory is taken for it."""
         if frame.leg not in _NAMES:
             raise BadMessage(f"a frame has the unknown leg {frame.leg}", kind="unknown_leg")
+        if _NAMES[frame.leg] not in self._legs:
+            raise BadMessage(f"a {_NAMES[frame.leg]} message came from the wrong side", kind="wrong_side")
         if frame.size + len(frame.ids) > self.most_bytes:
             raise BadMessage(f"a message has more than {self.most_bytes:,} bytes", kind="message_too_large")
         if frame.poison and frame.size:
             raise BadMessage("a poisoned message has a payload", kind="poison_with_payload")
+        self._check_credit()
         return frame
 
 

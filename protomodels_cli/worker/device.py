@@ -6,6 +6,7 @@ It must not know the run's state, nor who asks.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +28,7 @@ from protomodels_cli.worker.problems import NoSuchDevice
 from protomodels_cli.worker.telling import PeerError
 
 CPU_PROBE, LEAST_TOKENS = 1e11, 64  # operations that tell a CPU's speed in about a second, and tokens at least
+MACHINE = "/proc/sys/kernel/random/boot_id", "/etc/machine-id"  # clones of an image share the second
 LOOKS = 20  # at a device within the time that one piece of work may take
 
 
@@ -135,10 +137,10 @@ def card(device: torch.device) -> str:
     """What peers on the same device have in common: the GPU's UUID, else the machine; empty: not known."""
     if device.type == "cuda":
         return str(torch.cuda.get_device_properties(device).uuid)
-    try:
-        return Path("/etc/machine-id").read_text().strip()
-    except OSError:
-        return ""
+    for path in MACHINE:
+        with contextlib.suppress(OSError):
+            return Path(path).read_text().strip()
+    return ""
 
 
 async def watch(busy_with: Callable[[], int], limit: float) -> None:

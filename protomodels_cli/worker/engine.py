@@ -51,10 +51,14 @@ class Outbox:
     """Posts what the compute thread hands it, in order. Where things are still on their way from the device, a thread
     of its own waits for them."""
 
-    def __init__(self, post: Callable[[int, Any], None], in_thread: bool):
-        self._post_with = post
-        self._queue: queue.SimpleQueue[tuple[int, Any] | None] | None = queue.SimpleQueue() if in_thread else None
-        if self._queue is not None:
+    def __init__(self, post: Callable[[int, Any], None], device: torch.device):
+        self._post_with, self._device = post, device
+        self._failed = 0  # the last generation in which a wait failed
+        self._waits = 0
+        self.waiting_for = 0  # the number of what it waits for, below zero: above are the compute thread's; 0: nothing
+        self._queue: queue.SimpleQueue[tuple[int, Any] | None] | None = None
+        if device.type == "cuda":
+            self._queue = queue.SimpleQueue()
             threading.Thread(target=self._run, args=(self._queue,), name="outbox", daemon=True).start()
 
     def put(self, generation: int, item: Any) -> None:
@@ -68,16 +72,28 @@ class Outbox:
             self._queue.put(None)
 
     def _run(self, waiting: queue.SimpleQueue[tuple[int, Any] | None]) -> None:
+        torch.cuda.set_device(self._device)  # a new thread's is the first card, whichever its parent's is
         while (entry := waiting.get()) is not None:
             self._post(*entry)
 
     def _post(self, generation: int, item: Any) -> None:
         if isinstance(item, Pending):
+            if item.leg is not None and generation == self._failed:
+                return  # a message behind one that never went: the next stage would blame us for the gap
             try:
-                item = item.wait()
+                item = self._wait_for(item)
             except Exception as error:  # as in the compute thread, which is further on already
+                self._failed = generation
                 item = Failure(error, getattr(error, "leg", None))
         self._post_with(generation, item)
+
+    def _wait_for(self, pending: Pending) -> Any:
+        self._waits += 1
+        self.waiting_for = -self._waits
+        try:
+            return pending.wait()
+        finally:
+            self.waiting_for = 0
 
 
 class Engine(threading.Thread):
@@ -87,7 +103,7 @@ class Engine(threading.Thread):
         """`device`: the one that messages come to and leave from."""
         super().__init__(name="compute", daemon=True)
         self._device, self._threads = device, threads
-        self._outbox = Outbox(post, in_thread=device.type == "cuda")
+        self._outbox = Outbox(post, device)
         self.allocate = memory_for(device)  # for messages that are coming in
         self._generation = self._wanted = 0  # of the stage here, and of what the loop asks for
         self._lineage = 0
@@ -104,9 +120,15 @@ class Engine(threading.Thread):
         self._usage = Usage()
         self._idle = {True: 0.0, False: 0.0}  # seconds without work, by whether own messages were leaving
         self._todos = 0
-        self.busy_with = 0  # the number of what the thread is doing; 0: it waits
+        self._doing = 0  # the number of what the thread is doing; 0: it waits
 
     # From the event loop
+
+    @property
+    def busy_with(self) -> int:
+        """The number of the piece of work that is under way, or waited for on its way out; 0: none. The thread only
+        queues work on a CUDA device: one that hangs may leave it without anything to do."""
+        return self._doing or self._outbox.waiting_for
 
     def order(self, order: Order | None) -> None:
         with self._news:
@@ -149,12 +171,12 @@ class Engine(threading.Thread):
         while going:
             todo: Order | Message | None = None
             try:
-                self.busy_with = 0
+                self._doing = 0
                 if (todo := self._next()) is None:
                     going = False
                 else:
                     self._todos += 1
-                    self.busy_with = self._todos
+                    self._doing = self._todos
                     self._take(todo)
             except Exception as error:  # the session says what becomes of it; a new generation starts afresh
                 self._run = self._pass = None

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable
 
 import grpc
 
-from protomodels_cli.protocol.messages import BadMessage, CreditExceeded, CreditNotDue
+from protomodels_cli.protocol.messages import CreditExceeded, CreditNotDue, Leg
 from protomodels_cli.wire.channels import CHANNEL_OPTIONS, SERVER_OPTIONS
 from protomodels_cli.wire.emulated import Connection, Stream
 from protomodels_cli.wire.frames import Allocate, Assembler, Frame, Message, frames_of, ordinary_memory
@@ -45,10 +45,10 @@ class Link:
     ):
         self.generation, self.boundary, self.neighbour, self.to_next = generation, boundary, neighbour, to_next
         self._deliver, self._has_sent, self._credited = deliver, has_sent, credited
-        self._legs = ("backward",) if to_next else ("forward", "evaluation")  # what may come in
         self._connection = connection  # where a slow one is emulated
         self._window, self._credit_every = window, credit_every
-        self._assembler = Assembler(most_bytes, allocate)
+        legs: tuple[Leg, ...] = ("backward",) if to_next else ("forward", "evaluation")
+        self._assembler = Assembler(most_bytes, legs, self._check_credit, allocate)
         self._outbox: asyncio.Queue[Frame | None] = asyncio.Queue()  # None: the end of a message
         self._taken = self._told = self._heard = 0  # messages taken here, told to the neighbour, taken there
         self._came = self._went = 0  # messages
@@ -140,7 +140,8 @@ class Link:
                 continue
             message = self._assembler.add(frame)
             if message is not None:
-                self._take_in(message)
+                self._came += 1
+                self._deliver(message)
 
     def _take_credit(self, taken: int) -> None:
         if taken > self._went:
@@ -149,13 +150,9 @@ class Link:
             self._credited(taken - self._heard)
             self._heard = taken
 
-    def _take_in(self, message: Message) -> None:
-        if message.leg not in self._legs:
-            raise BadMessage(f"a {message.leg} message came from the wrong side")
-        self._came += 1
-        if self._came - self._taken > self._window:
+    def _check_credit(self) -> None:
+        if self._came - self._taken >= self._window:
             raise CreditExceeded(self._window)
-        self._deliver(message)
 
 
 async def dial(link: Link, host: str, port: int, identity: Identity) -> None:

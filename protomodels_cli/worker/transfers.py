@@ -230,7 +230,11 @@ def memory_for(device: torch.device) -> Allocate:
 
 
 def pinned_memory(size: int) -> memoryview:
-    return torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy().data
+    """Ordinary memory where no more can be pinned: it takes longer to upload from, and no link breaks for it."""
+    try:
+        return torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy().data
+    except RuntimeError:
+        return ordinary_memory(size)
 
 
 def _not_finite(leg: Leg) -> BadMessage:
