@@ -10,8 +10,6 @@ from conftest import make_spec
 
 from protomodels_cli.coordinator.messages import peer_of
 from protomodels_cli.coordinator.placement import Offer, Placement, place
-from protomodels_cli.coordinator.sharing import offers
-from protomodels_cli.coordinator.state import Peer
 from protomodels_cli.cost.activations import Path, paths
 from protomodels_cli.cost.forecast import _costs, _wires, forecast
 from protomodels_cli.cost.memory import MOST_WAITING, StageMemory, in_flight_limit, least_in_flight
@@ -154,49 +152,6 @@ def test_computing_a_stage_again_takes_a_third_more_except_on_the_last():
     assert found[0].recompute != "none"
     assert all(stage.memory <= 1.2 * small for stage in found)
     assert found[0].compute > forecast(auto, LinkSpec(), 1e9, path=CPU).stages[0].compute
-
-
-# Cards
-
-
-def a_peer(name: str, memory: int, card: str = "", free: int = 0, host: int | None = 99) -> Peer:
-    cards = tuple(filter(None, card.split(",")))
-    return Peer(name, name, "gpu", memory, 8e9, "", "", 0, 0.0, host_memory=host, cards=cards, card_memory=free)
-
-
-@pytest.mark.parametrize(
-    ("peers", "memory", "flops"),
-    [
-        ([("a", 80, "x", 80)], [80], [8e9]),
-        ([("a", 80, "x", 80), ("b", 80, "x", 80)], [40, 40], [4e9, 4e9]),
-        ([("a", 80, "x", 80), ("b", 80, "y", 80)], [80, 80], [8e9, 8e9]),
-        ([("a", 80), ("b", 80)], [80, 80], [8e9, 8e9]),  # not known
-        ([("a", 16, "x", 80), ("b", 16, "x", 80)], [16, 16], [4e9, 4e9]),  # --memory, and there is room for both
-        ([("a", 80, "x", 80), ("b", 16, "x", 80)], [64, 16], [4e9, 4e9]),
-        ([("a", 80, "x", 80), ("b", 50, "x", 50), ("c", 10, "x", 50)], [35, 35, 10], [8e9 / 3] * 3),
-        ([("a", 80, "x", 80, None), ("b", 80, "x", 80, None)], [40, 40], [8e9, 8e9]),  # cores of their own
-        ([("a", 80, "x,y", 80), ("b", 40, "y", 40), ("c", 40, "z", 40)], [60, 20, 40], [6e9, 4e9, 8e9]),
-        ([("a", 80, "x,y", 80), ("b", 80, "y,x", 80)], [40, 40], [4e9, 4e9]),
-    ],
-)
-def test_a_card_is_counted_once(peers, memory, flops):
-    found = offers([a_peer(*peer) for peer in peers])
-    assert [offer.peer for offer in found] == [name for name, *_ in peers], "in the order they joined"
-    assert [offer.memory for offer in found] == memory
-    assert [offer.flops for offer in found] == pytest.approx(flops)
-
-
-def test_two_peers_on_one_card_do_not_both_get_what_is_free_there():
-    spec = deep(2)
-    sizes = StageMemory(spec)
-    whole = sizes.total(0, 2, 1) + sizes.total(2, 4, 0)
-    largest = max(sizes.total(0, 2, 1), sizes.total(2, 4, 0))
-    apart = [a_peer(name, largest, card, largest) for name, card in (("a", "x"), ("b", "y"))]
-    assert isinstance(place(spec, offers(apart)), Placement)
-    assert not isinstance(place(spec, offers([replace(peer, cards=("x",)) for peer in apart])), Placement)
-    together = [a_peer(name, 2 * largest, "x", 2 * largest) for name in "ab"]
-    assert whole <= 2 * largest
-    assert isinstance(place(spec, offers(together)), Placement)
 
 
 # On the peer

@@ -8,7 +8,7 @@ from typing import Any, assert_never
 from protomodels_cli.coordinator import events, sentences
 from protomodels_cli.coordinator.history import Decided, History, Mark
 from protomodels_cli.coordinator.reasons import PeerReport
-from protomodels_cli.coordinator.sharing import offers
+from protomodels_cli.coordinator.sharing import share_of
 from protomodels_cli.coordinator.snapshots.failures import NotWritten
 from protomodels_cli.coordinator.state import Hashes, Holding, Peer, Report, State, Task
 from protomodels_cli.cost.activations import Path
@@ -157,7 +157,7 @@ def assignment_message(state: State, stage: int, task: int, reuse: bool) -> pb.A
         step=history.step,
         reuse=reuse,
         owed=(state.owed or 0) if stage == len(history.layers) - 1 else 0,
-        memory=next((o.memory for o in offers(state.peers.values()) if o.peer == history.holders[stage]), 0),
+        memory=share_of(state.spec, state.peers.values(), history.layers, history.holders, stage),
     )
     if reuse and history.decision is not None:
         assignment.decision.CopyFrom(decision_message(history.decision))
