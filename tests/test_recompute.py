@@ -161,10 +161,10 @@ def test_a_peer_chooses_within_its_share_and_says_what_it_takes():
     spec, device = deep(), torch.device("cpu")
     layers, chooser = slices(spec)[0], Chooser(Cards((device,), HUGE, (HUGE,), HUGE))
     assert path_of(spec, device) == CPU
-    free = chooser.pick(spec, layers, 0, reuse=False)
+    free = chooser.pick(spec, layers, 0)
     assert (free.recompute, free.memory) == ("none", HUGE)
     share = StageMemory(spec).with_recompute(0, 2, "stage", 8, CPU) * 11 // 10
-    found = chooser.pick(spec, layers, share, reuse=False)
+    found = chooser.pick(spec, layers, share)
     assert (found.recompute, found.memory) == ("stage", share)
     used = chooser.memory_used()
     assert used["forecast_memory"] == found.bytes
@@ -173,4 +173,4 @@ def test_a_peer_chooses_within_its_share_and_says_what_it_takes():
     assert (told.dtype, told.dtype_is_own, told.compiled, told.recompute) == ("float32", True, False, "stage")
     remembering = deep(wire={"forward": "int8+aqsgd"})
     on_host = StageMemory(remembering).on_host(0, 2)
-    assert chooser.pick(remembering, layers, share, reuse=False).memory == share - on_host, "one memory for both"
+    assert chooser.pick(remembering, layers, share).memory == share - on_host, "one memory for both"

@@ -21,7 +21,7 @@ class Chooser:
         self._cards = cards
         self._forecast = 0
 
-    def pick(self, spec: RunSpec, slice_: Slice, share: int, reuse: bool) -> Picked:
+    def pick(self, spec: RunSpec, slice_: Slice, share: int) -> Picked:
         """For a stage of this spec's cut; `share`: bytes that the coordinator leaves to it, 0: it has not said."""
         cards, sizes = self._cards, StageMemory(spec)
         share = min(share or cards.offered, cards.offered)
@@ -32,8 +32,6 @@ class Chooser:
         used = [(part, room) for part, room in zip(layers, rooms, strict=True) if part]
         found = pick_over(sizes, used, after, path_of(spec, *cards.devices))
         self._forecast = found.bytes
-        if not reuse:
-            cards.reset_peak()
         return found
 
     def notice(self, spec: RunSpec, found: Picked) -> Computing:

@@ -78,7 +78,7 @@ class Session:
             stub, metadata, spec.limits.lease_seconds, give_up_after, self._over, self._tell_of_loss
         )
         self._cards, self._chooser = cards, Chooser(cards)
-        self._engine = Engine(cards.first, spec.compute.threads, self._post)
+        self._engine = Engine(cards.first, spec.compute.threads, self._post, cards.reset_peak)
         connection = Connection(spec.wire.link) if spec.wire.link.emulated else None
         self._network = Network(identity, listener, door, connection)
         self._generation: Generation | None = None
@@ -196,7 +196,7 @@ class Session:
         self._generation = Generation(assigned, spec, self._network, self._engine, self._report, self.tell)
         layers = slices(spec)[assigned.stage]
         self.tell(assigned_notice(assigned, layers))
-        picked = self._chooser.pick(spec, layers, assigned.memory, assigned.reuse)
+        picked = self._chooser.pick(spec, layers, assigned.memory)
         layout = self._cards.layout(spec, layers)
         self.tell(self._chooser.notice(spec, picked))
         assignment = assignment_of(assigned, picked)
