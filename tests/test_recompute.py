@@ -23,6 +23,7 @@ from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.worker.cards import Cards
 from protomodels_cli.worker.computing import Chooser
 from protomodels_cli.worker.device import path_of
+from protomodels_cli.worker.notices import Building, Computing
 
 CPU = Path("float32", compiled=False, gpu=False)
 GPU = Path("bf16", compiled=True, gpu=True)
@@ -169,8 +170,17 @@ def test_a_peer_chooses_within_its_share_and_says_what_it_takes():
     used = chooser.memory_used()
     assert used["forecast_memory"] == found.bytes
     assert used["peak_memory"] > 10_000_000, "of the whole process"
-    told = chooser.notice(spec, found)
+    [told] = chooser.notices(spec, found, reuse=False)
+    assert isinstance(told, Computing)
     assert (told.dtype, told.dtype_is_own, told.compiled, told.recompute) == ("float32", True, False, "stage")
     remembering = deep(wire={"forward": "int8+aqsgd"})
     on_host = StageMemory(remembering).on_host(0, 2)
     assert chooser.pick(remembering, layers, share).memory == share - on_host, "one memory for both"
+
+
+def test_a_peer_tells_before_it_compiles_what_it_does_not_have_yet():
+    spec, device = deep(compute={"compile": "always"}), torch.device("cpu")
+    chooser = Chooser(Cards((device,), HUGE, (HUGE,), HUGE))
+    found = chooser.pick(spec, slices(spec)[0], 0)
+    assert [type(notice) for notice in chooser.notices(spec, found, reuse=False)] == [Computing, Building]
+    assert [type(notice) for notice in chooser.notices(spec, found, reuse=True)] == [Computing]

@@ -78,6 +78,7 @@ NOTICES: list[tuple[n.Notice, str]] = [
         "computes in float32 (compute.dtype) with plain operators; computes each block again (the least there is, and "
         "it may not fit); takes up to 9 GiB of 8 GiB with 2 microbatches in flight",
     ),
+    (n.Building(), "building the stage; operators are compiled first, which may take a minute"),
     (
         n.NotCompiled("no compiler here"),
         "operators could not be compiled (no compiler here): this stage works without, which is slower",

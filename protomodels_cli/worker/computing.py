@@ -13,7 +13,7 @@ from protomodels_cli.spec.cut import layers_per_stage
 from protomodels_cli.spec.schema import RunSpec
 from protomodels_cli.worker.cards import Cards
 from protomodels_cli.worker.device import path_of
-from protomodels_cli.worker.notices import Computing
+from protomodels_cli.worker.notices import Building, Computing
 
 
 class Chooser:
@@ -34,9 +34,10 @@ class Chooser:
         self._forecast = found.bytes
         return found
 
-    def notice(self, spec: RunSpec, found: Picked) -> Computing:
+    def notices(self, spec: RunSpec, found: Picked, reuse: bool) -> list[Computing | Building]:
+        """`reuse`: of a stage in memory, which nothing has to be compiled for."""
         arithmetic = choose(spec.compute, *self._cards.devices)
-        return Computing(
+        computing = Computing(
             self._cards.in_words,
             arithmetic.name,
             spec.compute.dtype == "auto",
@@ -48,6 +49,7 @@ class Chooser:
             found.memory,
             found.kept_bytes,
         )
+        return [computing, Building()] if arithmetic.compiled and not reuse else [computing]
 
     def memory_used(self) -> dict[str, int]:
         """Fields of a usage."""

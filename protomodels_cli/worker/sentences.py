@@ -33,6 +33,8 @@ def sentence(notice: n.Notice) -> str:
             return _assigned(notice)
         case n.Computing():
             return _computing(notice)
+        case n.Building():
+            return "building the stage; operators are compiled first, which may take a minute"
         case n.NotCompiled(detail):
             return f"operators could not be compiled ({detail}): this stage works without, which is slower"
         case n.StepDecided(step, steps, loss, applied):
