@@ -81,7 +81,7 @@ NOTICES: list[tuple[n.Notice, str]] = [
     (n.Building(), "building the stage; operators are compiled first, which may take a minute"),
     (
         n.NotCompiled("no compiler here"),
-        "operators could not be compiled (no compiler here): this stage works without, which is slower",
+        "operators could not be compiled (no compiler here): this peer works without, slower and with more memory",
     ),
     (n.StepDecided(1, 300, 7.65812, True), "step 1/300 | loss 7.6581"),
     (

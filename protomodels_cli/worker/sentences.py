@@ -36,7 +36,7 @@ def sentence(notice: n.Notice) -> str:
         case n.Building():
             return "building the stage; operators are compiled first, which may take a minute"
         case n.NotCompiled(detail):
-            return f"operators could not be compiled ({detail}): this stage works without, which is slower"
+            return f"operators could not be compiled ({detail}): this peer works without, slower and with more memory"
         case n.StepDecided(step, steps, loss, applied):
             outcome = "" if applied else " (skipped: the loss or a gradient is not finite)"
             return f"step {step}/{steps} | loss {loss:.4f}{outcome}"
