@@ -15,7 +15,7 @@ from protomodels_cli.cost.units import (
     unit_state_bytes,
 )
 from protomodels_cli.forms import Dense, Form, Role, Sizes
-from protomodels_cli.spec.optimizer import PIECE
+from protomodels_cli.spec.optimizer import STEP_NUMBERS
 from protomodels_cli.spec.schema import RunSpec
 
 ROUNDING = 10  # numbers for one that is rounded at random: words of the counter, as integers of 64 bits, and copies
@@ -174,7 +174,7 @@ def _stepping(spec: RunSpec) -> tuple[int, int, int]:
             case "adamw" if not narrow and not lifted:
                 return 0
             case _:
-                return min(rows, max(1, PIECE // columns)) * ((4 + ROUNDING * narrow) * columns + lifted)
+                return min(rows, max(1, STEP_NUMBERS // columns)) * ((4 + ROUNDING * narrow) * columns + lifted)
 
     wide = max(b.inner, b.hidden)
     layer = max(one(Dense, "matrix", wide), one(spec.form, "writer", wide))
