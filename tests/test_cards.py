@@ -9,7 +9,7 @@ import torch
 from conftest import make_spec
 
 from protomodels_cli.cli.join import _devices
-from protomodels_cli.cost.activations import Path
+from protomodels_cli.cost.activations import Computation
 from protomodels_cli.cost.cards import laid_over, offered
 from protomodels_cli.cost.memory import StageMemory, least_in_flight
 from protomodels_cli.cost.recompute import RESERVE, pick, pick_over
@@ -18,7 +18,7 @@ from protomodels_cli.worker import device as devices
 from protomodels_cli.worker.cards import Cards
 from protomodels_cli.worker.computing import Chooser
 
-PATH = Path("float32", compiled=False, gpu=False)
+PATH = Computation("float32", compiled=False, gpu=False)
 GB = 10**9
 
 

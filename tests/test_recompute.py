@@ -10,7 +10,7 @@ from conftest import make_spec
 
 from protomodels_cli.coordinator.messages import peer_of
 from protomodels_cli.coordinator.placement import Offer, Placement, place
-from protomodels_cli.cost.activations import Path, paths
+from protomodels_cli.cost.activations import Computation, paths
 from protomodels_cli.cost.forecast import _costs, _wires, forecast
 from protomodels_cli.cost.memory import MOST_WAITING, StageMemory, in_flight_limit, least_in_flight
 from protomodels_cli.cost.pipeline import play
@@ -25,8 +25,8 @@ from protomodels_cli.worker.computing import Chooser
 from protomodels_cli.worker.device import path_of
 from protomodels_cli.worker.notices import Building, Computing
 
-CPU = Path("float32", compiled=False, gpu=False)
-GPU = Path("bf16", compiled=True, gpu=True)
+CPU = Computation("float32", compiled=False, gpu=False)
+GPU = Computation("bf16", compiled=True, gpu=True)
 HUGE = 1 << 62
 
 

@@ -12,11 +12,11 @@ from protomodels_cli.coordinator.placement import Placement, place
 from protomodels_cli.coordinator.reasons import StagesWithoutPeer
 from protomodels_cli.coordinator.sharing import fill_on_cards, needs, offers, place_on_cards, share_of
 from protomodels_cli.coordinator.state import Peer
-from protomodels_cli.cost.activations import Path
+from protomodels_cli.cost.activations import Computation
 from protomodels_cli.spec.load import load_spec
 from protomodels_cli.spec.schema import RunSpec
 
-GPU = Path("bf16", compiled=True, gpu=True)
+GPU = Computation("bf16", compiled=True, gpu=True)
 GIB = 1 << 30
 
 

@@ -11,7 +11,7 @@ from protomodels_cli.coordinator.reasons import PeerReport
 from protomodels_cli.coordinator.sharing import share_of
 from protomodels_cli.coordinator.snapshots.failures import NotWritten
 from protomodels_cli.coordinator.state import Hashes, Holding, Peer, Report, State, Task
-from protomodels_cli.cost.activations import Path
+from protomodels_cli.cost.activations import Computation
 from protomodels_cli.spec.schema import RunSpec
 from protomodels_cli.wire import troubles
 from protomodels_cli.wire.parts import part_message, part_of
@@ -115,11 +115,11 @@ def _cards_of(register: pb.Register) -> tuple[str, ...]:
     return tuple(dict.fromkeys(cards))[:MOST_CARDS]
 
 
-def _path_of(register: pb.Register) -> Path | None:
+def _path_of(register: pb.Register) -> Computation | None:
     gpu = register.HasField("host_memory")
     for dtype in ("bf16", "float32", "float64"):
         if register.dtype == dtype:
-            return Path(dtype, register.compiled, gpu)
+            return Computation(dtype, register.compiled, gpu)
     return None
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from protomodels_cli.cost.activations import Path as ComputePath
+from protomodels_cli.cost.activations import Computation
 from protomodels_cli.cost.units import unit_flops
 from protomodels_cli.errors import first_line
 from protomodels_cli.forms import Dense
@@ -45,11 +45,11 @@ def choose(name: str) -> torch.device:
     return device
 
 
-def path_of(spec: RunSpec, *devices: torch.device) -> ComputePath:
+def path_of(spec: RunSpec, *devices: torch.device) -> Computation:
     """How a peer with these devices computes."""
     arithmetic = arithmetic_of(spec.compute, *devices)
     dtype = "bf16" if arithmetic.matmul == torch.bfloat16 else spec.compute.stored
-    return ComputePath(dtype, arithmetic.compiled, gpu=devices[0].type == "cuda")
+    return Computation(dtype, arithmetic.compiled, gpu=devices[0].type == "cuda")
 
 
 def try_compiling(spec: RunSpec, *devices: torch.device) -> str | None:
