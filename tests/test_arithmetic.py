@@ -14,6 +14,7 @@ from protomodels_cli.model.products import add_product
 from protomodels_cli.model.reference import Reference
 from protomodels_cli.model.shape import slices
 from protomodels_cli.model.stage import Stage
+from protomodels_cli.worker.device import path_of, try_compiling
 
 FORMS = ("reparam", "constrained", "dense")
 CPU = torch.device("cpu")
@@ -92,3 +93,26 @@ def test_a_stage_that_cannot_compile_says_why_and_goes_on(monkeypatch):
     assert stage.warm_up(1, spec.model.context) == PROBLEM
     assert stage.running is stage.eager
     assert trained(2, compute={"compile": "always"})[1] == trained(2)[1], "the reference goes on as well"
+
+
+def test_a_machine_that_cannot_compile_is_known_before_a_stage_is_built(monkeypatch):
+    tries = []
+
+    def broken(*_, **__):
+        tries.append(1)
+        raise RuntimeError(f"{PROBLEM}\nmore")
+
+    monkeypatch.setattr(torch, "compile", broken)
+    monkeypatch.setattr("protomodels_cli.model.compiling._problems", {})
+    eager, asked = make_spec(), make_spec(compute={"compile": "always"})
+    assert try_compiling(eager, CPU) is None
+    assert not tries, "nothing is compiled on a CPU unless asked for"
+    assert path_of(asked, CPU).compiled
+    assert try_compiling(asked, CPU) == PROBLEM
+    assert not path_of(asked, CPU).compiled
+    assert path_of(asked, CPU) == path_of(eager, CPU), "so that memory is counted as for plain operators"
+    stage = Stage(asked, slices(asked)[0], initial_basis(32, 6, 0))
+    assert stage.running is stage.eager
+    assert stage.warm_up(1, asked.model.context) is None
+    try_compiling(asked, CPU)
+    assert tries == [1], "once for a process"

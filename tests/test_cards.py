@@ -9,7 +9,7 @@ import torch
 from conftest import make_spec
 
 from protomodels_cli.cli.join import _devices
-from protomodels_cli.cost.activations import Path
+from protomodels_cli.cost.activations import Computation
 from protomodels_cli.cost.cards import laid_over, offered
 from protomodels_cli.cost.memory import StageMemory, least_in_flight
 from protomodels_cli.cost.recompute import RESERVE, pick, pick_over
@@ -18,7 +18,7 @@ from protomodels_cli.worker import device as devices
 from protomodels_cli.worker.cards import Cards
 from protomodels_cli.worker.computing import Chooser
 
-PATH = Path("float32", compiled=False, gpu=False)
+PATH = Computation("float32", compiled=False, gpu=False)
 GB = 10**9
 
 
@@ -117,9 +117,9 @@ def test_a_stage_lies_on_the_same_cards_whatever_its_share(monkeypatch):
     layout = cards.layout(spec, slice_)
     assert [device.type for device, _ in layout] == ["cpu", "cpu"]
     assert [i for _, layers in layout for i in layers] == list(slice_.layers)
-    assert chooser.pick(spec, slice_, 0, reuse=False).memory == sum(cards.rooms)
-    assert chooser.pick(spec, slice_, cards.offered, reuse=True).memory == sum(cards.rooms)
-    half = chooser.pick(spec, slice_, cards.offered // 2, reuse=True)
+    assert chooser.pick(spec, slice_, 0).memory == sum(cards.rooms)
+    assert chooser.pick(spec, slice_, cards.offered).memory == sum(cards.rooms)
+    half = chooser.pick(spec, slice_, cards.offered // 2)
     assert half.memory == pytest.approx(sum(cards.rooms) / 2)
     assert cards.layout(spec, slice_) == layout
 

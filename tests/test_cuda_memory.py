@@ -103,7 +103,7 @@ def test_a_peer_reports_what_torch_had_on_its_device():
     assert devices.card(device)
     spec = a_spec("reparam", "bf16", "auto")
     chooser = Chooser(Cards.of([device], spec))
-    found = chooser.pick(spec, slices(spec)[0], 0, reuse=False)
+    found = chooser.pick(spec, slices(spec)[0], 0)
     block = torch.empty(1 << 28, dtype=torch.uint8, device=device)
     used = chooser.memory_used()
     assert block.nbytes <= used["peak_memory"] <= used["reserved_memory"]

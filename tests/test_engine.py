@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -54,7 +55,7 @@ LAYOUT = [(torch.device("cpu"), slices(SPEC)[0].layers)]
 def first_stage() -> Iterator[tuple[Engine, Posts]]:
     """Stage 0 of two in generation 1, with nothing to do."""
     posts = Posts()
-    engine = Engine(torch.device("cpu"), 1, posts.post)
+    engine = Engine(torch.device("cpu"), 1, posts.post, lambda: None)
     engine.start()
     engine.forget(1)
     engine.order(orders.Build(orders.Assignment(1, 1, 1, 0, 4, 0), SPEC, slices(SPEC)[0], LAYOUT, None, None))
@@ -187,7 +188,7 @@ def test_a_device_that_runs_out_of_memory_is_said_wherever_it_happens(where, mon
 
     monkeypatch.setattr(Stage if where == "warm_up" else StageWork, where, no_room)
     posts = Posts()
-    engine = Engine(torch.device("cpu"), 1, posts.post)
+    engine = Engine(torch.device("cpu"), 1, posts.post, lambda: None)
     engine.start()
     engine.forget(1)
     engine.order(orders.Build(orders.Assignment(1, 1, 1, 0, 4, 0), SPEC, slices(SPEC)[0], LAYOUT, None, None))
@@ -199,3 +200,23 @@ def test_a_device_that_runs_out_of_memory_is_said_wherever_it_happens(where, mon
     assert is_out_of_memory(posts.until(orders.Failure)[-1].error)
     engine.order(None)
     engine.join()
+
+
+def test_memory_is_measured_afresh_once_the_stage_before_is_gone():
+    alive: list[int] = []
+    built: list[weakref.ref[Any]] = []
+    posts = Posts()
+    engine = Engine(
+        torch.device("cpu"), 1, posts.post, lambda: alive.append(sum(stage() is not None for stage in built))
+    )
+    engine.start()
+    for generation in (1, 2):
+        engine.forget(generation)
+        assignment = orders.Assignment(1, generation, 1, 0, 4, 0)
+        engine.order(orders.Build(assignment, SPEC, slices(SPEC)[0], LAYOUT, None, None))
+        posts.until(orders.TaskReport)
+        assert engine._work is not None
+        built.append(weakref.ref(engine._work.stage))
+    engine.order(None)
+    engine.join()
+    assert alive == [0, 0]

@@ -184,7 +184,7 @@ def test_large_tables_are_stepped_in_pieces_that_change_nothing(monkeypatch, for
 
     table, piece = 4 * 256 * 32, 512
     in_one, taken_in_one = run()
-    monkeypatch.setattr(optim, "PIECE", piece)
+    monkeypatch.setattr(optim, "STEP_NUMBERS", piece)
     in_pieces, taken = run()
     assert in_pieces == in_one
     assert taken <= 6 * 4 * piece < table < taken_in_one

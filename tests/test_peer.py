@@ -373,7 +373,7 @@ def test_what_keeps_a_relayed_link_from_opening_is_said_once_and_told_to_the_coo
 
     async def story() -> None:
         network = Network(IDENTITY, Listener(IDENTITY), ("127.0.0.1", unused_port), None)
-        engine = Engine(torch.device("cpu"), 1, lambda *_: None)
+        engine = Engine(torch.device("cpu"), 1, lambda *_: None, lambda: None)
         generation = Generation(assigned, spec, network, engine, reported.append, told.append)
         connecting = asyncio.create_task(generation.connect())
         await until(lambda: reported)

@@ -10,9 +10,7 @@ from conftest import make_spec
 
 from protomodels_cli.coordinator.messages import peer_of
 from protomodels_cli.coordinator.placement import Offer, Placement, place
-from protomodels_cli.coordinator.sharing import offers
-from protomodels_cli.coordinator.state import Peer
-from protomodels_cli.cost.activations import Path, paths
+from protomodels_cli.cost.activations import Computation, paths
 from protomodels_cli.cost.forecast import _costs, _wires, forecast
 from protomodels_cli.cost.memory import MOST_WAITING, StageMemory, in_flight_limit, least_in_flight
 from protomodels_cli.cost.pipeline import play
@@ -25,9 +23,10 @@ from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.worker.cards import Cards
 from protomodels_cli.worker.computing import Chooser
 from protomodels_cli.worker.device import path_of
+from protomodels_cli.worker.notices import Building, Computing
 
-CPU = Path("float32", compiled=False, gpu=False)
-GPU = Path("bf16", compiled=True, gpu=True)
+CPU = Computation("float32", compiled=False, gpu=False)
+GPU = Computation("bf16", compiled=True, gpu=True)
 HUGE = 1 << 62
 
 
@@ -156,49 +155,6 @@ def test_computing_a_stage_again_takes_a_third_more_except_on_the_last():
     assert found[0].compute > forecast(auto, LinkSpec(), 1e9, path=CPU).stages[0].compute
 
 
-# Cards
-
-
-def a_peer(name: str, memory: int, card: str = "", free: int = 0, host: int | None = 99) -> Peer:
-    cards = tuple(filter(None, card.split(",")))
-    return Peer(name, name, "gpu", memory, 8e9, "", "", 0, 0.0, host_memory=host, cards=cards, card_memory=free)
-
-
-@pytest.mark.parametrize(
-    ("peers", "memory", "flops"),
-    [
-        ([("a", 80, "x", 80)], [80], [8e9]),
-        ([("a", 80, "x", 80), ("b", 80, "x", 80)], [40, 40], [4e9, 4e9]),
-        ([("a", 80, "x", 80), ("b", 80, "y", 80)], [80, 80], [8e9, 8e9]),
-        ([("a", 80), ("b", 80)], [80, 80], [8e9, 8e9]),  # not known
-        ([("a", 16, "x", 80), ("b", 16, "x", 80)], [16, 16], [4e9, 4e9]),  # --memory, and there is room for both
-        ([("a", 80, "x", 80), ("b", 16, "x", 80)], [64, 16], [4e9, 4e9]),
-        ([("a", 80, "x", 80), ("b", 50, "x", 50), ("c", 10, "x", 50)], [35, 35, 10], [8e9 / 3] * 3),
-        ([("a", 80, "x", 80, None), ("b", 80, "x", 80, None)], [40, 40], [8e9, 8e9]),  # cores of their own
-        ([("a", 80, "x,y", 80), ("b", 40, "y", 40), ("c", 40, "z", 40)], [60, 20, 40], [6e9, 4e9, 8e9]),
-        ([("a", 80, "x,y", 80), ("b", 80, "y,x", 80)], [40, 40], [4e9, 4e9]),
-    ],
-)
-def test_a_card_is_counted_once(peers, memory, flops):
-    found = offers([a_peer(*peer) for peer in peers])
-    assert [offer.peer for offer in found] == [name for name, *_ in peers], "in the order they joined"
-    assert [offer.memory for offer in found] == memory
-    assert [offer.flops for offer in found] == pytest.approx(flops)
-
-
-def test_two_peers_on_one_card_do_not_both_get_what_is_free_there():
-    spec = deep(2)
-    sizes = StageMemory(spec)
-    whole = sizes.total(0, 2, 1) + sizes.total(2, 4, 0)
-    largest = max(sizes.total(0, 2, 1), sizes.total(2, 4, 0))
-    apart = [a_peer(name, largest, card, largest) for name, card in (("a", "x"), ("b", "y"))]
-    assert isinstance(place(spec, offers(apart)), Placement)
-    assert not isinstance(place(spec, offers([replace(peer, cards=("x",)) for peer in apart])), Placement)
-    together = [a_peer(name, 2 * largest, "x", 2 * largest) for name in "ab"]
-    assert whole <= 2 * largest
-    assert isinstance(place(spec, offers(together)), Placement)
-
-
 # On the peer
 
 
@@ -206,16 +162,25 @@ def test_a_peer_chooses_within_its_share_and_says_what_it_takes():
     spec, device = deep(), torch.device("cpu")
     layers, chooser = slices(spec)[0], Chooser(Cards((device,), HUGE, (HUGE,), HUGE))
     assert path_of(spec, device) == CPU
-    free = chooser.pick(spec, layers, 0, reuse=False)
+    free = chooser.pick(spec, layers, 0)
     assert (free.recompute, free.memory) == ("none", HUGE)
     share = StageMemory(spec).with_recompute(0, 2, "stage", 8, CPU) * 11 // 10
-    found = chooser.pick(spec, layers, share, reuse=False)
+    found = chooser.pick(spec, layers, share)
     assert (found.recompute, found.memory) == ("stage", share)
     used = chooser.memory_used()
     assert used["forecast_memory"] == found.bytes
     assert used["peak_memory"] > 10_000_000, "of the whole process"
-    told = chooser.notice(spec, found)
+    [told] = chooser.notices(spec, found, reuse=False)
+    assert isinstance(told, Computing)
     assert (told.dtype, told.dtype_is_own, told.compiled, told.recompute) == ("float32", True, False, "stage")
     remembering = deep(wire={"forward": "int8+aqsgd"})
     on_host = StageMemory(remembering).on_host(0, 2)
-    assert chooser.pick(remembering, layers, share, reuse=False).memory == share - on_host, "one memory for both"
+    assert chooser.pick(remembering, layers, share).memory == share - on_host, "one memory for both"
+
+
+def test_a_peer_tells_before_it_compiles_what_it_does_not_have_yet():
+    spec, device = deep(compute={"compile": "always"}), torch.device("cpu")
+    chooser = Chooser(Cards((device,), HUGE, (HUGE,), HUGE))
+    found = chooser.pick(spec, slices(spec)[0], 0)
+    assert [type(notice) for notice in chooser.notices(spec, found, reuse=False)] == [Computing, Building]
+    assert [type(notice) for notice in chooser.notices(spec, found, reuse=True)] == [Computing]

@@ -78,9 +78,10 @@ NOTICES: list[tuple[n.Notice, str]] = [
         "computes in float32 (compute.dtype) with plain operators; computes each block again (the least there is, and "
         "it may not fit); takes up to 9 GiB of 8 GiB with 2 microbatches in flight",
     ),
+    (n.Building(), "building the stage; operators are compiled first, which may take a minute"),
     (
         n.NotCompiled("no compiler here"),
-        "operators could not be compiled (no compiler here): this stage works without, which is slower",
+        "operators could not be compiled (no compiler here): this peer works without, slower and with more memory",
     ),
     (n.StepDecided(1, 300, 7.65812, True), "step 1/300 | loss 7.6581"),
     (

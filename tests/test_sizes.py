@@ -10,7 +10,7 @@ from conftest import make_spec
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from protomodels_cli.cost.activations import Path, Recompute
+from protomodels_cli.cost.activations import Computation, Recompute
 from protomodels_cli.cost.memory import StageMemory, least_in_flight
 from protomodels_cli.cost.units import unit_flops
 from protomodels_cli.lab.memory import peak_bytes
@@ -44,7 +44,7 @@ class Bench:
         self.stage = Stage(spec, self.slice, basis, recompute=recompute)
         if compiled:
             self.stage.running = replace(self.stage.eager, operators=partitioned())
-        self.path = Path(self.stage.arithmetic.name, compiled, gpu=False)
+        self.path = Computation(self.stage.arithmetic.name, compiled, gpu=False)
         self.optimizer = StageOptimizer(self.stage, spec.optimizer, spec.seed)
         self.covariance = GradientCovariance(spec.model.width, torch.device("cpu"))
         if self.slice.is_last and spec.subspace.form != "dense":
@@ -178,7 +178,7 @@ def test_a_stage_never_takes_more_than_its_memory_and_not_much_less(form, optimi
             bench.step()
 
     part = slices(spec)[index]
-    held, path = least_in_flight(spec, 2 - index), Path(dtype, compiled=False, gpu=False)
+    held, path = least_in_flight(spec, 2 - index), Computation(dtype, compiled=False, gpu=False)
     said = StageMemory(spec).with_recompute(part.first_layer, part.end_layer, recompute, held, path)
     measured = peak_bytes(work)
     assert measured <= said <= 1.6 * measured

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from protomodels_cli.cli.checks import check_outputs, speed_of
 from protomodels_cli.codecs import parse_codec
-from protomodels_cli.cost.activations import Path as ComputePath
+from protomodels_cli.cost.activations import Computation
 from protomodels_cli.cost.forecast import Bottleneck, Choice, Forecast, choices, forecast, recommended
 from protomodels_cli.cost.memory import StageMemory
 from protomodels_cli.errors import OptionError
@@ -118,7 +118,7 @@ def _cut(spec: RunSpec, peers: int | None) -> RunSpec:
     return spec_from(spec.model_dump(mode="json") | {"stages": stages})
 
 
-def _measured(spec: RunSpec, name: str) -> tuple[float, ComputePath]:
+def _measured(spec: RunSpec, name: str) -> tuple[float, Computation]:
     """This machine's speed, and how it computes."""
     from protomodels_cli.worker.device import choose, measure_flops, path_of
 

@@ -21,8 +21,8 @@ from protomodels_cli.coordinator.events import (
 )
 from protomodels_cli.coordinator.history import History, Initialised, Mark, Placed, RolledBack
 from protomodels_cli.coordinator.moves import Moves
-from protomodels_cli.coordinator.placement import Placement, fill, place
-from protomodels_cli.coordinator.sharing import offers
+from protomodels_cli.coordinator.placement import Placement
+from protomodels_cli.coordinator.sharing import fill_on_cards, place_on_cards
 from protomodels_cli.coordinator.state import Holding, Peer, State
 from protomodels_cli.errors import EXIT_OUTSIDE
 
@@ -156,7 +156,7 @@ def regroup(moves: Moves) -> None:
     if absent and moves.state.absent:
         _wait(moves, reasons.HoldersDisconnected(tuple(absent)))
         return
-    found = _fill(moves.state, absent, held)
+    found = _fill(moves.state, held)
     if not isinstance(found, dict):
         _wait(moves, found)
         return
@@ -165,15 +165,14 @@ def regroup(moves: Moves) -> None:
     _assign(moves, history.layers, {**held, **found})
 
 
-def _fill(state: State, absent: list[int], held: dict[int, str]) -> dict[int, str] | reasons.StagesWithoutPeer:
-    """Holders for these stages, from the peers without a stage."""
-    free = [offer for offer in offers(state.peers.values()) if offer.peer not in held.values()]
+def _fill(state: State, held: dict[int, str]) -> dict[int, str] | reasons.StagesWithoutPeer:
+    """Holders for the other stages, from the peers without a stage."""
     wanted = dict(enumerate(state.history.newest.as_parts()))
 
     def has(peer: str, stage: int) -> bool:
         return wanted.get(stage) in state.peers[peer].parts
 
-    return fill(state.spec, state.history.layers, absent, free, has)
+    return fill_on_cards(state.spec, state.history.layers, held, state.peers.values(), has)
 
 
 def roll_back(moves: Moves, mark: Mark, why: reasons.Rollback, answered: int = 0) -> None:
@@ -189,7 +188,7 @@ def roll_back(moves: Moves, mark: Mark, why: reasons.Rollback, answered: int = 0
 def _assign_afresh(moves: Moves) -> None:
     state, cut = moves.state, moves.state.history.newest.layers
     spec = state.spec.model_copy(update={"stages": list(cut)}) if cut else state.spec
-    found = place(spec, offers(state.peers.values()))
+    found = place_on_cards(spec, state.peers.values())
     moves.set(holds={}, absent={})
     if isinstance(found, Placement):
         _assign(moves, found.layers, dict(enumerate(found.holders)))

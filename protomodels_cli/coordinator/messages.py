@@ -8,10 +8,10 @@ from typing import Any, assert_never
 from protomodels_cli.coordinator import events, sentences
 from protomodels_cli.coordinator.history import Decided, History, Mark
 from protomodels_cli.coordinator.reasons import PeerReport
-from protomodels_cli.coordinator.sharing import offers
+from protomodels_cli.coordinator.sharing import share_of
 from protomodels_cli.coordinator.snapshots.failures import NotWritten
 from protomodels_cli.coordinator.state import Hashes, Holding, Peer, Report, State, Task
-from protomodels_cli.cost.activations import Path
+from protomodels_cli.cost.activations import Computation
 from protomodels_cli.spec.schema import RunSpec
 from protomodels_cli.wire import troubles
 from protomodels_cli.wire.parts import part_message, part_of
@@ -115,11 +115,11 @@ def _cards_of(register: pb.Register) -> tuple[str, ...]:
     return tuple(dict.fromkeys(cards))[:MOST_CARDS]
 
 
-def _path_of(register: pb.Register) -> Path | None:
+def _path_of(register: pb.Register) -> Computation | None:
     gpu = register.HasField("host_memory")
     for dtype in ("bf16", "float32", "float64"):
         if register.dtype == dtype:
-            return Path(dtype, register.compiled, gpu)
+            return Computation(dtype, register.compiled, gpu)
     return None
 
 
@@ -157,7 +157,7 @@ def assignment_message(state: State, stage: int, task: int, reuse: bool) -> pb.A
         step=history.step,
         reuse=reuse,
         owed=(state.owed or 0) if stage == len(history.layers) - 1 else 0,
-        memory=next((o.memory for o in offers(state.peers.values()) if o.peer == history.holders[stage]), 0),
+        memory=share_of(state.spec, state.peers.values(), history.layers, history.holders, stage),
     )
     if reuse and history.decision is not None:
         assignment.decision.CopyFrom(decision_message(history.decision))

@@ -23,7 +23,7 @@ from typing import Literal
 import numpy as np
 
 from protomodels_cli.coordinator import no_placement, reasons
-from protomodels_cli.cost.activations import Path
+from protomodels_cli.cost.activations import Computation
 from protomodels_cli.cost.memory import StageMemory
 from protomodels_cli.cost.units import unit_flops
 from protomodels_cli.forms import Sizes
@@ -41,7 +41,7 @@ class Offer:
     memory: int  # bytes that its device can give
     flops: float  # measured, per second
     host_memory: int | None = None  # bytes of the machine's own memory; None: the device's memory is that
-    path: Path | None = None  # how it computes; None: not known
+    path: Computation | None = None  # how it computes; None: not known
 
     def room(self, on_host: int) -> int:
         """Bytes that its device can give to a stage that keeps so much in the machine's own memory; none: below 0."""

@@ -12,7 +12,7 @@ from protomodels_cli.coordinator.history import History
 from protomodels_cli.coordinator.notices import Relinking
 from protomodels_cli.coordinator.reasons import Blocker, Holder, Missing, NoPeers, TaskKind
 from protomodels_cli.coordinator.snapshots.failures import PartFailure
-from protomodels_cli.cost.activations import Path
+from protomodels_cli.cost.activations import Computation
 from protomodels_cli.protocol import steps
 from protomodels_cli.protocol.parts import Part
 from protomodels_cli.spec.schema import RunSpec
@@ -46,7 +46,7 @@ class Peer:
     holding: Holding | None = None  # when it registered
     parts: frozenset[Part] = frozenset()  # on its disk, as far as it has said
     host_memory: int | None = None  # bytes of the machine's own memory; None: the device's memory is that
-    path: Path | None = None  # how it computes; None: it has not said
+    path: Computation | None = None  # how it computes; None: it has not said
     cards: tuple[str, ...] = ()  # peers with the same one share it; empty: not known
     card_memory: int = 0  # bytes that were free there, on all of them, when it joined
 

@@ -16,7 +16,7 @@ Recompute = Literal["none", "block", "stage"]
 
 
 @dataclass(frozen=True)
-class Path:
+class Computation:
     """How a peer computes, as model/arithmetic.py chooses it for a device."""
 
     dtype: Literal["bf16", "float32", "float64"]  # of products
@@ -24,9 +24,10 @@ class Path:
     gpu: bool
 
 
-def paths(compute: ComputeSpec) -> list[Path]:
+def paths(compute: ComputeSpec) -> list[Computation]:
     """What peers may take, while nobody has said what they have. bf16 counts as a GPU's."""
-    float32, float64, bf16 = Path("float32", False, False), Path("float64", False, False), Path("bf16", False, True)
+    float32, float64 = Computation("float32", False, False), Computation("float64", False, False)
+    bf16 = Computation("bf16", False, True)
     here = {
         "auto": [float32, bf16],
         "bf16": [bf16],
@@ -41,7 +42,7 @@ def paths(compute: ComputeSpec) -> list[Path]:
 class Activations:
     """Bytes of one microbatch of a run's size, computed in one way."""
 
-    def __init__(self, spec: RunSpec, path: Path):
+    def __init__(self, spec: RunSpec, path: Computation):
         m, b, sizes = spec.model, Block.of(spec), Sizes.of(spec)
         stored, product = number_bytes(spec), {"bf16": 2, "float32": 4, "float64": 8}[path.dtype]
         self.product = product
@@ -66,7 +67,7 @@ class Activations:
         self.evaluation = logits * (product + 2 * stored) + self.passing
 
 
-def _saved(spec: RunSpec, form: type[Form], path: Path, stored: int, product: int) -> int:
+def _saved(spec: RunSpec, form: type[Form], path: Computation, stored: int, product: int) -> int:
     """Bytes a token that autograd saves of a layer."""
     b, m = Block.of(spec), spec.model
     assert m.kv_heads is not None

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 
-from protomodels_cli.cost.activations import Path
+from protomodels_cli.cost.activations import Computation
 from protomodels_cli.cost.memory import StageMemory
 from protomodels_cli.spec.cut import layers_per_stage
 
 
 def laid_over(
-    sizes: StageMemory, layers: range, stages_after: int, path: Path | None, rooms: Sequence[int]
+    sizes: StageMemory, layers: range, stages_after: int, path: Computation | None, rooms: Sequence[int]
 ) -> list[range]:
     """The layers on each card, so that the fullest card is as little full as can be; none on a card that is not needed
     for that."""
@@ -43,7 +43,7 @@ def laid_over(
     return [range(first, end) for first, end in zip([layers.start, *ends], ends, strict=False)]
 
 
-def offered(sizes: StageMemory, path: Path | None, rooms: Sequence[int]) -> int:
+def offered(sizes: StageMemory, path: Computation | None, rooms: Sequence[int]) -> int:
     """Bytes of which a peer can say that any stage of that size fits on its cards: a card may be left with almost a
     layer's room, and has for itself what a stage has once. (The embedding or the head may leave more than a layer.)"""
     if len(rooms) == 1:

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from protomodels_cli.cost.activations import Path, Recompute
+from protomodels_cli.cost.activations import Computation, Recompute
 from protomodels_cli.cost.line import reno_rate, wire_bytes
 from protomodels_cli.cost.memory import StageMemory
 from protomodels_cli.cost.pipeline import Played, StageCost, Wires, play
@@ -64,7 +64,7 @@ def forecast(
     control: float | None = None,
     windows: int | None = None,
     memory: int | None = None,
-    path: Path | None = None,
+    path: Computation | None = None,
 ) -> Forecast:
     """`speed` in operations a second of each peer; `cores` where they share a machine; `control` is the latency of the
     way to the coordinator (default: the link's); `windows` is the number of samples in the data; `memory`: bytes that
@@ -182,7 +182,11 @@ class Choice:
 
 
 def choices(
-    candidates: Iterable[RunSpec], link: LinkSpec, speed: float, memory: int | None = None, path: Path | None = None
+    candidates: Iterable[RunSpec],
+    link: LinkSpec,
+    speed: float,
+    memory: int | None = None,
+    path: Computation | None = None,
 ) -> list[Choice]:
     """`candidates` by what they cost in loss: the first ones cost least."""
     return [Choice(spec, forecast(spec, link, speed, memory=memory, path=path)) for spec in candidates]

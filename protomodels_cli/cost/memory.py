@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import accumulate
 
-from protomodels_cli.cost.activations import Activations, Path, Recompute, paths
+from protomodels_cli.cost.activations import Activations, Computation, Recompute, paths
 from protomodels_cli.cost.traffic import in_flight_of_codecs, remembered_by_codecs, staged_by_codecs
 from protomodels_cli.cost.units import (
     Block,
@@ -15,7 +15,7 @@ from protomodels_cli.cost.units import (
     unit_state_bytes,
 )
 from protomodels_cli.forms import Dense, Form, Role, Sizes
-from protomodels_cli.spec.optimizer import PIECE
+from protomodels_cli.spec.optimizer import STEP_NUMBERS
 from protomodels_cli.spec.schema import RunSpec
 
 ROUNDING = 10  # numbers for one that is rounded at random: words of the counter, as integers of 64 bits, and copies
@@ -71,9 +71,9 @@ class StageMemory:
         self._largest = (m.width * max(b.inner, b.hidden), spec.vocab_size * m.width)  # a layer's matrix, the head's
         self._covariance = 4 * 8 * m.width**2 if spec.form.has_basis else 0  # of the stream's gradients, in float64
         self._paths = paths(spec.compute)
-        self._activations: dict[Path, Activations] = {}
+        self._activations: dict[Computation, Activations] = {}
 
-    def total(self, first_layer: int, end_layer: int, stages_after: int, path: Path | None = None) -> int:
+    def total(self, first_layer: int, end_layer: int, stages_after: int, path: Computation | None = None) -> int:
         """At most, on its device, with the least that recomputation can reach. `path`: how the peer computes; None: of
         all that are possible, the one that takes most. `on_host` comes on top, of the same memory where the device is
         the host."""
@@ -84,7 +84,7 @@ class StageMemory:
         )
 
     def with_recompute(
-        self, first_layer: int, end_layer: int, recompute: Recompute, held: int, path: Path | None = None
+        self, first_layer: int, end_layer: int, recompute: Recompute, held: int, path: Computation | None = None
     ) -> int:
         """The same with one way of recomputing and this many microbatches in flight."""
         if path is None:
@@ -104,7 +104,7 @@ class StageMemory:
         first, last = first_layer == 0, end_layer == self.layers
         return self._remembered.host.at(first, last) + self._staged.host.at(first, last)
 
-    def resident(self, first_layer: int, end_layer: int, path: Path) -> int:
+    def resident(self, first_layer: int, end_layer: int, path: Computation) -> int:
         """On its device all the time: weights, copies of matrices in the products' type, gradients, optimizer state;
         T_fixed, U, rotary tables; what codecs remember."""
         units = self._units(self._saved_before, first_layer, end_layer)
@@ -129,7 +129,9 @@ class StageMemory:
             min(self._microbatches(first_layer, end_layer, way, held, path) for way in ways) for path in self._paths
         )
 
-    def _microbatches(self, first_layer: int, end_layer: int, recompute: Recompute, held: int, path: Path) -> int:
+    def _microbatches(
+        self, first_layer: int, end_layer: int, recompute: Recompute, held: int, path: Computation
+    ) -> int:
         a, last = self._of(path), end_layer == self.layers
         layers = a.layers[first_layer:end_layer]
         again = {"none": 0, "block": max(layers), "stage": 0 if last else sum(layers)}[recompute]
@@ -138,7 +140,7 @@ class StageMemory:
             backward += a.product * max(self._largest[: 1 + last])
         return self.in_flight(first_layer, end_layer, recompute, held, path) + max(backward, a.loss if last else 0)
 
-    def _of(self, path: Path) -> Activations:
+    def _of(self, path: Computation) -> Activations:
         if path not in self._activations:
             self._activations[path] = Activations(self.spec, path)
         return self._activations[path]
@@ -147,7 +149,7 @@ class StageMemory:
         """Of the stage's units, from that of all units `before` each: the embedding, the layers, the head."""
         return before[end_layer + 1 + (end_layer == self.layers)] - before[first_layer + (first_layer > 0)]
 
-    def in_flight(self, first_layer: int, end_layer: int, recompute: Recompute, held: int, path: Path) -> int:
+    def in_flight(self, first_layer: int, end_layer: int, recompute: Recompute, held: int, path: Computation) -> int:
         """What is kept of this many microbatches that wait for their backward, and their messages."""
         a, span = self._of(path), slice(first_layer, end_layer)
         each = a.ends + 2 * self._codecs_in_flight  # towards both neighbours
@@ -174,7 +176,7 @@ def _stepping(spec: RunSpec) -> tuple[int, int, int]:
             case "adamw" if not narrow and not lifted:
                 return 0
             case _:
-                return min(rows, max(1, PIECE // columns)) * ((4 + ROUNDING * narrow) * columns + lifted)
+                return min(rows, max(1, STEP_NUMBERS // columns)) * ((4 + ROUNDING * narrow) * columns + lifted)
 
     wide = max(b.inner, b.hidden)
     layer = max(one(Dense, "matrix", wide), one(spec.form, "writer", wide))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from protomodels_cli.cost.activations import Path, Recompute
+from protomodels_cli.cost.activations import Computation, Recompute
 from protomodels_cli.cost.memory import StageMemory, in_flight_limit, least_in_flight, recomputations
 
 # The spec says so; the fastest there is; anything faster takes too much; all of them do.
@@ -27,14 +27,16 @@ class Picked:
 
 
 def pick(
-    sizes: StageMemory, first_layer: int, end_layer: int, stages_after: int, path: Path | None, memory: int
+    sizes: StageMemory, first_layer: int, end_layer: int, stages_after: int, path: Computation | None, memory: int
 ) -> Picked:
     """The fastest way of recomputing that fits, with as many microbatches in flight as fit then. Keeping everything is
     the fastest only if enough of them fit to hide the links' latency. `path` None: whatever takes most."""
     return pick_over(sizes, [(range(first_layer, end_layer), memory)], stages_after, path)
 
 
-def pick_over(sizes: StageMemory, cards: Sequence[tuple[range, int]], stages_after: int, path: Path | None) -> Picked:
+def pick_over(
+    sizes: StageMemory, cards: Sequence[tuple[range, int]], stages_after: int, path: Computation | None
+) -> Picked:
     """The same for a stage over several cards, its layers and bytes on each: what does not fit on one does not fit."""
     spec = sizes.spec
     least, ways = least_in_flight(spec, stages_after), recomputations(spec)

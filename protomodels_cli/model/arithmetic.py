@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
+from protomodels_cli.model.compiling import is_known_to_fail
 from protomodels_cli.spec.schema import ComputeSpec
 
 PRODUCTS = {"bf16": torch.bfloat16}  # of others than the weights' own type
@@ -39,8 +40,8 @@ def choose(compute: ComputeSpec, *devices: torch.device) -> Arithmetic:
         name = "float32"
     stored = getattr(torch, compute.stored)
     matmul = PRODUCTS.get(name, stored)
-    compiled = compute.compile == "always" or (compute.compile == "auto" and on_gpus)
-    return Arithmetic(name, stored, matmul, compiled)
+    wanted = compute.compile == "always" or (compute.compile == "auto" and on_gpus)
+    return Arithmetic(name, stored, matmul, wanted and not any(map(is_known_to_fail, devices)))
 
 
 def _has_bf16(device: torch.device) -> bool:

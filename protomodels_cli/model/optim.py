@@ -20,7 +20,7 @@ from protomodels_cli.model.basis import Basis
 from protomodels_cli.model.llama import Matrix, RMSNorm, Writer
 from protomodels_cli.model.precise import home_of_float64
 from protomodels_cli.model.stage import Stage
-from protomodels_cli.spec.optimizer import PIECE, OptimizerSpec
+from protomodels_cli.spec.optimizer import STEP_NUMBERS, OptimizerSpec
 
 ROW = 4096  # numbers that are summed in float32
 
@@ -53,7 +53,7 @@ class TrainedParameter:
     def pieces(self) -> Iterator[slice]:
         """Rows that are stepped at one time: a table may be too large to have several tensors of its size."""
         rows, columns = len(self.parameter), self.parameter[0].numel()
-        most = rows if self.rule == "muon" else max(1, PIECE // columns)
+        most = rows if self.rule == "muon" else max(1, STEP_NUMBERS // columns)
         return (slice(start, min(start + most, rows)) for start in range(0, rows, most))
 
     @property

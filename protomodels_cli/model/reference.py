@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from protomodels_cli.cost.activations import Recompute
 from protomodels_cli.data.batches import Batches, held_out_windows
 from protomodels_cli.data.prepare import Corpus
 from protomodels_cli.errors import RunStopped
@@ -23,7 +24,7 @@ from protomodels_cli.model.basis import Basis, initial_basis
 from protomodels_cli.model.init import load_checkpoint
 from protomodels_cli.model.precise import home_of_float64
 from protomodels_cli.model.shape import Shape, slices
-from protomodels_cli.model.stage import Carry, InFlight, Recompute, Sync, t_fixed_of
+from protomodels_cli.model.stage import Carry, InFlight, Sync, t_fixed_of
 from protomodels_cli.model.state import parameter_hashes
 from protomodels_cli.model.trainer import StageTrainer
 from protomodels_cli.protocol import steps

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from protomodels_cli.cost.activations import Recompute
 from protomodels_cli.errors import first_line
 from protomodels_cli.forms import Form
 from protomodels_cli.model.arithmetic import choose
@@ -70,7 +71,6 @@ class InFlight:
     output: Tensor  # the message it became; on the last stage, the stream before the head
 
 
-Recompute = Literal["none", "block", "stage"]
 Layout = Sequence[tuple[torch.device, range]]  # of a stage's layers over devices, in order
 
 

@@ -11,11 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from protomodels_cli.cost.activations import Recompute
 from protomodels_cli.model.basis import Basis
 from protomodels_cli.model.gathering import Gathering
 from protomodels_cli.model.optim import StageOptimizer
 from protomodels_cli.model.shape import Slice
-from protomodels_cli.model.stage import Layout, Recompute, Stage
+from protomodels_cli.model.stage import Layout, Stage
 from protomodels_cli.model.state import load_stage_state, section_of, stage_state
 from protomodels_cli.protocol import steps
 from protomodels_cli.spec.schema import RunSpec

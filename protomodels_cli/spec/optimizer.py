@@ -9,7 +9,7 @@ from pydantic import Field
 from protomodels_cli.spec.fields import BelowOne, Count, Positive, Section, Share, Whole
 
 # Numbers of a parameter that a step has in working memory at one time, unless its rule needs the whole matrix (Muon).
-PIECE = 1 << 24
+STEP_NUMBERS = 1 << 24
 
 
 class ScheduleSpec(Section):

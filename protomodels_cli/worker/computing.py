@@ -13,7 +13,7 @@ from protomodels_cli.spec.cut import layers_per_stage
 from protomodels_cli.spec.schema import RunSpec
 from protomodels_cli.worker.cards import Cards
 from protomodels_cli.worker.device import path_of
-from protomodels_cli.worker.notices import Computing
+from protomodels_cli.worker.notices import Building, Computing
 
 
 class Chooser:
@@ -21,7 +21,7 @@ class Chooser:
         self._cards = cards
         self._forecast = 0
 
-    def pick(self, spec: RunSpec, slice_: Slice, share: int, reuse: bool) -> Picked:
+    def pick(self, spec: RunSpec, slice_: Slice, share: int) -> Picked:
         """For a stage of this spec's cut; `share`: bytes that the coordinator leaves to it, 0: it has not said."""
         cards, sizes = self._cards, StageMemory(spec)
         share = min(share or cards.offered, cards.offered)
@@ -32,13 +32,12 @@ class Chooser:
         used = [(part, room) for part, room in zip(layers, rooms, strict=True) if part]
         found = pick_over(sizes, used, after, path_of(spec, *cards.devices))
         self._forecast = found.bytes
-        if not reuse:
-            cards.reset_peak()
         return found
 
-    def notice(self, spec: RunSpec, found: Picked) -> Computing:
+    def notices(self, spec: RunSpec, found: Picked, reuse: bool) -> list[Computing | Building]:
+        """`reuse`: of a stage in memory, which nothing has to be compiled for."""
         arithmetic = choose(spec.compute, *self._cards.devices)
-        return Computing(
+        computing = Computing(
             self._cards.in_words,
             arithmetic.name,
             spec.compute.dtype == "auto",
@@ -50,6 +49,7 @@ class Chooser:
             found.memory,
             found.kept_bytes,
         )
+        return [computing, Building()] if arithmetic.compiled and not reuse else [computing]
 
     def memory_used(self) -> dict[str, int]:
         """Fields of a usage."""

@@ -13,11 +13,12 @@ from pathlib import Path
 
 import torch
 
-from protomodels_cli.cost.activations import Path as ComputePath
+from protomodels_cli.cost.activations import Computation
 from protomodels_cli.cost.units import unit_flops
 from protomodels_cli.errors import first_line
 from protomodels_cli.forms import Dense
 from protomodels_cli.model.arithmetic import choose as arithmetic_of
+from protomodels_cli.model.compiling import problem_of
 from protomodels_cli.model.llama import Block, Multiplied, Running, rotary
 from protomodels_cli.model.memory import is_out_of_memory
 from protomodels_cli.model.operators import EAGER
@@ -46,11 +47,19 @@ def choose(name: str) -> torch.device:
     return device
 
 
-def path_of(spec: RunSpec, *devices: torch.device) -> ComputePath:
+def path_of(spec: RunSpec, *devices: torch.device) -> Computation:
     """How a peer with these devices computes."""
     arithmetic = arithmetic_of(spec.compute, *devices)
     dtype = "bf16" if arithmetic.matmul == torch.bfloat16 else spec.compute.stored
-    return ComputePath(dtype, arithmetic.compiled, gpu=devices[0].type == "cuda")
+    return Computation(dtype, arithmetic.compiled, gpu=devices[0].type == "cuda")
+
+
+def try_compiling(spec: RunSpec, *devices: torch.device) -> str | None:
+    """Why operators cannot be compiled here, where the run would have them so: from then on no path here is compiled.
+    Without, a stage takes more memory, which the coordinator must know before it assigns one."""
+    if not arithmetic_of(spec.compute, *devices).compiled:
+        return None
+    return next(filter(None, map(problem_of, dict.fromkeys(devices))), None)
 
 
 def in_words(device: torch.device) -> str:

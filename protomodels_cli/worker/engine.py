@@ -99,10 +99,16 @@ class Outbox:
 class Engine(threading.Thread):
     """`post` is given what comes back and messages to send, in order, each with its generation; it returns at once."""
 
-    def __init__(self, device: torch.device, threads: int, post: Callable[[int, Any], None]):
-        """`device`: the one that messages come to and leave from."""
+    def __init__(
+        self,
+        device: torch.device,
+        threads: int,
+        post: Callable[[int, Any], None],
+        reset_peak: Callable[[], None],
+    ):
+        """`device`: the one that messages come to and leave from. `reset_peak` begins to measure memory afresh."""
         super().__init__(name="compute", daemon=True)
-        self._device, self._threads = device, threads
+        self._device, self._threads, self._reset_peak = device, threads, reset_peak
         self._outbox = Outbox(post, device)
         self.allocate = memory_for(device)  # for messages that are coming in
         self._generation = self._wanted = 0  # of the stage here, and of what the loop asks for
@@ -272,6 +278,7 @@ class Engine(threading.Thread):
             case Build(assignment, spec, layers, layout, basis, path):
                 self._generation = assignment.generation  # also of the failure to build it
                 self._run = self._pass = self._work = self._held = None  # two would not fit
+                self._reset_peak()
                 saved = None if path is None else load_file(path)
                 self._work = StageWork(spec, layers, basis, layout, saved, assignment.step, assignment.recompute)
                 if self._work.not_compiled is not None:

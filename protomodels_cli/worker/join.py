@@ -95,6 +95,12 @@ async def _take_part(options: Options, tell: PeerTeller) -> int:
         logs.hide(enrolled.secret)
         logs.to_file(folder / "peer.log")
         closing.enter_context(tell.into(folder))
+        try:
+            not_compiled = await asyncio.to_thread(devices.try_compiling, spec, *chosen)
+        except (RuntimeError, MemoryError) as e:
+            raise devices.as_problem(e) from None
+        if not_compiled is not None:
+            tell(notices.NotCompiled(not_compiled))
         cards, path = Cards.of(chosen, spec, options.memory), devices.path_of(spec, *chosen)
         _check_memory(spec, cards, options.memory)
         host_memory = _check_host_memory(spec, cards)

@@ -115,6 +115,13 @@ class Computing(Base):
 
 
 @dataclass(frozen=True)
+class Building(Base):
+    """The stage is made anew, and its operators are compiled first: nothing else is told meanwhile."""
+
+    kind: Literal["building"] = "building"
+
+
+@dataclass(frozen=True)
 class NotCompiled(Base):
     level: ClassVar[int] = logging.WARNING
     detail: str
@@ -273,7 +280,7 @@ class Ended(Base):
 
 
 AboutJoining = CoordinatorUnreachable | Joined | Reachable | NotReachable | LinkEmulated
-AboutStage = Spare | Waiting | StageAssigned | Computing | NotCompiled | StepDecided | HashMismatch
+AboutStage = Spare | Waiting | StageAssigned | Computing | Building | NotCompiled | StepDecided | HashMismatch
 AboutConnections = ConnectionLost | RelayFailed | RelayWorks | TroubleReported
 AboutSnapshots = PartFailed | PartUploaded | PartRefused | PartsNotDeleted | Prefetched | PrefetchFailed
 AboutEnd = LeavingAfterStep | LeavingAtOnce | Released | Ended

@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 
+from protomodels_cli.cost.activations import Recompute
 from protomodels_cli.model.basis import Basis
 from protomodels_cli.model.shape import Slice
-from protomodels_cli.model.stage import Layout, Recompute, Sync
+from protomodels_cli.model.stage import Layout, Sync
 from protomodels_cli.protocol.messages import Leg
 from protomodels_cli.spec.schema import RunSpec
 from protomodels_cli.wire.usage import Usage

@@ -33,8 +33,10 @@ def sentence(notice: n.Notice) -> str:
             return _assigned(notice)
         case n.Computing():
             return _computing(notice)
+        case n.Building():
+            return "building the stage; operators are compiled first, which may take a minute"
         case n.NotCompiled(detail):
-            return f"operators could not be compiled ({detail}): this stage works without, which is slower"
+            return f"operators could not be compiled ({detail}): this peer works without, slower and with more memory"
         case n.StepDecided(step, steps, loss, applied):
             outcome = "" if applied else " (skipped: the loss or a gradient is not finite)"
             return f"step {step}/{steps} | loss {loss:.4f}{outcome}"

@@ -23,7 +23,7 @@ import grpc
 from protomodels_cli.errors import EXIT_INTERRUPTED
 from protomodels_cli.model.basis import Basis, basis_from_bytes, basis_to_bytes
 from protomodels_cli.model.shape import Shape, slices
-from protomodels_cli.model.stage import Layout, Sync
+from protomodels_cli.model.stage import Sync
 from protomodels_cli.protocol.messages import BadMessage, Leg
 from protomodels_cli.protocol.parts import Part
 from protomodels_cli.retry import Backoff, retry
@@ -78,7 +78,7 @@ class Session:
             stub, metadata, spec.limits.lease_seconds, give_up_after, self._over, self._tell_of_loss
         )
         self._cards, self._chooser = cards, Chooser(cards)
-        self._engine = Engine(cards.first, spec.compute.threads, self._post)
+        self._engine = Engine(cards.first, spec.compute.threads, self._post, cards.reset_peak)
         connection = Connection(spec.wire.link) if spec.wire.link.emulated else None
         self._network = Network(identity, listener, door, connection)
         self._generation: Generation | None = None
@@ -196,22 +196,20 @@ class Session:
         self._generation = Generation(assigned, spec, self._network, self._engine, self._report, self.tell)
         layers = slices(spec)[assigned.stage]
         self.tell(assigned_notice(assigned, layers))
-        picked = self._chooser.pick(spec, layers, assigned.memory, assigned.reuse)
-        layout = self._cards.layout(spec, layers)
-        self.tell(self._chooser.notice(spec, picked))
+        picked = self._chooser.pick(spec, layers, assigned.memory)
+        for notice in self._chooser.notices(spec, picked, assigned.reuse):
+            self.tell(notice)
         assignment = assignment_of(assigned, picked)
         if assigned.reuse:
             decision = decision_of(assigned.decision) if assigned.decision.step else None
             self._engine.order(orders.Reuse(assignment, decision))
         elif assigned.HasField("restore"):
-            self._generation.own(self._chore(self._restore(assigned, assignment, spec, layout)))
+            self._generation.own(self._chore(self._restore(assigned, assignment, spec)))
         else:
             basis = self._basis(assigned.basis) if assigned.HasField("basis") else None
-            self._engine.order(orders.Build(assignment, spec, layers, layout, basis, None))
+            self._engine.order(orders.Build(assignment, spec, layers, self._cards.layout(spec, layers), basis, None))
 
-    async def _restore(
-        self, assigned: pb.Assignment, assignment: orders.Assignment, spec: RunSpec, layout: Layout
-    ) -> None:
+    async def _restore(self, assigned: pb.Assignment, assignment: orders.Assignment, spec: RunSpec) -> None:
         """Build the stage from its part of a snapshot, wherever that can be had."""
         self._engine.order(orders.Drop())  # the memory will be needed
         wanted = Part(assigned.restore.lineage, assigned.restore.step, assigned.stage, assigned.restore.sha256)
@@ -222,7 +220,8 @@ class Session:
             lost.why = str(e)
             self._control.send(snapshot_lost=lost)
             return
-        self._engine.order(orders.Build(assignment, spec, slices(spec)[assigned.stage], layout, None, path))
+        layers = slices(spec)[assigned.stage]
+        self._engine.order(orders.Build(assignment, spec, layers, self._cards.layout(spec, layers), None, path))
 
     async def _end_generation(self, following: int = 0) -> None:
         ended, self._generation, self._right = self._generation, None, None

@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 
 from protomodels_cli.codecs import End, unpack_ids
+from protomodels_cli.cost.activations import Recompute
 from protomodels_cli.cost.traffic import id_bytes
 from protomodels_cli.errors import first_line
 from protomodels_cli.model.basis import Basis
 from protomodels_cli.model.precise import home_of_float64
 from protomodels_cli.model.shape import Shape, Slice
-from protomodels_cli.model.stage import InFlight, Layout, Recompute
+from protomodels_cli.model.stage import InFlight, Layout
 from protomodels_cli.model.state import basis_in, section_of
 from protomodels_cli.model.trainer import StageTrainer
 from protomodels_cli.protocol import steps
