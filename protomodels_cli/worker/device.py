@@ -44,7 +44,8 @@ def choose(name: str) -> torch.device:
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as e:
         raise PeerError(NoSuchDevice(name, str(e).splitlines()[0])) from None
-    return device
+    # Threads are told which card is theirs by its number.
+    return torch.device("cuda", torch.cuda.current_device()) if device == torch.device("cuda") else device
 
 
 def path_of(spec: RunSpec, *devices: torch.device) -> Computation:
