@@ -346,7 +346,7 @@ def test_the_emulated_link_takes_the_time_that_real_tcp_takes():
         "stages": 3,
         "model": {"layers": 3, "width": 64, "heads": 4, "context": 64},
         "subspace": {"form": "dense"},
-        "batch": {"size": 64, "microbatches": 16},
+        "batch": {"size": 64, "microbatches": 16, "in_flight": 4},  # a line that is full both ways slows TCP down
     }
     link = parse_link(text)
     _, emulated = pipeline(small(**sizes, wire={"link": link.model_dump()}))
