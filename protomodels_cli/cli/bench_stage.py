@@ -19,7 +19,7 @@ def stage(
     k: Annotated[int, typer.Option(min=1, help="Dimensions k of the subspace, where the method names none.")] = 40,
     microbatch: Annotated[int | None, typer.Option(min=1, help="Windows a microbatch. Default: by shape.")] = None,
     windows: Annotated[int | None, typer.Option(min=1, help="Windows a step. Default: by shape.")] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda:N.")] = "auto",
+    device: Annotated[str, typer.Option(help="Device to compute on: auto, cpu or cuda:N.")] = "auto",
     trace: Annotated[Path | None, typer.Option(help="Write a timeline for chrome://tracing to this file.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the numbers to this file.")] = None,
 ) -> None:
