@@ -129,12 +129,11 @@ class Reference:
         last = self.stages[-1]
         for trainer in self.trainers:
             trainer.begin(step)
-        tokens_in_step = self.spec.batch.size * self.spec.model.context
         total = torch.zeros((), dtype=torch.float64, device=home_of_float64(self.device))
         for m in range(self.spec.batch.microbatches):
             windows = torch.from_numpy(self.batches.microbatch(step, m)).to(self.device)
             flights = self.forward(windows[:, :-1], step, m, windows)
-            loss, gradient = last.run_loss(flights[-1], windows[:, 1:], 1.0 / tokens_in_step)
+            loss, gradient = last.run_loss(flights[-1], windows[:, 1:], last.loss_scale)
             total += loss
             for i in reversed(range(len(self.stages) - 1)):
                 assert gradient is not None

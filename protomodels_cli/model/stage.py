@@ -119,7 +119,7 @@ class Stage(StageModules):
         super().__init__(shape, slice_, *sections)
         self.sections = sections
         self.loss_chunk, self._message_width = spec.compute.loss_chunk, spec.boundary_width
-        self._loss_scale = 1.0 / (spec.batch.size * spec.model.context)
+        self.loss_scale = 1.0 / (spec.batch.size * spec.model.context)  # of a token's loss in that of a step
         self.on_release: Callable[[Tensor], None] | None = None  # is given ∂loss/∂x there, per microbatch
         self.recompute = recompute
         self.arithmetic = choose(spec.compute, *self.devices)
@@ -253,7 +253,7 @@ class Stage(StageModules):
         for _ in range(2):  # the second adds to the first one's gradients
             flight = self.run_forward(tokens, None if self.slice.is_first else message)
             if self.slice.is_last:
-                self.run_loss(flight, tokens, self._loss_scale)
+                self.run_loss(flight, tokens, self.loss_scale)
             else:
                 self.run_backward(flight, message)
 

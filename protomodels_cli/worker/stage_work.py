@@ -83,7 +83,6 @@ class StageWork:
         # One for each neighbour: what comes from it and goes to it passes here.
         self.previous = None if slice_.is_first else End(spec)
         self.next = None if slice_.is_last else End(spec)
-        self.tokens_in_step = spec.batch.size * spec.model.context
         self.transfers, self.clock = transfers_for(self.stage.devices), Clock(self.device)
         self._loss = torch.zeros((), dtype=torch.float64, device=home_of_float64(self.device))
         if saved is not None:
@@ -159,7 +158,7 @@ class StageWork:
         if not self.slice.is_last:
             work.flights[message.microbatch] = flight
             return [self._message("forward", work, message, flight.output, windows)]
-        loss, gradient = self.stage.run_loss(flight, targets, 1.0 / self.tokens_in_step)
+        loss, gradient = self.stage.run_loss(flight, targets, self.stage.loss_scale)
         self._loss += loss
         work.tokens += targets.numel()
         work.finished += 1
