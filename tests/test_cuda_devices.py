@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 from conftest import make_spec
+from cuda_tools import pin, take_step
 from test_devices import MOVES, halves, over, reference_of
 
 from protomodels_cli.bench.loopback import pipeline_rows
@@ -49,22 +50,11 @@ def test_a_snapshot_has_what_lies_on_either_device_and_is_of_its_step(second):
     slice_, basis = slices(spec)[0], initial_basis(256, spec.subspace.k, spec.seed)
     t = StageTrainer(spec, slice_, basis, halves(slice_.layers, CUDA, second))
     transfers = CudaTransfers(*t.stage.devices)
-    tokens = torch.zeros((2, spec.model.context), dtype=torch.int64, device=CUDA)
-
-    def step(n):
-        flight = t.stage.run_forward(tokens, None)
-        t.stage.run_backward(flight, torch.ones_like(flight.output))
-        t.prepare()
-        transfers.before_change()
-        t.decide(n, apply=True, lr=0.1, clip=1.0)
-
-    step(1)
-    transfers.expect(lambda: t.state({}))
-    while transfers._buffer._memory is None:
-        pass
+    take_step(t, transfers, 1)
+    pin(t, transfers)
     right = on_host(t.state({}))
     wait = transfers.copy(t.state({}))
-    step(2)
+    take_step(t, transfers, 2)
     found = wait()
     assert all(torch.equal(found[name], right[name]) for name in right)
     restored = StageWork(spec, slice_, None, halves(slice_.layers, CUDA, second), found, step=1)

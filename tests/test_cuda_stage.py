@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import make_spec
+from cuda_tools import pin, take_step
 
 from protomodels_cli.bench.loopback import pipeline_rows
 from protomodels_cli.codecs import Carrier, End
@@ -119,26 +120,15 @@ def test_a_neighbour_that_sends_what_is_not_finite_is_named(then):
 
 def test_a_snapshot_is_of_the_step_it_was_asked_for():
     """The next step may change every tensor while it is being copied."""
-    spec, t = trainer(model={"width": 512, "hidden": 2048})
+    _, t = trainer(model={"width": 512, "hidden": 2048})
     transfers = CudaTransfers(CUDA)
-    tokens = torch.zeros((2, spec.model.context), dtype=torch.int64, device=CUDA)
-
-    def step(n):
-        flight = t.stage.run_forward(tokens, None)
-        t.stage.run_backward(flight, torch.ones_like(flight.output))
-        t.prepare()
-        transfers.before_change()
-        t.decide(n, apply=True, lr=0.1, clip=1.0)
-
-    step(1)
+    take_step(t, transfers, 1)
     for pinned in (False, True):
         if pinned:
-            transfers.expect(lambda: t.state({}))
-            while transfers._buffer._memory is None:
-                pass
+            pin(t, transfers)
         right = on_host(t.state({}))
         wait = transfers.copy(t.state({}))
-        step(2)
+        take_step(t, transfers, 2)
         found = wait()
         assert all(torch.equal(found[name], right[name]) for name in right)
         assert not torch.equal(right["weights/layers.0.attn.q.weight"], t.stage.layers["0"].attn.q.weight.cpu())
@@ -146,7 +136,8 @@ def test_a_snapshot_is_of_the_step_it_was_asked_for():
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-4), ("bf16", 1e-2)])
 def test_four_processes_follow_the_reference(dtype, tolerance):
-    spec = make_spec(stages=4, steps=200, compute={"dtype": dtype})
+    adamw = {"name": "adamw", "lr": 1e-3}  # Muon's bf16 iteration makes more of a last bit than float32 allows
+    spec = make_spec(stages=4, steps=200, optimizer=adamw, compute={"dtype": dtype})
     right = losses_of(spec, CUDA)
     _, rows = pipeline_rows(spec, device="cuda:0")
     worst = max(abs(row["loss"] - loss) / loss for row, loss in zip(rows, right, strict=True))
