@@ -105,3 +105,12 @@ def spec() -> Callable[..., RunSpec]:
 @pytest.fixture
 def reference() -> Callable[..., Reference]:
     return make_reference
+
+
+@pytest.fixture
+def unused_port() -> int:
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -32,10 +32,10 @@ def identity(peer: str) -> Identity:
 class End:
     """One end of a link and what it was given."""
 
-    def __init__(self, neighbour: str, to_next: bool, window: int = 4, credit_every: int | None = None):
+    def __init__(self, neighbour: str, to_next: bool, window: int = 4):
         self.got: list[Message] = []
         self.credits, self.sent = 0, 0
-        every = max(1, window // 2) if credit_every is None else credit_every
+        every = max(1, window // 2)
         self.link = Link(
             1, 0, neighbour, to_next, window, every, 1 << 24, self.got.append, self._count_sent, self._count_credits
         )
@@ -53,13 +53,13 @@ def message(leg: str = "forward", step: int = 1, microbatch: int = 0, size: int 
     )
 
 
-def linked(story: Callable[[End, End], Awaitable[None]], window: int = 4, credit_every: int | None = None) -> None:
+def linked(story: Callable[[End, End], Awaitable[None]], window: int = 4) -> None:
     """Peers a and b with a link between their stages 0 and 1; a dials."""
 
     async def run() -> None:
         listener = Listener(identity("b"))
         await listener.start("127.0.0.1", 0)
-        a, b = End("b", True, window, credit_every), End("a", False, window, credit_every)
+        a, b = End("b", to_next=True, window=window), End("a", to_next=False, window=window)
         listener.expect(b.link)
         dialling = asyncio.create_task(dial(a.link, "127.0.0.1", listener.port, identity("a")))
         try:
@@ -345,20 +345,3 @@ def test_what_is_no_frame_is_refused(content):
 )
 def test_backward_first_and_forward_within_the_limits(view, right):
     assert next_work(view) == right
-
-
-def test_a_sender_that_may_hold_less_than_the_window_gets_its_credit_in_time():
-    """An evaluation: nothing comes back that could carry it."""
-    least, window, messages = 3, 32, 20
-
-    async def story(a: End, b: End) -> None:
-        taken = 0
-        for i in range(messages):
-            while i - a.credits >= least:
-                while taken < len(b.got):
-                    b.link.take()
-                    taken += 1
-                await asyncio.sleep(0.01)
-            a.link.send(message("evaluation", microbatch=i))
-
-    linked(story, window=window, credit_every=max(1, least // 2))

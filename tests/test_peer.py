@@ -27,17 +27,13 @@ from protomodels_cli.wire.client import Refused
 from protomodels_cli.wire.join_link import JoinLink, UnreachableError
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.pb import pmtrain_pb2_grpc as rpc
-from protomodels_cli.wire.relay import NOBODY
 from protomodels_cli.wire.tls import new_authority, peer_name
 from protomodels_cli.worker import device as devices
-from protomodels_cli.worker import generation as generations
 from protomodels_cli.worker import join as joining
 from protomodels_cli.worker import notices, problems
 from protomodels_cli.worker.cards import Cards
 from protomodels_cli.worker.control import ConnectFailed
 from protomodels_cli.worker.device import path_of
-from protomodels_cli.worker.engine import Engine
-from protomodels_cli.worker.generation import Generation, Network
 from protomodels_cli.worker.links import Listener
 from protomodels_cli.worker.session import Session
 from protomodels_cli.worker.telling import PeerError
@@ -258,15 +254,6 @@ def test_who_was_in_a_run_before_looks_for_its_coordinator_as_long_as_it_was_tol
     assert len(said) == 1, "that it waits"
 
 
-@pytest.fixture
-def unused_port() -> int:
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 # Limits
 
 
@@ -352,42 +339,3 @@ def test_every_wait_for_a_stage_to_be_ready_has_a_limit_of_its_own(doing: str, s
     [dismissed] = [c for c in b.tell(ev.Tick()) if isinstance(c, ev.Dismiss)]
     assert dismissed.peer == "p1"
     assert dismissed.why == TooSlow(1, doing, seconds)
-
-
-# Links
-
-
-def test_what_keeps_a_relayed_link_from_opening_is_said_once_and_told_to_the_coordinator(monkeypatch, unused_port: int):
-    monkeypatch.setattr(generations, "GRACE", 0.05)
-    spec = make_spec(stages=2, limits={"link_seconds": 2.0})
-    assigned = pb.Assignment(generation=3, stage=1, layers_per_stage=[2, 2])
-    assigned.previous.add(way=pb.Route.RELAY_LISTEN, peer="q", ticket="ticket")
-    told: list[notices.Notice] = []
-    reported: list[troubles.Trouble] = []
-
-    async def nobody(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readline()
-        writer.write(NOBODY)
-        await writer.drain()
-        writer.close()
-
-    async def story() -> None:
-        network = Network(IDENTITY, Listener(IDENTITY), ("127.0.0.1", unused_port), None)
-        engine = Engine(torch.device("cpu"), 1, lambda *_: None, lambda: None)
-        generation = Generation(assigned, spec, network, engine, reported.append, told.append)
-        connecting = asyncio.create_task(generation.connect())
-        await until(lambda: reported)
-        assert len(told) == 1
-        relay = await asyncio.start_server(nobody, "127.0.0.1", unused_port)
-        await until(lambda: len(told) == 2)
-        connecting.cancel()
-        await generation.end()
-        relay.close()
-
-    asyncio.run(story())
-    failed, works = told
-    assert isinstance(failed, notices.RelayFailed)
-    assert failed.stage == 0
-    assert str(unused_port) in failed.detail
-    assert works == notices.RelayWorks(0)
-    assert reported == [troubles.LinkNotOpened(0, failed.detail)]
