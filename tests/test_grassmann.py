@@ -13,7 +13,7 @@ from protomodels_cli.lab.reconstruct import relative
 from protomodels_cli.model import grassmann
 from protomodels_cli.model.basis import Basis, initial_basis, principal_angles
 from protomodels_cli.protocol import steps
-from protomodels_cli.spec.schema import SubspaceSpec, UpdateSpec
+from protomodels_cli.spec.model import SubspaceSpec, UpdateSpec
 
 
 def covariance(d: int, seed: int, rank: int = 6) -> torch.Tensor:

@@ -45,7 +45,7 @@ class Bench:
         if compiled:
             self.stage.running = replace(self.stage.eager, operators=partitioned())
         self.path = Computation(self.stage.arithmetic.name, compiled, gpu=False)
-        self.optimizer = StageOptimizer(self.stage, spec.optimizer, spec.seed)
+        self.optimizer = StageOptimizer(self.stage, spec)
         self.covariance = GradientCovariance(spec.model.width, torch.device("cpu"))
         if self.slice.is_last and spec.subspace.form != "dense":
             self.stage.on_release = self.covariance.add

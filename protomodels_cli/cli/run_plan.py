@@ -79,7 +79,7 @@ def candidates(spec: RunSpec) -> list[RunSpec]:
     found = []
     for form, k, codec in dict.fromkeys(ways):
         data: dict[str, Any] = spec.model_dump(mode="json")
-        free = min(spec.subspace.unconstrained_layers, last)  # a form without free layers may have been given more
+        free = min(spec.subspace.unconstrained_layers or 0, last)  # a form without free layers may have been given more
         data["subspace"] |= {"form": form, "k": k, "update": {}, "unconstrained_layers": free}
         data["wire"] |= {"forward": codec, "backward": codec}
         fits = (o for o in (spec.optimizer.name, "adamw") if form_named(form).optimizer_problem(o) is None)

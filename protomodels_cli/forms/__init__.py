@@ -8,6 +8,7 @@ from protomodels_cli.forms.base import Form, Move, Role, Rule, Sizes, Switch
 from protomodels_cli.forms.constrained import Constrained
 from protomodels_cli.forms.dense import Dense
 from protomodels_cli.forms.reparam import Reparam
+from protomodels_cli.forms.two_stream import TwoStream
 from protomodels_cli.plugins import Registry
 
 
@@ -16,7 +17,7 @@ def _is_form(found: object) -> bool:
 
 
 FORMS: Registry[type[Form]] = Registry(
-    "pmtrain.forms", _is_form, {form.name: form for form in (Reparam, Constrained, Dense)}
+    "pmtrain.forms", _is_form, {form.name: form for form in (Reparam, TwoStream, Constrained, Dense)}
 )
 
 

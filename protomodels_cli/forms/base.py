@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from protomodels_cli.spec.schema import RunSpec
 
 Rule = Literal["adamw", "row_adamw", "muon"]
-Role = Literal["gain", "matrix", "writer", "embedding", "head"]
+Role = Literal["gain", "matrix", "writer", "embedding", "head", "anchor"]
 Move = Literal["transport", "project"]
 TABLES: tuple[Role, ...] = ("embedding", "head")  # a row a token: the largest matrices by far
 START_DENSE = "set subspace.form to dense, with a codec as int8 where links are slow, or remove model.init"
@@ -32,10 +32,13 @@ class Sizes:
     layers: int
     k: int
     unconstrained_layers: int
+    last_segment: int  # its layers
 
     @classmethod
     def of(cls, spec: RunSpec) -> Sizes:
-        return cls(spec.model.width, spec.model.layers, spec.subspace.k, spec.subspace.unconstrained_layers)
+        free = spec.subspace.unconstrained_layers
+        last = spec.layers_per_segment[-1]
+        return cls(spec.model.width, spec.model.layers, spec.subspace.k, 1 if free is None else free, last)
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,8 @@ class Form:
     has_basis: ClassVar[bool] = False
     # Whether reading makes x anew from the state, in the type that matrices are multiplied in.
     remakes_stream: ClassVar[bool] = False
+    # Whether something of the state ends with a segment, whether or not a boundary is there.
+    has_local_stream: ClassVar[bool] = False
 
     def __init__(self, basis: Any = None):
         assert (basis is not None) == self.has_basis
@@ -74,13 +79,19 @@ class Form:
         return sizes.width
 
     @classmethod
+    def embedding_width(cls, sizes: Sizes) -> int:
+        """Numbers a token in the embedding's rows."""
+        return cls.state_width(sizes)
+
+    @classmethod
     def boundary_width(cls, sizes: Sizes) -> int:
         """Numbers a token over a boundary."""
         return sizes.width
 
     @classmethod
     def free_layers(cls, sizes: Sizes) -> int:
-        """Last layers that are built as the dense form's: they read and write x itself, and only the head follows."""
+        """Last layers that are built as the dense form's: they read and write x itself, and only the head follows.
+        Of the dense form itself: none, though all are."""
         return 0
 
     @classmethod
@@ -114,6 +125,23 @@ class Form:
         return None
 
     @classmethod
+    def update_problem(cls) -> tuple[str, str] | None:
+        """Why U cannot move, and what to do: rule and fix."""
+        if cls.has_basis:
+            return None
+        return f"the {cls.name} form has no subspace to move", "set subspace.update.interval to 0"
+
+    @classmethod
+    def anchor_problem(cls) -> tuple[str, str] | None:
+        """Why anchors cannot be trained, and what to do: rule and fix."""
+        return None
+
+    @classmethod
+    def free_layers_problem(cls, sizes: Sizes, asked: int) -> tuple[str, str] | None:
+        """Why `unconstrained_layers` cannot be what a spec asks for, and what to do: rule and fix."""
+        return None
+
+    @classmethod
     def init_problem(cls) -> tuple[str, str] | None:
         """Why a run cannot start from the weights of an ordinary transformer, and what to do: rule and fix."""
         return f"the {cls.name} form has no place for the weights of an ordinary transformer", START_DENSE
@@ -121,6 +149,8 @@ class Form:
     @classmethod
     def rule_for(cls, optimizer: str, role: Role) -> Rule:
         """Which rule moves a parameter of this form."""
+        if role == "anchor":  # the largest table of all, on every stage: one second moment a row
+            return "row_adamw"
         return "muon" if optimizer == "muon" and role in ("matrix", "writer") else "adamw"
 
     @classmethod
@@ -129,8 +159,9 @@ class Form:
         rule = cls.rule_for(optimizer.name, role)
         return optimizer.tables if rule == "adamw" and role in TABLES else rule
 
-    # Operators. `anchor` is T_fixed[tokens], where the form has a basis, in the type that matrices are multiplied in;
-    # the state is in the weights' own.
+    # Operators. `anchor` is what a stage adds for tokens by itself: T_fixed[tokens], where the form has a basis, and
+    # its trained change; None where there is neither. It is in the type that matrices are multiplied in, the state
+    # in the weights' own.
 
     def start(self, rows: Tensor, anchor: Tensor | None) -> Tensor:
         """The state before the first block, from the embedding's rows."""

@@ -34,6 +34,14 @@ class Constrained(SubspaceForm):
         return None
 
     @classmethod
+    def anchor_problem(cls) -> tuple[str, str] | None:
+        return (
+            "the constrained form carries T_fixed from stage to stage in its state, and a stage with its own anchor "
+            "would not take away what others have added",
+            "set subspace.anchor to fixed, or subspace.form to reparam",
+        )
+
+    @classmethod
     def rule_for(cls, optimizer: str, role: Role) -> Rule:
         if optimizer == "muon" and role == "writer":
             return "muon"

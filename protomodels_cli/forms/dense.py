@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from protomodels_cli.forms.base import Form, Sizes
+from typing import TYPE_CHECKING
+
+from protomodels_cli.forms.base import Form
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Dense(Form):
@@ -10,9 +15,8 @@ class Dense(Form):
     about = "has no subspace"
 
     @classmethod
-    def free_layers(cls, sizes: Sizes) -> int:
-        return sizes.layers
-
-    @classmethod
     def init_problem(cls) -> tuple[str, str] | None:
         return None  # it is one
+
+    def read(self, state: Tensor, anchor: Tensor | None) -> Tensor:
+        return state if anchor is None else state + anchor

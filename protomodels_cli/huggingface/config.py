@@ -30,7 +30,7 @@ def config_of(spec: RunSpec, dtype: str | None = None, end_id: int | None = None
         "attention_dropout": 0.0,
         "mlp_bias": False,
         "tie_word_embeddings": False,
-        "initializer_range": m.init_std,
+        "initializer_range": spec.groups.matrices.std,
         "use_cache": True,
         **special_ids(end_id),
     }

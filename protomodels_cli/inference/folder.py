@@ -12,7 +12,7 @@ from protomodels_cli.data.tokenizers import Json
 from protomodels_cli.errors import UserError
 from protomodels_cli.huggingface.architecture import Architecture
 from protomodels_cli.spec.checkpoint import CONFIG, CheckpointError, read_shape
-from protomodels_cli.spec.schema import ModelSpec
+from protomodels_cli.spec.model import ModelSpec
 
 _CONTEXTS = {"llama": 2048, "qwen3": 32768}  # what transformers takes where config.json has none
 

@@ -17,8 +17,8 @@ from protomodels_cli.lab.results import Result, say
 from protomodels_cli.lab.small import small_reference
 from protomodels_cli.model.basis import principal_angles
 from protomodels_cli.observe.pictures import figure, save_figure
+from protomodels_cli.spec.model import UpdateSpec
 from protomodels_cli.spec.optimizer import OptimizerSpec
-from protomodels_cli.spec.schema import UpdateSpec
 
 CONTRAST = (("muon", 0.25), ("muon", 1.0), ("adamw", 0.5), ("adamw", 1.0))  # to hold the spec's defaults against
 SCHEDULE = {"warmup_steps": 10, "decay": "constant"}  # a falling rate would calm any basis by itself

@@ -153,7 +153,7 @@ class Run:
             subspace |= {"k": r.k, "t_fixed": {"scale": r.t_fixed_scale}}
         spec = {
             "seed": self.seed,
-            "model": {"embedding_std": r.embedding_std},
+            "groups": {"embedding": {"std": r.embedding_std}},
             "subspace": subspace,
             "optimizer": {"name": r.optimizer, "lr": r.lr, "schedule": {"warmup_steps": math.ceil(steps / 20)}},
             "wire": {"forward": r.forward, "backward": r.backward},

@@ -3,7 +3,6 @@ checkpoint."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from functools import partial
 
@@ -12,23 +11,29 @@ from torch import Tensor, nn
 
 from protomodels_cli import counter
 from protomodels_cli.huggingface.checkpoint import Checkpoint
+from protomodels_cli.model.anchor import Anchor
 from protomodels_cli.model.llama import Matrix, RMSNorm, Writer
-from protomodels_cli.model.shape import Shape
+from protomodels_cli.spec.groups import writer_std
+from protomodels_cli.spec.schema import RunSpec
 
 
 @torch.no_grad()
-def initialise(modules: nn.Module, shape: Shape, seed: int) -> None:
+def initialise(modules: nn.Module, spec: RunSpec) -> None:
     """Fill every weight below `modules`, whose names are those of the whole model (`layers.7.attn.o`)."""
+    groups, seed = spec.groups, spec.seed
     for name, module in modules.named_modules():
         if isinstance(module, Matrix):
-            module.weight.copy_(_draw(name, tuple(module.weight.shape), shape.init_std, seed))
+            std = groups.head.std if name.startswith("head.") else groups.matrices.std
+            module.weight.copy_(_draw(name, tuple(module.weight.shape), std, seed))
         elif isinstance(module, Writer):
-            std = shape.embedding_std if name == "embed" else shape.init_std / math.sqrt(2 * shape.layers)
+            std = groups.embedding.std if name == "embed" else writer_std(spec)
             rows, columns = module.weight.shape
             draw = partial(_draw_rows, name, rows, std, seed)
             module.weight.copy_(module.form.initial(draw, columns))
         elif isinstance(module, RMSNorm):
             module.weight.fill_(1.0)
+        elif isinstance(module, Anchor):
+            module.weight.zero_()
 
 
 @torch.no_grad()
@@ -44,5 +49,7 @@ def _draw_rows(name: str, rows: int, std: float, seed: int, columns: int) -> Ten
 
 
 def _draw(name: str, size: tuple[int, ...], std: float, seed: int) -> Tensor:
+    if std == 0:
+        return torch.zeros(size, dtype=torch.float32)
     generator = torch.Generator().manual_seed(counter.subseed(seed, "weights", name) >> 1)
     return torch.randn(size, generator=generator, dtype=torch.float32).mul_(std)

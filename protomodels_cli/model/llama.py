@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from protomodels_cli.forms import Dense, Form
+from protomodels_cli.model.anchor import Anchor
 from protomodels_cli.model.operators import EAGER, Operators
 from protomodels_cli.model.precise import home_of_float64
 from protomodels_cli.model.products import Lookup, Read, Write
@@ -57,7 +58,10 @@ class Writer(Multiplied):
     def __init__(self, rows: int, form: Form, shape: Shape):
         super().__init__()
         self.form = form
-        self.weight = nn.Parameter(torch.empty(rows, form.state_width(shape.sizes), dtype=shape.dtype))
+        self.weight = nn.Parameter(torch.empty(rows, self.columns(shape), dtype=shape.dtype))
+
+    def columns(self, shape: Shape) -> int:
+        return self.form.state_width(shape.sizes)
 
     def forward(self, h: Tensor) -> Tensor:
         return Write.apply(h, self.weight, self.working)
@@ -65,6 +69,9 @@ class Writer(Multiplied):
 
 class Table(Writer):
     """The embedding: its rows are looked up, and it is never multiplied."""
+
+    def columns(self, shape: Shape) -> int:
+        return self.form.embedding_width(shape.sizes)
 
     def refresh(self, dtype: torch.dtype) -> None:
         pass
@@ -152,11 +159,15 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    """One layer. Both branches read x from the state and write to the state."""
+    """One layer. Both branches read x from the state and write to the state.
 
-    def __init__(self, shape: Shape, form: Form):
+    The first of a segment also holds the change of the anchor that the whole segment reads."""
+
+    def __init__(self, shape: Shape, form: Form, has_anchor: bool = False):
         super().__init__()
         self.form = form
+        if has_anchor:
+            self.anchor = Anchor(shape.vocab_size, shape.width, shape.dtype, shape.tokens_in_step)
         self.attn_norm = RMSNorm(shape.width, shape.norm_eps, shape.dtype)
         self.attn = Attention(shape, form)
         self.mlp_norm = RMSNorm(shape.width, shape.norm_eps, shape.dtype)
@@ -203,7 +214,8 @@ class StageModules(nn.Module):
         for section in sections:
             with section.device:
                 for i in section.layers:
-                    self.layers[str(i)] = Block(shape, section.form if i < self.release_layer else Dense())
+                    form = section.form if i < self.release_layer else Dense()
+                    self.layers[str(i)] = Block(shape, form, shape.trains_anchors and i in shape.segment_starts)
         if slice_.is_last:
             with sections[-1].device:
                 self.head = Head(shape)

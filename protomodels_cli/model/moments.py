@@ -16,12 +16,12 @@ from protomodels_cli.forms import Rule
 State = dict[str, Tensor]
 
 
-def new_state(rule: Rule, gradient: Tensor, dtype: torch.dtype) -> State:
+def new_state(rule: Rule, parameter: Tensor, dtype: torch.dtype, columns: int) -> State:
     """Row by row in memory, as state from a snapshot is: with another layout products may round differently. One
-    second moment a row is so little that it stays in the gradient's type."""
+    second moment a row is so little that it stays in the parameter's type."""
 
     def zeros() -> Tensor:
-        return torch.zeros(gradient.shape, dtype=dtype, device=gradient.device)
+        return torch.zeros((*parameter.shape[:-1], columns), dtype=dtype, device=parameter.device)
 
     match rule:
         case "muon":
@@ -29,7 +29,7 @@ def new_state(rule: Rule, gradient: Tensor, dtype: torch.dtype) -> State:
         case "adamw":
             return {"first": zeros(), "second": zeros()}
         case "row_adamw":
-            return {"first": zeros(), "second": gradient.new_zeros(len(gradient), 1)}
+            return {"first": zeros(), "second": parameter.new_zeros(len(parameter), 1)}
 
 
 def round_stochastically(wide: Tensor, kept: Tensor, seed: int, start: int) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import product
 
 import torch
 from torch import Tensor
@@ -16,11 +15,14 @@ from torch import Tensor
 from protomodels_cli import counter
 from protomodels_cli.forms import Dense, Form, Move, Role, Rule, Switch
 from protomodels_cli.model import moments, rules
+from protomodels_cli.model.anchor import Anchor
 from protomodels_cli.model.basis import Basis
 from protomodels_cli.model.llama import Matrix, RMSNorm, Writer
 from protomodels_cli.model.precise import home_of_float64
 from protomodels_cli.model.stage import Stage
-from protomodels_cli.spec.optimizer import STEP_NUMBERS, OptimizerSpec
+from protomodels_cli.spec.groups import Settings, settings
+from protomodels_cli.spec.optimizer import STEP_NUMBERS
+from protomodels_cli.spec.schema import RunSpec
 
 ROW = 4096  # numbers that are summed in float32
 
@@ -32,11 +34,13 @@ class TrainedParameter:
     name: str
     parameter: torch.nn.Parameter
     rule: Rule
-    decays: bool
+    settings: Settings
     form: Form  # of a matrix that writes to the stream; dense for all others
     kept_as: torch.dtype  # its moments; a step computes in the parameter's own type
+    anchor: Anchor | None = None  # whose table it is: only the rows that a step touches have a gradient
     state: moments.State = field(default_factory=dict)
     gradient: Tensor | None = None  # this step's, after projection; set by prepare()
+    touched: Tensor | None = None  # the rows of an anchor that the gradient is of
 
     @property
     def is_fused(self) -> bool:
@@ -44,15 +48,35 @@ class TrainedParameter:
         whole = self.kept_as == self.parameter.dtype and type(self.form).lift is Form.lift
         return self.rule == "adamw" and whole
 
+    def take_gradient(self) -> Tensor:
+        """What has been accumulated, after projection."""
+        gradient, self.parameter.grad = self.parameter.grad, None
+        if self.anchor is not None:
+            touched = self.anchor.take()
+            assert touched is not None, f"{self.name} got no gradient"
+            count = int(touched.count)
+            gradient, self.touched = touched.gradients[:count], touched.ids[:count]
+        assert gradient is not None, f"{self.name} got no gradient"
+        self.gradient = self.form.project(gradient)
+        return self.gradient
+
+    def forget_gradient(self) -> None:
+        self.gradient = self.touched = self.parameter.grad = None
+        if self.anchor is not None:
+            self.anchor.take()
+
     def own(self) -> tuple[torch.nn.Parameter, Tensor, moments.State]:
         assert self.gradient is not None, "apply() follows prepare()"
         if not self.state:
-            self.state = moments.new_state(self.rule, self.gradient, self.kept_as)
+            self.state = moments.new_state(self.rule, self.parameter, self.kept_as, self.gradient.shape[-1])
+            if self.settings.beta1 == 0 and self.rule == "row_adamw":
+                del self.state["first"]
         return self.parameter, self.gradient, self.state
 
     def pieces(self) -> Iterator[slice]:
         """Rows that are stepped at one time: a table may be too large to have several tensors of its size."""
-        rows, columns = len(self.parameter), self.parameter[0].numel()
+        assert self.gradient is not None
+        rows, columns = len(self.gradient), self.parameter[0].numel()
         most = rows if self.rule == "muon" else max(1, STEP_NUMBERS // columns)
         return (slice(start, min(start + most, rows)) for start in range(0, rows, most))
 
@@ -66,22 +90,15 @@ class TrainedParameter:
 class StageOptimizer:
     """Prepare (project, measure), then apply or discard: the two halves of a step's commit."""
 
-    def __init__(self, stage: Stage, spec: OptimizerSpec, seed: int):
-        """`seed`: the run's."""
-        self.stage, self.spec, self.seed = stage, spec, seed
+    def __init__(self, stage: Stage, spec: RunSpec):
+        self.stage, self.seed = stage, spec.seed
         self.applied = 0
         self.parameters = _parameters(stage, spec)
 
     @torch.no_grad()
     def prepare(self) -> dict[str, float]:
         """Take over the accumulated gradients. Returns the squared norm of each unit, in layer order."""
-        found = []
-        for trained in self.parameters:
-            gradient = trained.parameter.grad
-            assert gradient is not None, f"{trained.name} got no gradient"
-            trained.gradient = trained.form.project(gradient)
-            trained.parameter.grad = None
-            found.append(_norm(trained.gradient))
+        found = [_norm(trained.take_gradient()) for trained in self.parameters]
         norms: dict[str, float] = {}
         for trained, norm in zip(self.parameters, _numbers(found), strict=True):
             norms[trained.unit] = norms.get(trained.unit, 0.0) + norm**2
@@ -91,31 +108,40 @@ class StageOptimizer:
     def apply(self, lr: float, coefficient: float) -> None:
         """Take the step with gradients × coefficient."""
         self.applied += 1
-        fused = [trained for trained in self.parameters if trained.is_fused]
-        for device, decays in product(self.stage.devices, (True, False)):
-            group = [t for t in fused if (t.parameter.device, t.decays) == (device, decays)]
-            weight_decay = self.spec.weight_decay if decays else 0.0
-            rules.fused_adamw([t.own() for t in group], self.applied, self.spec, lr, coefficient, weight_decay)
-            for trained in group:
+        fused: dict[tuple[torch.device, Settings], list[TrainedParameter]] = {}
+        for trained in self.parameters:
+            if trained.is_fused:
+                fused.setdefault((trained.parameter.device, trained.settings), []).append(trained)
+        for (_, group), members in fused.items():
+            rules.fused_adamw([t.own() for t in members], self.applied, group, lr * group.rate, coefficient)
+            for trained in members:
                 trained.gradient = None
         for trained in self.parameters:
             if not trained.is_fused:
                 for rows in trained.pieces():
-                    self._step(trained, rows, lr, coefficient)
-                trained.gradient = None
+                    self._step(trained, rows, lr * trained.settings.rate, coefficient)
+                trained.gradient = trained.touched = None
         self.stage.refresh()
 
     def _step(self, trained: TrainedParameter, rows: slice, lr: float, coefficient: float) -> None:
         parameter, gradient, state = trained.own()
-        wide = {key: kept[rows].to(gradient.dtype) for key, kept in state.items()}  # copies only of narrow ones
+        if trained.touched is not None:
+            ids = trained.touched[rows]
+            own, kept = parameter.detach()[ids], {key: t[ids] for key, t in state.items()}
+        else:
+            ids, own, kept = None, parameter[rows], {key: t[rows] for key, t in state.items()}
+        wide = {key: t.to(gradient.dtype) for key, t in kept.items()}  # copies only of narrow ones
         direction = self._direction(trained, gradient[rows].mul_(coefficient), wide)
-        weight = parameter[rows]
-        if trained.decays and self.spec.weight_decay:
-            weight.mul_(1 - lr * self.spec.weight_decay)
-        weight.add_(trained.form.lift(direction), alpha=-lr)
+        if trained.settings.weight_decay:
+            own.mul_(1 - lr * trained.settings.weight_decay)
+        own.add_(trained.form.lift(direction), alpha=-lr)
         del direction  # before more memory is taken
-        for key, kept in state.items():
-            self._keep(trained, key, wide[key], kept[rows], rows.start)
+        for key, t in kept.items():
+            self._keep(trained, key, wide[key], t, rows.start)
+        if ids is not None:  # these were copies
+            parameter.detach()[ids] = own
+            for key, t in state.items():
+                t[ids] = kept[key]
 
     def _keep(self, trained: TrainedParameter, key: str, wide: Tensor, kept: Tensor, row: int, when: str = "") -> None:
         """Write a moment's rows, from `row` on, where they are kept in another type than they were computed in."""
@@ -126,16 +152,16 @@ class StageOptimizer:
     def discard(self) -> None:
         """Skip the step: gradients are dropped, nothing else changes."""
         for trained in self.parameters:
-            trained.gradient = trained.parameter.grad = None
+            trained.forget_gradient()
 
     def _direction(self, trained: TrainedParameter, g: Tensor, state: moments.State) -> Tensor:
         match trained.rule:
             case "muon":
-                return rules.muon(g, state, self.spec)
+                return rules.muon(g, state, trained.settings)
             case "row_adamw":
-                return rules.row_adamw(g, state, self.applied, self.spec, trained.parameter.shape[1])
+                return rules.row_adamw(g, state, self.applied, trained.settings, trained.parameter.shape[1])
             case "adamw":
-                return rules.adamw(g, state, self.applied, self.spec)
+                return rules.adamw(g, state, self.applied, trained.settings)
 
     @torch.no_grad()
     def switch_basis(self, new: Basis, move: Move) -> None:
@@ -186,11 +212,12 @@ def _norm(gradient: Tensor) -> Tensor:
     return torch.linalg.vector_norm(gradient.to(home_of_float64(gradient.device)), dtype=torch.float64)
 
 
-def _parameters(stage: Stage, spec: OptimizerSpec) -> list[TrainedParameter]:
+def _parameters(stage: Stage, spec: RunSpec) -> list[TrainedParameter]:
     found = []
     for name, module in stage.named_modules():
         role: Role
         form: Form = Dense()
+        anchor: Anchor | None = None
         match module:
             case Writer():
                 role, form = "embedding" if name == "embed" else "writer", module.form
@@ -198,10 +225,18 @@ def _parameters(stage: Stage, spec: OptimizerSpec) -> list[TrainedParameter]:
                 role = "head" if name.startswith("head.") else "matrix"
             case RMSNorm():
                 role = "gain"
+            case Anchor():
+                role, anchor = "anchor", module
             case _:
                 continue
-        is_matrix, weight = role != "gain", module.weight
-        kept_as = {"float32": weight.dtype, "bf16": torch.bfloat16}[spec.moments] if is_matrix else weight.dtype
-        rule = form.chosen_rule(spec, role)
-        found.append(TrainedParameter(f"{name}.weight", weight, rule, is_matrix, form, kept_as))
+        weight, kept_as = module.weight, _kept_as(role, module.weight.dtype, spec)
+        rule = form.chosen_rule(spec.optimizer, role)
+        found.append(TrainedParameter(f"{name}.weight", weight, rule, settings(spec, role), form, kept_as, anchor))
     return found
+
+
+def _kept_as(role: Role, stored: torch.dtype, spec: RunSpec) -> torch.dtype:
+    """What the moments of a parameter are kept in. Of gains there are too few, and of anchors too many, to choose."""
+    if role == "gain" or stored == torch.float64:
+        return stored
+    return torch.bfloat16 if role == "anchor" or spec.optimizer.moments == "bf16" else stored

@@ -14,24 +14,23 @@ from torch import Tensor
 from torch.optim.adamw import adamw as torch_adamw
 
 from protomodels_cli.model.moments import State
-from protomodels_cli.spec.optimizer import OptimizerSpec
+from protomodels_cli.spec.groups import Settings
 
 # Quintic Newton–Schulz coefficients of Jordan et al. (Muon): steepest at 0, singular values end in about [0.7, 1.2].
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 NEWTON_SCHULZ_STEPS = 5
 
 
-def adamw(g: Tensor, state: State, t: int, o: OptimizerSpec) -> Tensor:
+def adamw(g: Tensor, state: State, t: int, o: Settings) -> Tensor:
     return _adam(g, g.square(), state, t, o)
 
 
 def fused_adamw(
     group: list[tuple[torch.nn.Parameter, Tensor, State]],
     t: int,
-    o: OptimizerSpec,
+    o: Settings,
     lr: float,
     coefficient: float,
-    weight_decay: float,
 ) -> None:
     """AdamW's whole step on these parameters, gradients × coefficient; uses the gradients up."""
     if not group:
@@ -51,13 +50,13 @@ def fused_adamw(
         beta1=o.beta1,
         beta2=o.beta2,
         lr=lr,
-        weight_decay=weight_decay,
+        weight_decay=o.weight_decay,
         eps=o.eps,
         maximize=False,
     )
 
 
-def row_adamw(g: Tensor, state: State, t: int, o: OptimizerSpec, width: int) -> Tensor:
+def row_adamw(g: Tensor, state: State, t: int, o: Settings, width: int) -> Tensor:
     """AdamW with one second moment per row: the mean over the row's `width` entries.
 
     g holds the row's coordinates; U is orthonormal, so its squares add up to those of the d-wide row.
@@ -65,14 +64,14 @@ def row_adamw(g: Tensor, state: State, t: int, o: OptimizerSpec, width: int) -> 
     return _adam(g, g.square().sum(1, keepdim=True) / width, state, t, o)
 
 
-def _adam(g: Tensor, g_squared: Tensor, state: State, t: int, o: OptimizerSpec) -> Tensor:
-    first = state["first"].lerp_(g, 1 - o.beta1)
+def _adam(g: Tensor, g_squared: Tensor, state: State, t: int, o: Settings) -> Tensor:
+    first = state["first"].lerp_(g, 1 - o.beta1) if "first" in state else g  # not kept where β₁ is 0
     second = state["second"].lerp_(g_squared, 1 - o.beta2)
     denominator = (second / (1 - o.beta2**t)).sqrt_().add_(o.eps)
     return (first / (1 - o.beta1**t)).div_(denominator)
 
 
-def muon(g: Tensor, state: State, o: OptimizerSpec) -> Tensor:
+def muon(g: Tensor, state: State, o: Settings) -> Tensor:
     """Nesterov momentum, orthogonalised; scaled so that its RMS is that of a typical AdamW update (0.2)."""
     momentum = state["first"].lerp_(g, 1 - o.momentum)
     return orthogonalise(g.lerp(momentum, o.momentum)).mul_(0.2 * math.sqrt(max(g.shape)))

@@ -23,11 +23,12 @@ class Shape:
     qk_norm: bool
     rope_theta: float
     norm_eps: float
-    init_std: float
-    embedding_std: float
     dtype: torch.dtype
     sizes: Sizes  # what the form's own sizes follow from
-    free_layers: int  # last layers that read and write x itself; in the dense form this is all of them
+    free_layers: int  # last layers that read and write x itself
+    segment_starts: frozenset[int]  # layers where a segment begins; none where segments do not matter
+    trains_anchors: bool
+    tokens_in_step: int
 
     @classmethod
     def of(cls, spec: RunSpec) -> Shape:
@@ -46,11 +47,12 @@ class Shape:
             qk_norm=m.qk_norm,
             rope_theta=m.rope_theta,
             norm_eps=m.norm_eps,
-            init_std=m.init_std,
-            embedding_std=m.embedding_std,
             dtype=getattr(torch, spec.compute.stored),
             sizes=Sizes.of(spec),
             free_layers=spec.form.free_layers(Sizes.of(spec)),
+            segment_starts=frozenset(s.start for s in spans(spec.layers_per_segment) if spec.has_segments),
+            trains_anchors=spec.subspace.anchor != "fixed",
+            tokens_in_step=spec.batch.size * spec.model.context,
         )
 
 

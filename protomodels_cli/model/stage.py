@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from protomodels_cli.cost.activations import Recompute
 from protomodels_cli.errors import first_line
 from protomodels_cli.forms import Form
+from protomodels_cli.model.anchor import Anchor
 from protomodels_cli.model.arithmetic import choose
 from protomodels_cli.model.basis import Basis, hash_of
 from protomodels_cli.model.init import initialise
@@ -82,9 +83,13 @@ class Placed(Section):
     cos: Tensor
     sin: Tensor
 
-    def anchor(self, tokens: Tensor, run: Running) -> Tensor | None:
-        """Made anew on each device: a token's id is less to move than its row."""
-        return self.t_fixed.rows(moved(tokens, self.device), run.dtype, run.operators) if self.t_fixed else None
+    def anchor(self, tokens: Tensor, change: Tensor | None, run: Running) -> Tensor | None:
+        """T_fixed's rows are made anew on each device: a token's id is less to move than its row."""
+        if self.t_fixed is None:
+            return change if change is None else moved(change, self.device).to(run.dtype)
+        dtype = run.dtype if change is None else change.dtype
+        fixed = self.t_fixed.rows(moved(tokens, self.device), dtype, run.operators)
+        return fixed if change is None else (fixed + moved(change, self.device)).to(run.dtype)
 
     def sync(self) -> Sync | None:
         if self.t_fixed is None:
@@ -128,7 +133,7 @@ class Stage(StageModules):
         self.eager = Running(EAGER, self.arithmetic.matmul, first.cos, first.sin)
         self.running = replace(self.eager, operators=compiled()) if self.arithmetic.compiled else self.eager
         if draw:
-            initialise(self, self.shape, spec.seed)
+            initialise(self, spec)
         self.refresh()
 
     def refresh(self) -> None:
@@ -167,28 +172,30 @@ class Stage(StageModules):
 
     def forward(self, tokens_BT: Tensor, received: Tensor | None, run: Running) -> Tensor:
         """The message for the next stage; on the last stage, the stream x before the head, where that lies."""
-        first, *others = self.sections
-        anchor = first.anchor(tokens_BT, run)
-        if self.slice.is_first:
-            state = first.form.start(self.embed(tokens_BT), anchor)
-        else:
-            assert received is not None
-            state = first.form.decode(received, anchor)
-        state = self._through(first, state, anchor, run)
-        for section in others:
-            state, anchor = moved(state, section.device), section.anchor(tokens_BT, run)
-            state = self._through(section, state, anchor, replace(run, cos=section.cos, sin=section.sin))
-        form = self.sections[-1].form
+        state = self.embed(tokens_BT) if self.slice.is_first else received
+        assert state is not None
+        change: Tensor | None = None
+        anchor: Tensor | None = None
+        for section in self.sections:
+            here, form = replace(run, cos=section.cos, sin=section.sin), section.form
+            state = moved(state, section.device)
+            if section is not self.sections[0]:
+                anchor = section.anchor(tokens_BT, change, here)
+            for i in section.layers:
+                block: Any = self.layers[str(i)]
+                if i == self.slice.first_layer or i in self.shape.segment_starts:
+                    if i > self.slice.first_layer:  # what crosses a boundary here, where there is none
+                        state = form.encode(state, anchor)
+                    if self.shape.trains_anchors:
+                        change = block.anchor(moved(tokens_BT, section.device))
+                    anchor = section.anchor(tokens_BT, change, here)
+                    state = form.start(state, anchor) if i == 0 else form.decode(state, anchor)
+                if i == self.release_layer:
+                    state, anchor = self._release(form, state, anchor), None
+                state = self._through_block(block, state, anchor, here)
         if not self.slice.is_last:
             return moved(form.encode(state, anchor), self.device)
         return self._release(form, state, anchor) if self.release_layer == self.shape.layers else state
-
-    def _through(self, section: Section, state: Tensor, anchor: Tensor | None, run: Running) -> Tensor:
-        for i in section.layers:
-            if i == self.release_layer:
-                state = self._release(section.form, state, anchor)
-            state = self._through_block(self.layers[str(i)], state, anchor, run)
-        return state
 
     def _through_block(self, block: nn.Module, state: Tensor, anchor: Tensor | None, run: Running) -> Tensor:
         if self.recompute != "block" or not torch.is_grad_enabled():
@@ -244,8 +251,14 @@ class Stage(StageModules):
                 raise
             self.running, problem = self.eager, first_line(error)
             self._run_zeros(rows, columns)
-        self.zero_grad(set_to_none=True)
+        self.forget_gradients()
         return problem
+
+    def forget_gradients(self) -> None:
+        self.zero_grad(set_to_none=True)
+        for module in self.modules():
+            if isinstance(module, Anchor):
+                module.take()
 
     def _run_zeros(self, rows: int, columns: int) -> None:
         tokens = torch.zeros((rows, columns), dtype=torch.int64, device=self.device)

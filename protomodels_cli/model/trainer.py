@@ -34,7 +34,7 @@ class StageTrainer:
     ):
         self.spec = spec
         self.stage = Stage(spec, slice_, basis, device, recompute, draw)
-        self.optimizer = StageOptimizer(self.stage, spec.optimizer, spec.seed)
+        self.optimizer = StageOptimizer(self.stage, spec)
         self.gathering = Gathering(spec, self.stage) if slice_.is_last else None
 
     def begin(self, step: int) -> None:

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from protomodels_cli.spec.model import SubspaceSpec, UpdateSpec
     from protomodels_cli.spec.optimizer import OptimizerSpec
-    from protomodels_cli.spec.schema import RunSpec, SubspaceSpec, UpdateSpec
+    from protomodels_cli.spec.schema import RunSpec
 
 
 def learning_rate(optimizer: OptimizerSpec, step: int, steps: int) -> float:

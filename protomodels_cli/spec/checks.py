@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 from protomodels_cli.codecs.base import Surroundings
 from protomodels_cli.codecs.registry import parse_codec
-from protomodels_cli.forms import FORMS, Sizes
+from protomodels_cli.forms import Sizes
 from protomodels_cli.protocol.messages import Leg
-from protomodels_cli.spec.cut import even_cut
+from protomodels_cli.spec.cut import is_whole, layers_per_stage
 from protomodels_cli.spec.errors import Problem
 from protomodels_cli.spec.schema import RunSpec
 
@@ -112,6 +112,65 @@ def every_stage_has_layers(s: RunSpec) -> Found:
         )
 
 
+@check("model.layers", "model.segments")
+def every_segment_has_layers(s: RunSpec) -> Found:
+    layers, segments = s.model.layers, s.model.segments
+    if isinstance(segments, list) and sum(segments) != layers:
+        yield (
+            "model.segments",
+            f"the layers per segment add up to {sum(segments)}, and model.layers is {layers}",
+            f"change the list so that it adds up to {layers}",
+        )
+    elif isinstance(segments, int) and segments > layers:
+        yield (
+            "model.segments",
+            f"every segment needs at least one layer, and model.layers is {layers}",
+            f"use {layers} segments or fewer, or more layers",
+        )
+
+
+@check("model.layers", "model.segments", "stages", "subspace.form", "subspace.anchor")
+def stages_are_whole_segments(s: RunSpec) -> Found:
+    if not s.has_segments or any(every_segment_has_layers(s)) or any(every_stage_has_layers(s)):
+        return
+    segments = s.layers_per_segment
+    if s.stages == "auto" and s.model.segments is None:
+        yield (
+            "model.segments",
+            f"is required with stages auto: what the {s.subspace.form} form with subspace.anchor {s.subspace.anchor} "
+            "computes depends on it, and must not depend on who joins",
+            f"set for example `segments: {max(1, s.model.layers // 2)}`",
+        )
+    elif s.stages == "auto" and len(set(segments)) > 1:
+        yield (
+            "model.segments",
+            f"with stages auto all segments must have the same number of layers, and {segments} have not",
+            "use a number of segments that divides model.layers, or write `stages` as a list",
+        )
+    elif s.stages != "auto" and not is_whole(layers_per_stage(s), segments):
+        yield (
+            "stages",
+            f"a stage is made of whole segments, and stages of {layers_per_stage(s)} layers cut through segments of "
+            f"{segments}",
+            "change `stages` or model.segments so that every stage ends with a segment",
+        )
+
+
+@check("subspace.form", "subspace.anchor")
+def form_takes_anchors(s: RunSpec) -> Found:
+    if s.subspace.anchor != "fixed" and (problem := s.form.anchor_problem()):
+        yield "subspace.anchor", *problem
+
+
+@check("subspace.form", "subspace.unconstrained_layers", "model.layers", "model.segments", "stages")
+def unconstrained_layers_fit_form(s: RunSpec) -> Found:
+    asked = s.subspace.unconstrained_layers
+    if asked is None or any(every_segment_has_layers(s)) or any(every_stage_has_layers(s)):
+        return
+    if problem := s.form.free_layers_problem(Sizes.of(s), asked):
+        yield "subspace.unconstrained_layers", *problem
+
+
 @check("subspace.form", "subspace.k", "model.width")
 def k_fits_width(s: RunSpec) -> Found:
     if s.subspace.has_basis and s.subspace.k > s.model.width:
@@ -122,8 +181,10 @@ def k_fits_width(s: RunSpec) -> Found:
         )
 
 
-@check("subspace.form", "subspace.unconstrained_layers", "model.layers", "stages")
+@check("subspace.form", "subspace.anchor", "subspace.unconstrained_layers", "model.layers", "model.segments", "stages")
 def unconstrained_layers_in_last_stage(s: RunSpec) -> Found:
+    if any(every_segment_has_layers(s)) or any(every_stage_has_layers(s)) or any(unconstrained_layers_fit_form(s)):
+        return
     free, layers = s.form.least_last_layers(Sizes.of(s)), s.model.layers
     if free > layers:
         yield (
@@ -132,13 +193,15 @@ def unconstrained_layers_in_last_stage(s: RunSpec) -> Found:
             f"use at most {layers}",
         )
         return
-    if s.stages == "auto":
+    if s.has_segments and free > s.layers_per_segment[-1]:
+        yield (
+            "subspace.unconstrained_layers",
+            f"unconstrained layers must be in one segment, and the last one has {s.layers_per_segment[-1]} layers",
+            f"use at most {s.layers_per_segment[-1]}, or change model.segments",
+        )
         return
-    if isinstance(s.stages, list):
-        last = s.stages[-1] if sum(s.stages) == layers else free  # a wrong sum is another check's
-    else:
-        last = even_cut(layers, s.stages)[-1] if s.stages <= layers else free
-    if last < free:
+    last = layers_per_stage(s)[-1]
+    if s.stages != "auto" and last < free:
         yield (
             "subspace.unconstrained_layers",
             "the output of unconstrained layers cannot be sent over a boundary, so "
@@ -152,13 +215,8 @@ def update_fits(s: RunSpec) -> Found:
     u = s.subspace.update
     if u.interval == 0:
         return
-    if not s.subspace.has_basis:
-        movable = [name for name, form in FORMS.builtin.items() if form.has_basis]
-        yield (
-            "subspace.update.interval",
-            f"the {s.subspace.form} form has no subspace to move",
-            f"set subspace.update.interval to 0, or subspace.form to {' or '.join(movable)}",
-        )
+    if problem := s.form.update_problem():
+        yield "subspace.update.interval", *problem
     if u.window > u.interval:
         yield (
             "subspace.update.window",

@@ -1,11 +1,13 @@
-"""Where the model is cut: layers per stage, and which layers those are."""
+"""Where the model is cut: layers per stage and per segment, and which layers those are."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
-from protomodels_cli.spec.schema import RunSpec
+if TYPE_CHECKING:
+    from protomodels_cli.spec.schema import RunSpec
 
 
 def even_cut(layers: int, stages: int) -> list[int]:
@@ -21,6 +23,19 @@ def layers_per_stage(spec: RunSpec) -> list[int]:
     return even_cut(spec.model.layers, 1 if spec.stages == "auto" else spec.stages)
 
 
+def layers_per_segment(spec: RunSpec) -> list[int]:
+    """The segments a spec asks for: the stages, unless it says otherwise."""
+    segments = spec.model.segments
+    if segments is None:
+        return layers_per_stage(spec)
+    return list(segments) if isinstance(segments, list) else even_cut(spec.model.layers, segments)
+
+
 def spans(layers: Sequence[int]) -> list[range]:
-    """The layers of each stage of a cut."""
+    """The layers of each stage of a cut, or of each segment."""
     return [range(end - n, end) for n, end in zip(layers, accumulate(layers), strict=True)]
+
+
+def is_whole(stages: Sequence[int], segments: Sequence[int]) -> bool:
+    """Whether every stage of a cut is made of whole segments."""
+    return set(accumulate(stages)) <= set(accumulate(segments))

@@ -11,6 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from protomodels_cli.forms import Sizes
 from protomodels_cli.spec import yaml_tree
 from protomodels_cli.spec.checkpoint import fill_in
 from protomodels_cli.spec.checks import contradictions
@@ -199,12 +200,19 @@ def _take_out(data: Any, loc: Loc) -> None:
 def _resolve(spec: RunSpec) -> RunSpec:
     """Fill in the sizes that depend on other fields, so that a saved spec says what ran."""
     m = spec.model
-    sizes = {
+    sizes: dict[str, Any] = {
         "kv_heads": m.kv_heads or m.heads,
         "head_dim": m.head_dim or m.width // m.heads,
         "hidden": m.hidden or -(-8 * m.width // 3 // 32) * 32,
     }
-    return spec.model_copy(update={"model": m.model_copy(update=sizes)})
+    if spec.has_segments:
+        sizes["segments"] = spec.layers_per_segment
+    form_sizes = Sizes.of(spec)
+    free = spec.form.free_layers(form_sizes) if spec.form.has_basis else form_sizes.unconstrained_layers
+    subspace = {"unconstrained_layers": free}
+    return spec.model_copy(
+        update={"model": m.model_copy(update=sizes), "subspace": spec.subspace.model_copy(update=subspace)}
+    )
 
 
 def _with_vocabulary(spec: RunSpec, base: Path) -> tuple[RunSpec, list[Problem]]:

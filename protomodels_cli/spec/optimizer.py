@@ -41,7 +41,7 @@ class OptimizerSpec(Section):
     eps: Positive = Field(1e-8, description="AdamW: added to the root of the second moment.")
     momentum: BelowOne = Field(0.95, description="Muon: Nesterov momentum.")
     weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
-        0.01, description="Decoupled weight decay, on matrices only."
+        0.01, description="Decoupled weight decay, on matrices and tables."
     )
     clip: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
         1.0, description="Largest norm of the whole (projected) gradient; 0: no clipping."

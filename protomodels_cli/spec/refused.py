@@ -7,12 +7,16 @@ numbers. A gain, bias or dropout on what a branch *writes* leaves S; on what it 
 
 _WRITES = "would write outside the subspace S, so k numbers per token would no longer carry the whole residual stream"
 
+_STD = "has moved: each group of parameters has a standard deviation of its own"
+
 REPLACED: dict[str, tuple[str, str]] = {  # field → why, and the fix
     "limits.place_seconds": (
         "was replaced: limits.place_seconds set four limits at once",
         "set the ones you need: limits.build_seconds, limits.reuse_seconds, limits.link_seconds, limits.device_seconds "
         "(this one was twice the old value)",
     ),
+    "model.init_std": (_STD, "set groups.matrices.std and groups.head.std"),
+    "model.embedding_std": (_STD, "set groups.embedding.std"),
 }
 
 REFUSED: dict[str, str] = {

@@ -16,104 +16,15 @@ from pydantic_core import PydanticCustomError
 
 from protomodels_cli.codecs.base import CodecError
 from protomodels_cli.codecs.registry import parse_codec
-from protomodels_cli.forms import FORMS, Form, Sizes, form_named
-from protomodels_cli.plugins import UnknownName
+from protomodels_cli.forms import Form, Sizes, form_named
 from protomodels_cli.quantities import duration, figures, rate
 from protomodels_cli.spec.corpus import DataSpec, TokenizerSpec
+from protomodels_cli.spec.cut import layers_per_segment
 from protomodels_cli.spec.fields import BelowOne, Count, Positive, Section, Seed, Size, Whole
+from protomodels_cli.spec.groups import GroupsSpec
+from protomodels_cli.spec.model import ModelSpec, SubspaceSpec, is_cut
 from protomodels_cli.spec.optimizer import OptimizerSpec
 from protomodels_cli.spec.units import bits_per_second, seconds
-
-
-class ModelSpec(Section):
-    """The transformer's shape: a LLaMA decoder (Qwen3's with qk_norm)."""
-
-    init: str | None = Field(
-        None,
-        description="Folder of a Hugging Face checkpoint (Llama or Qwen3) to start from, in the form `dense`: the "
-        "model's shape and the vocabulary are taken from it. Default: start from new weights.",
-    )
-    layers: Annotated[int, Field(ge=1, le=1 << 16)] = Field(description="Transformer blocks.")
-    width: Size = Field(description="Width d of the residual stream.")
-    heads: Size = Field(description="Attention heads.")
-    kv_heads: Size | None = Field(None, description="Key/value heads (grouped-query attention). Default: heads.")
-    head_dim: Size | None = Field(None, description="Width of one head. Default: width / heads.")
-    hidden: Size | None = Field(
-        None,
-        description="Width of the feed-forward block. Default: 8/3 · width, rounded up to a multiple of 32.",
-    )
-    context: Size = Field(128, description="Tokens in a training window.")
-    qk_norm: bool = Field(False, description="RMSNorm on queries and keys (exports as Qwen3 instead of Llama).")
-    rope_theta: Positive = Field(10000.0, description="Base of the rotary positions.")
-    norm_eps: Positive = Field(1e-5, description="Epsilon of every RMSNorm.")
-    init_std: Positive = Field(
-        0.02, description="Standard deviation of new weights; W_o and W_down get 1/√(2·layers) of it."
-    )
-    embedding_std: Positive = Field(0.1, description="Standard deviation of the trainable embedding's entries.")
-
-
-class TFixedSpec(Section):
-    """The frozen high-rank part of the embedding, ±scale, one bit an entry."""
-
-    scale: Positive = Field(
-        0.1, description="Magnitude of the entries. It matters a lot, and small values are best: see docs/method.md."
-    )
-    seed: Seed = Field(0, description="Seed of the signs of the entries.")
-
-
-class UpdateSpec(Section):
-    """Moving the subspace towards the gradients (Grassmann steps)."""
-
-    interval: Whole = Field(0, description="Steps between updates of U; 0 keeps U for the whole run.")
-    window: Count = Field(10, description="Steps before an update whose gradients the update uses.")
-    step_size: Positive = Field(
-        0.5,
-        description="Length η of an inner step, with A divided by its largest eigenvalue. Values from 1 on overshoot.",
-    )
-    inner_steps: Count = Field(1, description="Inner steps of one update.")
-    move: Literal["transport", "project"] = Field(
-        "transport",
-        description="How weights follow U: `transport` keeps coordinates, `project` keeps what lies in the new span.",
-    )
-    delay: Whole = Field(2, description="Steps between computing a new U and all stages switching to it.")
-
-
-def _forms_in_words() -> str:
-    forms = ", ".join(f"`{name}` {form.about}" for name, form in FORMS.builtin.items())
-    return f"{forms}. Installed packages may add others (entry points of `{FORMS.group}`)."
-
-
-class SubspaceSpec(Section):
-    """What crosses a boundary between stages."""
-
-    form: str = Field("reparam", description=_forms_in_words())
-    k: Size = Field(16, description="Numbers per token that cross a boundary (unused by `dense`, which sends width).")
-    unconstrained_layers: Whole = Field(
-        1, description="How many of the last layers write outside S; all must be in the last stage (unused by `dense`)."
-    )
-    t_fixed: TFixedSpec = Field(default_factory=TFixedSpec)
-    update: UpdateSpec = Field(default_factory=UpdateSpec)
-    sync_interval: Count = Field(
-        100, description="Steps between two checks that every stage uses the same bytes of U and T_fixed."
-    )
-    reproject_interval: Whole = Field(
-        1000,
-        description="Steps between re-projections of constrained weights onto S, against rounding; 0: never.",
-    )
-
-    @field_validator("form", mode="plain")
-    @classmethod
-    def _form(cls, value: Any) -> Any:
-        try:
-            form_named(str(value))
-        except UnknownName:
-            raise PydanticCustomError("word", "must be an installed form", {"words": FORMS.names}) from None
-        return value
-
-    @property
-    def has_basis(self) -> bool:
-        """Is there a U that all stages must share, and a T_fixed?"""
-        return form_named(self.form).has_basis
 
 
 class BatchSpec(Section):
@@ -333,6 +244,7 @@ class RunSpec(Section):
     model: ModelSpec
     subspace: SubspaceSpec = Field(default_factory=SubspaceSpec)
     optimizer: OptimizerSpec = Field(default_factory=OptimizerSpec)
+    groups: GroupsSpec = Field(default_factory=GroupsSpec)
     batch: BatchSpec = Field(default_factory=BatchSpec)
     data: DataSpec = Field(default_factory=DataSpec)
     tokenizer: TokenizerSpec = Field(default_factory=TokenizerSpec)
@@ -345,10 +257,7 @@ class RunSpec(Section):
     @field_validator("stages", mode="plain")
     @classmethod
     def _stages(cls, value: Any) -> Any:
-        def count(v: Any) -> bool:
-            return isinstance(v, int) and not isinstance(v, bool) and v >= 1
-
-        if value == "auto" or count(value) or (isinstance(value, list) and value and all(map(count, value))):
+        if value == "auto" or is_cut(value):
             return value
         raise PydanticCustomError(
             "stages",
@@ -367,6 +276,16 @@ class RunSpec(Section):
     def form(self) -> type[Form]:
         """What the residual stream is made of."""
         return form_named(self.subspace.form)
+
+    @property
+    def layers_per_segment(self) -> list[int]:
+        """Where a local stream ends and another anchor begins."""
+        return layers_per_segment(self)
+
+    @property
+    def has_segments(self) -> bool:
+        """Whether it matters what the segments are."""
+        return self.form.has_local_stream or self.subspace.anchor == "segment"
 
     @property
     def boundary_width(self) -> int:

@@ -1,0 +1,75 @@
+"""The trained change of an anchor: a row for each token, of which a step sees some.
+
+A stage holds a table of vocabulary × width for each of its segments, by far its largest parameter. So there is never a
+gradient of the table's size: only of the rows that a step's tokens touch, in the order in which they were first seen.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+
+class Touched:
+    """The gradients of the rows that a step has touched so far. Nothing here waits for the device."""
+
+    def __init__(self, rows: int, most: int, like: Tensor):
+        """`rows` of the table, of which a step can touch `most`."""
+        device = like.device
+        self.place = torch.full((rows,), -1, dtype=torch.int64, device=device)  # of a row's gradient; -1: none yet
+        self.count = torch.zeros((), dtype=torch.int64, device=device)
+        self.ids = torch.zeros(most, dtype=torch.int64, device=device)
+        self.gradients = torch.zeros((most, like.shape[1]), dtype=like.dtype, device=device)
+
+    def add(self, tokens: Tensor, gradients: Tensor) -> None:
+        seen = torch.zeros_like(self.place, dtype=torch.bool)
+        seen[tokens] = True
+        new = seen & (self.place < 0)
+        self.place = torch.where(new, self.count + new.cumsum(0) - 1, self.place)
+        self.count = self.count + new.sum()
+        places = self.place[tokens]
+        self.ids[places] = tokens
+        if gradients.is_cuda:  # in sorted order: index_add_ would add a token's rows in any
+            self.gradients.index_put_((places,), gradients, accumulate=True)
+        else:
+            self.gradients.index_add_(0, places, gradients)
+
+
+class Anchor(nn.Module):
+    def __init__(self, vocab_size: int, width: int, dtype: torch.dtype, tokens_in_step: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(vocab_size, width, dtype=dtype))
+        self.most = min(vocab_size, tokens_in_step)
+        self.touched: Touched | None = None
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return Change.apply(tokens, self.weight, self)
+
+    def add_gradients(self, tokens: Tensor, gradients: Tensor) -> None:
+        if self.touched is None:
+            self.touched = Touched(len(self.weight), self.most, self.weight)
+        self.touched.add(tokens.flatten(), gradients.flatten(0, -2).to(self.weight.dtype))
+
+    def take(self) -> Touched | None:
+        """What has been touched since the last time."""
+        touched, self.touched = self.touched, None
+        return touched
+
+
+class Change(torch.autograd.Function):
+    """The rows of some tokens. `weight` is named so that autograd knows of it; its gradient goes to the anchor."""
+
+    @staticmethod
+    def forward(ctx: Any, tokens: Tensor, weight: nn.Parameter, anchor: Anchor) -> Tensor:
+        ctx.tokens, ctx.anchor = tokens, anchor
+        return F.embedding(tokens, weight)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, None]:
+        ctx.anchor.add_gradients(ctx.tokens, gradient)
+        return None, None, None
