@@ -1,0 +1,151 @@
+"""Trained anchors: rows that a step touches, what they take, and how they move; and parameter groups."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from conftest import corpus_of, make_spec
+
+from protomodels_cli.codecs import Carrier
+from protomodels_cli.model.anchor import Anchor
+from protomodels_cli.model.reference import Reference
+
+
+def test_gradients_of_touched_rows_are_those_of_the_table():
+    generator = torch.Generator().manual_seed(1)
+    anchor = Anchor(50, 3, torch.float64, 40)
+    torch.nn.init.normal_(anchor.weight)
+    table = anchor.weight.detach().clone().requires_grad_()
+    seen = []
+    for tokens in torch.randint(0, 50, (4, 2, 5), generator=generator):
+        weights = torch.randn(2, 5, 3, dtype=torch.float64, generator=generator)
+        (anchor(tokens) * weights).sum().backward()
+        (table[tokens] * weights).sum().backward()
+        seen += tokens.flatten().tolist()
+    touched = anchor.take()
+    count = int(touched.count)
+    assert sorted(touched.ids[:count].tolist()) == sorted(set(seen))
+    assert touched.gradients.shape == (40, 3), "no more rows than a step has tokens"
+    found = torch.zeros_like(table).index_add(0, touched.ids[:count], touched.gradients[:count])
+    assert torch.allclose(found, table.grad, rtol=0, atol=1e-14)
+    assert anchor.take() is None
+
+
+def anchored(**sections) -> Reference:
+    sections = {"subspace": {"anchor": "segment"}, "tokenizer": {"kind": "bpe", "vocab_size": 400}} | sections
+    spec = make_spec(stages=2, **sections)
+    return Reference(spec, corpus_of(spec), Carrier(spec))
+
+
+def tables(r: Reference):
+    return [p for trainer in r.trainers for p in trainer.optimizer.parameters if p.anchor is not None]
+
+
+def test_only_the_rows_of_a_steps_tokens_move_and_by_row_adamws_rule():
+    groups = {"anchors": {"lr": 0.02, "beta1": 0.0, "beta2": 0.9, "weight_decay": 0.5}}
+    r = anchored(groups=groups, compute={"dtype": "float64"}, optimizer={"lr": 3e-3, "clip": 0.0})
+    [first, second] = tables(r)
+    right = [torch.zeros_like(p.parameter) for p in (first, second)]
+    moments = [torch.zeros(len(w), 1, dtype=torch.float64) for w in right]
+    for step in range(1, 5):
+        r.accumulate(step)
+        gradients = []
+        for p in (first, second):
+            touched = p.anchor.touched
+            gradients.append((touched.ids[: touched.count], touched.gradients[: touched.count].clone()))
+        r.prepare()
+        for trainer in r.trainers:
+            trainer.decide(step, True, lr=3e-3, clip=1.0)
+        for w, m, (ids, g) in zip(right, moments, gradients, strict=True):
+            assert 5 < len(ids) < len(w), "some rows, and not all"
+            for i, row in zip(ids.tolist(), g, strict=True):
+                m[i] = 0.9 * m[i] + 0.1 * row.square().mean()
+                w[i] *= 1 - 0.02 * 0.5
+                w[i] -= 0.02 * row / ((m[i] / (1 - 0.9**step)).sqrt() + 1e-8)
+    for p, w in zip((first, second), right, strict=True):
+        assert torch.allclose(p.parameter, w, rtol=0, atol=1e-12)
+        assert set(p.state) == {"second"}, "without β₁ there is nothing to keep"
+
+
+def test_what_an_anchor_takes():
+    r = anchored()
+    r.run_step()
+    for p in tables(r):
+        assert p.anchor.touched is None
+        assert p.gradient is None
+        kinds = {key: (t.dtype, tuple(t.shape)) for key, t in p.state.items()}
+        rows, width = p.parameter.shape
+        assert kinds["first"] == (torch.bfloat16, (rows, width))
+        assert kinds["second"] == (torch.float32, (rows, 1))
+
+
+def test_a_skipped_step_leaves_no_trace():
+    r, undisturbed = anchored(), anchored()
+    for one in (r, undisturbed):
+        one.run_step()
+    r.accumulate(2)
+    r.prepare()
+    for trainer in r.trainers:
+        trainer.decide(2, apply=False, lr=1.0, clip=1.0)
+    assert r.weights_sha256() == undisturbed.weights_sha256()
+    assert all(p.gradient is None and p.touched is None for p in tables(r))
+    r.accumulate(2)
+    for trainer in r.trainers:
+        trainer.abandon()
+    assert all(p.anchor.touched is None for p in tables(r))
+
+
+def test_a_trained_anchor_learns_what_a_fixed_one_cannot():
+    sizes = {"steps": 60, "batch": {"size": 16}, "groups": {"anchors": {"lr": 0.03}}}
+    losses = [list(anchored(subspace={"anchor": a}, **sizes).train())[-1]["loss"] for a in ("fixed", "segment")]
+    assert losses[1] < losses[0] - 0.05
+
+
+# Parameter groups
+
+ROLES = {
+    "embedding": "embed.weight",
+    "head": "head.out.weight",
+    "gains": "layers.1.mlp_norm.weight",
+    "matrices": "layers.1.attn.q.weight",
+    "writers": "layers.1.attn.o.weight",
+    "anchors": "layers.0.anchor.weight",
+}
+
+
+@pytest.mark.parametrize("group", ROLES)
+def test_a_groups_rate_moves_its_parameters_and_no_others(group):
+    def moved(**groups) -> dict[str, float]:
+        r = anchored(optimizer={"name": "adamw", "weight_decay": 0.0}, groups=groups, compute={"dtype": "float64"})
+        before = {n: p.detach().clone() for s in r.stages for n, p in s.named_parameters()}
+        r.run_step()
+        return {n: float((p.detach() - before[n]).abs().max()) for s in r.stages for n, p in s.named_parameters()}
+
+    usual = moved()
+    found = moved(**{group: {"lr": 6e-3}})
+    faster = {name for name in found if found[name] > 1.5 * usual[name]}
+    assert ROLES[group] in faster
+    own = [name for name in usual if name.startswith("layers.0") and name.split(".")[-2] == "anchor"]
+    expected = {
+        "embedding": {"embed.weight"},
+        "head": {"head.out.weight"},
+        "gains": {n for n in usual if "norm" in n},
+        "matrices": {n for n in usual if n.split(".")[-2] in ("q", "k", "v", "o", "gate", "up", "down")},
+        "writers": {n for n in usual if n.split(".")[-2] in ("o", "down")},
+        "anchors": {n for n in usual if "anchor" in n},
+    }
+    assert faster == expected[group]
+    assert own
+
+
+def test_writers_may_start_at_zero_and_groups_have_their_own_spread():
+    r = anchored(groups={"writers": {"std": 0.0}, "embedding": {"std": 0.3}, "head": {"std": 0.05}})
+    by_name = {n: p for s in r.stages for n, p in s.named_parameters()}
+    assert not any(p.any() for n, p in by_name.items() if n.split(".")[-2] in ("o", "down", "anchor"))
+    for name, std in (("embed.weight", 0.3), ("head.out.weight", 0.05), ("layers.1.attn.q.weight", 0.02)):
+        assert float(by_name[name].detach().std()) == pytest.approx(std, rel=0.1)
+    usual = {n: p for s in anchored().stages for n, p in s.named_parameters()}
+    assert float(usual["layers.1.attn.o.weight"].detach().std()) == pytest.approx(0.02 / math.sqrt(8), rel=0.2)
+    assert math.isfinite(r.run_step()[0]["loss"])

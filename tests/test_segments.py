@@ -1,0 +1,172 @@
+"""Segments: two streams and anchors of their own, against a model written from the definition, and whatever the cut."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from conftest import corpus_of, make_spec
+from torch import Tensor
+
+from protomodels_cli.codecs import Carrier
+from protomodels_cli.huggingface.config import config_of
+from protomodels_cli.lab import plain_llama
+from protomodels_cli.lab.reconstruct import relative
+from protomodels_cli.model.reference import Reference
+from protomodels_cli.model.stage import t_fixed_of
+from protomodels_cli.spec import RunSpec, SpecError, parse_spec
+
+KINDS = [("two_stream", "fixed"), ("two_stream", "segment"), ("reparam", "segment"), ("dense", "segment")]
+
+
+def a_spec(form: str, anchor: str, stages: Any = (1, 3, 2), segments: Any = (1, 1, 2, 2), **sections: Any) -> RunSpec:
+    model = {"layers": 6, "segments": list(segments), **sections.pop("model", {})}
+    groups = {"anchors": {"lr": 0.03}, **sections.pop("groups", {})}
+    return make_spec(
+        stages=list(stages) if isinstance(stages, tuple) else stages,
+        model=model,
+        subspace={"form": form, "anchor": anchor},
+        groups=groups,
+        **{"steps": 6} | sections,
+    )
+
+
+def trained(spec: RunSpec, steps: int | None = None) -> Reference:
+    r = Reference(spec, corpus_of(spec), Carrier(spec))
+    for _ in r.train(steps):
+        pass
+    return r
+
+
+class Written:
+    """The model from its definition, with weights by their names: c and r apart, T_fixed as a table of floats."""
+
+    def __init__(self, r: Reference):
+        self.spec, self.config = r.spec, config_of(r.spec)
+        named = [pair for stage in r.stages for pair in stage.named_parameters()]
+        self.w = {name.removesuffix(".weight"): p.detach().clone().requires_grad_() for name, p in named}
+        every = torch.arange(r.spec.vocab_size)
+        self.u = None if r.basis is None else r.basis.u
+        self.fixed = 0.0 if r.basis is None else t_fixed_of(r.spec).rows(every, torch.float64)
+
+    def logits(self, ids: Tensor) -> Tensor:
+        spec, k = self.spec, self.spec.subspace.k
+        free = spec.model.layers - (spec.subspace.unconstrained_layers or 0)
+        ends = [0, *itertools.accumulate(spec.layers_per_segment)]
+        state = {"c": self.w["embed"][ids]}  # with r beside it, or x alone from the first free layer on
+        for start, end in itertools.pairwise(ends):
+            change = self.w.get(f"layers.{start}.anchor", torch.zeros(spec.vocab_size, spec.model.width))
+            state |= {"anchor": (self.fixed + change)[ids]}
+            state["r"] = torch.zeros_like(state["anchor"])
+            for layer in range(start, end):
+                if layer == free and spec.form.has_basis:
+                    state = {"x": self._read(state)}
+                for branch in (self._attention, self._mlp):
+                    written = branch(layer, self._read(state))
+                    if "x" in state:
+                        state["x"] = state["x"] + written
+                    elif spec.form.has_local_stream:
+                        state |= {"c": state["c"] + written[..., :k], "r": state["r"] + written[..., k:]}
+                    else:
+                        state["c"] = state["c"] + written
+        return plain_llama._norm(self._read(state), self.w["head.norm"], self.config) @ self.w["head.out"].T
+
+    def _read(self, state: dict[str, Tensor]) -> Tensor:
+        if "x" in state:
+            return state["x"]
+        carried = state["c"] if self.u is None else state["c"] @ self.u.T
+        return state["anchor"] + carried + state["r"]
+
+    def _attention(self, layer: int, x: Tensor) -> Tensor:
+        own = {n.removeprefix(f"layers.{layer}."): t for n, t in self.w.items() if n.startswith(f"layers.{layer}.")}
+        names = {f"self_attn.{m}_proj": own[f"attn.{m}"] for m in "qkv"} | {"self_attn.o_proj": own["attn.o"].T}
+        return plain_llama._attention(plain_llama._norm(x, own["attn_norm"], self.config), names, self.config)
+
+    def _mlp(self, layer: int, x: Tensor) -> Tensor:
+        h = plain_llama._norm(x, self.w[f"layers.{layer}.mlp_norm"], self.config)
+        gate, up, down = (self.w[f"layers.{layer}.mlp.{m}"] for m in ("gate", "up", "down"))
+        y = h @ gate.T
+        return (y * torch.sigmoid(y) * (h @ up.T)) @ down
+
+
+@pytest.mark.parametrize(("form", "anchor"), KINDS)
+def test_it_is_the_model_that_was_defined_forward_and_backward(form, anchor):
+    r = trained(a_spec(form, anchor, compute={"dtype": "float64"}), 3)
+    ids, targets = torch.arange(48).view(3, 16) * 5 % 256, torch.arange(48).view(3, 16) * 7 % 256
+    flights = r.forward(ids, 1, 0)
+    right = Written(r)
+    logits = right.logits(ids)
+    assert relative(r.stages[-1].logits(flights[-1].output).detach(), logits.detach()) < 1e-12
+    plain_llama.mean_loss(logits, targets).backward()
+    _, gradient = r.stages[-1].run_loss(flights[-1], targets, 1 / targets.numel())
+    for i in reversed(range(len(r.stages) - 1)):
+        gradient = r.stages[i].run_backward(flights[i], gradient)
+    for trainer in r.trainers:
+        for p in trainer.optimizer.parameters:
+            found = p.take_gradient()
+            if p.touched is not None:
+                found = torch.zeros_like(p.parameter).index_add(0, p.touched, found)
+            assert relative(found, right.w[p.name.removesuffix(".weight")].grad) < 1e-11, p.name
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bf16"])
+@pytest.mark.parametrize(("form", "anchor"), KINDS)
+def test_no_cut_into_whole_segments_changes_a_bit(form, anchor, dtype):
+    cuts = ([1, 1, 2, 2], [6], [2, 4], [4, 2], [1, 5], [1, 3, 2])
+    assert len({trained(a_spec(form, anchor, cut, compute={"dtype": dtype})).weights_sha256() for cut in cuts}) == 1
+
+
+def test_segments_are_the_models_and_not_the_cuts():
+    hashes = {trained(a_spec("two_stream", "segment", 1, segments)).weights_sha256() for segments in ([3, 3], [2, 4])}
+    assert len(hashes) == 2
+
+
+@pytest.mark.parametrize(("form", "anchor"), KINDS)
+def test_what_is_computed_again_changes_no_bit(form, anchor):
+    ways = [a_spec(form, anchor, compute={"recompute": way}) for way in ("none", "block", "stage")]
+    assert len({trained(spec).weights_sha256() for spec in ways}) == 1
+
+
+def test_segments_are_the_stages_unless_the_spec_says_otherwise():
+    text = "steps: 1\nmodel: {layers: 6, width: 32, heads: 4}\n"
+    spec = parse_spec(text + "stages: [2, 3, 1]\nsubspace: {form: two_stream}\n")
+    assert (spec.model.segments, spec.subspace.unconstrained_layers) == ([2, 3, 1], 1)
+    spec = parse_spec(text.replace("heads: 4", "heads: 4, segments: 3") + "stages: auto\nsubspace: {form: two_stream}")
+    assert (spec.model.segments, spec.subspace.unconstrained_layers) == ([2, 2, 2], 2)
+    spec = parse_spec(text + "stages: 3\n")
+    assert (spec.model.segments, spec.subspace.unconstrained_layers) == (None, 1), "they do not matter here"
+
+
+TWO, OWN, FREE = {"form": "two_stream"}, {"anchor": "segment"}, "subspace.unconstrained_layers"
+REFUSED = [
+    ({"stages": "auto", "subspace": TWO}, "model.segments", "stages_are_whole_segments"),
+    ({"stages": "auto", "subspace": OWN}, "model.segments", "stages_are_whole_segments"),
+    ({"stages": "auto", "subspace": OWN, "model": {"segments": [1, 3]}}, "model.segments", "stages_are_whole_segments"),
+    ({"stages": [1, 3], "subspace": OWN, "model": {"segments": 2}}, "stages", "stages_are_whole_segments"),
+    ({"model": {"segments": 5}}, "model.segments", "every_segment_has_layers"),
+    ({"model": {"segments": [1, 2]}}, "model.segments", "every_segment_has_layers"),
+    ({"model": {"segments": 0}}, "model.segments", "segments"),
+    ({"model": {"segments": [True]}}, "model.segments", "segments"),
+    ({"subspace": {**OWN, "form": "constrained"}}, "subspace.anchor", "form_takes_anchors"),
+    (
+        {"subspace": {**TWO, "unconstrained_layers": 2}},
+        "subspace.unconstrained_layers",
+        "unconstrained_layers_fit_form",
+    ),
+    ({"subspace": {**TWO, "update": {"interval": 40}}}, "subspace.update.interval", "update_fits"),
+    (
+        {"stages": 1, "subspace": {**OWN, "unconstrained_layers": 2}, "model": {"segments": 4}},
+        FREE,
+        "unconstrained_layers_in_last_stage",
+    ),
+    ({"subspace": TWO, "optimizer": {"name": "row_adamw"}}, "optimizer.name", "optimizer_fits_form"),
+]
+
+
+@pytest.mark.parametrize(("sections", "field", "kind"), REFUSED)
+def test_what_segments_cannot_be_is_refused_by_its_field(sections, field, kind):
+    with pytest.raises(SpecError) as refused:
+        make_spec(**sections)
+    assert [(p.field, p.kind) for p in refused.value.problems] == [(field, kind)]
