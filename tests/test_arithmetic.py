@@ -14,7 +14,7 @@ from protomodels_cli.model.products import add_product
 from protomodels_cli.model.reference import Reference
 from protomodels_cli.model.shape import slices
 from protomodels_cli.model.stage import Stage
-from protomodels_cli.worker.device import path_of, try_compiling
+from protomodels_cli.worker.device import computation_of, try_compiling
 
 FORMS = ("reparam", "constrained", "dense")
 CPU = torch.device("cpu")
@@ -107,10 +107,10 @@ def test_a_machine_that_cannot_compile_is_known_before_a_stage_is_built(monkeypa
     eager, asked = make_spec(), make_spec(compute={"compile": "always"})
     assert try_compiling(eager, CPU) is None
     assert not tries, "nothing is compiled on a CPU unless asked for"
-    assert path_of(asked, CPU).compiled
+    assert computation_of(asked, CPU).compiled
     assert try_compiling(asked, CPU) == PROBLEM
-    assert not path_of(asked, CPU).compiled
-    assert path_of(asked, CPU) == path_of(eager, CPU), "so that memory is counted as for plain operators"
+    assert not computation_of(asked, CPU).compiled
+    assert computation_of(asked, CPU) == computation_of(eager, CPU), "so that memory is counted as for plain operators"
     stage = Stage(asked, slices(asked)[0], initial_basis(32, 6, 0))
     assert stage.running is stage.eager
     assert stage.warm_up(1, asked.model.context) is None

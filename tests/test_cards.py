@@ -18,7 +18,7 @@ from protomodels_cli.worker import device as devices
 from protomodels_cli.worker.cards import Cards
 from protomodels_cli.worker.computing import Chooser
 
-PATH = Computation("float32", compiled=False, gpu=False)
+CPU = Computation("float32", compiled=False, gpu=False)
 GB = 10**9
 
 
@@ -27,14 +27,14 @@ def a_spec(form: str = "reparam", layers: int = 9, stages: int = 1, **sections):
 
 
 def fullness(sizes: StageMemory, layers: list[range], rooms: list[int]) -> float:
-    return max(sizes.total(r.start, r.stop, 0, PATH) / room for r, room in zip(layers, rooms, strict=True) if r)
+    return max(sizes.total(r.start, r.stop, 0, CPU) / room for r, room in zip(layers, rooms, strict=True) if r)
 
 
 @pytest.mark.parametrize("form", ["reparam", "dense"])
 @pytest.mark.parametrize("rooms", [[GB], [GB, GB], [GB, 3 * GB], [2 * GB, GB, GB], [GB, 1], [1, GB]])
 def test_the_fullest_card_is_as_little_full_as_any_cut_makes_it(form, rooms):
     sizes = StageMemory(a_spec(form))
-    found = laid_over(sizes, range(9), 0, PATH, rooms)
+    found = laid_over(sizes, range(9), 0, CPU, rooms)
     assert [i for layers in found for i in layers] == list(range(9))
     every = [
         [range(a, b) for a, b in zip((0, *cut), (*cut, 9), strict=True)]
@@ -46,7 +46,7 @@ def test_the_fullest_card_is_as_little_full_as_any_cut_makes_it(form, rooms):
 
 
 def test_a_stage_of_one_layer_is_on_the_first_card():
-    assert laid_over(StageMemory(a_spec()), range(3, 4), 0, PATH, [GB, GB]) == [range(3, 4), range(4, 4)]
+    assert laid_over(StageMemory(a_spec()), range(3, 4), 0, CPU, [GB, GB]) == [range(3, 4), range(4, 4)]
 
 
 @pytest.mark.parametrize("rooms", [(4, 4), (3, 9), (2, 2, 2), (5, 1, 1)])
@@ -55,15 +55,15 @@ def test_what_a_peer_offers_fits_on_its_cards(form, rooms):
     """Any stage of middle layers that takes no more than that, whatever the cards are."""
     spec = a_spec(form, layers=24, stages=3)
     sizes = StageMemory(spec)
-    layer = sizes.total(1, 2, 2, PATH)
+    layer = sizes.total(1, 2, 2, CPU)
     rooms = [int(room * layer * 1.37) for room in rooms]
-    promised = offered(sizes, PATH, rooms)
+    promised = offered(sizes, CPU, rooms)
     assert max(rooms) <= promised < sum(rooms)
-    fitting = [end for end in range(2, 24) if sizes.total(1, end, 2, PATH) <= promised]
+    fitting = [end for end in range(2, 24) if sizes.total(1, end, 2, CPU) <= promised]
     assert fitting
     for end in fitting:
-        layers = laid_over(sizes, range(1, end), 2, PATH, rooms)
-        assert all(sizes.total(r.start, r.stop, 2, PATH) <= room for r, room in zip(layers, rooms, strict=True) if r)
+        layers = laid_over(sizes, range(1, end), 2, CPU, rooms)
+        assert all(sizes.total(r.start, r.stop, 2, CPU) <= room for r, room in zip(layers, rooms, strict=True) if r)
 
 
 def test_the_tightest_card_decides_what_is_computed_again():
@@ -71,16 +71,16 @@ def test_the_tightest_card_decides_what_is_computed_again():
         stages=2, model={"layers": 8, "context": 64}, batch={"size": 32, "microbatches": 16}, subspace={"form": "dense"}
     )
     sizes, halves = StageMemory(spec), [range(2), range(2, 4)]
-    need = [sizes.with_recompute(r.start, r.stop, "stage", least_in_flight(spec, 1), PATH) for r in halves]
+    need = [sizes.with_recompute(r.start, r.stop, "stage", least_in_flight(spec, 1), CPU) for r in halves]
     ample, tight = 1 << 40, int(max(need) / (1 - RESERVE)) + 1
-    assert pick(sizes, 0, 4, 1, PATH, ample) == pick_over(sizes, [(range(4), ample)], 1, PATH)
-    assert pick_over(sizes, [(halves[0], ample), (halves[1], ample)], 1, PATH).recompute == "none"
+    assert pick(sizes, 0, 4, 1, CPU, ample) == pick_over(sizes, [(range(4), ample)], 1, CPU)
+    assert pick_over(sizes, [(halves[0], ample), (halves[1], ample)], 1, CPU).recompute == "none"
     for rooms in ([ample, tight], [tight, ample]):
-        found = pick_over(sizes, list(zip(halves, rooms, strict=True)), 1, PATH)
+        found = pick_over(sizes, list(zip(halves, rooms, strict=True)), 1, CPU)
         assert (found.recompute, found.why, found.memory) == ("stage", "saves", ample + tight)
-        each = [sizes.with_recompute(r.start, r.stop, "stage", found.in_flight, PATH) for r in halves]
+        each = [sizes.with_recompute(r.start, r.stop, "stage", found.in_flight, CPU) for r in halves]
         assert found.bytes == sum(each)
-    assert pick_over(sizes, [(halves[0], ample), (halves[1], 1000)], 1, PATH).why == "tight"
+    assert pick_over(sizes, [(halves[0], ample), (halves[1], 1000)], 1, CPU).why == "tight"
 
 
 def cards_of(monkeypatch: pytest.MonkeyPatch, names: list[str], most: int | None = None, **sections) -> Cards:

@@ -18,7 +18,7 @@ from protomodels_cli.cost.recompute import Picked, pick
 from protomodels_cli.model.basis import initial_basis
 from protomodels_cli.model.shape import slices
 from protomodels_cli.spec.schema import RunSpec
-from protomodels_cli.worker.device import path_of
+from protomodels_cli.worker.device import computation_of
 from protomodels_cli.worker.stage_work import StageWork
 
 pytestmark = pytest.mark.cuda
@@ -78,7 +78,7 @@ def capped():
 def test_a_stage_of_8b_trains_within_its_card(capped: Any, stages, index, gigabytes, form):
     spec, room = llama_8b(stages, form), gigabytes * 10**9
     part, after = slices(spec)[index], len(slices(spec)) - 1 - index
-    found: Picked = pick(StageMemory(spec), part.first_layer, part.end_layer, after, path_of(spec, CUDA), room)
+    found: Picked = pick(StageMemory(spec), part.first_layer, part.end_layer, after, computation_of(spec, CUDA), room)
     capped(room)
     basis = initial_basis(spec.model.width, spec.subspace.k, 0) if spec.form.has_basis else None
     work = StageWork(spec, part, basis, CUDA, recompute=found.recompute)

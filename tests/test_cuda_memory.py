@@ -18,7 +18,7 @@ from protomodels_cli.wire.troubles import OutOfMemory
 from protomodels_cli.worker import device as devices
 from protomodels_cli.worker.cards import Cards
 from protomodels_cli.worker.computing import Chooser
-from protomodels_cli.worker.device import path_of
+from protomodels_cli.worker.device import computation_of
 
 pytestmark = pytest.mark.cuda
 
@@ -72,7 +72,8 @@ def _finish(stage: Stage, flight: InFlight) -> None:
 def test_the_forecast_is_near_the_devices_own_peak(form, dtype, recompute, index):
     spec, device = a_spec(form, dtype, recompute), torch.device("cuda:0")
     part, held = slices(spec)[index], least_in_flight(spec, 2 - index)
-    said = StageMemory(spec).with_recompute(part.first_layer, part.end_layer, recompute, held, path_of(spec, device))
+    first, end, computation = part.first_layer, part.end_layer, computation_of(spec, device)
+    said = StageMemory(spec).with_recompute(first, end, recompute, held, computation)
     torch.cuda.init()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)

@@ -19,6 +19,7 @@ from protomodels_cli.model.shape import slices
 from protomodels_cli.model.state import on_host
 from protomodels_cli.model.trainer import StageTrainer
 from protomodels_cli.protocol.messages import BadMessage, MessageKey
+from protomodels_cli.worker.pinning import HostMemory
 from protomodels_cli.worker.transfers import CudaTransfers, Transfers
 
 pytestmark = pytest.mark.cuda
@@ -80,6 +81,10 @@ def test_what_is_computed_again_is_the_same(monkeypatch, form, recompute):
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
+def no_memory(size: int) -> torch.Tensor:
+    raise RuntimeError("CUDA error: out of memory")
+
+
 CODECS = ["fp32", "bf16", "int8", "int4+ef21", "topk:0.1", "lowrank:2", "int8+zstd"]
 
 
@@ -88,15 +93,23 @@ CODECS = ["fp32", "bf16", "int8", "int4+ef21", "topk:0.1", "lowrank:2", "int8+zs
 def test_messages_are_the_same_bytes_by_either_way(codec, leg):
     spec = make_spec(wire={"forward": codec, "backward": codec})
     x = torch.randn(2, 16, 24, device=CUDA)
-    payloads, arrived = [], []
-    for transfers in (Transfers(CUDA), CudaTransfers(CUDA)):
+    payloads, arrived, not_pinned = [], [], []
+    ordinary = HostMemory(not_pinned.append, no_memory)
+    for transfers in (Transfers(CUDA), CudaTransfers(CUDA), CudaTransfers(CUDA, memory=ordinary)):
         sender, receiver = End(spec), End(spec)
         slot = sender.slot(MessageKey(3, 1, 0, leg), x.shape, x.dtype, None)
         payloads.append(bytes(transfers.send(sender, x, slot)()))
         arrived.append(transfers.receive(receiver, payloads[-1], slot))
         transfers.check()
-    assert payloads[0] == payloads[1]
-    assert torch.equal(*arrived)
+    assert payloads[0] == payloads[1] == payloads[2]
+    assert all(torch.equal(arrived[0], other) for other in arrived[1:])
+    assert len(not_pinned) == 1
+
+
+def test_token_ids_are_uploaded_where_no_memory_can_be_pinned():
+    ids = np.arange(1 << 20).reshape(2, -1)
+    there = CudaTransfers(CUDA, memory=HostMemory(pin=no_memory)).upload(ids)
+    assert torch.equal(there.cpu(), torch.from_numpy(ids))
 
 
 @pytest.mark.parametrize("codec", CODECS)

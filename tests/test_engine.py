@@ -19,7 +19,7 @@ from protomodels_cli.model.shape import slices
 from protomodels_cli.model.stage import Stage
 from protomodels_cli.protocol.messages import BadMessage, OutOfOrder
 from protomodels_cli.wire.frames import Message
-from protomodels_cli.worker import orders
+from protomodels_cli.worker import notices, orders
 from protomodels_cli.worker.device import is_out_of_memory
 from protomodels_cli.worker.engine import Engine, Outbox
 from protomodels_cli.worker.stage_work import Pending, StageWork
@@ -220,3 +220,11 @@ def test_memory_is_measured_afresh_once_the_stage_before_is_gone():
     engine.order(None)
     engine.join()
     assert alive == [0, 0]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="memory can be pinned here")
+def test_memory_that_cannot_be_pinned_is_told_of_once():
+    posts = Posts()
+    engine = Engine(torch.device("cpu"), 1, posts.post, lambda: None)
+    assert [engine._memory.empty(size).shape for size in (3, 4)] == [(3,), (4,)]
+    assert [type(item) for _, item in posts.queue] == [notices.NotPinned]

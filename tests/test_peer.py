@@ -33,7 +33,7 @@ from protomodels_cli.worker import join as joining
 from protomodels_cli.worker import notices, problems
 from protomodels_cli.worker.cards import Cards
 from protomodels_cli.worker.control import ConnectFailed
-from protomodels_cli.worker.device import path_of
+from protomodels_cli.worker.device import computation_of
 from protomodels_cli.worker.links import Listener
 from protomodels_cli.worker.session import Session
 from protomodels_cli.worker.telling import PeerError
@@ -297,10 +297,10 @@ def test_a_refusal_for_want_of_memory_names_what_limits_it(monkeypatch):
 def test_what_codecs_keep_on_the_host_is_checked_there_and_counts_on_a_cpu(monkeypatch):
     compute = {"dtype": "float32", "compile": "never"}
     spec = make_spec(steps=5000, wire={"forward": "int8+aqsgd"}, compute=compute)
-    sizes, path = StageMemory(spec), path_of(spec, torch.device("cpu"))
-    on_device = min(sizes.total(i, i + 1, 3 - i, path) for i in range(4))
+    sizes, computation = StageMemory(spec), computation_of(spec, torch.device("cpu"))
+    on_device = min(sizes.total(i, i + 1, 3 - i, computation) for i in range(4))
     on_host = min(sizes.on_host(i, i + 1) for i in range(4))
-    both = min(sizes.total(i, i + 1, 3 - i, path) + sizes.on_host(i, i + 1) for i in range(4))
+    both = min(sizes.total(i, i + 1, 3 - i, computation) + sizes.on_host(i, i + 1) for i in range(4))
     monkeypatch.setattr(devices, "free_memory", lambda device: on_device)
     cpu, gpu = (Cards.of([torch.device(name)], spec) for name in ("cpu", "cuda"))
     with pytest.raises(PeerError) as caught:

@@ -10,7 +10,7 @@ from conftest import make_spec
 
 from protomodels_cli.coordinator.messages import peer_of
 from protomodels_cli.coordinator.placement import Offer, Placement, place
-from protomodels_cli.cost.activations import Computation, paths
+from protomodels_cli.cost.activations import Computation, computations
 from protomodels_cli.cost.forecast import _costs, _wires, forecast
 from protomodels_cli.cost.memory import MOST_WAITING, StageMemory, in_flight_limit, least_in_flight
 from protomodels_cli.cost.pipeline import play
@@ -22,7 +22,7 @@ from protomodels_cli.spec.schema import LinkSpec, RunSpec
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.worker.cards import Cards
 from protomodels_cli.worker.computing import Chooser
-from protomodels_cli.worker.device import path_of
+from protomodels_cli.worker.device import computation_of
 from protomodels_cli.worker.notices import Building, Computing
 
 CPU = Computation("float32", compiled=False, gpu=False)
@@ -85,7 +85,7 @@ def test_placement_weighs_a_stage_with_the_least_that_auto_can_reach(form):
 def test_auto_is_counted_as_whatever_takes_more():
     spec = deep()
     assert spec.compute.dtype == "auto"
-    assert set(paths(spec.compute)) == {CPU, GPU}
+    assert set(computations(spec.compute)) == {CPU, GPU}
     sizes = StageMemory(spec)
     assert sizes.total(0, 2, 3) == max(sizes.total(0, 2, 3, CPU), sizes.total(0, 2, 3, GPU))
     assert sizes.total(0, 2, 3, CPU) != sizes.total(0, 2, 3, GPU)
@@ -97,11 +97,11 @@ def test_a_peer_is_weighed_by_how_it_computes():
     needs = [sizes.total(0, 2, 1, GPU), sizes.total(2, 4, 0, GPU)]
     gpus = [Offer(f"p{i}", need, 1e9, HUGE, GPU) for i, need in enumerate(needs)]
     assert isinstance(place(spec, gpus), Placement)
-    assert not isinstance(place(spec, [gpus[0], replace(gpus[1], path=CPU)]), Placement)
+    assert not isinstance(place(spec, [gpus[0], replace(gpus[1], computation=CPU)]), Placement)
     register = pb.Register(dtype="bf16", compiled=True, host_memory=5, memory=7, card="GPU-1,GPU-2", card_memory=9)
     peer = peer_of("p1", register, "127.0.0.1", reached=False, now=0.0)
-    assert (peer.path, peer.cards, peer.card_memory) == (GPU, ("GPU-1", "GPU-2"), 9)
-    assert peer_of("p1", pb.Register(dtype="fp8"), "127.0.0.1", reached=False, now=0.0).path is None
+    assert (peer.computation, peer.cards, peer.card_memory) == (GPU, ("GPU-1", "GPU-2"), 9)
+    assert peer_of("p1", pb.Register(dtype="fp8"), "127.0.0.1", reached=False, now=0.0).computation is None
 
 
 # In flight
@@ -148,11 +148,11 @@ def test_computing_a_stage_again_takes_a_third_more_except_on_the_last():
     before, after = (forecast(spec, LinkSpec(), 1e9).stages for spec in (plain, again))
     assert [b.compute / a.compute for a, b in zip(before, after, strict=True)] == pytest.approx([4 / 3] * 3 + [1])
     auto = deep()
-    small = max(stage.memory for stage in forecast(auto, LinkSpec(), 1e9, path=CPU).stages)
-    found = forecast(auto, LinkSpec(), 1e9, memory=int(1.2 * small), path=CPU).stages
+    small = max(stage.memory for stage in forecast(auto, LinkSpec(), 1e9, computation=CPU).stages)
+    found = forecast(auto, LinkSpec(), 1e9, memory=int(1.2 * small), computation=CPU).stages
     assert found[0].recompute != "none"
     assert all(stage.memory <= 1.2 * small for stage in found)
-    assert found[0].compute > forecast(auto, LinkSpec(), 1e9, path=CPU).stages[0].compute
+    assert found[0].compute > forecast(auto, LinkSpec(), 1e9, computation=CPU).stages[0].compute
 
 
 # On the peer
@@ -161,7 +161,7 @@ def test_computing_a_stage_again_takes_a_third_more_except_on_the_last():
 def test_a_peer_chooses_within_its_share_and_says_what_it_takes():
     spec, device = deep(), torch.device("cpu")
     layers, chooser = slices(spec)[0], Chooser(Cards((device,), HUGE, (HUGE,), HUGE))
-    assert path_of(spec, device) == CPU
+    assert computation_of(spec, device) == CPU
     free = chooser.pick(spec, layers, 0)
     assert (free.recompute, free.memory) == ("none", HUGE)
     share = StageMemory(spec).with_recompute(0, 2, "stage", 8, CPU) * 11 // 10

@@ -61,7 +61,7 @@ SPEC: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"subspace": {"form": "densee"}},
-        "subspace.form = 'densee' | must be one of reparam, constrained, dense | did you mean 'dense'?",
+        "subspace.form = 'densee' | must be one of reparam, two_stream, constrained, dense | did you mean 'dense'?",
     ),
     (
         {"compute": {"dtype": "bfloat16"}},
@@ -337,7 +337,7 @@ def test_codec(word: str, text: str):
 
 def test_what_takes_the_place_of_a_field_is_a_field():
     for _, fix in REPLACED.values():
-        named = {word.strip(",") for word in fix.split() if word.startswith("limits.")}
+        named = {word.strip(",") for word in fix.split() if word.startswith(("limits.", "groups."))}
         assert named
         assert named <= set(all_fields())
 

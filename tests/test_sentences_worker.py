@@ -83,6 +83,11 @@ NOTICES: list[tuple[n.Notice, str]] = [
         n.NotCompiled("no compiler here"),
         "operators could not be compiled (no compiler here): this peer works without, slower and with more memory",
     ),
+    (
+        n.NotPinned("CUDA error: out of memory"),
+        "host memory could not be pinned (CUDA error: out of memory): messages go through ordinary memory, slower; "
+        "where a limit on locked memory is the cause, raise it (`ulimit -l`; Docker: `--ulimit memlock=-1`)",
+    ),
     (n.StepDecided(1, 300, 7.65812, True), "step 1/300 | loss 7.6581"),
     (
         n.StepDecided(2, 300, float("nan"), False),

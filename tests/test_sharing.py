@@ -56,7 +56,8 @@ def llama_8b() -> RunSpec:
 
 
 def on_card(count: int, memory: int, first: int = 0, card: str = "x") -> list[Peer]:
-    return [replace(a_peer(f"p{i}", memory, card, memory, 1 << 50), path=GPU) for i in range(first, first + count)]
+    peers = [a_peer(f"p{i}", memory, card, memory, 1 << 50) for i in range(first, first + count)]
+    return [replace(peer, computation=GPU) for peer in peers]
 
 
 def holdings(spec: RunSpec, peers: list[Peer]) -> tuple[tuple[int, ...], dict[str, int], int]:

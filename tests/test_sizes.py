@@ -44,7 +44,7 @@ class Bench:
         self.stage = Stage(spec, self.slice, basis, recompute=recompute)
         if compiled:
             self.stage.running = replace(self.stage.eager, operators=partitioned())
-        self.path = Computation(self.stage.arithmetic.name, compiled, gpu=False)
+        self.computation = Computation(self.stage.arithmetic.name, compiled, gpu=False)
         self.optimizer = StageOptimizer(self.stage, spec)
         self.covariance = GradientCovariance(spec.model.width, torch.device("cpu"))
         if self.slice.is_last and spec.subspace.form != "dense":
@@ -84,7 +84,7 @@ class Bench:
         tensors += [m.working for m in self.stage.modules() if isinstance(m, Multiplied) and m.working is not m.weight]
         if self.stage.basis is not None:
             tensors += [self.stage.basis.u, self.stage.t_fixed.signs]
-            if self.spec.subspace.form == "reparam" and self.path.dtype == "bf16":
+            if self.spec.subspace.form == "reparam" and self.computation.dtype == "bf16":
                 tensors += [self.stage.basis.as_type(torch.bfloat16)]
         return tensors
 
@@ -125,7 +125,7 @@ def test_what_is_resident_is_counted_to_the_byte(form, optimizer, kept, index, d
     bench.accumulate()
     tensors = bench.own + [p.grad for p in bench.stage.parameters()]
     tensors += [t for p in bench.optimizer.parameters for t in p.state.values()]
-    resident = StageMemory(bench.spec).resident(bench.slice.first_layer, bench.slice.end_layer, bench.path)
+    resident = StageMemory(bench.spec).resident(bench.slice.first_layer, bench.slice.end_layer, bench.computation)
     counted = sum(t.nbytes for t in tensors)
     if form == "constrained" and dtype == "bf16":
         counted += bench.stage.basis.u.nbytes // 2  # the copy of U that another form makes
@@ -159,7 +159,7 @@ def test_what_autograd_saves_is_what_is_counted_as_in_flight(form, model, index,
                 pack(tensor)
     measured = sum(storage.nbytes() for storage in saved.values())
     first, end = bench.slice.first_layer, bench.slice.end_layer
-    said = StageMemory(bench.spec).in_flight(first, end, "none", bench.held, bench.path)
+    said = StageMemory(bench.spec).in_flight(first, end, "none", bench.held, bench.computation)
     assert measured <= said <= 1.2 * measured
 
 
@@ -178,8 +178,8 @@ def test_a_stage_never_takes_more_than_its_memory_and_not_much_less(form, optimi
             bench.step()
 
     part = slices(spec)[index]
-    held, path = least_in_flight(spec, 2 - index), Computation(dtype, compiled=False, gpu=False)
-    said = StageMemory(spec).with_recompute(part.first_layer, part.end_layer, recompute, held, path)
+    held, computation = least_in_flight(spec, 2 - index), Computation(dtype, compiled=False, gpu=False)
+    said = StageMemory(spec).with_recompute(part.first_layer, part.end_layer, recompute, held, computation)
     measured = peak_bytes(work)
     assert measured <= said <= 1.6 * measured
 

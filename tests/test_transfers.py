@@ -6,7 +6,8 @@ import torch
 from protomodels_cli.codecs.packing import check_size, sizes_of, to_bytes
 from protomodels_cli.protocol.messages import BadMessage
 from protomodels_cli.worker import transfers
-from protomodels_cli.worker.transfers import Clock, PinnedBuffer, Transfers, parts_of, pinned_memory
+from protomodels_cli.worker.pinning import HostMemory
+from protomodels_cli.worker.transfers import Clock, PinnedBuffer, Transfers, parts_of
 
 STATE = {
     "a": torch.arange(3000.0),
@@ -70,18 +71,55 @@ def test_what_does_not_fit_is_not_lent(buffer):
     assert buffer.lend({**STATE, "more": torch.zeros(100)}) is None
 
 
-def test_a_message_comes_in_where_no_memory_can_be_pinned(monkeypatch):
-    pin = torch.empty
+class Limited:
+    """Stands for memory of which only this many bytes can be pinned."""
 
-    def no_more(*size, pin_memory=False, **options):
-        if pin_memory:
-            raise RuntimeError("CUDA error: out of memory")
-        return pin(*size, **options)
+    WHY = "CUDA error: out of memory"
 
-    monkeypatch.setattr(torch, "empty", no_more)
-    memory = pinned_memory(5)
-    memory[:] = b"whole"
-    assert bytes(memory) == b"whole"
+    def __init__(self, most):
+        self.left, self.pinned = most, []
+
+    def __call__(self, size):
+        if size > self.left:
+            raise RuntimeError(f"{self.WHY}\nand what else CUDA says")
+        self.left -= size
+        self.pinned.append(torch.empty(size, dtype=torch.uint8))
+        return self.pinned[-1]
+
+    def has(self, tensor):
+        return any(tensor.data_ptr() == pinned.data_ptr() for pinned in self.pinned)
+
+
+@pytest.mark.parametrize("tensor", [torch.arange(6).view(2, 3), torch.arange(6.0).view(2, 3).T, torch.zeros(0, 4)])
+def test_numbers_are_copied_to_pinned_memory(tensor):
+    pin, told = Limited(1 << 10), []
+    memory = HostMemory(told.append, pin)
+    copied, room = memory.holding(tensor), memory.empty(7)
+    assert torch.equal(copied, tensor)
+    assert copied.dtype == tensor.dtype
+    assert pin.has(copied)
+    assert pin.has(room)
+    assert told == []
+
+
+def test_where_no_memory_can_be_pinned_ordinary_memory_takes_its_place_and_it_is_told_once():
+    told = []
+    memory = HostMemory(told.append, Limited(0))
+    came = memory.allocate(5)
+    came[:] = b"whole"
+    tensor = torch.arange(6)
+    assert bytes(came) == b"whole"
+    assert memory.holding(tensor) is tensor
+    assert memory.empty(7).shape == (7,)
+    assert told == [Limited.WHY]
+
+
+def test_memory_is_pinned_again_once_there_is_some():
+    pin = Limited(0)
+    memory = HostMemory(pin=pin)
+    assert not pin.has(memory.empty(7))
+    pin.left = 7
+    assert pin.has(memory.empty(7))
 
 
 def test_a_clock_says_what_took_how_long(monkeypatch):

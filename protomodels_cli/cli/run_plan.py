@@ -41,9 +41,9 @@ def run(
     link = parse_link(link_text)
     spec = _cut(with_absolute_paths(load_spec(spec_file), spec_file.parent), peers)
     said = speed_of(speed)
-    flops, path = (said, None) if said else _measured(spec, device)
-    predicted = forecast(spec, link, flops, windows=_windows(spec), memory=memory, path=path)
-    found = choices(candidates(spec), link, flops, memory, path)
+    flops, computation = (said, None) if said else _measured(spec, device)
+    predicted = forecast(spec, link, flops, windows=_windows(spec), memory=memory, computation=computation)
+    found = choices(candidates(spec), link, flops, memory, computation)
     best = recommended(found)
     saving = _saving(spec, link, predicted)
     _show(spec, link, flops, speed is None, memory is not None, predicted, found, best, saving)
@@ -120,10 +120,10 @@ def _cut(spec: RunSpec, peers: int | None) -> RunSpec:
 
 def _measured(spec: RunSpec, name: str) -> tuple[float, Computation]:
     """This machine's speed, and how it computes."""
-    from protomodels_cli.worker.device import choose, measure_flops, path_of
+    from protomodels_cli.worker.device import choose, computation_of, measure_flops
 
     device = choose(name)
-    return measure_flops(spec, device, seconds=1.0), path_of(spec, device)
+    return measure_flops(spec, device, seconds=1.0), computation_of(spec, device)
 
 
 def _cut_for(spec: RunSpec, peers: int) -> list[int]:

@@ -104,7 +104,7 @@ def peer_of(peer_id: str, register: pb.Register, address: str, reached: bool, no
         since=now,
         holding=_holding_of(register),
         parts=frozenset(map(part_of, register.parts)),
-        path=_path_of(register),
+        computation=_computation_of(register),
         cards=_cards_of(register),
         card_memory=register.card_memory,
     )
@@ -115,7 +115,7 @@ def _cards_of(register: pb.Register) -> tuple[str, ...]:
     return tuple(dict.fromkeys(cards))[:MOST_CARDS]
 
 
-def _path_of(register: pb.Register) -> Computation | None:
+def _computation_of(register: pb.Register) -> Computation | None:
     gpu = register.HasField("host_memory")
     for dtype in ("bf16", "float32", "float64"):
         if register.dtype == dtype:

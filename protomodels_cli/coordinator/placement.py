@@ -41,7 +41,7 @@ class Offer:
     memory: int  # bytes that its device can give
     flops: float  # measured, per second
     host_memory: int | None = None  # bytes of the machine's own memory; None: the device's memory is that
-    path: Computation | None = None  # how it computes; None: not known
+    computation: Computation | None = None  # how it computes; None: not known
 
     def room(self, on_host: int) -> int:
         """Bytes that its device can give to a stage that keeps so much in the machine's own memory; none: below 0."""
@@ -52,7 +52,7 @@ class Offer:
     def fits(self, memory: StageMemory, span: range, stages_after: int) -> bool:
         """Whether it has the memory for a stage of these layers."""
         on_host = memory.on_host(span.start, span.stop)
-        return memory.total(span.start, span.stop, stages_after, self.path) <= self.room(on_host)
+        return memory.total(span.start, span.stop, stages_after, self.computation) <= self.room(on_host)
 
 
 @dataclass(frozen=True)
@@ -273,11 +273,11 @@ def _auto_rooms(spec: RunSpec, offers: Sequence[Offer], memory: StageMemory, lea
     def fitting(stages: list[range], after: int) -> np.ndarray:
         """How many of these stages, each a layer larger than the one before, a peer has the memory for."""
         sizes = {
-            path: [memory.total(span.start, span.stop, after, path) for span in stages]
-            for path in {offer.path for offer in offers}
+            computation: [memory.total(span.start, span.stop, after, computation) for span in stages]
+            for computation in {offer.computation for offer in offers}
         }
         on_host = memory.on_host(stages[0].start, stages[0].stop) if stages else 0  # the same for all of them
-        return np.array([bisect_right(sizes[offer.path], offer.room(on_host)) for offer in offers])
+        return np.array([bisect_right(sizes[offer.computation], offer.room(on_host)) for offer in offers])
 
     fit_first = [fitting([range(n) for n in range(1, alike + 1)], after) for after in range(1, most)]
     fit_middle = [fitting([range(1, 1 + n) for n in range(1, alike)], after) for after in range(1, most - 1)]

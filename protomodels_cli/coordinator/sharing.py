@@ -71,7 +71,7 @@ def needs(spec: RunSpec, peers: Collection[Peer], layers: Sequence[int], holders
     for stage, (span, holder) in enumerate(zip(spans(layers), holders, strict=True)):
         if (peer := by_id.get(holder)) is not None:
             on_host = memory.on_host(span.start, span.stop) if peer.host_memory is None else 0
-            found[holder] = memory.total(span.start, span.stop, last - stage, peer.path) + on_host
+            found[holder] = memory.total(span.start, span.stop, last - stage, peer.computation) + on_host
     return found
 
 
@@ -88,7 +88,7 @@ def offers(peers: Collection[Peer], taken: Needs = NOTHING, whole: bool = False)
         memory = {peer.id: _shares(peers, taken, [peer])[peer.id] for peer in free}
     else:
         memory = _shares(peers, taken, free)
-    return [Offer(p.id, memory[p.id], p.flops * speed[p.id], p.host_memory, p.path) for p in free]
+    return [Offer(p.id, memory[p.id], p.flops * speed[p.id], p.host_memory, p.computation) for p in free]
 
 
 def _shares(peers: Collection[Peer], taken: Needs, among: Collection[Peer]) -> dict[str, int]:

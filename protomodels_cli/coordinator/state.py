@@ -46,7 +46,7 @@ class Peer:
     holding: Holding | None = None  # when it registered
     parts: frozenset[Part] = frozenset()  # on its disk, as far as it has said
     host_memory: int | None = None  # bytes of the machine's own memory; None: the device's memory is that
-    path: Computation | None = None  # how it computes; None: it has not said
+    computation: Computation | None = None  # how it computes; None: it has not said
     cards: tuple[str, ...] = ()  # peers with the same one share it; empty: not known
     card_memory: int = 0  # bytes that were free there, on all of them, when it joined
 

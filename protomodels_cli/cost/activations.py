@@ -24,7 +24,7 @@ class Computation:
     gpu: bool
 
 
-def paths(compute: ComputeSpec) -> list[Computation]:
+def computations(compute: ComputeSpec) -> list[Computation]:
     """What peers may take, while nobody has said what they have. bf16 counts as a GPU's."""
     float32, float64 = Computation("float32", False, False), Computation("float64", False, False)
     bf16 = Computation("bf16", False, True)
@@ -36,19 +36,19 @@ def paths(compute: ComputeSpec) -> list[Computation]:
         "float64": [float64, replace(float64, gpu=True)],
     }[compute.dtype]
     when = {"auto": (False, True), "always": (True, True), "never": (False, False)}[compute.compile]
-    return [replace(path, compiled=when[path.gpu]) for path in here]
+    return [replace(one, compiled=when[one.gpu]) for one in here]
 
 
 class Activations:
     """Bytes of one microbatch of a run's size, computed in one way."""
 
-    def __init__(self, spec: RunSpec, path: Computation):
+    def __init__(self, spec: RunSpec, computation: Computation):
         m, b, sizes = spec.model, Block.of(spec), Sizes.of(spec)
-        stored, product = number_bytes(spec), {"bf16": 2, "float32": 4, "float64": 8}[path.dtype]
+        stored, product = number_bytes(spec), {"bf16": 2, "float32": 4, "float64": 8}[computation.dtype]
         self.product = product
         tokens = spec.batch.size // spec.batch.microbatches * m.context
         first_free = m.layers - spec.form.free_layers(sizes)
-        tied, free = (tokens * _saved(spec, form, path, stored, product) for form in (spec.form, Dense))
+        tied, free = (tokens * _saved(spec, form, computation, stored, product) for form in (spec.form, Dense))
         self.layers = [tied if i < first_free else free for i in range(m.layers)]  # saved by autograd
         widths = (spec.form.state_width(sizes), m.width)
         self.states = [tokens * widths[i >= first_free] * stored for i in range(m.layers)]  # a block's input
@@ -57,17 +57,17 @@ class Activations:
         self.ends = tokens * (3 * spec.boundary_width * stored + 16)
         self.stream = tokens * m.width * stored  # after the model's last block, for the head
         # A block's backward: gradients of what lies between its products, and of the stream.
-        wide = max((4 - path.compiled) * b.hidden, 4 * (b.inner + b.kv))
+        wide = max((4 - computation.compiled) * b.hidden, 4 * (b.inner + b.kv))
         self.passing = tokens * (wide * product + 3 * m.width * stored) + self.anchor
         # A chunk's logits and their gradient, and the gradient of the chunk before; eager operators also make
         # log-probabilities, probabilities, the targets' mask twice and the difference.
         logits = min(spec.compute.loss_chunk, tokens) * spec.vocab_size
-        self.loss = logits * (3 * product if path.compiled else 2 * product + 4 * stored + 1)
+        self.loss = logits * (3 * product if computation.compiled else 2 * product + 4 * stored + 1)
         self.loss += tokens * m.width * (2 * product + 3 * stored)  # the head's norm and the stream's gradient
         self.evaluation = logits * (product + 2 * stored) + self.passing
 
 
-def _saved(spec: RunSpec, form: type[Form], path: Computation, stored: int, product: int) -> int:
+def _saved(spec: RunSpec, form: type[Form], computation: Computation, stored: int, product: int) -> int:
     """Bytes a token that autograd saves of a layer."""
     b, m = Block.of(spec), spec.model
     assert m.kv_heads is not None
@@ -75,12 +75,14 @@ def _saved(spec: RunSpec, form: type[Form], path: Computation, stored: int, prod
     def norm(width: int, roots: int, remade: bool) -> int:
         """Its input, one root, and, unless compiled, the scaled input. An input that is there in the products' type
         alone (`remade`) is saved as that, unless an eager operator had to convert it."""
-        saved = width * (product if remade and path.compiled else stored) + roots * stored
-        return saved if path.compiled else saved + width * stored
+        saved = width * (product if remade and computation.compiled else stored) + roots * stored
+        return saved if computation.compiled else saved + width * stored
 
     block_norms = 2 * (norm(m.width, 1, form.remakes_stream) + m.width * product)  # with what the matrices read
     heads = norm(b.inner, m.heads, True) + norm(b.kv, m.kv_heads, True) if m.qk_norm else 0
-    keys = b.inner if path.gpu and path.dtype == "float32" else b.kv  # there they are repeated for each head
-    copies = 1 if path.gpu else 2  # the CPU's attention gives its result in another order than W_o reads it
+    repeated = computation.gpu and computation.dtype == "float32"  # keys and values, for each head
+    keys = b.inner if repeated else b.kv
+    copies = 1 if computation.gpu else 2  # the CPU's attention gives its result in another order than W_o reads it
     attention = ((1 + copies) * b.inner + 2 * keys) * product + m.heads * stored  # q, result; k, v; row sums
-    return block_norms + heads + attention + (4 - path.compiled) * b.hidden * product  # gate, silu of it, up, product
+    mlp = (4 - computation.compiled) * b.hidden * product  # gate, silu of it, up, product
+    return block_norms + heads + attention + mlp

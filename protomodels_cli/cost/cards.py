@@ -15,7 +15,7 @@ from protomodels_cli.spec.cut import layers_per_stage
 
 
 def laid_over(
-    sizes: StageMemory, layers: range, stages_after: int, path: Computation | None, rooms: Sequence[int]
+    sizes: StageMemory, layers: range, stages_after: int, computation: Computation | None, rooms: Sequence[int]
 ) -> list[range]:
     """The layers on each card, so that the fullest card is as little full as can be; none on a card that is not needed
     for that."""
@@ -34,7 +34,7 @@ def laid_over(
 
     @cache
     def need(first: int, end: int) -> int:
-        return sizes.total(first, end, stages_after, path) if end > first else 0
+        return sizes.total(first, end, stages_after, computation) if end > first else 0
 
     def full(first: int, end: int, card: int) -> float:
         return need(first, end) / max(1, rooms[card])
@@ -43,7 +43,7 @@ def laid_over(
     return [range(first, end) for first, end in zip([layers.start, *ends], ends, strict=False)]
 
 
-def offered(sizes: StageMemory, path: Computation | None, rooms: Sequence[int]) -> int:
+def offered(sizes: StageMemory, computation: Computation | None, rooms: Sequence[int]) -> int:
     """Bytes of which a peer can say that any stage of that size fits on its cards: a card may be left with almost a
     layer's room, and has for itself what a stage has once. (The embedding or the head may leave more than a layer.)"""
     if len(rooms) == 1:
@@ -51,5 +51,5 @@ def offered(sizes: StageMemory, path: Computation | None, rooms: Sequence[int]) 
     spec = sizes.spec
     stages = spec.model.layers if spec.stages == "auto" else len(layers_per_stage(spec))
     middle = range(1, spec.model.layers - 1) or range(spec.model.layers)
-    seam = max(sizes.total(i, i + 1, stages - 1, path) for i in middle)
+    seam = max(sizes.total(i, i + 1, stages - 1, computation) for i in middle)
     return max(max(rooms), sum(rooms) - (len(rooms) - 1) * seam)

@@ -64,16 +64,16 @@ def forecast(
     control: float | None = None,
     windows: int | None = None,
     memory: int | None = None,
-    path: Computation | None = None,
+    computation: Computation | None = None,
 ) -> Forecast:
     """`speed` in operations a second of each peer; `cores` where they share a machine; `control` is the latency of the
     way to the coordinator (default: the link's); `windows` is the number of samples in the data; `memory`: bytes that
-    each peer has (default: enough to compute nothing again); `path`: how they compute (default: whatever takes most
-    memory)."""
+    each peer has (default: enough to compute nothing again); `computation`: how they compute (default: whatever takes
+    most memory)."""
     cut, microbatches = spans(layers_per_stage(spec)), spec.batch.microbatches
     sizes = StageMemory(spec, windows)
     picked = [
-        pick(sizes, span.start, span.stop, len(cut) - 1 - i, path, 1 << 62 if memory is None else memory)
+        pick(sizes, span.start, span.stop, len(cut) - 1 - i, computation, 1 << 62 if memory is None else memory)
         for i, span in enumerate(cut)
     ]
     wires, free = _wires(spec, link), _wires(spec, LinkSpec())
@@ -84,7 +84,7 @@ def forecast(
     lines = _lines(len(cut), microbatches, wires)
     stages = []
     for i, (span, chosen) in enumerate(zip(cut, picked, strict=True)):
-        least = sizes.total(span.start, span.stop, len(cut) - 1 - i, path)
+        least = sizes.total(span.start, span.stop, len(cut) - 1 - i, computation)
         total, on_host = least if memory is None else chosen.bytes, sizes.on_host(span.start, span.stop)
         stages.append(Stage(len(span), total, chosen.recompute, chosen.in_flight, on_host, played.busy[i], lines[i]))
     return Forecast(
@@ -186,10 +186,10 @@ def choices(
     link: LinkSpec,
     speed: float,
     memory: int | None = None,
-    path: Computation | None = None,
+    computation: Computation | None = None,
 ) -> list[Choice]:
     """`candidates` by what they cost in loss: the first ones cost least."""
-    return [Choice(spec, forecast(spec, link, speed, memory=memory, path=path)) for spec in candidates]
+    return [Choice(spec, forecast(spec, link, speed, memory=memory, computation=computation)) for spec in candidates]
 
 
 def recommended(found: list[Choice]) -> Choice:

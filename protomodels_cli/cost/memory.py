@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import accumulate
 
-from protomodels_cli.cost.activations import Activations, Computation, Recompute, paths
+from protomodels_cli.cost.activations import Activations, Computation, Recompute, computations
 from protomodels_cli.cost.traffic import in_flight_of_codecs, remembered_by_codecs, staged_by_codecs
 from protomodels_cli.cost.units import (
     Block,
@@ -29,7 +29,7 @@ def in_flight_limit(spec: RunSpec, stages_after: int) -> int:
         return 1  # the last stage goes straight from forward to backward
     if spec.batch.in_flight is not None:
         return spec.batch.in_flight
-    message = Activations(spec, paths(spec.compute)[0]).ends + in_flight_of_codecs(spec)
+    message = Activations(spec, computations(spec.compute)[0]).ends + in_flight_of_codecs(spec)
     return min(spec.batch.microbatches, max(least_in_flight(spec, stages_after), MOST_WAITING // message))
 
 
@@ -70,46 +70,46 @@ class StageMemory:
         b = Block.of(spec)
         self._largest = (m.width * max(b.inner, b.hidden), spec.vocab_size * m.width)  # a layer's matrix, the head's
         self._covariance = 4 * 8 * m.width**2 if spec.form.has_basis else 0  # of the stream's gradients, in float64
-        self._paths = paths(spec.compute)
+        self._computations = computations(spec.compute)
         self._activations: dict[Computation, Activations] = {}
 
-    def total(self, first_layer: int, end_layer: int, stages_after: int, path: Computation | None = None) -> int:
-        """At most, on its device, with the least that recomputation can reach. `path`: how the peer computes; None: of
-        all that are possible, the one that takes most. `on_host` comes on top, of the same memory where the device is
-        the host."""
+    def total(self, first_layer: int, end_layer: int, stages_after: int, computation: Computation | None = None) -> int:
+        """At most, on its device, with the least that recomputation can reach. `computation`: how the peer computes;
+        None: of all that are possible, the one that takes most. `on_host` comes on top, of the same memory where the
+        device is the host."""
         ways, held = recomputations(self.spec), least_in_flight(self.spec, stages_after)
         return max(
             min(self.with_recompute(first_layer, end_layer, way, held, one) for way in ways)
-            for one in ([path] if path is not None else self._paths)
+            for one in ([computation] if computation is not None else self._computations)
         )
 
     def with_recompute(
-        self, first_layer: int, end_layer: int, recompute: Recompute, held: int, path: Computation | None = None
+        self, first_layer: int, end_layer: int, recompute: Recompute, held: int, computation: Computation | None = None
     ) -> int:
         """The same with one way of recomputing and this many microbatches in flight."""
-        if path is None:
-            return max(self.with_recompute(first_layer, end_layer, recompute, held, one) for one in self._paths)
-        a, first, last = self._of(path), first_layer == 0, end_layer == self.layers
+        if computation is None:
+            return max(self.with_recompute(first_layer, end_layer, recompute, held, one) for one in self._computations)
+        a, first, last = self._of(computation), first_layer == 0, end_layer == self.layers
         # What codecs learn in a step lies beside what they knew until it is applied.
-        training = self._microbatches(first_layer, end_layer, recompute, held, path)
+        training = self._microbatches(first_layer, end_layer, recompute, held, computation)
         training += self._staged.device.at(first, last)
         # Nothing is in flight while the optimizer steps, nor in an evaluation, which has no gradients either.
         gradients = self._units(self._gradients_before, first_layer, end_layer)
         stepping = max(self._stepping[0], self._stepping[1] if first else 0, self._stepping[2] if last else 0)
         working = max(training, stepping, a.evaluation * last - gradients)
-        return self.resident(first_layer, end_layer, path) + working + (self._covariance if last else 0)
+        return self.resident(first_layer, end_layer, computation) + working + (self._covariance if last else 0)
 
     def on_host(self, first_layer: int, end_layer: int) -> int:
         """What codecs keep in the machine's own memory, whatever the stage's device."""
         first, last = first_layer == 0, end_layer == self.layers
         return self._remembered.host.at(first, last) + self._staged.host.at(first, last)
 
-    def resident(self, first_layer: int, end_layer: int, path: Computation) -> int:
+    def resident(self, first_layer: int, end_layer: int, computation: Computation) -> int:
         """On its device all the time: weights, copies of matrices in the products' type, gradients, optimizer state;
         T_fixed, U, rotary tables; what codecs remember."""
         units = self._units(self._saved_before, first_layer, end_layer)
         units += self._units(self._gradients_before, first_layer, end_layer)
-        product, number = self._of(path).product, number_bytes(self.spec)
+        product, number = self._of(computation).product, number_bytes(self.spec)
         if product < number:
             units += product * self._units(self._multiplied_before, first_layer, end_layer)
             units += self._basis * product // number
@@ -126,32 +126,36 @@ class StageMemory:
         """What of the total is for microbatches: in flight, and while one of them is worked on."""
         ways, held = recomputations(self.spec), least_in_flight(self.spec, stages_after)
         return max(
-            min(self._microbatches(first_layer, end_layer, way, held, path) for way in ways) for path in self._paths
+            min(self._microbatches(first_layer, end_layer, way, held, one) for way in ways)
+            for one in self._computations
         )
 
     def _microbatches(
-        self, first_layer: int, end_layer: int, recompute: Recompute, held: int, path: Computation
+        self, first_layer: int, end_layer: int, recompute: Recompute, held: int, computation: Computation
     ) -> int:
-        a, last = self._of(path), end_layer == self.layers
+        a, last = self._of(computation), end_layer == self.layers
         layers = a.layers[first_layer:end_layer]
         again = {"none": 0, "block": max(layers), "stage": 0 if last else sum(layers)}[recompute]
         backward = again + a.passing
-        if a.product < number_bytes(self.spec) and not path.gpu:  # the CPU adds a matrix's gradient by a copy
+        if a.product < number_bytes(self.spec) and not computation.gpu:  # the CPU adds a matrix's gradient by a copy
             backward += a.product * max(self._largest[: 1 + last])
-        return self.in_flight(first_layer, end_layer, recompute, held, path) + max(backward, a.loss if last else 0)
+        working = max(backward, a.loss if last else 0)
+        return self.in_flight(first_layer, end_layer, recompute, held, computation) + working
 
-    def _of(self, path: Computation) -> Activations:
-        if path not in self._activations:
-            self._activations[path] = Activations(self.spec, path)
-        return self._activations[path]
+    def _of(self, computation: Computation) -> Activations:
+        if computation not in self._activations:
+            self._activations[computation] = Activations(self.spec, computation)
+        return self._activations[computation]
 
     def _units(self, before: list[int], first_layer: int, end_layer: int) -> int:
         """Of the stage's units, from that of all units `before` each: the embedding, the layers, the head."""
         return before[end_layer + 1 + (end_layer == self.layers)] - before[first_layer + (first_layer > 0)]
 
-    def in_flight(self, first_layer: int, end_layer: int, recompute: Recompute, held: int, path: Computation) -> int:
+    def in_flight(
+        self, first_layer: int, end_layer: int, recompute: Recompute, held: int, computation: Computation
+    ) -> int:
         """What is kept of this many microbatches that wait for their backward, and their messages."""
-        a, span = self._of(path), slice(first_layer, end_layer)
+        a, span = self._of(computation), slice(first_layer, end_layer)
         each = a.ends + 2 * self._codecs_in_flight  # towards both neighbours
         each += a.stream if end_layer == self.layers else 0
         if recompute == "block":

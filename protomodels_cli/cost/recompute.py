@@ -27,15 +27,20 @@ class Picked:
 
 
 def pick(
-    sizes: StageMemory, first_layer: int, end_layer: int, stages_after: int, path: Computation | None, memory: int
+    sizes: StageMemory,
+    first_layer: int,
+    end_layer: int,
+    stages_after: int,
+    computation: Computation | None,
+    memory: int,
 ) -> Picked:
     """The fastest way of recomputing that fits, with as many microbatches in flight as fit then. Keeping everything is
-    the fastest only if enough of them fit to hide the links' latency. `path` None: whatever takes most."""
-    return pick_over(sizes, [(range(first_layer, end_layer), memory)], stages_after, path)
+    the fastest only if enough of them fit to hide the links' latency. `computation` None: whatever takes most."""
+    return pick_over(sizes, [(range(first_layer, end_layer), memory)], stages_after, computation)
 
 
 def pick_over(
-    sizes: StageMemory, cards: Sequence[tuple[range, int]], stages_after: int, path: Computation | None
+    sizes: StageMemory, cards: Sequence[tuple[range, int]], stages_after: int, computation: Computation | None
 ) -> Picked:
     """The same for a stage over several cards, its layers and bytes on each: what does not fit on one does not fit."""
     spec = sizes.spec
@@ -43,7 +48,7 @@ def pick_over(
     most = max(least, min(in_flight_limit(spec, stages_after), spec.batch.microbatches))
 
     def needs(way: Recompute, held: int) -> list[int]:
-        return [sizes.with_recompute(layers.start, layers.stop, way, held, path) for layers, _ in cards]
+        return [sizes.with_recompute(layers.start, layers.stop, way, held, computation) for layers, _ in cards]
 
     def lacking(way: Recompute, held: int) -> int:
         """Bytes, on the card that lacks most; not above 0: it fits."""

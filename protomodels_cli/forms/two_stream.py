@@ -87,6 +87,12 @@ class TwoStream(Form):
         u = self.basis.as_type(dtype)
         return torch.addmm((anchor + r).flatten(0, -2), c.flatten(0, -2), u.T).view_as(anchor)
 
+    def rows(self, weight: Tensor) -> Tensor:
+        """Within the segment; of the embedding, whose rows are coordinates alone, for good."""
+        k = self.u.shape[1]
+        carried = weight[:, :k] @ self.u.T
+        return carried + weight[:, k:] if weight.shape[1] > k else carried
+
     def encode(self, state: Tensor, anchor: Tensor | None) -> Tensor:
         return state[..., : self.u.shape[1]].contiguous()
 

@@ -16,12 +16,14 @@ from protomodels_cli.forms import Rule
 State = dict[str, Tensor]
 
 
-def new_state(rule: Rule, parameter: Tensor, dtype: torch.dtype, columns: int) -> State:
+def new_state(rule: Rule, parameter: Tensor, dtype: torch.dtype, columns: int | None = None) -> State:
     """Row by row in memory, as state from a snapshot is: with another layout products may round differently. One
-    second moment a row is so little that it stays in the parameter's type."""
+    second moment a row is so little that it stays in the parameter's type. `columns`: where the optimizer sees fewer
+    than the parameter has."""
+    own = parameter.shape if columns is None else (*parameter.shape[:-1], columns)
 
     def zeros() -> Tensor:
-        return torch.zeros((*parameter.shape[:-1], columns), dtype=dtype, device=parameter.device)
+        return torch.zeros(own, dtype=dtype, device=parameter.device)
 
     match rule:
         case "muon":

@@ -19,7 +19,7 @@ from protomodels_cli.observe.process import peak_memory
 from protomodels_cli.spec.cut import layers_per_stage
 from protomodels_cli.spec.schema import RunSpec
 from protomodels_cli.worker import device as devices_
-from protomodels_cli.worker.device import path_of
+from protomodels_cli.worker.device import computation_of
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Cards:
         total = sum(free.values())
         whole = total if most is None else min(total, most)
         rooms = tuple(free[device] * whole // max(1, total) // named[device] for device in devices)
-        return cls(tuple(devices), total, rooms, offered(StageMemory(spec), path_of(spec, *devices), rooms))
+        return cls(tuple(devices), total, rooms, offered(StageMemory(spec), computation_of(spec, *devices), rooms))
 
     @property
     def first(self) -> torch.device:
@@ -74,7 +74,7 @@ class Cards:
     def layers(self, spec: RunSpec, slice_: Slice) -> list[range]:
         """The stage's layers on each card. Always the same, so that a stage in memory can be used again."""
         after = len(layers_per_stage(spec)) - 1 - slice_.index
-        return laid_over(StageMemory(spec), slice_.layers, after, path_of(spec, *self.devices), self.rooms)
+        return laid_over(StageMemory(spec), slice_.layers, after, computation_of(spec, *self.devices), self.rooms)
 
     def measure_flops(self, spec: RunSpec) -> float:
         """Operations a second where each card has as much to do: the cards take turns."""

@@ -12,7 +12,7 @@ from protomodels_cli.model.shape import Slice
 from protomodels_cli.spec.cut import layers_per_stage
 from protomodels_cli.spec.schema import RunSpec
 from protomodels_cli.worker.cards import Cards
-from protomodels_cli.worker.device import path_of
+from protomodels_cli.worker.device import computation_of
 from protomodels_cli.worker.notices import Building, Computing
 
 
@@ -30,7 +30,7 @@ class Chooser:
             rooms[0] -= sizes.on_host(slice_.first_layer, slice_.end_layer)
         after, layers = len(layers_per_stage(spec)) - 1 - slice_.index, cards.layers(spec, slice_)
         used = [(part, room) for part, room in zip(layers, rooms, strict=True) if part]
-        found = pick_over(sizes, used, after, path_of(spec, *cards.devices))
+        found = pick_over(sizes, used, after, computation_of(spec, *cards.devices))
         self._forecast = found.bytes
         return found
 

@@ -48,7 +48,7 @@ def choose(name: str) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device()) if device == torch.device("cuda") else device
 
 
-def path_of(spec: RunSpec, *devices: torch.device) -> Computation:
+def computation_of(spec: RunSpec, *devices: torch.device) -> Computation:
     """How a peer with these devices computes."""
     arithmetic = arithmetic_of(spec.compute, *devices)
     dtype = "bf16" if arithmetic.matmul == torch.bfloat16 else spec.compute.stored
@@ -56,7 +56,7 @@ def path_of(spec: RunSpec, *devices: torch.device) -> Computation:
 
 
 def try_compiling(spec: RunSpec, *devices: torch.device) -> str | None:
-    """Why operators cannot be compiled here, where the run would have them so: from then on no path here is compiled.
+    """Why operators cannot be compiled here, where the run would have them so: from then on nothing here is compiled.
     Without, a stage takes more memory, which the coordinator must know before it assigns one."""
     if not arithmetic_of(spec.compute, *devices).compiled:
         return None

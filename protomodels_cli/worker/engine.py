@@ -22,6 +22,7 @@ from protomodels_cli.protocol.messages import BadMessage, Leg, OutOfOrder
 from protomodels_cli.protocol.schedule import View, next_work
 from protomodels_cli.wire.frames import Message
 from protomodels_cli.wire.usage import Usage
+from protomodels_cli.worker.notices import NotCompiled, NotPinned
 from protomodels_cli.worker.orders import (
     Assignment,
     Build,
@@ -34,7 +35,6 @@ from protomodels_cli.worker.orders import (
     Failure,
     HashWeights,
     HoldBasis,
-    NotCompiled,
     Order,
     ReportSync,
     Reuse,
@@ -43,8 +43,8 @@ from protomodels_cli.worker.orders import (
     Taken,
     TaskReport,
 )
+from protomodels_cli.worker.pinning import HostMemory, memory_for
 from protomodels_cli.worker.stage_work import Pass, Pending, StageWork
-from protomodels_cli.worker.transfers import memory_for
 
 
 class Outbox:
@@ -110,7 +110,8 @@ class Engine(threading.Thread):
         super().__init__(name="compute", daemon=True)
         self._device, self._threads, self._reset_peak = device, threads, reset_peak
         self._outbox = Outbox(post, device)
-        self.allocate = memory_for(device)  # for messages that are coming in
+        self._memory = HostMemory(lambda why: self._post(NotPinned(why)))
+        self.allocate = memory_for(device, self._memory)  # for messages that are coming in
         self._generation = self._wanted = 0  # of the stage here, and of what the loop asks for
         self._lineage = 0
         self._news = threading.Condition()
@@ -280,7 +281,9 @@ class Engine(threading.Thread):
                 self._run = self._pass = self._work = self._held = None  # two would not fit
                 self._reset_peak()
                 saved = None if path is None else load_file(path)
-                self._work = StageWork(spec, layers, basis, layout, saved, assignment.step, assignment.recompute)
+                self._work = StageWork(
+                    spec, layers, basis, layout, saved, assignment.step, assignment.recompute, self._memory
+                )
                 if self._work.not_compiled is not None:
                     self._post(NotCompiled(self._work.not_compiled))
                 self._begin(assignment, self._work)

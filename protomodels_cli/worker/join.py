@@ -101,7 +101,7 @@ async def _take_part(options: Options, tell: PeerTeller) -> int:
             raise devices.as_problem(e) from None
         if not_compiled is not None:
             tell(notices.NotCompiled(not_compiled))
-        cards, path = Cards.of(chosen, spec, options.memory), devices.path_of(spec, *chosen)
+        cards, computation = Cards.of(chosen, spec, options.memory), devices.computation_of(spec, *chosen)
         _check_memory(spec, cards, options.memory)
         host_memory = _check_host_memory(spec, cards)
         if options.memory is not None:
@@ -133,8 +133,8 @@ async def _take_part(options: Options, tell: PeerTeller) -> int:
                 flops=flops,
                 port=listener.port,
                 name=options.name,
-                dtype=path.dtype,
-                compiled=path.compiled,
+                dtype=computation.dtype,
+                compiled=computation.compiled,
                 card=cards.ids,
                 card_memory=cards.free,
             )
@@ -235,8 +235,8 @@ def _check_memory(spec: RunSpec, cards: Cards, most: int | None) -> None:
     """`most`: what --memory allows, which is counted in `cards`."""
 
     def need_of(memory: StageMemory, first: int, end: int, after: int) -> int:
-        path = devices.path_of(spec, *cards.devices)
-        return memory.total(first, end, after, path) + (memory.on_host(first, end) if cards.host_memory is None else 0)
+        on_device = memory.total(first, end, after, devices.computation_of(spec, *cards.devices))
+        return on_device + (memory.on_host(first, end) if cards.host_memory is None else 0)
 
     need, whole = _least(spec, need_of), cards if most is None else Cards.of(cards.devices, spec)
     if whole.offered < need:

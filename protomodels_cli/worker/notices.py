@@ -129,6 +129,15 @@ class NotCompiled(Base):
 
 
 @dataclass(frozen=True)
+class NotPinned(Base):
+    """Some memory of the machine could not be pinned for a CUDA device. Told once."""
+
+    level: ClassVar[int] = logging.WARNING
+    detail: str
+    kind: Literal["not_pinned"] = "not_pinned"
+
+
+@dataclass(frozen=True)
 class StepDecided(Base):
     """A step was decided. Told every few seconds; metrics.jsonl in the run directory has every step."""
 
@@ -280,7 +289,8 @@ class Ended(Base):
 
 
 AboutJoining = CoordinatorUnreachable | Joined | Reachable | NotReachable | LinkEmulated
-AboutStage = Spare | Waiting | StageAssigned | Computing | Building | NotCompiled | StepDecided | HashMismatch
+AboutMachine = NotCompiled | NotPinned
+AboutStage = Spare | Waiting | StageAssigned | Computing | Building | AboutMachine | StepDecided | HashMismatch
 AboutConnections = ConnectionLost | RelayFailed | RelayWorks | TroubleReported
 AboutSnapshots = PartFailed | PartUploaded | PartRefused | PartsNotDeleted | Prefetched | PrefetchFailed
 AboutEnd = LeavingAfterStep | LeavingAtOnce | Released | Ended

@@ -157,13 +157,6 @@ class SubspaceReport:
 
 
 @dataclass(frozen=True)
-class NotCompiled:
-    """Operators could not be compiled; the stage works without."""
-
-    detail: str
-
-
-@dataclass(frozen=True)
 class Taken:
     """A message was taken from its queue: its credit can go back."""
 

@@ -37,6 +37,11 @@ def sentence(notice: n.Notice) -> str:
             return "building the stage; operators are compiled first, which may take a minute"
         case n.NotCompiled(detail):
             return f"operators could not be compiled ({detail}): this peer works without, slower and with more memory"
+        case n.NotPinned(detail):
+            return (
+                f"host memory could not be pinned ({detail}): messages go through ordinary memory, slower; where a "
+                "limit on locked memory is the cause, raise it (`ulimit -l`; Docker: `--ulimit memlock=-1`)"
+            )
         case n.StepDecided(step, steps, loss, applied):
             outcome = "" if applied else " (skipped: the loss or a gradient is not finite)"
             return f"step {step}/{steps} | loss {loss:.4f}{outcome}"

@@ -289,6 +289,9 @@ class Session:
             if not self._described.done():
                 self._described.set_result(item)
             return
+        if isinstance(item, notices.NotCompiled | notices.NotPinned):
+            self.tell(item)  # of the machine, whichever generation it is in
+            return
         if isinstance(item, orders.Failure) and not isinstance(item.error, BadMessage):
             self._fail(item.error)  # whichever generation it was in: what is in memory may be half done
             return
@@ -306,8 +309,6 @@ class Session:
                 self._compare_with_the_runs(generation.stage, item.sync)
                 cpu = 0.0 if self._cpu_before is None else time.process_time() - self._cpu_before
                 self._control.send(done=done_message(item, generation, self._chooser.memory_used(), cpu))
-            case orders.NotCompiled(detail):
-                self.tell(notices.NotCompiled(detail))
             case orders.SubspaceReport():
                 generation.own(self._chore(self._report_subspace(generation.number, item)))
             case orders.Failure(error, leg):

@@ -27,6 +27,7 @@ from protomodels_cli.protocol import steps
 from protomodels_cli.protocol.messages import BadMessage, Leg, MessageKey
 from protomodels_cli.spec.schema import RunSpec
 from protomodels_cli.wire.frames import Message
+from protomodels_cli.worker.pinning import HostMemory
 from protomodels_cli.worker.transfers import Clock, transfers_for
 
 
@@ -67,6 +68,7 @@ class StageWork:
         saved: Mapping[str, Tensor] | None = None,
         step: int = 0,
         recompute: Recompute = "none",
+        memory: HostMemory | None = None,
     ):
         self.spec, self.slice = spec, slice_
         self.step = step  # the last one whose outcome it knows
@@ -83,7 +85,7 @@ class StageWork:
         # One for each neighbour: what comes from it and goes to it passes here.
         self.previous = None if slice_.is_first else End(spec)
         self.next = None if slice_.is_last else End(spec)
-        self.transfers, self.clock = transfers_for(self.stage.devices), Clock(self.device)
+        self.transfers, self.clock = transfers_for(self.stage.devices, memory), Clock(self.device)
         self._loss = torch.zeros((), dtype=torch.float64, device=home_of_float64(self.device))
         if saved is not None:
             self._load(saved)

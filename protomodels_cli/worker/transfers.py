@@ -26,7 +26,7 @@ from protomodels_cli.codecs.crossing import all_finite
 from protomodels_cli.codecs.packing import check_size, from_bytes, sizes_of, to_bytes
 from protomodels_cli.model.state import on_host
 from protomodels_cli.protocol.messages import BadMessage, Leg
-from protomodels_cli.wire.frames import Allocate, ordinary_memory
+from protomodels_cli.worker.pinning import HostMemory
 
 if TYPE_CHECKING:
     from protomodels_cli.codecs.base import Layout
@@ -81,8 +81,9 @@ class Transfers:
 
 
 class CudaTransfers(Transfers):
-    def __init__(self, device: torch.device, *others: torch.device):
+    def __init__(self, device: torch.device, *others: torch.device, memory: HostMemory | None = None):
         super().__init__(device)
+        self._memory = memory or HostMemory()
         self._up, self._down = torch.cuda.Stream(device), torch.cuda.Stream(device)
         self._asides = {card: torch.cuda.Stream(card) for card in (device, *others) if card.type == "cuda"}
         self._queued: deque[torch.cuda.Event] = deque()
@@ -92,12 +93,12 @@ class CudaTransfers(Transfers):
         self._buffer: PinnedBuffer | None = None
 
     def upload(self, numbers: np.ndarray) -> Tensor:
-        return self._uploaded(torch.from_numpy(numbers).pin_memory())
+        return self._uploaded(self._memory.holding(torch.from_numpy(numbers)))
 
-    def _uploaded(self, pinned: Tensor) -> Tensor:
+    def _uploaded(self, here: Tensor) -> Tensor:
         compute = torch.cuda.current_stream(self.device)
         with torch.cuda.stream(self._up):
-            there = pinned.to(self.device, non_blocking=True)
+            there = here.to(self.device, non_blocking=here.is_pinned())  # other memory is its owner's again at once
         compute.wait_stream(self._up)
         there.record_stream(compute)
         return there
@@ -108,7 +109,7 @@ class CudaTransfers(Transfers):
             warnings.simplefilter("ignore", UserWarning)
             here = torch.frombuffer(payload, dtype=torch.uint8)
         if not here.is_pinned():
-            return self._uploaded(here.pin_memory())
+            return self._uploaded(self._memory.holding(here))
         there = self._uploaded(here)
         uploaded = torch.cuda.Event()
         uploaded.record(self._up)
@@ -137,7 +138,7 @@ class CudaTransfers(Transfers):
         self._unread.clear()
         parts = [part.contiguous().flatten().view(torch.uint8) for part in (*tensors, flags)]
         sizes = [part.numel() for part in parts]
-        here = torch.empty(sum(sizes), dtype=torch.uint8, pin_memory=True)
+        here = self._memory.empty(sum(sizes))
         self._down.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self._down):
             for part, place in zip(parts, here.split(sizes), strict=True):
@@ -224,19 +225,6 @@ def _aligned(part: Tensor, dtype: torch.dtype) -> Tensor:
     return part if part.storage_offset() % dtype.itemsize == 0 else part.clone()
 
 
-def memory_for(device: torch.device) -> Allocate:
-    """Where messages for this device are put together as they come in."""
-    return pinned_memory if device.type == "cuda" else ordinary_memory
-
-
-def pinned_memory(size: int) -> memoryview:
-    """Ordinary memory where no more can be pinned: it takes longer to upload from, and no link breaks for it."""
-    try:
-        return torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy().data
-    except RuntimeError:
-        return ordinary_memory(size)
-
-
 def _not_finite(leg: Leg) -> BadMessage:
     error = BadMessage("a payload with numbers that are not finite", "not_finite")
     error.leg = leg
@@ -309,9 +297,9 @@ def _rounded(tensor: Tensor) -> int:
     return -(-tensor.nbytes // 16) * 16
 
 
-def transfers_for(devices: Sequence[torch.device]) -> Transfers:
+def transfers_for(devices: Sequence[torch.device], memory: HostMemory | None = None) -> Transfers:
     """For a stage on these, of which the first is that of messages."""
-    return CudaTransfers(*devices) if devices[0].type == "cuda" else Transfers(devices[0])
+    return CudaTransfers(*devices, memory=memory) if devices[0].type == "cuda" else Transfers(devices[0])
 
 
 Doing = Literal["compute", "wire", "idle"]
