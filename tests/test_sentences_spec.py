@@ -154,6 +154,11 @@ SPEC: list[tuple[dict[str, Any], str]] = [
         "set subspace.update.interval to 0, or subspace.form to reparam or constrained",
     ),
     (
+        {"subspace": {"form": "two_stream", "update": {"interval": 10}}},
+        "subspace.update.interval = 10 | with two streams, what lies outside the subspace is written beside it, and "
+        "moving U gains nothing | set subspace.update.interval to 0, or subspace.form to reparam or constrained",
+    ),
+    (
         {"subspace": {"update": {"interval": 5, "window": 6}}},
         "subspace.update.window = 6 | the window must fit between two updates, which are 5 steps apart | use at most 5",
     ),

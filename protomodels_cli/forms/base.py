@@ -125,11 +125,9 @@ class Form:
         return None
 
     @classmethod
-    def update_problem(cls) -> tuple[str, str] | None:
-        """Why U cannot move, and what to do: rule and fix."""
-        if cls.has_basis:
-            return None
-        return f"the {cls.name} form has no subspace to move", "set subspace.update.interval to 0"
+    def update_problem(cls) -> str | None:
+        """Why U cannot move."""
+        return None if cls.has_basis else f"the {cls.name} form has no subspace to move"
 
     @classmethod
     def anchor_problem(cls) -> tuple[str, str] | None:

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 from protomodels_cli.codecs.base import Surroundings
 from protomodels_cli.codecs.registry import parse_codec
-from protomodels_cli.forms import Sizes
+from protomodels_cli.forms import FORMS, Sizes
 from protomodels_cli.protocol.messages import Leg
+from protomodels_cli.quantities import plural
 from protomodels_cli.spec.cut import is_whole, layers_per_stage
 from protomodels_cli.spec.errors import Problem
 from protomodels_cli.spec.schema import RunSpec
@@ -193,11 +194,12 @@ def unconstrained_layers_in_last_stage(s: RunSpec) -> Found:
             f"use at most {layers}",
         )
         return
-    if s.has_segments and free > s.layers_per_segment[-1]:
+    segment = s.layers_per_segment[-1]
+    if s.has_segments and free > segment:
         yield (
             "subspace.unconstrained_layers",
-            f"unconstrained layers must be in one segment, and the last one has {s.layers_per_segment[-1]} layers",
-            f"use at most {s.layers_per_segment[-1]}, or change model.segments",
+            f"unconstrained layers must be in one segment, and the last one has {plural(segment, 'layer')}",
+            f"use at most {segment}, or change model.segments",
         )
         return
     last = layers_per_stage(s)[-1]
@@ -215,8 +217,10 @@ def update_fits(s: RunSpec) -> Found:
     u = s.subspace.update
     if u.interval == 0:
         return
-    if problem := s.form.update_problem():
-        yield "subspace.update.interval", *problem
+    if rule := s.form.update_problem():
+        movable = [name for name, form in FORMS.builtin.items() if form.update_problem() is None]
+        fix = f"set subspace.update.interval to 0, or subspace.form to {' or '.join(movable)}"
+        yield "subspace.update.interval", rule, fix
     if u.window > u.interval:
         yield (
             "subspace.update.window",
