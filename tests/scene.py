@@ -25,21 +25,26 @@ from protomodels_cli.wire.client import operator
 from protomodels_cli.wire.join_link import JoinLink
 
 NOT_MARKED = ("seconds", "once")  # options of faults that say how, not where
-WIRES = {
-    "fp32": {},
-    "int8": {"forward": "int8+ef21", "backward": "int8+ef21"},
+MOVING = {"sync_interval": 4, "update": {"interval": 4, "window": 2, "delay": 1}}
+METHODS: dict[str, dict[str, Any]] = {
+    "fp32": {"subspace": MOVING},
+    "int8": {"subspace": MOVING, "wire": {"forward": "int8+ef21", "backward": "int8+ef21"}},
+    "two streams": {
+        "subspace": {"sync_interval": 4, "form": "two_stream", "anchor": "segment"},
+        "wire": {"forward": "int8", "backward": "int8"},
+        "model": {"segments": 4},
+    },
 }
 
 
-def a_spec(wire: str = "fp32", limits: dict[str, Any] | None = None, **snapshots: Any) -> RunSpec:
+def a_spec(method: str = "fp32", limits: dict[str, Any] | None = None, **snapshots: Any) -> RunSpec:
     return make_spec(
         stages=3,
         steps=12,
-        subspace={"sync_interval": 4, "update": {"interval": 4, "window": 2, "delay": 1}},
         snapshots={"interval": 3} | snapshots,
         limits={"lease_seconds": 2.0} | (limits or {}),
-        wire=WIRES[wire],
         eval={"interval": 5},
+        **METHODS[method],
     )
 
 

@@ -18,6 +18,7 @@ KILLS = [
     pytest.param("fp32", "backward", 1, 7, id="middle"),
     pytest.param("fp32", "decided", 2, 8, id="last"),
     pytest.param("int8", "prepared", 1, 8, id="middle, prepared, int8"),
+    pytest.param("two streams", "prepared", 1, 8, id="middle, prepared, two streams"),
     pytest.param("fp32", "saving", 1, 6, id="while it saves"),
     pytest.param("fp32", "basis", 1, 1, id="between the broadcast of U and its switch"),
     pytest.param("int8", "switch", 0, 6, id="at the switch, int8"),
@@ -25,9 +26,9 @@ KILLS = [
 ]
 
 
-@pytest.mark.parametrize(("wire", "phase", "stage", "step"), KILLS)
-def test_a_killed_peer_is_replaced_by_a_spare(scene, wire, phase, stage, step):
-    s = scene(a_spec(wire))
+@pytest.mark.parametrize(("method", "phase", "stage", "step"), KILLS)
+def test_a_killed_peer_is_replaced_by_a_spare(scene, method, phase, stage, step):
+    s = scene(a_spec(method))
     s.start(4, s.fail_at(phase, stage, step))
     s.wait_for_fault("fail_at")
     summary = s.ends_well()
@@ -79,8 +80,9 @@ def test_two_adjacent_peers_are_killed_at_once(scene):
     assert s.ends_well()["generations"] >= 2
 
 
-def test_all_peers_are_killed(scene):
-    s = scene(a_spec("int8"))
+@pytest.mark.parametrize("method", ["int8", "two streams"])
+def test_all_peers_are_killed(scene, method):
+    s = scene(a_spec(method))
     s.start(3, {"kind": "slow", "seconds": 0.05})
     s.wait_for_step(5)
     for i in s.peers:

@@ -34,7 +34,7 @@ def reference_of(spec: RunSpec) -> tuple[Reference, list[dict[str, Any]]]:
     return r, list(r.train())
 
 
-FORMS = [("dense", False), *itertools.product(("reparam", "constrained"), (False, True))]
+FORMS = [("dense", False), ("two_stream", False), *itertools.product(("reparam", "constrained"), (False, True))]
 CASES = list(itertools.product(("fp32", "bf16", "int8"), (1, 2, 3, 4), FORMS))
 
 
@@ -62,7 +62,10 @@ def random_spec(wire: str, stages: int, form: str, moves: bool, backward: str | 
     update = {"interval": interval, "window": draw.randint(1, interval), "delay": draw.randint(0, interval - 1)}
     update["move"] = draw.choice(["transport", "project"])
     free = 1 if form != "dense" and draw.random() < 0.7 else 0
-    optimizers = {"dense": ["muon", "adamw"], "reparam": ["muon", "adamw"], "constrained": ["muon", "row_adamw"]}
+    optimizers = ["muon", "row_adamw" if form == "constrained" else "adamw"]
+    segments = random.Random(f"segments of {wire} {stages} {form} {moves}")
+    anchor = "fixed" if form == "constrained" else segments.choice(["fixed", "segment"])
+    within = [at for at in range(1, layers) if at in cuts or segments.random() < 0.5]  # ends of segments
     return make_spec(
         name="case",
         seed=draw.randint(0, 10**6),
@@ -76,16 +79,18 @@ def random_spec(wire: str, stages: int, form: str, moves: bool, backward: str | 
             "hidden": draw.choice([48, 64]),
             "context": draw.choice([8, 16]),
             "qk_norm": draw.random() < 0.3,
+            "segments": [b - a for a, b in itertools.pairwise([0, *within, layers])],
         },
         subspace={
             "form": form,
             "k": draw.randint(2, 9),
-            "unconstrained_layers": free,
+            "anchor": anchor,
+            "unconstrained_layers": None if form == "two_stream" else free,
             "update": update if moves else {},
             "sync_interval": draw.choice([2, 3, 100]),
             "reproject_interval": draw.choice([0, 2]),
         },
-        optimizer={"name": draw.choice(optimizers[form]), "clip": draw.choice([0.1, 1.0])},
+        optimizer={"name": draw.choice(optimizers), "clip": draw.choice([0.1, 1.0])},
         batch={
             "size": microbatches * draw.randint(1, 3),
             "microbatches": microbatches,

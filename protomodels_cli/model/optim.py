@@ -239,4 +239,5 @@ def _kept_as(role: Role, stored: torch.dtype, spec: RunSpec) -> torch.dtype:
     """What the moments of a parameter are kept in. Of gains there are too few, and of anchors too many, to choose."""
     if role == "gain" or stored == torch.float64:
         return stored
-    return torch.bfloat16 if role == "anchor" or spec.optimizer.moments == "bf16" else stored
+    chosen = {"float32": stored, "bf16": torch.bfloat16}[spec.optimizer.moments]
+    return torch.bfloat16 if role == "anchor" else chosen
