@@ -9,11 +9,16 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from checkpoints import starting_from
 from exporting import logits_of, save_reference, save_run
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from protomodels_cli.cli.main import app
+from protomodels_cli.coordinator.history import History, Mark
+from protomodels_cli.coordinator.run_dir import open_run_dir
+from protomodels_cli.coordinator.snapshots.first import FirstSnapshot
+from protomodels_cli.coordinator.snapshots.store import Snapshots
 from protomodels_cli.export import write
 from protomodels_cli.export.source import open_source
 from protomodels_cli.export.write import Exported, export
@@ -171,6 +176,22 @@ def test_one_table_for_all_segments_or_one_for_each(tmp_path):
         assert written == [6 + 32] * 3 + [32]
         assert shapes["model.embed_tokens.weight"] == (256, 6)
         assert f"{len(tables)} × 256 × 32" in (tmp_path / f"{name}.out" / "README.md").read_text()
+
+
+def test_a_run_with_anchors_may_begin_with_a_plain_checkpoint(tmp_path):
+    """The first snapshot has them all, without a change yet."""
+    r = save_reference(tmp_path / "run", 1, subspace={"form": "dense"})
+    exported(tmp_path / "run", tmp_path / "out")
+    spec = starting_from(
+        tmp_path / "out", subspace=KINDS["dense, anchors"], model={"segments": [1, 2, 1]}, stages=[1, 3]
+    )
+    opened = open_run_dir(tmp_path / "again", spec, Path())
+    snapshots = Snapshots(tmp_path / "again" / "snapshots", opened.identity, (0, ""), tmp_path / "again" / "basis")
+    cut = FirstSnapshot(spec, tmp_path / "out", snapshots).cut((1, 3))
+    snapshots.settle(lambda: History((Mark(0, 0, 0, "", parts=cut.parts, layers=(1, 3)),)))
+    ours = load(str(tmp_path / "again")).decoder
+    assert [layer.anchor is not None for layer in ours._layers] == [True, True, False, True]
+    assert (ours.head(ours.stream(IDS)) - logits_of(r, IDS)).abs().max() <= 1e-4
 
 
 # Generating and evaluating

@@ -114,6 +114,7 @@ class Decoder(nn.Module):
 
     def forward(self, ids: Tensor, cos: Tensor, sin: Tensor, mask: Tensor, cache: Any) -> Tensor:
         x = c = self.embed_tokens(ids)
+        layer: Any
         anchor: Any = 0
         for i, layer in enumerate(self.layers):
             if i in self.starts:

@@ -34,7 +34,7 @@ def architecture_in(folder: Path) -> Architecture:
     except CheckpointError as e:
         raise _unlike(folder, e.rule) from None
     kind = config["model_type"]
-    context = config.get("max_position_embeddings") or _CONTEXTS.get(kind)
+    context: Any = config.get("max_position_embeddings") or _CONTEXTS.get(kind)
     try:  # what a spec bounds is bounded here too: nothing is made of the size that a stranger's file claims
         ModelSpec.model_validate({**shape.model, "context": context})
     except ValidationError as e:
@@ -44,8 +44,8 @@ def architecture_in(folder: Path) -> Architecture:
         segments = segments_in(config, shape.model["layers"]) if kind == IN_SEGMENTS else None
     except ValueError as e:
         raise _unlike(folder, f"{CONFIG} has {e}") from None
-    sizes = {"context": context, "vocab_size": shape.vocab_size}
-    found = Architecture(**shape.model, **sizes, tied=shape.tied, segments=segments)
+    sizes = {**shape.model, "context": context, "vocab_size": shape.vocab_size}
+    found = Architecture(**sizes, tied=shape.tied, segments=segments)
     if found.heads % found.kv_heads:
         raise _unlike(
             folder, f"{CONFIG} has num_key_value_heads = {found.kv_heads}, which does not divide {found.heads}"

@@ -70,8 +70,8 @@ def read_shape(folder: Path, or_in_segments: bool = False) -> CheckpointShape:
     qk_norms = _QK_NORM | ({IN_SEGMENTS: bool(config.get("qk_norm"))} if or_in_segments else {})
     if kind == IN_SEGMENTS and not or_in_segments:
         rule = (
-            "the dense form cannot represent that: in the checkpoint, segments have anchors of their own or a stream "
-            "that ends with them, and dense is one stream through all layers"
+            "the dense form cannot represent that: segments of such a model have separate anchors, or a stream that "
+            "ends with each of them, and dense is one stream through all layers"
         )
         raise _unlike("model_type", kind, rule)
     if not isinstance(kind, str) or kind not in qk_norms:
