@@ -66,13 +66,13 @@ class Attention(nn.Module):
             self.q_norm, self.k_norm = (nn.RMSNorm(self.head_dim, config.rms_norm_eps) for _ in range(2))
         self.qk_norm = config.qk_norm
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor, cache: Any) -> Tensor:
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor, remember: Any) -> Tensor:
         q, k, v = (p(x).unflatten(-1, (-1, self.head_dim)) for p in (self.q_proj, self.k_proj, self.v_proj))
         if self.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)
         q, k, v = rotated(q.transpose(1, 2), cos, sin), rotated(k.transpose(1, 2), cos, sin), v.transpose(1, 2)
-        if cache is not None:
-            k, v = cache.update(k, v, self.layer)
+        if remember is not None:
+            k, v = remember(k, v, self.layer)
         k, v = (y[:, :, : mask.shape[-1]].repeat_interleave(self.groups, dim=1) for y in (k, v))  # of a cache with room
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
         return self.o_proj(y.transpose(1, 2).flatten(2))
@@ -112,7 +112,7 @@ class Decoder(nn.Module):
             self.layers.append(Layer(config, i, written, i in self.starts[: config.num_anchors]))
         self.norm = nn.RMSNorm(width, config.rms_norm_eps)
 
-    def forward(self, ids: Tensor, cos: Tensor, sin: Tensor, mask: Tensor, cache: Any) -> Tensor:
+    def forward(self, ids: Tensor, cos: Tensor, sin: Tensor, mask: Tensor, remember: Any) -> Tensor:
         x = c = self.embed_tokens(ids)
         layer: Any
         anchor: Any = 0
@@ -120,7 +120,7 @@ class Decoder(nn.Module):
             if i in self.starts:
                 before, anchor = anchor, anchor if layer.anchor is None else layer.anchor(ids)
                 x = x + (anchor - before) if self.basis is None else self.basis(c) + anchor
-            x, c = self.add(x, c, layer.self_attn(layer.input_layernorm(x), cos, sin, mask, cache))
+            x, c = self.add(x, c, layer.self_attn(layer.input_layernorm(x), cos, sin, mask, remember))
             x, c = self.add(x, c, layer.mlp(layer.post_attention_layernorm(x)))
         return self.norm(x)
 
@@ -161,11 +161,15 @@ class PmtrainForCausalLM(PreTrainedModel, GenerationMixin):
         use_cache = self.config.use_cache if use_cache is None else use_cache
         cache = DynamicCache() if use_cache and past_key_values is None else past_key_values
         past, tokens = 0 if cache is None else int(cache.get_seq_length()), input_ids.shape[1]
-        if position_ids is None:
-            position_ids = torch.arange(past, past + tokens, device=input_ids.device)[None]
+        places = torch.arange(past, past + tokens, device=input_ids.device)
+        position_ids = places[None] if position_ids is None else position_ids
         cos, sin = rotary(position_ids, self.config.head_dim, self.config.rope_theta, self.lm_head.weight.dtype)
         mask = causal_mask(attention_mask, past, tokens, input_ids.device)
-        x = self.model(input_ids, cos, sin, mask, cache)
+
+        def remember(k: Tensor, v: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+            return cache.update(k, v, layer, {"cache_position": places})
+
+        x = self.model(input_ids, cos, sin, mask, None if cache is None else remember)
         logits = self.lm_head(x[:, slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep])
         loss = None if labels is None else self.loss_function(logits, labels, self.config.vocab_size, **others)
         return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=cache)

@@ -95,8 +95,3 @@ class TwoStream(Form):
 
     def decode(self, message: Tensor, anchor: Tensor | None) -> Tensor:
         return F.pad(message, (0, self.u.shape[0]))
-
-    def rows(self, weight: Tensor) -> Tensor:
-        k = self.u.shape[1]
-        written = weight[:, :k] @ self.u.T
-        return written if weight.shape[1] == k else written + weight[:, k:]  # the embedding writes c alone
