@@ -130,6 +130,8 @@ def test_saved_again_it_is_the_same_model(out, tmp_path):
     config = transformers.AutoConfig.from_pretrained(tmp_path / "again", trust_remote_code=True)
     assert (config.model_type, config.segments) == ("pmtrain", UNEVEN["segments"])
     assert architecture_in(tmp_path / "again") == architecture_in(out)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(out, trust_remote_code=True)
+    assert tokenizer("The").input_ids == list(b"The")
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

@@ -115,7 +115,7 @@ def _loading(source: Source) -> str:
     after = "The model was trained on token ids, so there is no tokenizer here."
     if source.tokenizer is not None:
         lines += [
-            'tokenizer = AutoTokenizer.from_pretrained("FOLDER")',
+            f'tokenizer = AutoTokenizer.from_pretrained("FOLDER"{trust})',
             'ids = tokenizer("The ", return_tensors="pt").input_ids',
             "print(tokenizer.decode(model.generate(ids, max_new_tokens=50)[0]))",
         ]
