@@ -34,6 +34,7 @@ def token_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     base = tmp_path_factory.getbasetemp()
     folder = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
     os.environ["PMTRAIN_CACHE"] = str(folder / "tokens")
+    os.environ["HF_MODULES_CACHE"] = str(base / "modules")  # where transformers puts the code of exports
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

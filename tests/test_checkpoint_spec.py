@@ -128,6 +128,7 @@ def refused(folder: Path, config: dict[str, Any] | None, **sections: Any) -> lis
 UNLIKE: list[tuple[str, Any]] = [
     ("model_type", "gpt2"),
     ("model_type", "mistral"),
+    ("model_type", "pmtrain"),
     ("attention_bias", True),
     ("mlp_bias", True),
     ("hidden_act", "gelu"),

@@ -32,6 +32,13 @@ SPEC: list[tuple[dict[str, Any] | None, dict[str, Any], str]] = [
         f"checkpoints | {OTHER}",
     ),
     (
+        {"model_type": "pmtrain"},
+        {},
+        "model.init = 'start' | config.json has model_type = \"pmtrain\", and the dense form cannot represent that: "
+        "segments of such a model have separate anchors, or a stream that ends with each of them, and dense is one "
+        f"stream through all layers | {OTHER}",
+    ),
+    (
         {"attention_bias": True},
         {},
         "model.init = 'start' | config.json has attention_bias = true, and there are no biases here | " + OTHER,

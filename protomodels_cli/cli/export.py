@@ -28,7 +28,9 @@ def export(
         typer.Option(help="Type of the weights in OUT. Default: the run's."),
     ] = None,
 ) -> None:
-    """Write the trained model as a Hugging Face checkpoint: a plain Llama, or with qk-norm a Qwen3."""
+    """Write the trained model as a Hugging Face checkpoint: a plain Llama, or with qk-norm a Qwen3.
+
+    A model whose segments have anchors or a stream of their own is neither: it comes with a modelling file."""
     leave_on_ctrl_c()
 
     from protomodels_cli.cli.run_export import run as run_export

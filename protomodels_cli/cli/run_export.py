@@ -7,8 +7,11 @@ import time
 from pathlib import Path
 
 from protomodels_cli.cli.interrupt import interrupted, raise_on_every_end
+from protomodels_cli.export.card import kind_of
 from protomodels_cli.export.source import Source, open_source
 from protomodels_cli.export.write import Exported, check_free, export
+from protomodels_cli.huggingface.config import MODELING
+from protomodels_cli.huggingface.segments import segments_of
 from protomodels_cli.observe.bytes_done import BytesDone
 from protomodels_cli.quantities import count, duration, plural, size
 
@@ -36,12 +39,16 @@ def _header(source: Source, place: str, out: Path) -> str:
 
 
 def _footer(source: Source, out: Path, exported: Exported, seconds: float) -> str:
-    kind = "Qwen3" if source.spec.model.qk_norm else "Llama"
     lines = [
-        f"wrote {out}: {kind} of {count(exported.parameters)} parameters in {exported.dtype}, "
+        f"wrote {out}: {kind_of(source.spec)} of {count(exported.parameters)} parameters in {exported.dtype}, "
         f"{size(exported.size)} in {duration(seconds)}, {plural(exported.files, 'file')} of weights",
         f"weights sha256 {exported.weights_sha256}",
     ]
+    if segments_of(source.spec) is not None:
+        lines.append(
+            f"transformers needs {MODELING}.py, which lies there too, and trust_remote_code=True: segments with "
+            "anchors or a stream of their own are no plain model"
+        )
     if source.tokenizer is not None:
         lines.append(f"next: pmtrain generate {shlex.quote(str(out))} --prompt 'The '")
     return "\n".join(lines)

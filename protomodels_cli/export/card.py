@@ -10,17 +10,26 @@ import yaml
 from protomodels_cli import __version__
 from protomodels_cli.cost.traffic import boundary_bytes
 from protomodels_cli.export.source import Source
+from protomodels_cli.huggingface.config import MODELING
+from protomodels_cli.huggingface.segments import Segments, segments_of
 from protomodels_cli.quantities import count, figures, plural, size
 from protomodels_cli.spec.schema import RunSpec
 
 
+def kind_of(spec: RunSpec) -> str:
+    """What transformers loads it as."""
+    ordinary = "Qwen3" if spec.model.qk_norm else "Llama"
+    return ordinary if segments_of(spec) is None else f"{ordinary} in segments"
+
+
 def card(source: Source, dtype: str, parameters: int, weights_sha256: str) -> str:
     """README.md of an exported model."""
-    spec = source.spec
+    spec, segments = source.spec, segments_of(source.spec)
     parts = [
         _front_matter(spec),
         f"# {spec.name}",
         _introduction(source, dtype, parameters),
+        *(() if segments is None else ("## Segments\n\n" + _segments(spec, segments),)),
         "## How to load it\n\n" + _loading(source),
         "## Training\n\n" + _table(_training(source)),
         "## Data\n\n" + _table(_data(source)),
@@ -53,17 +62,17 @@ def _shown(value: Any) -> Any:
 
 
 def _front_matter(spec: RunSpec) -> str:
+    ordinary = "qwen3" if spec.model.qk_norm else "llama"
     about = {
         "library_name": "transformers",
         "pipeline_tag": "text-generation",
-        "tags": ["pmtrain", "qwen3" if spec.model.qk_norm else "llama"],
+        "tags": ["pmtrain", ordinary if segments_of(spec) is None else "custom_code"],
     }
     return f"---\n{_yaml(about)}---"
 
 
 def _introduction(source: Source, dtype: str, parameters: int) -> str:
-    m = source.spec.model
-    kind = "Qwen3" if m.qk_norm else "Llama"
+    m, kind = source.spec.model, kind_of(source.spec)
     return (
         f"A {kind} of {count(parameters)} parameters in {dtype}: {plural(m.layers, 'layer')} of width {m.width}, "
         f"{plural(m.heads, 'head')} ({m.kv_heads} for keys and values), feed-forward width {m.hidden}, a vocabulary of "
@@ -72,16 +81,41 @@ def _introduction(source: Source, dtype: str, parameters: int) -> str:
     )
 
 
+def _segments(spec: RunSpec, segments: Segments) -> str:
+    """What it is, why it needs code of its own, and what that costs."""
+    width = spec.model.width
+    numbers = segments.anchors * spec.vocab_size * width
+    tables = f"{segments.anchors} × {spec.vocab_size} × {width} numbers, {count(numbers)} of all parameters"
+    rows = "a row of its own" if segments.anchors > 1 else "the same row"
+    lines = [
+        f"The layers are cut into {len(segments.layers)} segments ({'+'.join(map(str, segments.layers))} layers). For "
+        f"every token each segment adds {rows} to the stream ({tables})."
+    ]
+    if segments.carried is not None:
+        lines.append(
+            f"From segment to segment go {segments.carried} coordinates a token. Whatever else the layers of a segment "
+            f"write, {width} numbers a token, ends with it."
+        )
+    lines.append(
+        f"This is no plain {'Qwen3' if spec.model.qk_norm else 'Llama'}, and cannot be converted to one: there, what a "
+        "layer writes stays in one stream to the end, and a token's row is added to it once. So programs that know "
+        f"only plain models, such as converters to GGUF, cannot use it, and transformers needs `{MODELING}.py`, which "
+        "lies beside the weights, and `trust_remote_code=True` to run it."
+    )
+    return "\n\n".join(lines)
+
+
 def _loading(source: Source) -> str:
+    trust = "" if segments_of(source.spec) is None else ", trust_remote_code=True"
     lines = [
         "from transformers import AutoModelForCausalLM, AutoTokenizer",
         "",
-        'model = AutoModelForCausalLM.from_pretrained("FOLDER")',
+        f'model = AutoModelForCausalLM.from_pretrained("FOLDER"{trust})',
     ]
     after = "The model was trained on token ids, so there is no tokenizer here."
     if source.tokenizer is not None:
         lines += [
-            'tokenizer = AutoTokenizer.from_pretrained("FOLDER")',
+            f'tokenizer = AutoTokenizer.from_pretrained("FOLDER"{trust})',
             'ids = tokenizer("The ", return_tensors="pt").input_ids',
             "print(tokenizer.decode(model.generate(ids, max_new_tokens=50)[0]))",
         ]

@@ -1,4 +1,4 @@
-"""A snapshot's weights as those of a plain Llama or Qwen3, stage by stage and one tensor at a time."""
+"""A snapshot's weights as those of the exported model, stage by stage and one tensor at a time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from protomodels_cli.export.source import Source
 from protomodels_cli.forms import Form
 from protomodels_cli.model.basis import Basis
 from protomodels_cli.model.llama import Section, StageModules
-from protomodels_cli.model.plain import plain_weights
+from protomodels_cli.model.plain import exported_weights
 from protomodels_cli.model.shape import Shape, Slice
 from protomodels_cli.model.stage import t_fixed_of
 from protomodels_cli.model.t_fixed import TFixed
@@ -40,7 +40,7 @@ def stage_shapes(spec: RunSpec, layers: tuple[int, ...]) -> list[list[Weight]]:
         raise AssertionError(f"{name} was not to be read")
 
     return [
-        [Weight(name, shape) for name, shape, _ in plain_weights(_modules(spec, slice_, form), None, unread)]
+        [Weight(name, shape) for name, shape, _ in exported_weights(_modules(spec, slice_, form), None, unread)]
         for slice_ in slices_of(layers)
     ]
 
@@ -72,8 +72,9 @@ def stage_weights(source: Source, stage: int, hashes: dict[str, str] | None = No
         form = _form(spec, file, part.path)
         modules = _modules(spec, slice_, form)
         shapes = {name: (tuple(p.shape), p.dtype) for name, p in modules.named_parameters()}
-        t_fixed: TFixed | None = t_fixed_of(spec) if slice_.is_first and spec.form.has_basis else None
-        yield {name: make for name, _, make in plain_weights(modules, t_fixed, stored)}
+        is_added = slice_.is_first or modules.shape.trains_anchors
+        t_fixed: TFixed | None = t_fixed_of(spec) if is_added and spec.form.has_basis else None
+        yield {name: make for name, _, make in exported_weights(modules, t_fixed, stored)}
 
 
 def slices_of(layers: tuple[int, ...]) -> list[Slice]:

@@ -1,7 +1,7 @@
 """A Hugging Face checkpoint in a new folder, which appears whole or not at all. At most one tensor is in memory.
 
 OUT/model[-I-of-N].safetensors, model.safetensors.index.json, config.json, generation_config.json, README.md,
-tokenizer.json, tokenizer_config.json, special_tokens_map.json
+tokenizer.json, tokenizer_config.json, special_tokens_map.json; of a model in segments also modeling_pmtrain.py
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ from protomodels_cli.export.shelves import NO_ROOM, clear_scratch
 from protomodels_cli.export.source import Source
 from protomodels_cli.export.weights import Maker, Weight, stage_shapes, stage_weights
 from protomodels_cli.files import sync_folder
-from protomodels_cli.huggingface.config import config_of, generation_config_of
+from protomodels_cli.huggingface.config import MODELING, config_of, generation_config_of
 from protomodels_cli.huggingface.files import INDEX, WEIGHTS
+from protomodels_cli.huggingface.segments import segments_of
 from protomodels_cli.protocol.hashes import weights_sha256
 from protomodels_cli.quantities import figures
 from protomodels_cli.safetensors_file import DTYPES, bytes_of, write_safetensors
@@ -193,6 +194,8 @@ def _write(source: Source, work: Path, dtype: str, tell: Callable[[int, int], No
     end_id = None if source.tokenizer is None else source.tokenizer.end_id
     _write_json(work / "config.json", config_of(source.spec, dtype, end_id))
     _write_json(work / "generation_config.json", generation_config_of(end_id))
+    if segments_of(source.spec) is not None:
+        shutil.copyfile(Path(__file__).with_name(f"{MODELING}.py"), work / f"{MODELING}.py")
     for name, content in source.tokenizer_files.items():
         (work / name).write_text(content, encoding="utf-8")
     parameters = sum(math.prod(weight.shape) for shard in shards for weight in shard.weights)

@@ -1,4 +1,4 @@
-"""Hugging Face's checkpoints of ordinary Llama and Qwen3 models: their names of our modules, and their files.
+"""Hugging Face's checkpoints of Llama and Qwen3 models, and ours with segments: names of modules, and files.
 
 Knows no stages, peers or tensors of torch.
 """

@@ -1,4 +1,4 @@
-"""What a Llama or Qwen3 computes with its weights, in the spec's words, and which weights those are."""
+"""What a Llama or Qwen3, or one with segments, computes with its weights, in the spec's words, and which those are."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, fields
 
 from protomodels_cli.huggingface.names import hugging_face_name, modules
+from protomodels_cli.huggingface.segments import Segments, segments_of
 from protomodels_cli.spec.schema import RunSpec
 
 
@@ -23,11 +24,16 @@ class Architecture:
     context: int
     vocab_size: int
     tied: bool = False  # the head is the embedding
+    segments: Segments | None = None  # None: an ordinary Llama or Qwen3
 
     @property
     def modules(self) -> list[str]:
         """Those with weights, by our names."""
-        return list(modules(range(self.layers), self.layers, self.qk_norm))
+        ordinary = list(modules(range(self.layers), self.layers, self.qk_norm))
+        if self.segments is None:
+            return ordinary
+        basis = ["basis"] if self.segments.carried else []
+        return [*ordinary, *basis, *(f"layers.{i}.anchor" for i in self.segments.anchored)]
 
     def name(self, module: str) -> str:
         """Of its weight, as Hugging Face has it."""
@@ -36,8 +42,15 @@ class Architecture:
     def shape(self, module: str) -> tuple[int, ...]:
         """Of its weight, as Hugging Face has it: (out, in)."""
         inner, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        carried = written = self.width
+        layer = re.match(r"layers\.(\d+)\.", module)
+        if self.segments is not None:
+            carried = self.segments.carried or self.width
+            written = self.segments.written(int(layer[1]), self.width) if layer else self.width
         return {
-            "embed": (self.vocab_size, self.width),
+            "embed": (self.vocab_size, carried),
+            "basis": (self.width, carried),
+            "anchor": (self.vocab_size, self.width),
             "head.out": (self.vocab_size, self.width),
             "head.norm": (self.width,),
             "attn_norm": (self.width,),
@@ -45,13 +58,13 @@ class Architecture:
             "attn.q": (inner, self.width),
             "attn.k": (kv, self.width),
             "attn.v": (kv, self.width),
-            "attn.o": (self.width, inner),
+            "attn.o": (written, inner),
             "attn.q_norm": (self.head_dim,),
             "attn.k_norm": (self.head_dim,),
             "mlp.gate": (self.hidden, self.width),
             "mlp.up": (self.hidden, self.width),
-            "mlp.down": (self.width, self.hidden),
-        }[re.sub(r"^layers\.\d+\.", "", module)]
+            "mlp.down": (written, self.hidden),
+        }[module[layer.end() :] if layer else module]
 
     @property
     def weights(self) -> dict[str, tuple[int, ...]]:
@@ -61,4 +74,4 @@ class Architecture:
 
 def architecture_of(spec: RunSpec) -> Architecture:
     of_model = {f.name: getattr(spec.model, f.name) for f in fields(Architecture) if hasattr(spec.model, f.name)}
-    return Architecture(**of_model, vocab_size=spec.vocab_size)
+    return Architecture(**of_model | {"vocab_size": spec.vocab_size, "segments": segments_of(spec)})

@@ -31,7 +31,7 @@ class Checkpoint:
         """`spec`: resolved. What the checkpoint has must be what the spec says."""
         self.folder, self._spec = folder, spec
         self.tied = self._check_config()
-        self._architecture = replace(architecture_of(spec), tied=self.tied)
+        self._architecture = replace(architecture_of(spec), tied=self.tied, segments=None)
         self._weights = Weights(folder, self._architecture)
 
     def __enter__(self) -> Checkpoint:

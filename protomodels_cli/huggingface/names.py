@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-_ENDS = {"embed": "model.embed_tokens", "head.norm": "model.norm", "head.out": "lm_head"}
+_ENDS = {"embed": "model.embed_tokens", "basis": "model.basis", "head.norm": "model.norm", "head.out": "lm_head"}
 _IN_A_LAYER = {
     "attn_norm": "input_layernorm",
     "mlp_norm": "post_attention_layernorm",
@@ -18,6 +18,7 @@ _IN_A_LAYER = {
     "mlp.up": "mlp.up_proj",
     "mlp.down": "mlp.down_proj",
 }
+_AT_A_START = {"anchor": "anchor"}  # in the first layer of a segment
 _ONLY_WITH_QK_NORM = {"attn.q_norm", "attn.k_norm"}
 
 
@@ -26,11 +27,11 @@ def hugging_face_name(module: str) -> str:
     if module in _ENDS:
         return _ENDS[module] + ".weight"
     _, layer, rest = module.split(".", 2)
-    return f"model.layers.{layer}.{_IN_A_LAYER[rest]}.weight"
+    return f"model.layers.{layer}.{(_IN_A_LAYER | _AT_A_START)[rest]}.weight"
 
 
 def modules(layers: range, of: int, qk_norm: bool) -> Iterator[str]:
-    """The modules with weights of a stage with these of all `of` layers, in layer order."""
+    """The modules with weights of an ordinary model's stage with these of all `of` layers, in layer order."""
     if layers.start == 0:
         yield "embed"
     for layer in layers:

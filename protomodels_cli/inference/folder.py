@@ -11,10 +11,11 @@ from pydantic import ValidationError
 from protomodels_cli.data.tokenizers import Json
 from protomodels_cli.errors import UserError
 from protomodels_cli.huggingface.architecture import Architecture
-from protomodels_cli.spec.checkpoint import CONFIG, CheckpointError, read_shape
+from protomodels_cli.huggingface.segments import segments_in
+from protomodels_cli.spec.checkpoint import CONFIG, IN_SEGMENTS, CheckpointError, read_shape
 from protomodels_cli.spec.model import ModelSpec
 
-_CONTEXTS = {"llama": 2048, "qwen3": 32768}  # what transformers takes where config.json has none
+_CONTEXTS = {"llama": 2048, "qwen3": 32768}  # what transformers takes where config.json has none; ours always has one
 
 
 class FolderError(UserError):
@@ -29,16 +30,22 @@ def architecture_in(folder: Path) -> Architecture:
     """Raises FolderError with the name of the field where config.json asks for what is not so here."""
     config = _json(folder / CONFIG)
     try:
-        shape = read_shape(folder)
+        shape = read_shape(folder, or_in_segments=True)
     except CheckpointError as e:
         raise _unlike(folder, e.rule) from None
-    context = config.get("max_position_embeddings") or _CONTEXTS[config["model_type"]]
+    kind = config["model_type"]
+    context: Any = config.get("max_position_embeddings") or _CONTEXTS.get(kind)
     try:  # what a spec bounds is bounded here too: nothing is made of the size that a stranger's file claims
         ModelSpec.model_validate({**shape.model, "context": context})
     except ValidationError as e:
         [where, *_] = e.errors()
         raise _unlike(folder, f"{CONFIG} has {where['input']!r} for {where['loc'][0]}, and {where['msg']}") from None
-    found = Architecture(**shape.model, context=context, vocab_size=shape.vocab_size, tied=shape.tied)
+    try:
+        segments = segments_in(config, shape.model["layers"]) if kind == IN_SEGMENTS else None
+    except ValueError as e:
+        raise _unlike(folder, f"{CONFIG} has {e}") from None
+    sizes = {**shape.model, "context": context, "vocab_size": shape.vocab_size}
+    found = Architecture(**sizes, tied=shape.tied, segments=segments)
     if found.heads % found.kv_heads:
         raise _unlike(
             folder, f"{CONFIG} has num_key_value_heads = {found.kv_heads}, which does not divide {found.heads}"

@@ -1,4 +1,4 @@
-"""A plain Llama or Qwen3 that remembers keys and values, from weights in Hugging Face's names.
+"""A Llama or Qwen3, or one in segments, that remembers keys and values, from weights in Hugging Face's names.
 
 Shapes: B windows, T tokens, D width, H heads, J key/value heads, E head_dim, F hidden. Matrices that read the same
 vector lie in one tensor: a token costs the interpreter more than the arithmetic of a small model. Knows no files.
@@ -32,11 +32,12 @@ class Cache:
 
 
 class _Layer:
-    def __init__(self, a: Architecture, empty: Callable[..., Tensor]):
+    def __init__(self, a: Architecture, i: int, empty: Callable[..., Tensor]):
         inner, kv = a.heads * a.head_dim, a.kv_heads * a.head_dim
+        written = a.width if a.segments is None else a.segments.written(i, a.width)
         self.attention_norm, self.mlp_norm = empty(a.width), empty(a.width)
-        self.qkv, self.o = empty(inner + 2 * kv, a.width), empty(a.width, inner)
-        self.gate_up, self.down = empty(2 * a.hidden, a.width), empty(a.width, a.hidden)
+        self.qkv, self.o = empty(inner + 2 * kv, a.width), empty(written, inner)
+        self.gate_up, self.down = empty(2 * a.hidden, a.width), empty(written, a.hidden)
         self.qk_norm = empty(a.heads + a.kv_heads, a.head_dim) if a.qk_norm else None
         q, k, v = self.qkv.split([inner, kv, kv])
         self.places = {
@@ -50,6 +51,10 @@ class _Layer:
             "mlp.up": self.gate_up[a.hidden :],
             "mlp.down": self.down,
         }
+        has_anchor = a.segments is not None and i in a.segments.anchored
+        self.anchor = empty(a.vocab_size, a.width) if has_anchor else None
+        if self.anchor is not None:
+            self.places["anchor"] = self.anchor
         if self.qk_norm is not None:  # one gain for all heads
             self.places["attn.q_norm"] = self.qk_norm[: a.heads]
             self.places["attn.k_norm"] = self.qk_norm[a.heads :]
@@ -72,14 +77,18 @@ class Decoder:
         def empty(*shape: int) -> Tensor:
             return torch.empty(shape, dtype=dtype, device=device)
 
-        self._embedding, self._norm = empty(a.vocab_size, a.width), empty(a.width)
+        self._embedding, self._norm = empty(*a.shape("embed")), empty(a.width)
         self._head = self._embedding if a.tied else empty(a.vocab_size, a.width)
-        self._layers = [_Layer(a, empty) for _ in range(a.layers)]
+        self._layers = [_Layer(a, i, empty) for i in range(a.layers)]
+        self._starts = frozenset(() if a.segments is None else a.segments.starts)
+        self._basis = empty(*a.shape("basis")) if a.segments is not None and a.segments.carried else None
         self._fill(weights)
         self._rotary = (torch.empty(0), torch.empty(0))
 
     def _fill(self, weights: Weights) -> None:
         modules = {"embed": self._embedding, "head.norm": self._norm, "head.out": self._head}
+        if self._basis is not None:
+            modules["basis"] = self._basis
         for i, layer in enumerate(self._layers):
             modules |= {f"layers.{i}.{name}": place for name, place in layer.places.items()}
         places = {hugging_face_name(module): place for module, place in modules.items()}
@@ -104,13 +113,25 @@ class Decoder:
             cache.tokens = end
         cos, sin = (table[past:end] for table in self._tables(end if cache is None else cache.capacity))
         mask = self._mask(past, end) if past and end - past > 1 else None
-        x = F.embedding(tokens_BT, self._embedding)
+        x = c = F.embedding(tokens_BT, self._embedding)
+        anchor: Tensor | float = 0.0
         for i, layer in enumerate(self._layers):
+            if i in self._starts:
+                before, anchor = anchor, anchor if layer.anchor is None else F.embedding(tokens_BT, layer.anchor)
+                x = x + (anchor - before) if self._basis is None else F.linear(c, self._basis) + anchor
             kv = None if cache is None else cache.kv[i]
-            x = x + self._attention(self._normed(x, layer.attention_norm), layer, cos, sin, kv, past, mask)
+            written = self._attention(self._normed(x, layer.attention_norm), layer, cos, sin, kv, past, mask)
+            x, c = self._add(x, c, written)
             gate, up = F.linear(self._normed(x, layer.mlp_norm), layer.gate_up).chunk(2, dim=-1)
-            x = x + F.linear(F.silu(gate) * up, layer.down)
+            x, c = self._add(x, c, F.linear(F.silu(gate) * up, layer.down))
         return x
+
+    def _add(self, x: Tensor, c: Tensor, written: Tensor) -> tuple[Tensor, Tensor]:
+        """To the stream, and to the coordinates that go on to the next segment where there are such."""
+        if self._basis is None or written.shape[-1] == x.shape[-1]:
+            return x + written, c
+        to_c, to_x = written.split([c.shape[-1], x.shape[-1]], dim=-1)
+        return x + F.linear(to_c, self._basis) + to_x, c + to_c
 
     @torch.inference_mode()
     def head(self, x: Tensor) -> Tensor:

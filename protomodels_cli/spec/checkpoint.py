@@ -18,6 +18,7 @@ from protomodels_cli.spec.vocabulary import VocabularyError, ids_in
 CONFIG, TOKENIZER = "config.json", "tokenizer.json"
 OTHER = "start from another checkpoint, or without model.init"
 _QK_NORM = {"llama": False, "qwen3": True}  # the kinds of model that there are
+IN_SEGMENTS = "pmtrain"  # and what `pmtrain export` writes where a model is neither
 _NAMES = {  # our fields, and config.json's
     "layers": "num_hidden_layers",
     "width": "hidden_size",
@@ -62,11 +63,18 @@ class CheckpointShape:
     tied: bool  # the head is the embedding: here it starts as a copy of it
 
 
-def read_shape(folder: Path) -> CheckpointShape:
-    """The shape of the model in a checkpoint. Raises CheckpointError."""
+def read_shape(folder: Path, or_in_segments: bool = False) -> CheckpointShape:
+    """The shape of the model in a checkpoint; `or_in_segments`: which may be ours. Raises CheckpointError."""
     config = _read(folder / CONFIG)
     kind = config.get("model_type")
-    if not isinstance(kind, str) or kind not in _QK_NORM:
+    qk_norms = _QK_NORM | ({IN_SEGMENTS: bool(config.get("qk_norm"))} if or_in_segments else {})
+    if kind == IN_SEGMENTS and not or_in_segments:
+        rule = (
+            "the dense form cannot represent that: segments of such a model have separate anchors, or a stream that "
+            "ends with each of them, and dense is one stream through all layers"
+        )
+        raise _unlike("model_type", kind, rule)
+    if not isinstance(kind, str) or kind not in qk_norms:
         raise _unlike("model_type", kind, f"a run can start from {' and '.join(_QK_NORM)} checkpoints")
     for name, fits, rule in _UNLIKE:
         if not fits(config.get(name)):
@@ -82,7 +90,7 @@ def read_shape(folder: Path) -> CheckpointShape:
     model |= {
         "kv_heads": _size(config, "num_key_value_heads", usual_kv),
         "head_dim": _size(config, "head_dim", usual_head),
-        "qk_norm": _QK_NORM[kind],
+        "qk_norm": qk_norms[kind],
         "rope_theta": _rope_theta(config),
         "norm_eps": _number(config, "rms_norm_eps", 1e-6),
     }

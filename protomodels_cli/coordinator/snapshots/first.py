@@ -1,10 +1,12 @@
 """A run's first snapshot, cut from the checkpoint that it starts from. No torch; all of it blocks: call it in a thread.
 
-A part is what a stage would have uploaded after no step: its weights, and an optimizer that has done nothing yet.
+A part is what a stage would have uploaded after no step: its weights, with anchors that are not changed yet, and an
+optimizer that has done nothing yet.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +15,7 @@ from protomodels_cli.coordinator.snapshots.store import Snapshots
 from protomodels_cli.files import hash_file, put_in_place
 from protomodels_cli.huggingface.checkpoint import Checkpoint
 from protomodels_cli.huggingface.names import modules
-from protomodels_cli.safetensors_file import DTYPES, write_safetensors
+from protomodels_cli.safetensors_file import DTYPES, bytes_of, write_safetensors
 from protomodels_cli.spec.cut import spans
 from protomodels_cli.spec.schema import RunSpec
 
@@ -66,9 +68,14 @@ class FirstSnapshot:
     def _write(self, checkpoint: Checkpoint, span: range, path: Path) -> None:
         m, dtype = self._spec.model, DTYPES[self._spec.compute.stored]
         weights = {f"weights/{module}.weight": module for module in modules(span, m.layers, m.qk_norm)}
+        anchored = spans(self._spec.layers_per_segment) if self._spec.subspace.anchor != "fixed" else []
+        anchors = [f"weights/layers.{s.start}.anchor.weight" for s in anchored if s.start in span]
+        table = self._spec.vocab_size, m.width
+        zeros = {APPLIED: 8} | dict.fromkeys(anchors, math.prod(table) * bytes_of(self._spec.compute.stored))
 
         def data(name: str) -> Buffer:
-            return bytes(8) if name == APPLIED else checkpoint.array(weights[name]).data
+            return bytes(zeros[name]) if name in zeros else checkpoint.array(weights[name]).data
 
         described = [(name, dtype, checkpoint.shape(module)) for name, module in weights.items()]
-        write_safetensors(path, [(APPLIED, "I64", ()), *described], data)
+        changes = [(name, dtype, table) for name in anchors]
+        write_safetensors(path, [(APPLIED, "I64", ()), *described, *changes], data)
