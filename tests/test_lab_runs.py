@@ -112,6 +112,21 @@ def test_rates_are_carried_and_carried_back():
     assert with_rates(shared, there).anchor_lr == pytest.approx(2 * there.anchor_lr)
 
 
+def test_relay_passes_on_what_a_segment_adds():
+    reference = trained(replace(TWO_STREAM, form="relay", codec="fp32"))
+    stage, tokens = reference.stages[0], reference.windows(1, 0)[:, :-1]
+    c = stage.embed.weight[tokens]
+    anchor = stage.sections[0].anchor(tokens, None, stage.running)
+    x = anchor + c @ stage.form.b
+    for block in stage.layers.values():
+        x = block(x, None, stage.running)
+    normed = x / x.square().mean(-1, keepdim=True).sqrt()
+    assert torch.allclose(stage(tokens, None, stage.running), c + normed @ stage.form.a, atol=1e-5)
+    ends = [end for s in reference.stages for end in (s.form.a, s.form.b.T)]
+    assert all(torch.allclose(end.T @ end, torch.eye(4), atol=1e-5) for end in ends)
+    assert all(not torch.allclose(ends[0], other) for other in ends[1:])
+
+
 # What makes it fast on a GPU
 
 

@@ -16,6 +16,7 @@ from protomodels_cli.lab.bench import Bench
 from protomodels_cli.lab.frontier_plot import plot
 from protomodels_cli.lab.frontier_report import report, times
 from protomodels_cli.lab.recipes import CARRIED, Anchor, Recipe, carried, dense, is_installed, with_rates
+from protomodels_cli.lab.relay import Relay
 from protomodels_cli.lab.results import Result, say
 from protomodels_cli.lab.runs import Run
 from protomodels_cli.lab.scales import Scale, scaled, text_of
@@ -58,6 +59,7 @@ def plan(scale: Scale) -> list[Row]:
     found += [Row(Recipe("two_stream", "segment", 4 * strong, "eden:2"))]
     shared = [(k, sharing) for k in (mild, strong) for sharing in (EXACT, CHEAP)] + [(strong, s) for s in SHARINGS]
     found += [Row(Recipe("two_stream", "shared", k, "int8", sharing=sharing)) for k, sharing in shared]
+    found += [Row(Recipe(Relay.name, "segment", k, "int8")) for k in (mild, strong)]
     found += [Row(Recipe("constrained", "fixed", mild, "bf16"))]  # the paper's own
     alone = scale.layers
     if alone != scale.segments:  # a layer a segment: the most boundaries

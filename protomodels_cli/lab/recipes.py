@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from protomodels_cli.codecs.base import CodecError
 from protomodels_cli.codecs.registry import parse_codec
+from protomodels_cli.lab.relay import Relay
 from protomodels_cli.lab.scales import Scale, data_sections
 from protomodels_cli.lab.shared_anchor import Sharing
 from protomodels_cli.spec import spec_from
@@ -66,9 +67,8 @@ class Recipe:
     @property
     def family(self) -> str:
         """What is tuned together: the wire, k and how an anchor is shared take their family's rates."""
-        if self.form == "constrained":
-            return "reparam fixed"
-        return f"{self.form} {'segment' if self.trains_anchors else 'fixed'}"
+        form = {"constrained": "reparam", Relay.name: "two_stream"}.get(self.form, self.form)
+        return f"{form} {'segment' if self.trains_anchors else 'fixed'}"
 
 
 def dense(codec: str, anchor: Anchor = "fixed") -> Recipe:

@@ -20,6 +20,7 @@ from protomodels_cli.errors import RunStopped
 from protomodels_cli.lab.recipes import Recipe, spec_of
 from protomodels_cli.lab.results import Result
 from protomodels_cli.lab.scales import Scale, text_of
+from protomodels_cli.lab.trained import Trained, free
 from protomodels_cli.spec.schema import RunSpec
 
 TRAINING = 3  # to be raised when `train` changes: results kept from before are then not taken for its own
@@ -61,9 +62,8 @@ class Run:
 
 def train(run: Run) -> Result:
     """Train one model through all of its boundaries: its losses, what crossed the wire, and the time it took."""
-    from protomodels_cli.lab.trained import Trained  # torch: a sweep that is only listed has no use for it
-
     started = time.monotonic()
+    free()
     spec = run.spec()
     reference = Trained(spec, run.scale, run.recipe, run.device)
     steps: list[dict[str, Any]] = []

@@ -129,5 +129,6 @@ def in_words(scale: Scale) -> str:
         f"{scale.trials} trials a family on seed 0 and a held-out part of its own, with {scale.tuning_share:.0%} of "
         f"the steps (weight decay × {1 / scale.tuning_share:g}), over a wire that rounds nothing; from the start one "
         "rate at a time × or ÷ 2 while the loss falls by 0.1 %: matrices', then anchors' (T_fixed's scale, dense: "
-        "embedding's std), embedding's, weight decay. Codecs, k and shared anchors take their family's rates"
+        "embedding's std), embedding's, weight decay. Codecs, k and shared anchors take their family's rates, "
+        "constrained reparam's, relay two_stream's"
     )
