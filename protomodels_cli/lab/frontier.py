@@ -15,7 +15,7 @@ from protomodels_cli.lab import tuning
 from protomodels_cli.lab.bench import Bench
 from protomodels_cli.lab.frontier_plot import plot
 from protomodels_cli.lab.frontier_report import report, times
-from protomodels_cli.lab.recipes import CARRIED, Anchor, Recipe, carried, dense, is_installed, with_rates
+from protomodels_cli.lab.recipes import CARRIED, EXACT, Anchor, Recipe, carried, dense, is_installed, with_rates
 from protomodels_cli.lab.relay import Relay
 from protomodels_cli.lab.results import Result, say
 from protomodels_cli.lab.runs import Run
@@ -28,7 +28,7 @@ __all__ = ["plot", "report", "run"]
 
 DENSE_CODECS = ("bf16", "int8", "int4", "eden:4", "eden:2")
 ANCHORS: tuple[Anchor, ...] = ("fixed", "segment")
-EXACT, CHEAP = Sharing(), Sharing(bits=4, every=4, late=2)
+AT_ONCE, CHEAP = Sharing(), Sharing(bits=4, every=4, late=2)
 SHARINGS = (Sharing(bits=8, late=2), Sharing(bits=4, every=16, late=2))  # between and beyond them
 
 
@@ -40,16 +40,16 @@ class Row:
 
 def families(scale: Scale, rates: dict[str, Recipe]) -> dict[str, Recipe]:
     """What is tuned: on a wire that rounds nothing, at the larger k; from the starting recipe, or other `rates`."""
-    found = [dense("fp32"), dense("fp32", "segment")]
+    found = [dense(EXACT), dense(EXACT, "segment")]
     for form in ("reparam", "two_stream"):
-        found += [Recipe(form, anchor, scale.ks[0], "fp32") for anchor in ANCHORS]
+        found += [Recipe(form, anchor, scale.ks[0], EXACT) for anchor in ANCHORS]
     return {r.family: carried(with_rates(r, rates.get(r.family, r)), scale) for r in found}
 
 
 def plan(scale: Scale) -> list[Row]:
     """All rows, without rates; what matters comes first."""
     mild, strong = scale.ks
-    found = [Row(dense("fp32"), True), Row(dense("fp32", "segment"), True)]
+    found = [Row(dense(EXACT), True), Row(dense(EXACT, "segment"), True)]
     found += [Row(Recipe("two_stream", "segment", k, "int8"), True) for k in (mild, strong)]
     found += [Row(Recipe("two_stream", "fixed", k, "int8")) for k in (mild, strong)]
     found += [Row(Recipe("reparam", anchor, k, "int8")) for k in (mild, strong) for anchor in ("fixed", "segment")]
@@ -57,20 +57,20 @@ def plan(scale: Scale) -> list[Row]:
     found += [Row(Recipe("two_stream", "segment", 2 * mild, "eden:4"))]
     found += [Row(Recipe("two_stream", "segment", 2 * strong, "eden:4"))]
     found += [Row(Recipe("two_stream", "segment", 4 * strong, "eden:2"))]
-    shared = [(k, sharing) for k in (mild, strong) for sharing in (EXACT, CHEAP)] + [(strong, s) for s in SHARINGS]
+    shared = [(k, sharing) for k in (mild, strong) for sharing in (AT_ONCE, CHEAP)] + [(strong, s) for s in SHARINGS]
     found += [Row(Recipe("two_stream", "shared", k, "int8", sharing=sharing)) for k, sharing in shared]
     found += [Row(Recipe(Relay.name, "segment", k, "int8")) for k in (mild, strong)]
     found += [Row(Recipe("constrained", "fixed", mild, "bf16"))]  # the paper's own
     alone = scale.layers
     if alone != scale.segments:  # a layer a segment: the most boundaries
-        found += [Row(replace(dense("fp32", "segment"), segments=alone))]
+        found += [Row(replace(dense(EXACT, "segment"), segments=alone))]
         found += [Row(Recipe("two_stream", "segment", k, "int8", segments=alone)) for k in (mild, strong)]
     return [row for row in found if is_installed(row.recipe.codec)]
 
 
 def wanted(only: Sequence[str], recipe: Recipe) -> bool:
     """Those named, and always both dense ones: everything is held against them."""
-    baseline = recipe.k is None and recipe.codec == "fp32" and recipe.segments is None
+    baseline = recipe.k is None and recipe.codec == EXACT and recipe.segments is None
     return not only or baseline or any(words in recipe.name for words in only)
 
 
@@ -191,7 +191,7 @@ def as_row(run: Run, result: Result) -> Result:
 def compare(rows: Sequence[Result]) -> None:
     """Adds each row's gap to the dense rows of the same seed: the plain one, and the one with as many trained anchors.
     None where there is no such row."""
-    exact = [row for row in rows if row["form"] == "dense" and row["codec"] == "fp32"]
+    exact = [row for row in rows if row["k"] is None and row["codec"] == EXACT]
     plain = {row["seed"]: row["loss"] for row in exact if row["anchor"] == "fixed"}
     anchored = {(row["seed"], row["segments"]): row["loss"] for row in exact if row["anchor"] == "segment"}
     for row in rows:

@@ -18,6 +18,7 @@ from protomodels_cli.lab.shared_anchor import Sharing
 from protomodels_cli.spec import spec_from
 from protomodels_cli.spec.schema import RunSpec
 
+EXACT = "fp32"  # the codec that rounds nothing
 BETA1, BETA2 = 0.8, 0.95
 WARM_UP = 1 / 20  # of all steps; from there linearly to 0
 HOME_WIDTH, HOME_STEPS = 512, 800  # where the starting recipe is from
@@ -35,7 +36,7 @@ class Recipe:
 
     form: str
     anchor: Anchor
-    k: int | None
+    k: int | None  # none: dense
     codec: str  # both ways
     lr: float = 4e-3  # the blocks' matrices, with Muon
     weight_decay: float = 1.0  # of the same
@@ -55,7 +56,7 @@ class Recipe:
     @property
     def name(self) -> str:
         words = [self.form]
-        if self.form != "dense" or self.trains_anchors:
+        if self.k is not None or self.trains_anchors:
             words.append(self.anchor if self.sharing is None else f"{self.anchor} {self.sharing.name}")
         if self.k is not None:
             words.append(f"k={self.k}")

@@ -14,7 +14,7 @@ from protomodels_cli.errors import OptionError
 from protomodels_cli.lab.bench import Bench
 from protomodels_cli.lab.frontier import as_row, compare
 from protomodels_cli.lab.frontier_report import grouped, number, percent
-from protomodels_cli.lab.recipes import CARRIED, Recipe, carried, dense, with_rates
+from protomodels_cli.lab.recipes import CARRIED, EXACT, Recipe, carried, dense, with_rates
 from protomodels_cli.lab.results import Result, say
 from protomodels_cli.lab.runs import Run
 from protomodels_cli.lab.scales import SCALES, Scale, scaled, text_of
@@ -44,8 +44,8 @@ class Point:
     def recipes(self) -> list[Recipe]:
         segments = self.scale.layers // self.layers_per_segment
         own = None if segments == self.scale.segments else segments
-        anchored = [dense("fp32", "segment"), *(Recipe("two_stream", "segment", k, "int8") for k in self.ks())]
-        return [dense("fp32"), *(replace(recipe, segments=own) for recipe in anchored)]
+        anchored = [dense(EXACT, "segment"), *(Recipe("two_stream", "segment", k, "int8") for k in self.ks())]
+        return [dense(EXACT), *(replace(recipe, segments=own) for recipe in anchored)]
 
 
 def k_for(width: int, ratio: float) -> int:
@@ -169,7 +169,7 @@ def report(result: Result) -> str:
 
 def plot(result: Result, path: Path) -> None:
     fig, (left, right) = figure(1, 2, "The gap to the dense model, and how it scales (two_stream, int8)")
-    rows = [row for row in result["rows"] if row["form"] == "two_stream" and row["gap_to_dense"] is not None]
+    rows = [row for row in result["rows"] if row["k"] is not None and row["gap_to_dense"] is not None]
     middle = sorted({row["width"] for row in rows})
     for ax, x, fixed in ((left, "width", "layers_per_segment"), (right, "layers_per_segment", "width")):
         here = [r for r in rows if r[fixed] == (2 if fixed == "layers_per_segment" else middle[len(middle) // 2])]
