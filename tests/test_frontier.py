@@ -14,7 +14,7 @@ from lab_tools import DENSE, TINY, TWO_STREAM
 from protomodels_cli.codecs import parse_codec
 from protomodels_cli.errors import OptionError
 from protomodels_cli.lab import frontier, scaling
-from protomodels_cli.lab.frontier_report import contenders, grouped, link_seconds, steps_to, time_to_loss
+from protomodels_cli.lab.frontier_report import contenders, grouped, link_seconds, steps_to, time_to_loss, times
 from protomodels_cli.lab.recipes import Recipe, carried, dense
 from protomodels_cli.lab.results import write_json
 from protomodels_cli.lab.scales import SCALES
@@ -187,7 +187,7 @@ def row(name: str, nbytes: float, losses: list[float | None], **fields: Any) -> 
     last = losses[-1]
     base = {"name": name, "form": "dense", "anchor": "fixed", "k": None, "codec": name, "seed": 0}
     measured = {"bytes_per_token": nbytes, "ratio_bf16": 1, "ratio_fp32": 1, "compute_seconds": 0.5, "evals": evals}
-    sizes = {"parameters": {"blocks": 1, "tables": 1, "head": 1}, "flops_per_token": 1}
+    sizes = {"parameters": {"blocks": 1, "tables": 1, "head": 1}, "flops_per_token": 1, "stages": 2}
     gaps = {"gap_to_dense": last and last / 2 - 1, "gap_to_anchored": None}
     return {**base, **measured, **sizes, "loss": last, **gaps, **fields}
 
@@ -211,6 +211,21 @@ def test_a_group_has_the_mean_of_its_paired_gaps_and_none_with_a_diverged_seed()
     assert (group["gap_to_dense"], group["gap_to_dense_spread"]) == (0.25, 0.5)
 
 
+def test_rows_of_other_seeds_are_compared_by_their_gaps():
+    """The second seed's text is harder: that must not count against a row which has it."""
+    rows = [
+        row("dense fp32", 100, [2.0], gap_to_dense=0.0),
+        row("dense fp32", 100, [3.0], gap_to_dense=0.0, seed=1),
+        row("both", 10, [1.98], gap_to_dense=-0.01),
+        row("both", 10, [2.97], gap_to_dense=-0.01, seed=1),
+        row("one", 5, [2.02], gap_to_dense=0.01),
+    ]
+    assert {g["name"]: g["pareto"] for g in grouped(rows)} == {"one": True, "both": True, "dense fp32": False}
+    assert [g["paired_loss"] for g in grouped(rows)] == pytest.approx([2.525, 2.475, 2.5])
+    reached = {one["name"]: one["reached"] for one in times(rows, 10)["rows"] if one["above_dense"] == 0}
+    assert reached == {"one": 0, "both": 2, "dense fp32": 2}
+
+
 def test_steps_to_a_loss_lie_between_two_evaluations():
     evals = row("fp32", 1, [4.0, 3.0, 3.5, 2.0])["evals"]
     assert steps_to(evals, 3.25) == 17.5
@@ -222,7 +237,7 @@ def test_steps_to_a_loss_lie_between_two_evaluations():
 def test_time_to_a_loss_is_steps_times_the_slower_of_compute_and_line():
     rows = [row("fp32", 1000, [4.0, 2.0]), row("int8", 10, [4.0, 2.0]), row("int4", 5, [4.0, 3.9])]
     seconds = link_seconds("1mbit", tokens_per_step=250)
-    found = {one["name"]: one | {"link": "1mbit"} for one in time_to_loss(rows, seconds, 3.0)}
+    found = {one["name"]: one | {"link": "1mbit"} for one in time_to_loss(rows, seconds, {0: 3.0})}
     assert found["fp32"]["seconds"] == pytest.approx(15 * 2.0)  # 2 Mbit a step
     assert found["int8"]["seconds"] == pytest.approx(15 * 0.5)  # the line takes 0.02 s, compute 0.5 s
     assert found["int4"]["seconds"] is None

@@ -89,8 +89,8 @@ def run(
 ) -> Result:
     size = scale if isinstance(scale, Scale) else _scaled(scale, seeds, steps, workers, trials, text)
     rows, starts = _chosen(size, only, {} if rates is None else tuning.tuned_rates(rates))
-    found = text_of(size)
     with Bench(size.workers, kept, budget) as bench:
+        found = text_of(size)
         if size.trials:
             say(f"tuning {plural(len(starts), 'family', 'families')} …")
         tuned = tuning.tune(starts, size.trials, tuning.trial_losses(bench, size, device))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from protomodels_cli.lab.frontier_report import contenders, grouped
+from protomodels_cli.lab.frontier_report import BASELINE, contenders, grouped
 from protomodels_cli.lab.results import Result
 from protomodels_cli.observe.pictures import figure, save_figure
 
@@ -30,22 +30,28 @@ def plot(result: Result, path: Path) -> None:
 def _draw_front(ax: Any, result: Result) -> None:
     groups = grouped(result["rows"])
     _log_axis(ax)
-    lowest = min((g["loss"] for g in groups if g["loss"] is not None), default=1.0)
+    lowest = min((g["paired_loss"] for g in groups if g["paired_loss"] is not None), default=1.0)
     top = lowest * CEILING
-    front = [g for g in groups if g["pareto"] and g["loss"] <= top]
-    ax.step([g["bytes_per_token"] for g in front], [g["loss"] for g in front], where="post", color="#999999", zorder=1)
+    front = [g for g in groups if g["pareto"] and g["paired_loss"] <= top]
+    ax.step(
+        [g["bytes_per_token"] for g in front],
+        [g["paired_loss"] for g in front],
+        where="post",
+        color="#999999",
+        zorder=1,
+    )
     points = []
     for g in groups:
-        height = g["loss"] if g["loss"] is not None and g["loss"] < top else top
+        height = g["paired_loss"] if g["paired_loss"] is not None and g["paired_loss"] < top else top
         colour, marker = COLOURS[g["form"]], MARKERS[g["anchor"]] if height < top else "^"
         face = colour if g["pareto"] else "white"
         ax.scatter(g["bytes_per_token"], height, marker=marker, s=34, facecolor=face, edgecolor=colour, zorder=3)
         points.append((g["bytes_per_token"], height, _short(g), g["pareto"]))
-    for name, style in (("dense fp32", ":"), ("dense segment fp32", "--")):
-        for g in (g for g in groups if g["name"] == name and g["loss"] is not None):
-            ax.axhline(g["loss"], color="black", linestyle=style, linewidth=1)
+    for name, style in ((BASELINE, ":"), ("dense segment fp32", "--")):
+        for g in (g for g in groups if g["name"] == name and g["paired_loss"] is not None):
+            ax.axhline(g["paired_loss"], color="black", linestyle=style, linewidth=1)
     ax.set_xlabel("bytes a token over one boundary, both legs, token id and what a shared anchor needs")
-    ax.set_ylabel("held-out loss, mean over seeds")
+    ax.set_ylabel("held-out loss: dense's mean, with the gap to dense of the same seeds")
     ax.set_title("filled: on the front; anchor: ● fixed ■ segment ◆ shared; ▲: above the picture", fontsize=9)
     for form in dict.fromkeys(g["form"] for g in groups):
         ax.scatter([], [], color=COLOURS[form], label=form)

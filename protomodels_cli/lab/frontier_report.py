@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from statistics import mean
 
@@ -11,6 +11,7 @@ from protomodels_cli.lab.results import Result
 from protomodels_cli.quantities import count, plural
 from protomodels_cli.spec.units import bits_per_second
 
+BASELINE = "dense fp32"  # what everything is held against
 LINKS = ("10mbit", "80mbit", "200mbit")
 ABOVE_DENSE = (0.0, 0.01, 0.02)  # targets of `time to a loss`, over dense's last
 MODEL = (
@@ -27,7 +28,9 @@ Seconds = Callable[[Result], float]
 def grouped(rows: Sequence[Result]) -> list[Result]:
     """Rows that differ by seed alone as one, by bytes: means, spreads from lowest to highest, the Pareto mark.
 
-    A group in which a seed diverged has no loss."""
+    A group in which a seed diverged has no loss. Its `paired_loss` can be compared with groups of other seeds: dense's
+    mean loss, with the group's own gap to dense."""
+    dense = dense_losses(rows)
     seeds: dict[str, list[Result]] = {}
     for row in rows:
         seeds.setdefault(row["name"], []).append(row)
@@ -41,13 +44,25 @@ def grouped(rows: Sequence[Result]) -> list[Result]:
             there = [v for v in values if v is not None]
             group[field] = mean(there) if len(there) == len(values) else None
             group[f"{field}_spread"] = max(there) - min(there) if there else None
+        gap = group["gap_to_dense"]
+        group["paired_loss"] = group["loss"] if gap is None or not dense else mean(dense.values()) * (1 + gap)
         groups.append(group)
-    groups.sort(key=lambda g: (g["bytes_per_token"], float("inf") if g["loss"] is None else g["loss"]))
+    groups.sort(key=lambda g: (g["bytes_per_token"], _or_infinite(g["paired_loss"])))
     lowest = float("inf")
     for group in groups:  # from few bytes to many: on the front is what nothing cheaper beats
-        group["pareto"] = group["loss"] is not None and group["loss"] < lowest
-        lowest = min(lowest, group["loss"] if group["loss"] is not None else lowest)
+        loss = _or_infinite(group["paired_loss"])
+        group["pareto"] = loss < lowest
+        lowest = min(lowest, loss)
     return groups
+
+
+def _or_infinite(loss: float | None) -> float:
+    return float("inf") if loss is None else loss
+
+
+def dense_losses(rows: Sequence[Result]) -> dict[int, float]:
+    """The last loss of the plain dense model, by seed."""
+    return {row["seed"]: row["loss"] for row in rows if row["name"] == BASELINE and row["loss"] is not None}
 
 
 # Time to a loss
@@ -55,13 +70,15 @@ def grouped(rows: Sequence[Result]) -> list[Result]:
 
 def times(rows: Sequence[Result], tokens_per_step: int) -> Result:
     """Time to dense's last loss, and to a little more, over every link."""
-    dense = [row["loss"] for row in rows if row["name"] == "dense fp32" and row["loss"] is not None]
+    dense = dense_losses(rows)
+    stages = {row["stages"] for row in rows if row["name"] == BASELINE}  # others would have more peers, or fewer
+    paired = [row for row in rows if row["seed"] in dense and row["stages"] in stages]
     entries = []
     for above in ABOVE_DENSE if dense else ():
-        target = mean(dense) * (1 + above)
+        targets = {seed: loss * (1 + above) for seed, loss in dense.items()}
         for link in LINKS:
-            found = time_to_loss(rows, link_seconds(link, tokens_per_step), target)
-            entries += [{"target": target, "above_dense": above, "link": link, **row} for row in found]
+            found = time_to_loss(paired, link_seconds(link, tokens_per_step), targets)
+            entries += [{"target": mean(targets.values()), "above_dense": above, "link": link, **row} for row in found]
     return {"model": MODEL, "links": list(LINKS), "rows": entries}
 
 
@@ -87,11 +104,11 @@ def steps_to(evals: Sequence[Result], target: float) -> float | None:
     return None
 
 
-def time_to_loss(rows: Sequence[Result], step_seconds: Seconds, target: float) -> list[Result]:
-    """For every group of seeds the mean steps and seconds to `target`; None unless every seed reached it."""
+def time_to_loss(rows: Sequence[Result], step_seconds: Seconds, targets: Mapping[int, float]) -> list[Result]:
+    """For every group of seeds the mean steps and seconds to each seed's target; None unless every seed reached it."""
     found = []
     for group in grouped(rows):
-        steps = [steps_to(row["evals"], target) for row in group["members"]]
+        steps = [steps_to(row["evals"], targets[row["seed"]]) for row in group["members"]]
         each = [step_seconds(row) for row in group["members"]]
         reached = [(s, s * t) for s, t in zip(steps, each, strict=True) if s is not None]
         whole = len(reached) == len(steps)
@@ -169,7 +186,7 @@ def _times(found: Result) -> list[str]:
     links, rows = found["links"], found["rows"]
     if not rows:
         return ["time to a loss: dense is missing"]
-    lines = ["time to a loss, in seconds by the model below; – not reached on every seed:"]
+    lines = ["time to dense's last loss of the same seed, in seconds by the model below; – not reached on every seed:"]
     for above in sorted({row["above_dense"] for row in rows}):
         here = [row for row in rows if row["above_dense"] == above]
         lines.append(
@@ -184,7 +201,7 @@ def _times(found: Result) -> list[str]:
 
 def contenders(rows: Sequence[Result], links: Sequence[str]) -> list[str]:
     """Dense in fp32, bf16 and int8, and the three fastest others on each link; slowest first."""
-    names = [row["name"] for row in rows if row["name"] in ("dense fp32", "dense bf16", "dense int8")]
+    names = [row["name"] for row in rows if row["name"] in (BASELINE, "dense bf16", "dense int8")]
     for link in links:
         there = [r for r in rows if r["link"] == link and r["seconds"] is not None and r["name"] not in names]
         names += [r["name"] for r in sorted(there, key=lambda r: r["seconds"])[:3]]
