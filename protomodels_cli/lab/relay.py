@@ -6,7 +6,7 @@ each segment's own. No run can choose it: it is known to the process that made a
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -41,9 +41,11 @@ class Relay(Form):
     def least_last_layers(cls, sizes: Sizes) -> int:
         return sizes.last_segment
 
-    a: Tensor  # (d, k), from x
-    b: Tensor  # (k, d), to x
     _c: Tensor  # of the microbatch at hand: it goes through a segment before the next one comes
+
+    def __init__(self, basis: Any = None):
+        super().__init__(basis)
+        self.a, self.b = self.u, self.u.T  # until `give_ends`: a stage is tried before it is whole
 
     def start(self, rows: Tensor, anchor: Tensor | None) -> Tensor:
         return self.decode(rows, anchor)

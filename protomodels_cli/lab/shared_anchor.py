@@ -50,10 +50,9 @@ class SharedTable(Anchor):
     Its weight is the master that the optimizer moves; what segments read is the replica."""
 
     def __init__(self, reference: Reference, sharing: Sharing):
-        blocks = [block for stage in reference.stages for block in stage.layers.values()]
-        anchors: list[Anchor] = [block.anchor for block in blocks if hasattr(block, "anchor")]
+        anchors = [module for stage in reference.stages for module in stage.modules() if isinstance(module, Anchor)]
         first = anchors[0].weight.detach()
-        super().__init__(*first.shape, first.dtype, anchors[0].most)
+        super().__init__(first.shape[0], first.shape[1], first.dtype, anchors[0].most)
         self.sharing, self.anchors = sharing, anchors
         self.weight, self.replica = nn.Parameter(first.clone()), nn.Parameter(first.clone())
         for anchor in self.anchors:
