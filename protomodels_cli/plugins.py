@@ -50,6 +50,10 @@ class Registry(Generic[T]):
         """The package that adds this name here, with its version; None: no package does."""
         return _package(self._installed[name]) if name in self._installed else None
 
+    def add(self, name: str, one: T) -> None:
+        """For an experiment's own, which only this process is to know."""
+        self._loaded[name] = one
+
     def get(self, name: str) -> T:
         if name not in self._loaded:
             if name not in self._installed:

@@ -74,6 +74,7 @@ def test_every_help_page_comes_without_torch():
         "lab",
         "lab rank",
         "lab frontier",
+        "lab scaling",
         "bench gpu",
         "bench loopback",
         "bench recovery",
@@ -106,6 +107,8 @@ def test_the_set_of_commands_and_options_is_deliberate():
     walk(typer.main.get_command(app), "")
     logs = ["--log-level", "--verbose"]
     lab = ["--device", "--json", "--plot", "--seed", "--steps"]
+    sweep = {"--device", "--json", "--plot", "--steps", "--budget", "--keep", "--list", "--only", "--rates", "--scale"}
+    sweep |= {"--seeds", "--text", "--workers"}
     assert found == {
         "validate": ["--format"],
         "coordinator": sorted({"--host", "--port", "--rebuild", "--resume", "--run-dir", *logs}),
@@ -140,10 +143,9 @@ def test_the_set_of_commands_and_options_is_deliberate():
         "lab optimizer": lab,
         "lab rank": lab,
         "lab grassmann": ["--device", "--interval", "--json", "--plot", "--seed", "--updates"],
-        "lab frontier": sorted(
-            {*lab, "--keep", "--only", "--rounds", "--scale", "--seeds", "--workers"} - {"--seed"},
-        ),
-        "lab bandwidth": sorted({*lab, "--keep", "--scale", "--speed", "--target"}),
+        "lab frontier": sorted({*sweep, "--trials"}),
+        "lab scaling": sorted(sweep),
+        "lab bandwidth": sorted({*lab, "--keep", "--scale", "--speed", "--target", "--text"}),
     }
 
 

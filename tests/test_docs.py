@@ -118,12 +118,14 @@ LAB_KEYS = {
     "optimizer": {"drift"},
     "rank": {"stable_rank"},
     "grassmann": {"orthonormality_error", "verdict"},
-    "frontier": {"rows", "dense_sweep", "subspace_sweep", "time_to_loss"},
+    "frontier": {"rows", "families", "missing", "time_to_loss"},
+    "scaling": {"rows", "missing", "rule"},
     "bandwidth": {"rows", "free_from_mbit", "best"},
 }
 SHORT = {
     "grassmann": ["--updates", "6", "--interval", "3"],
-    "frontier": ["--steps", "6", "--seeds", "1", "--rounds", "0", "--only", "k=8 int8 muon"],
+    "frontier": ["--steps", "6", "--seeds", "1", "--trials", "0", "--only", "two_stream segment k=8 int8"],
+    "scaling": ["--steps", "6", "--only", "d=32"],
     "bandwidth": ["--steps", "3", "--speed", "50gflops"],
 }
 

@@ -1,36 +1,34 @@
-"""The frontier experiment: what it counts, how it tunes, and what its rows are made into."""
+"""The frontier and scaling experiments: how they tune, what they compare, and what their rows are made into."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from lab_tools import DENSE, TINY, TWO_STREAM
 
-from protomodels_cli.codecs import Carrier, parse_codec
-from protomodels_cli.lab import frontier
-from protomodels_cli.lab.frontier_report import contenders, grouped, inference, link_seconds, steps_to, time_to_loss
+from protomodels_cli.codecs import parse_codec
+from protomodels_cli.errors import OptionError
+from protomodels_cli.lab import frontier, scaling
+from protomodels_cli.lab.frontier_report import contenders, grouped, link_seconds, steps_to, time_to_loss, times
+from protomodels_cli.lab.recipes import Recipe, carried, dense
 from protomodels_cli.lab.results import write_json
-from protomodels_cli.lab.runs import SCALES, Bench, Recipe, Run, corpus_of, train
-from protomodels_cli.model.reference import Reference
+from protomodels_cli.lab.scales import SCALES
+from protomodels_cli.lab.shared_anchor import Sharing
+from protomodels_cli.lab.tuning import coordinates, tune, tuned_rates
 
-MODEL = {
-    "layers": 3,
-    "width": 16,
-    "heads": 2,
-    "kv_heads": 1,
-    "context": 8,
-    "microbatches": 2,
-    "ks": (4,),
-    "k": 4,
-    "rank": 2,
+ONLY = ["two_stream segment k=8 int8", "shared int4 every 4"]
+ROWS = {
+    "dense fp32": [0, 1],
+    "dense segment fp32": [0, 1],
+    "two_stream segment k=8 int8": [0, 1],
+    "two_stream shared int4 every 4 late 2 k=8 int8": [0],
+    "two_stream shared int4 every 4 late 2 k=4 int8": [0],
 }
-LENGTH = {"batch": 4, "steps": 6, "eval_windows": 4, "text": 60_000, "seeds": 2, "workers": 1}
-TINY = replace(SCALES["cpu"], **MODEL, **LENGTH)
-DENSE = Recipe("dense", None, "fp32", "fp32", "muon", 0.01)
 
 
 @pytest.fixture(scope="module")
@@ -39,115 +37,159 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def result(kept: Path) -> Iterator[dict[str, Any]]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(frontier, "ROUNDS", 1)  # tuning further has a test of its own
-        yield frontier.run(TINY, only=["k=4 int8 muon"], kept=kept)
+def result(kept: Path) -> dict[str, Any]:
+    return frontier.run(TINY, only=ONLY, kept=kept)
 
 
-def test_rows_have_the_promised_names_and_are_held_against_dense_of_the_same_seed(result):
-    names = {"form", "k", "codec", "optimizer", "t_fixed_scale", "seed", "bytes_per_token", "loss", "loss_codec_off"}
-    assert all(names | {"gap_to_dense"} <= row.keys() for row in result["rows"])
-    base = result["baseline"]
-    dense = {
-        row["seed"]: row
-        for row in result["rows"]
-        if row["form"] == "dense" and row["optimizer"] == base["optimizer"] and row["codec"] == "fp32"
-    }
-    ours = [row for row in result["rows"] if row["form"] == "reparam"]
-    assert sorted(dense) == sorted(row["seed"] for row in ours) == [0, 1]
-    assert dense[0]["loss"] != dense[1]["loss"]
-    for row in ours:
-        assert row["gap_to_dense"] == pytest.approx(row["loss"] / dense[row["seed"]]["loss"] - 1)
-        assert row["loss"] != row["loss_codec_off"]
+# The experiment
 
 
-def test_the_baseline_is_the_best_of_the_dense_sweep(result):
-    sweep = result["dense_sweep"]
-    (base,) = [row for row in sweep if row["baseline"]]
-    assert base["loss"] <= min(row["loss"] for row in sweep) / frontier.GAIN
-    assert {row["optimizer"] for row in sweep} == {"muon", "adamw"}
-    assert len({row["lr"] for row in sweep}) > 2
-    assert len({row["embedding_std"] for row in sweep}) > 2
-    assert {row["form"] for row in result["subspace_sweep"]} == {"reparam"}
+def test_rows_are_held_against_both_dense_ones_of_the_same_seed(result):
+    seeds: dict[str, list[int]] = {}
+    for row in result["rows"]:
+        seeds.setdefault(row["name"], []).append(row["seed"])
+    assert {name: seeds[name] for name in ROWS} == ROWS
+    losses = {(row["name"], row["seed"]): row["loss"] for row in result["rows"]}
+    assert losses["dense fp32", 0] != losses["dense fp32", 1]
+    for row in (row for row in result["rows"] if row["segments"] == TINY.segments):
+        assert row["gap_to_dense"] == pytest.approx(row["loss"] / losses["dense fp32", row["seed"]] - 1)
+        anchored = losses["dense segment fp32", row["seed"]]
+        assert row["gap_to_anchored"] == pytest.approx(row["loss"] / anchored - 1)
 
 
 def test_bytes_are_those_of_one_boundary_both_ways_with_the_token_id(result):
-    by_form = {row["form"]: row for row in result["rows"]}
-    assert by_form["reparam"]["bytes_per_token"] == 2 * (4 + 2) + 2  # four int8 and a scale each way
-    assert by_form["dense"]["bytes_per_token"] == 2 * 4 * 16 + 2
-    assert by_form["reparam"]["ratio_bf16"] == pytest.approx(2 * 2 * 16 / 14)
-    assert by_form["reparam"]["ratio_fp32"] == pytest.approx(2 * 4 * 16 / 14)
+    by_name = {row["name"]: row for row in result["rows"]}
+    ours, plain = by_name["two_stream segment k=8 int8"], by_name["dense fp32"]
+    assert ours["bytes_per_token"] == 2 * (8 + 2) + 2  # eight int8 and a scale each way
+    assert plain["bytes_per_token"] == 2 * 4 * 16 + 2
+    assert ours["ratio_fp32"] == pytest.approx(2 * 4 * 16 / 22) == 2 * ours["ratio_bf16"]
 
 
-@pytest.mark.parametrize(("forward", "backward"), [*frontier.dense_codecs(TINY)])
-def test_every_codec_sends_what_arithmetic_says(forward, backward):
-    run = Run(replace(TINY, steps=3), replace(DENSE, forward=forward, backward=backward), 0, "cpu")
-    found = train(run)
-    assert found["epochs"] >= 3
-    if parse_codec(forward).packing is not None:
-        assert 0 < found["bytes_per_token"] < 1.5 * found["bytes_by_arithmetic"]
-    elif parse_codec(forward).codec.remembers_samples:  # a third of all windows came for the first time, whole
-        first, later = 4 * 16, 16 / 2 + 2
-        assert found["bytes_forward"] == pytest.approx(first / 3 + later * 2 / 3 + 2)
-    else:
-        assert found["bytes_per_token"] == pytest.approx(found["bytes_by_arithmetic"])
+def test_a_shared_anchor_stands_beside_a_larger_k_at_its_bytes(result):
+    shared = [row for row in result["rows"] if row["sharing"] is not None]
+    for row in shared:
+        k = row["k"] + int(row["bytes_of_sums"] / 2)
+        equal = [r for r in result["rows"] if r["anchor"] == "segment" and r["sharing"] is None and r["k"] == k]
+        assert len(equal) == (k < TINY.width)
 
 
-def test_a_run_is_the_reference_on_the_same_spec():
-    run = Run(TINY, replace(DENSE, forward="int4", backward="topk:0.3"), 1, "cpu")
-    spec = run.spec()
-    reference = Reference(spec, corpus_of(TINY), Carrier(spec))
-    losses = [row["loss"] for row in reference.train() if row["event"] == "step"]
-    found = train(run)
-    assert found["loss"] == reference.evaluate()
-    assert found["loss_codec_off"] == reference.evaluate(codecs=False) != found["loss"]
-    assert [point["loss"] for point in found["curve"]] == losses
-    assert found["evals"][-1] == {"step": 6, "loss": found["loss"], "loss_codec_off": found["loss_codec_off"]}
+def test_every_family_has_as_many_trials_on_other_text_than_is_reported(result):
+    found = {name: family["trials"] for name, family in result["families"].items()}
+    assert {name: len(trials) for name, trials in found.items()} == dict.fromkeys(found, TINY.trials)
+    assert set(found) == {"dense fixed", "dense segment", "two_stream segment"}
+    names = [coordinates(r) for r in (DENSE, TWO_STREAM, replace(TWO_STREAM, anchor="fixed"))]
+    assert [len(name) for name in names] == [4, 4, 4]
+    assert len(set(names)) == 3
 
 
-def test_a_run_that_diverges_is_a_row_without_a_loss():
-    found = train(Run(TINY, replace(DENSE, lr=1e30), 0, "cpu"))
-    assert found["loss"] is None
-    assert "non-finite" in found["stopped"]
-    assert json.dumps(found, allow_nan=False)
+def test_what_there_was_no_time_for_is_missing_and_comes_the_next_time(tmp_path, monkeypatch):
+    kept = tmp_path / "runs.jsonl"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("protomodels_cli.lab.bench.Bench.expected", lambda self, run: 1e9 if run.seed else 0.0)
+        first = frontier.run(replace(TINY, trials=0), only=["dense fp32"], budget=1e6, kept=kept)
+    assert {row["seed"] for row in first["rows"]} == {0}
+    assert len(first["missing"]) == 2
+    assert len(frontier.report(first).splitlines()) > 10
+    second = frontier.run(replace(TINY, trials=0), only=["dense fp32"], kept=kept)
+    assert {row["seed"] for row in second["rows"]} == {0, 1}
+    assert second["missing"] == {}
+    assert len(kept.read_text().splitlines()) == 4
 
 
-def test_finished_runs_are_kept_and_not_repeated(result, kept, monkeypatch):
-    def refuse(run: Run) -> None:
-        raise AssertionError(f"trained again: {run.recipe.name}")
-
-    monkeypatch.setattr("protomodels_cli.lab.runs.train", refuse)
-    again = frontier.run(TINY, only=["k=4 int8 muon"], kept=kept)
-    assert again["rows"] == result["rows"]
-
-
-def test_processes_side_by_side_give_the_same_numbers():
-    runs = [Run(TINY, DENSE, seed, "cpu") for seed in (0, 1)]
-    with Bench(workers=2, expected=2) as bench:
-        found = bench.results(runs)
-    assert [row["loss"] for row in found] == [train(run)["loss"] for run in runs]
+def test_a_family_that_is_not_tuned_has_no_rows():
+    found = frontier.run(TINY, only=["dense fp32"], budget=1e-9)
+    assert found["rows"] == []
+    assert {"dense fp32", "dense segment fp32"} <= found["missing"].keys()
+    assert all(family["unfinished"] for family in found["families"].values())
+    assert frontier.report(found)
 
 
-def test_tuning_climbs_to_the_best_point_and_stays_there():
-    def losses(recipes: list[Recipe]) -> list[float]:
-        trained.extend(recipes)
-        return [1 + abs(r.lr / 0.04 - 1) + abs(r.embedding_std - 0.32) for r in recipes]
+def test_the_plans_rows_are_those_promised():
+    gpu = SCALES["gpu"]
+    rows = {row.recipe.name: row for row in frontier.plan(gpu)}
+    assert all(rows[name].matters for name in ("dense fp32", "dense segment fp32", "two_stream segment k=64 int8"))
+    assert all(parse_codec(row.recipe.codec) for row in rows.values())
+    assert {
+        "reparam fixed k=64 int8",
+        "constrained fixed k=64 bf16",
+        "two_stream shared exact k=16 int8",
+    } <= rows.keys()
+    assert gpu.tokens >= 26e6
+    assert SCALES["gpu-1024"].tokens >= 50e6
+    with pytest.raises(OptionError):
+        frontier.run(TINY, only=["int9"])
+    listed = frontier.listing("gpu", None, None, [], None, None, None)
+    assert all(name in listed for name in rows)
 
-    trained: list[Recipe] = []
-    ends, seen = frontier.climb([DENSE, replace(DENSE, lr=0.08)], losses, frontier.around, 9)
-    assert ends == [replace(DENSE, lr=0.04, embedding_std=0.32)] * 2
-    assert all(near in seen for near in frontier.around(ends[0], 0.0))
-    assert len(trained) == len(set(trained)), "no point is trained twice"
+
+def test_report_and_picture(result, tmp_path):
+    text = frontier.report(result)
+    assert all(word in text for word in (*ROWS, "10mbit"))
+    picture = tmp_path / "p.png"
+    frontier.plot(result, picture)
+    assert picture.stat().st_size > 10_000
+    write_json(result, tmp_path / "r.json")
+    read = json.loads((tmp_path / "r.json").read_text())
+    assert frontier.report(read) == text, "what is written can be reported again"
 
 
-def row(codec: str, nbytes: float, losses: list[float | None], off: float | None = None, **fields: Any) -> dict:
-    evals = [{"step": 10 * (i + 1), "loss": x, "loss_codec_off": x} for i, x in enumerate(losses)]
+def test_rates_that_were_tuned_can_be_taken_up(result, tmp_path):
+    write_json(result, tmp_path / "r.json")
+    rates = tuned_rates(tmp_path / "r.json")
+    families = frontier.families(TINY, rates)
+    for name, family in result["families"].items():
+        best = family["best"]
+        assert families[name].lr == pytest.approx(best["lr"])
+        assert families[name].weight_decay == pytest.approx(best["weight_decay"])
+        assert families[name].anchor_lr == best["anchor_lr"]
+    (tmp_path / "r.json").write_text("{}")
+    with pytest.raises(OptionError):
+        tuned_rates(tmp_path / "r.json")
+
+
+# Tuning
+
+
+def test_tuning_climbs_to_the_best_point_within_its_trials():
+    def losses(recipes: Sequence[Recipe]) -> list[float | None]:
+        asked.extend(recipes)
+        return [1 + abs(r.lr / 0.04 - 1) + abs(r.weight_decay / 0.5 - 1) for r in recipes]
+
+    asked: list[Recipe] = []
+    start = replace(DENSE, lr=0.01, weight_decay=1.0)
+    found = tune({"a": start, "b": replace(start, lr=0.08)}, 20, losses)
+    assert [(t.best.lr, t.best.weight_decay) for t in found.values()] == [(0.04, 0.5)] * 2
+    assert not any(t.unfinished for t in found.values())
+    assert all(
+        len({(r.lr, r.weight_decay, r.embedding_lr, r.embedding_std) for r, _ in t.trials}) == len(t.trials)
+        for t in found.values()
+    ), "no point is trained twice"
+    few = tune({"a": start}, 3, losses)["a"]
+    assert len(few.trials) == 3
+    assert few.best.lr == 0.04
+    assert tune({"a": start}, 0, losses)["a"].best == start
+
+
+def test_a_search_that_was_cut_short_says_so():
+    def losses(recipes: Sequence[Recipe]) -> list[float | None]:
+        return [None if r.lr > DENSE.lr else 1.0 for r in recipes]
+
+    found = tune({"a": DENSE}, 9, losses)["a"]
+    assert found.unfinished
+    assert [recipe for recipe, _ in found.trials] == [DENSE]
+
+
+# Rows
+
+
+def row(name: str, nbytes: float, losses: list[float | None], **fields: Any) -> dict:
+    evals = [{"step": 10 * (i + 1), "loss": x} for i, x in enumerate(losses)]
     last = losses[-1]
-    base = {"form": "dense", "k": None, "codec": codec, "optimizer": "muon", "t_fixed_scale": None, "seed": 0, "lr": 1}
+    base = {"name": name, "form": "dense", "anchor": "fixed", "k": None, "codec": name, "seed": 0}
     measured = {"bytes_per_token": nbytes, "ratio_bf16": 1, "ratio_fp32": 1, "compute_seconds": 0.5, "evals": evals}
-    loss = {"loss": last, "loss_codec_off": last if off is None else off, "gap_to_dense": last and last / 2 - 1}
-    return {**base, **measured, **loss, **fields}
+    sizes = {"parameters": {"blocks": 1, "tables": 1, "head": 1}, "flops_per_token": 1, "stages": 2}
+    gaps = {"gap_to_dense": last and last / 2 - 1, "gap_to_anchored": None}
+    return {**base, **measured, **sizes, "loss": last, **gaps, **fields}
 
 
 def test_the_front_is_what_nothing_cheaper_beats():
@@ -155,18 +197,33 @@ def test_the_front_is_what_nothing_cheaper_beats():
         row("fp32", 100, [2.0]),
         row("bf16", 50, [2.0]),  # as good, for less
         row("int8", 25, [2.5]),
-        row("topk:0.1", 30, [2.6], off=2.4),  # better than int8 with the codec off
         row("int4", 10, [None]),
         row("lowrank:4", 25, [2.45]),  # as cheap as int8 and better
     ]
-    assert [g["codec"] for g in grouped(rows) if g["pareto"]] == ["lowrank:4", "topk:0.1", "bf16"]
+    assert [g["name"] for g in grouped(rows) if g["pareto"]] == ["lowrank:4", "bf16"]
 
 
-def test_a_group_with_a_diverged_seed_has_no_mean():
+def test_a_group_has_the_mean_of_its_paired_gaps_and_none_with_a_diverged_seed():
     (group,) = grouped([row("int4", 10, [2.0]), row("int4", 10, [None], seed=1)])
-    assert group["loss"] is None
+    assert group["loss"] is group["gap_to_dense"] is None
     (group,) = grouped([row("int4", 10, [2.0]), row("int4", 10, [3.0], seed=1)])
-    assert (group["loss"], group["spread"]) == (2.5, 1.0)
+    assert (group["loss"], group["loss_spread"]) == (2.5, 1.0)
+    assert (group["gap_to_dense"], group["gap_to_dense_spread"]) == (0.25, 0.5)
+
+
+def test_rows_of_other_seeds_are_compared_by_their_gaps():
+    """The second seed's text is harder: that must not count against a row which has it."""
+    rows = [
+        row("dense fp32", 100, [2.0], gap_to_dense=0.0),
+        row("dense fp32", 100, [3.0], gap_to_dense=0.0, seed=1),
+        row("both", 10, [1.98], gap_to_dense=-0.01),
+        row("both", 10, [2.97], gap_to_dense=-0.01, seed=1),
+        row("one", 5, [2.02], gap_to_dense=0.01),
+    ]
+    assert {g["name"]: g["pareto"] for g in grouped(rows)} == {"one": True, "both": True, "dense fp32": False}
+    assert [g["paired_loss"] for g in grouped(rows)] == pytest.approx([2.525, 2.475, 2.5])
+    reached = {one["name"]: one["reached"] for one in times(rows, 10)["rows"] if one["above_dense"] == 0}
+    assert reached == {"one": 0, "both": 2, "dense fp32": 2}
 
 
 def test_steps_to_a_loss_lie_between_two_evaluations():
@@ -180,31 +237,51 @@ def test_steps_to_a_loss_lie_between_two_evaluations():
 def test_time_to_a_loss_is_steps_times_the_slower_of_compute_and_line():
     rows = [row("fp32", 1000, [4.0, 2.0]), row("int8", 10, [4.0, 2.0]), row("int4", 5, [4.0, 3.9])]
     seconds = link_seconds("1mbit", tokens_per_step=250)
-    by_codec = {found["codec"]: found for found in time_to_loss(rows, seconds, 3.0)}
-    assert by_codec["fp32"]["seconds"] == pytest.approx(15 * 2.0)  # 2 Mbit a step
-    assert by_codec["int8"]["seconds"] == pytest.approx(15 * 0.5)  # the line takes 0.02 s, compute 0.5 s
-    assert by_codec["int4"]["seconds"] is None
+    found = {one["name"]: one | {"link": "1mbit"} for one in time_to_loss(rows, seconds, {0: 3.0})}
+    assert found["fp32"]["seconds"] == pytest.approx(15 * 2.0)  # 2 Mbit a step
+    assert found["int8"]["seconds"] == pytest.approx(15 * 0.5)  # the line takes 0.02 s, compute 0.5 s
+    assert found["int4"]["seconds"] is None
+    assert contenders(list(found.values()), ["1mbit"]) == ["fp32", "int8"]
 
 
-def test_the_finding_about_inference_follows_the_numbers():
-    def verdicts(plain: float, feedback: float) -> list[str]:
-        rows = [row("topk:0.1", 1, [2.0], off=plain), row("topk:0.1+ef", 1, [2.0], off=feedback)]
-        return [line.partition(": ")[2].removesuffix(" here") for line in inference({"rows": rows})[-2:]]
-
-    assert verdicts(2.5, 1.9) == ["confirmed", "confirmed"]
-    assert verdicts(1.9, 1.9) == ["refuted", "confirmed"]
-    assert verdicts(2.5, 2.5) == ["confirmed", "refuted"]
-    assert verdicts(2.0, 2.0) == ["not decided"] * 2
+# Scaling
 
 
-def test_report_and_picture(result, tmp_path):
-    text = frontier.report(result)
-    assert all(word in text for word in ("k=4", "int8", "5mbit"))
-    picture = tmp_path / "p.png"
-    frontier.plot(result, picture)
-    assert picture.stat().st_size > 10_000
-    write_json(result, tmp_path / "r.json")
-    read = json.loads((tmp_path / "r.json").read_text())
-    assert frontier.report(read) == text, "what is written can be reported again"
-    rows = [r for r in read["time_to_loss"]["rows"] if r["above_dense"] == 0.1]
-    assert len(contenders(rows, read["time_to_loss"]["links"])) >= 1
+@pytest.mark.parametrize("width", [256, 512, 1024])
+@pytest.mark.parametrize("ratio", scaling.RATIOS)
+def test_k_is_the_largest_that_sends_so_little(width, ratio):
+    k = scaling.k_for(width, ratio)
+    assert 8 * width / (2 * (k + 2) + 2) >= ratio
+    larger = k + (8 if k >= 16 else 2)
+    assert 8 * width / (2 * (larger + 2) + 2) < ratio
+
+
+def test_scaling_goes_over_widths_and_layers_a_segment(monkeypatch, tmp_path):
+    monkeypatch.setitem(scaling.WIDTHS, "cpu", (8, 16, 32))
+    monkeypatch.setitem(SCALES, "cpu", TINY)
+    found = scaling.run("cpu", steps=3, kept=tmp_path / "runs.jsonl")
+    names = ["d=8, 2 a segment", "d=16, 2 a segment", "d=32, 2 a segment", "d=16, 1 a segment"]
+    assert list(found["scales"]) == names
+    for name in names:
+        rows = [row for row in found["rows"] if row["point"] == name]
+        (plain,) = [row["loss"] for row in rows if row["name"] == "dense fp32"]
+        ours = [row for row in rows if row["form"] == "two_stream"]
+        assert ours
+        assert all(row["gap_to_dense"] == pytest.approx(row["loss"] / plain - 1) for row in ours)
+        assert all(row["gap_to_anchored"] is not None for row in ours)
+        assert {row["segments"] for row in ours} == {4 // rows[0]["layers_per_segment"]}
+    assert all(name in scaling.report(found) for name in names)
+    scaling.plot(found, tmp_path / "p.png")
+    assert (tmp_path / "p.png").stat().st_size > 10_000
+    again = scaling.run("cpu", steps=3, only=["d=8,"], kept=tmp_path / "runs.jsonl")
+    assert again["rows"] == [row for row in found["rows"] if row["point"] == names[0]]
+    assert all(name in scaling.listing("cpu", None, 3, [], None, None) for name in names)
+
+
+def test_at_d_512_scaling_and_frontier_share_their_runs():
+    (point,) = [p for p in scaling.points(SCALES["gpu"]) if p.name == "d=512, 2 a segment"]
+    assert point.scale == replace(SCALES["gpu"], seeds=point.scale.seeds)
+    planned = {row.recipe.name for row in frontier.plan(SCALES["gpu"])}
+    assert {recipe.name for recipe in point.recipes()} <= planned
+    assert carried(dense("fp32"), SCALES["gpu"]) == dense("fp32")
+    assert Sharing(bits=4, every=4, late=2).row_bytes(512) == 258

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
+from lab_tools import TINY
 from typer.testing import CliRunner
 
 from protomodels_cli.cli.main import app
 from protomodels_cli.cli.run_demo import _faults_in_words
 from protomodels_cli.errors import UserError
+from protomodels_cli.lab.scales import text_of
 
 ROOT = Path(__file__).parent.parent
 LINK = "write BANDWIDTH,LATENCY[,JITTER[,LOSS]] or none; for example 80mbit,25ms or none,25ms,2ms,0.01"
@@ -25,8 +28,9 @@ OPTIONS: list[tuple[str, str, str]] = [
         "choose another --run-dir; runs are never overwritten",
     ),
     ("reference tiny.yaml --json .", ". cannot be written", "name a file in a folder that you may write to"),
-    ("lab frontier --scale moon", "--scale moon: there is no such scale", "use cpu or gpu"),
-    ("lab frontier --only int9", "--only int9: matches no row", "run without --only to see the names of all rows"),
+    ("lab frontier --scale moon", "--scale moon: there is no such scale", "use cpu, gpu or gpu-1024"),
+    ("lab frontier --only int9", "--only int9: matches no row", "see the names of all rows with --list"),
+    ("lab scaling --scale moon", "--scale moon: there is no such scale", "use cpu or gpu"),
     (
         "lab grassmann --plot p.xyz",
         "--plot p.xyz: unknown picture format",
@@ -194,3 +198,12 @@ def test_what_became_of_each_injected_fault():
         "  step   12  SIGSTOP peer-2: no step within 1 min",
         "  step   99  cut peer-2 off",
     ]
+
+
+def test_a_text_that_is_too_short_for_a_sweep():
+    with pytest.raises(UserError) as e:
+        text_of(replace(TINY, steps=2000))
+    assert str(e.value) == (
+        "the text has 35093 tokens to train on, and 2000 steps of 32 tokens need 64001: no token is to be seen twice\n"
+        "    fix:  give more text with --text FILE, or train for fewer --steps"
+    )

@@ -71,31 +71,86 @@ def grassmann(
     _run(experiment, json, plot, device, updates, interval, seed)
 
 
+ScaleSeeds = Annotated[
+    int | None, typer.Option("--seeds", min=1, help="Seeds of the rows that matter. Default: by scale.")
+]
+Only = Annotated[list[str] | None, typer.Option(help="Only what has this in its name; NAME or NAME,NAME. Repeatable.")]
+Workers = Annotated[int | None, typer.Option(min=1, help="Runs side by side. Default: by scale.")]
+Budget = Annotated[
+    float | None, typer.Option(min=1, help="Seconds: start no run that is not expected to finish within them.")
+]
+TextFile = Annotated[
+    str | None,
+    typer.Option(
+        "--text", help="Text to train on: a file (.txt, .jsonl, .zst …), a folder, a pattern, or tokens (.bin)."
+    ),
+]
+Rates = Annotated[Path | None, typer.Option(help="Start from the rates in this file, which lab frontier --json wrote.")]
+ListOnly = Annotated[bool, typer.Option("--list", help="List the runs with their tokens, and train nothing.")]
+
+
 @app.command()
 def frontier(
     scale: Annotated[
-        str, typer.Option(help="Size of the experiment: cpu (minutes on two cores) or gpu (a larger model, hours).")
+        str, typer.Option(help="Size of the experiment: cpu (minutes on two cores), gpu (d = 512) or gpu-1024.")
     ] = "cpu",
-    seeds: Annotated[int | None, typer.Option(min=1, help="Seeds of each row. Default: by scale.")] = None,
+    seeds: ScaleSeeds = None,
     steps: ScaleSteps = None,
-    only: Annotated[
-        list[str] | None,
-        typer.Option(help="Only rows whose name `form k=K codec optimizer` contains this text, and dense. Repeatable."),
+    only: Only = None,
+    workers: Workers = None,
+    trials: Annotated[
+        int | None, typer.Option(min=0, help="Trials of tuning for every family; 0: none. Default: by scale.")
     ] = None,
-    workers: Annotated[int | None, typer.Option(min=1, help="Runs in parallel. Default: by scale.")] = None,
-    rounds: Annotated[int, typer.Option(min=0, help="Most rounds of tuning.")] = 5,
+    rates: Rates = None,
+    text: TextFile = None,
+    budget: Budget = None,
     keep: KeepFile = None,
+    listed: ListOnly = False,
     device: Device = "cpu",
     json: JsonFile = None,
     plot: PlotFile = None,
 ) -> None:
-    """What does saving bytes cost? Loss against bytes per token for every codec and k, and time to a loss."""
+    """What does saving bytes cost? Loss against bytes per token, forms, anchors and codecs, and time to a loss."""
     from protomodels_cli.cli.checks import check_outputs
     from protomodels_cli.lab import frontier as experiment
 
-    _check_scale(scale)
+    if listed:
+        print(experiment.listing(scale, seeds, steps, _names(only), workers, trials, keep))
+        return
     check_outputs(keep)
-    _run(experiment, json, plot, device, scale, seeds, steps, only or (), workers, rounds, keep)
+    arguments = (scale, seeds, steps, _names(only), workers, trials, rates, text, budget, keep)
+    _run(experiment, json, plot, device, *arguments)
+
+
+@app.command()
+def scaling(
+    scale: Annotated[str, typer.Option(help="Sizes: cpu (d = 32, 64, 128) or gpu (d = 256, 512, 1024).")] = "cpu",
+    seeds: ScaleSeeds = None,
+    steps: ScaleSteps = None,
+    only: Only = None,
+    workers: Workers = None,
+    rates: Rates = None,
+    text: TextFile = None,
+    budget: Budget = None,
+    keep: KeepFile = None,
+    listed: ListOnly = False,
+    device: Device = "cpu",
+    json: JsonFile = None,
+    plot: PlotFile = None,
+) -> None:
+    """Does the gap to dense grow with the model? Over widths and layers a segment, at 30 × and 100 × fewer bytes."""
+    from protomodels_cli.cli.checks import check_outputs
+    from protomodels_cli.lab import scaling as experiment
+
+    if listed:
+        print(experiment.listing(scale, seeds, steps, _names(only), workers, keep))
+        return
+    check_outputs(keep)
+    _run(experiment, json, plot, device, scale, seeds, steps, _names(only), workers, rates, text, budget, keep)
+
+
+def _names(only: list[str] | None) -> list[str]:
+    return [name.strip() for names in only or () for name in names.split(",") if name.strip()]
 
 
 @app.command()
@@ -111,6 +166,7 @@ def bandwidth(
     target: Annotated[
         float | None, typer.Option(help="The loss to reach. Default: dense bf16's after half of its steps.")
     ] = None,
+    text: TextFile = None,
     keep: KeepFile = None,
     device: Device = "cpu",
     json: JsonFile = None,
@@ -120,17 +176,8 @@ def bandwidth(
     from protomodels_cli.cli.checks import check_outputs, speed_of
     from protomodels_cli.lab import bandwidth as experiment
 
-    _check_scale(scale)
     check_outputs(keep)
-    _run(experiment, json, plot, device, scale, steps, seed, speed_of(speed), target, keep)
-
-
-def _check_scale(scale: str) -> None:
-    from protomodels_cli.errors import OptionError
-    from protomodels_cli.lab.runs import SCALES
-
-    if scale not in SCALES:
-        raise OptionError(f"--scale {scale}: there is no such scale", f"use {' or '.join(SCALES)}", "scale")
+    _run(experiment, json, plot, device, scale, steps, seed, speed_of(speed), target, keep, text)
 
 
 def _run(experiment: Any, json: Path | None, plot: Path | None, device: str, *arguments: Any) -> None:

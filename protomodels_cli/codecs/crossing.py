@@ -165,12 +165,18 @@ def _zeros_unless(finite: Tensor, message: Tensor) -> Tensor:
     return torch.where(finite, message, 0)
 
 
+@Fused
+def _nans_unless(finite: Tensor, message: Tensor) -> Tensor:
+    return torch.where(finite, message, torch.nan)
+
+
 class Carrier:
     """Every boundary of a run within one process, both ends of each: what the reference crosses them with."""
 
     def __init__(self, spec: RunSpec):
         # before and behind each boundary, made when something first crosses it
-        self._ends: defaultdict[int, tuple[End, End]] = defaultdict(lambda: (End(spec), End(spec)))
+        self._ends: defaultdict[int, tuple[End, End]] = defaultdict(lambda: (self._end(spec), self._end(spec)))
+        self.compiled = False  # whether the codecs' functions are, in training
         self.payload_bytes = dict.fromkeys(LEGS, 0)
 
     def __call__(self, message: Tensor, key: MessageKey, windows: Tensor | None = None) -> Tensor:
@@ -181,9 +187,23 @@ class Carrier:
             payload = sender.pack(message.detach(), slot)
             self.payload_bytes[key.leg] += len(payload or b"")
             return receiver.unpack(payload, slot, message.device)
+        if message.is_cuda:
+            return self._cross_unread(sender, receiver, message.detach(), slot)
         tensors = sender.encode(message.detach(), slot)
         self.payload_bytes[key.leg] += sum(p.nbytes for p in tensors or ())
         return receiver.decode(tensors, slot, message.device)
+
+    def _cross_unread(self, sender: End, receiver: End, message: Tensor, slot: Slot) -> Tensor:
+        """The same without waiting for the device to say whether the message is finite: what arrives is NaNs alone if
+        it is not."""
+        tensors, finite = sender.encode_unread(message, slot)
+        self.payload_bytes[slot.key.leg] += sum(p.nbytes for p in tensors)
+        return _nans_unless(slot, finite, receiver.decode(tensors or None, slot, message.device))
+
+    def _end(self, spec: RunSpec) -> End:
+        end = End(spec)
+        end.compiled = self.compiled
+        return end
 
     def state(self, stage: int) -> dict[str, Tensor]:
         """The memories at a stage's ends of its boundaries, by side."""

@@ -42,11 +42,12 @@ class Batches:
     def microbatch(self, step: int, microbatch: int) -> np.ndarray:
         """Its windows of token ids, (B, T+1). Steps count from 1, microbatches from 0."""
         first = (step - 1) * self.batch + microbatch * self.microbatch_size
-        windows = [self._window(first + i) for i in range(self.microbatch_size)]
+        windows = [self.window(first + i) for i in range(self.microbatch_size)]
         width = self.context if self.sampling == "epochs" else 1
         return np.stack([self.stream.read(i * width, self.context + 1) for i in windows])
 
-    def _window(self, sample: int) -> int:
+    def window(self, sample: int) -> int:
+        """Which of the text's windows a sample is; samples count over all steps."""
         if self.sampling == "random":
             starts = len(self.stream) - self.context
             return counter.word(counter.subseed(self.seed, "random windows"), sample) % starts

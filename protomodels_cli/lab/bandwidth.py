@@ -15,11 +15,15 @@ from typing import Any
 import torch
 
 from protomodels_cli.cost.forecast import SLACK, forecast
+from protomodels_cli.errors import UserError
+from protomodels_cli.lab.bench import Bench
 from protomodels_cli.lab.frontier_report import steps_to
+from protomodels_cli.lab.recipes import Recipe, carried, dense
 from protomodels_cli.lab.results import Result
-from protomodels_cli.lab.runs import SCALES, Bench, Recipe, Run, Scale
+from protomodels_cli.lab.runs import Run
+from protomodels_cli.lab.scales import SCALES, Scale, scaled
 from protomodels_cli.observe.pictures import figure, save_figure
-from protomodels_cli.quantities import rate
+from protomodels_cli.quantities import plural, rate
 from protomodels_cli.spec.schema import LinkSpec, RunSpec
 from protomodels_cli.worker.device import measure_flops
 
@@ -28,13 +32,13 @@ LATENCIES = (5, 25, 100)  # ms
 SHARES = (4, 8, 16, 32, 100)  # k = d / share
 MICROBATCHES = 8
 
-CPU = replace(SCALES["cpu"], width=200, context=64, text=4_000_000, steps=300, lr=8e-3, epochs=1)
+CPU = replace(SCALES["cpu"], width=200, heads=4, kv_heads=2, segments=4, vocabulary=256, batch=16, text=4_000_000)
 
 
 def recipes(scale: Scale) -> list[Recipe]:
-    dense = [Recipe("dense", None, codec, codec, "muon", scale.lr) for codec in ("bf16", "int8")]
     ks = [max(1, round(scale.width / share)) for share in SHARES]
-    return dense + [Recipe("reparam", k, "int8", "int8", "muon", scale.lr, t_fixed_scale=0.1) for k in ks]
+    found = [dense("bf16"), dense("int8"), *(Recipe("reparam", "fixed", k, "int8") for k in ks)]
+    return [carried(recipe, scale) for recipe in found]
 
 
 def run(
@@ -44,20 +48,23 @@ def run(
     speed: float | None,
     target: float | None,
     kept: Path | None,
+    text: str | None,
     device: str,
 ) -> Result:
     """`speed` in operations a second of every peer; measured on this device where it is not given."""
-    scale = CPU if scale_name == "cpu" else SCALES[scale_name]
+    scale = CPU if scale_name == "cpu" else scaled(scale_name, text)
     scale = replace(scale, steps=steps or scale.steps, microbatches=MICROBATCHES)
     runs = [Run(scale, recipe, seed, device) for recipe in recipes(scale)]
-    with Bench(scale.workers, len(runs), kept) as bench:
+    with Bench(scale.workers, kept) as bench:
         trained = bench.results(runs)
-    curves = {_name(r.recipe): t["evals"] for r, t in zip(runs, trained, strict=True)}
+    if bench.missing:
+        raise UserError(f"{plural(len(bench.missing), 'run')} failed", "see what is said above", "runs_failed")
+    curves = {_name(r.recipe): t["evals"] for r, t in zip(runs, trained, strict=True) if t is not None}
     specs = {_name(r.recipe): r.spec() for r in runs}
     spec = specs["dense bf16"]
     flops = speed or measure_flops(spec, torch.device(device), seconds=1.0)
-    dense = curves["dense bf16"]
-    wanted = target if target is not None else dense[len(dense) // 2]["loss"]
+    evals = curves["dense bf16"]
+    wanted = target if target is not None else evals[len(evals) // 2]["loss"]
     rows = [
         _row(name, specs[name], mbit, ms, flops, curves[name], wanted)
         for name in curves
@@ -144,7 +151,7 @@ def report(result: Result) -> str:
     lines = [
         f"width {s['model']['width']}, {s['stages']} stages of peers with {rate(s['flops'], 'FLOP/s')}, "
         f"{s['tokens_per_step']} tokens a step; {s['steps']} steps, target loss {s['target_loss']:.4f}",
-        "one seed, one learning rate and T_fixed scale for all: `lab frontier` tunes each; tokens/s are forecasts",
+        "one seed, one set of rates for all: `lab frontier` tunes each; tokens/s are forecasts",
         "",
         f"{latency} ms; tokens/s and, below, seconds to the target loss (– where {s['steps']} steps do not reach it)",
         f"{'':14}{'loss':>8}{'steps':>7}" + "".join(f"{mbit:>8} Mbit/s" for mbit in BANDWIDTHS) + "   free of it from",

@@ -6,46 +6,58 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from protomodels_cli.lab.frontier_report import contenders, group_key, grouped, shown_target
+from protomodels_cli.lab.frontier_report import BASELINE, contenders, grouped
 from protomodels_cli.lab.results import Result
 from protomodels_cli.observe.pictures import figure, save_figure
 
-COLOURS = {"dense": "#2a6f97", "reparam": "#e07a5f", "constrained": "#81b29a"}
-MARKERS = {"muon": "o", "adamw": "s", "row_adamw": "s"}
-LINK_COLOURS = ("#14213d", "#2a6f97", "#81b29a", "#e9c46a")
+COLOURS = {"dense": "#2a6f97", "reparam": "#e07a5f", "two_stream": "#6d597a", "constrained": "#81b29a"}
+COLOURS |= {"relay": "#b08968"}
+MARKERS = {"fixed": "o", "segment": "s", "shared": "D"}
+LINK_COLOURS = ("#14213d", "#2a6f97", "#81b29a")
 SIZE = 6.5  # of labels, in points
-CEILING = 1.35  # of tuned dense: what lies above is drawn at the edge
+CEILING = 1.25  # of the lowest loss: what lies above is drawn at the edge
+ABOVE = 0.01  # dense, for the time to a loss
 
 
 def plot(result: Result, path: Path) -> None:
     fig, (left, right) = figure(1, 2, "What a byte saved costs, at equal tokens")
     fig.set_size_inches(15, 6.5)
-    _draw_times(right, result)
+    _draw_times(right, result["time_to_loss"])
     _draw_front(left, result)  # last: its labels are put where nothing else is
     save_figure(fig, path)
 
 
 def _draw_front(ax: Any, result: Result) -> None:
-    groups, top = grouped(result["rows"]), result["baseline"]["loss"] * CEILING
+    groups = grouped(result["rows"])
     _log_axis(ax)
-    front = [g for g in groups if g["pareto"] and g["best"] <= top]
-    ax.step([g["bytes_per_token"] for g in front], [g["best"] for g in front], where="post", color="#999999", zorder=1)
+    lowest = min((g["paired_loss"] for g in groups if g["paired_loss"] is not None), default=1.0)
+    top = lowest * CEILING
+    front = [g for g in groups if g["pareto"] and g["paired_loss"] <= top]
+    ax.step(
+        [g["bytes_per_token"] for g in front],
+        [g["paired_loss"] for g in front],
+        where="post",
+        color="#999999",
+        zorder=1,
+    )
+    points = []
     for g in groups:
-        height = g["best"] if g["best"] is not None and g["best"] < top else top
-        marker = MARKERS[g["optimizer"]] if height < top else "^"
-        face = COLOURS[g["form"]] if g["pareto"] else "white"
-        ax.scatter(
-            g["bytes_per_token"], height, marker=marker, s=34, facecolor=face, edgecolor=COLOURS[g["form"]], zorder=3
-        )
-    ax.axhline(result["baseline"]["loss"], color="black", linestyle=":", linewidth=1)
-    ax.set_xlabel("bytes a token over one boundary, both legs and token id")
-    ax.set_ylabel(f"held-out loss, mean of {result['scale']['seeds']} seed(s), better of codec on and off")
-    ax.set_title("filled: on the Pareto front; circle: Muon, square: AdamW; ▲: above the picture", fontsize=9)
-    for form, colour in COLOURS.items():
-        ax.scatter([], [], color=colour, label=form)
+        height = g["paired_loss"] if g["paired_loss"] is not None and g["paired_loss"] < top else top
+        colour, marker = COLOURS[g["form"]], MARKERS[g["anchor"]] if height < top else "^"
+        face = colour if g["pareto"] else "white"
+        ax.scatter(g["bytes_per_token"], height, marker=marker, s=34, facecolor=face, edgecolor=colour, zorder=3)
+        points.append((g["bytes_per_token"], height, _short(g), g["pareto"]))
+    for name, style in ((BASELINE, ":"), ("dense segment fp32", "--")):
+        for g in (g for g in groups if g["name"] == name and g["paired_loss"] is not None):
+            ax.axhline(g["paired_loss"], color="black", linestyle=style, linewidth=1)
+    ax.set_xlabel("bytes a token over one boundary, both legs, token id and what a shared anchor needs")
+    ax.set_ylabel("held-out loss: dense's mean, with the gap to dense of the same seeds")
+    ax.set_title("filled: on the front; anchor: ● fixed ■ segment ◆ shared; ▲: above the picture", fontsize=9)
+    for form in dict.fromkeys(g["form"] for g in groups):
+        ax.scatter([], [], color=COLOURS[form], label=form)
     ax.legend(fontsize=8, loc="upper right")
     ax.margins(x=0.12, y=0.1)
-    _label(ax, [(g["bytes_per_token"], min(g["best"] or top, top), _short(g), g["pareto"]) for g in groups])
+    _label(ax, points)
 
 
 def _log_axis(ax: Any) -> None:
@@ -59,8 +71,8 @@ def _log_axis(ax: Any) -> None:
 
 
 def _short(group: Result) -> str:
-    """A label: form and optimizer are told by colour and marker."""
-    return str(group["name"]).removeprefix(group["form"]).strip()
+    """A label: form and anchor are told by colour and marker."""
+    return str(group["name"]).removeprefix(group["form"]).strip().removeprefix(group["anchor"]).strip()
 
 
 def _label(ax: Any, points: Sequence[tuple[float, float, str, bool]]) -> None:
@@ -93,21 +105,21 @@ def _overlap(a: tuple[float, ...], b: tuple[float, ...]) -> bool:
     return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
 
 
-def _draw_times(ax: Any, result: Result) -> None:
-    links, above = result["time_to_loss"]["links"], shown_target(result)
-    rows = [row for row in result["time_to_loss"]["rows"] if row["above_dense"] == above]
-    keys = contenders(rows, links)
+def _draw_times(ax: Any, found: Result) -> None:
+    links, rows = found["links"], [row for row in found["rows"] if row["above_dense"] == ABOVE]
+    if not rows:
+        return
+    names = contenders(rows, links)
     for place, (link, colour) in enumerate(zip(links, LINK_COLOURS, strict=True)):
-        mine = {group_key(row): row["seconds"] for row in rows if row["link"] == link}
-        heights = [i + (place - 1.5) * 0.2 for i in range(len(keys))]
-        ax.barh(heights, [mine[key] or 0 for key in keys], 0.19, color=colour, label=link)
-    for i, key in enumerate(keys):
-        if all(row["seconds"] is None for row in rows if group_key(row) == key):
+        mine = {row["name"]: row["seconds"] for row in rows if row["link"] == link}
+        heights = [i + (place - 1) * 0.25 for i in range(len(names))]
+        ax.barh(heights, [mine[name] or 0 for name in names], 0.24, color=colour, label=link)
+    for i, name in enumerate(names):
+        if all(row["seconds"] is None for row in rows if row["name"] == name):
             ax.annotate(" not reached", (0, i), xycoords=ax.get_yaxis_transform(), va="center", fontsize=8)
-    names = {group_key(row): f"{row['name']}\n{row['optimizer']}" for row in rows}
-    ax.set_yticks(range(len(keys)), [names[key] for key in keys], fontsize=8)
+    ax.set_yticks(range(len(names)), names, fontsize=8)
     ax.invert_yaxis()
     _log_axis(ax)
     ax.set_xlabel("seconds")
-    ax.set_title(f"time to held-out loss {rows[0]['target']:.3f} (tuned dense {above:+.0%}), by uplink", fontsize=9)
+    ax.set_title(f"time to held-out loss {rows[0]['target']:.3f} (dense's last {ABOVE:+.0%}), by uplink", fontsize=9)
     ax.legend(fontsize=8, loc="lower right")

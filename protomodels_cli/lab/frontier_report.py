@@ -1,75 +1,85 @@
-"""What the frontier experiment's rows say: a table, the Pareto front, the codec taken off, time to a loss."""
+"""What the frontier experiment's rows say: a table, the Pareto front, time to a loss."""
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from statistics import mean
-from typing import Any
 
 from protomodels_cli.lab.results import Result
+from protomodels_cli.quantities import count, plural
 from protomodels_cli.spec.units import bits_per_second
 
-LINKS = ("5mbit", "20mbit", "80mbit", "200mbit")
+BASELINE = "dense fp32"  # what everything is held against
+LINKS = ("10mbit", "80mbit", "200mbit")
+ABOVE_DENSE = (0.0, 0.01, 0.02)  # targets of `time to a loss`, over dense's last
 MODEL = (
     "seconds = steps to the target × seconds a step; seconds a step = the larger of compute and line. Compute: the "
     "median step measured here in one process, codecs included, while other runs went beside it, divided by the "
-    "stages (equal peers like this machine, "
-    "a full pipeline, no bubble). Line: bytes a token × tokens a step over the bandwidth of a middle stage's uplink, "
-    "which carries activations to one neighbour and gradients to the other. Latency, framing and the two ends' lighter "
-    "lines are left out. Steps: between two evaluations by straight line, on the better of codec on and codec off; "
-    "bytes of AQ-SGD are its mean over the run, the whole first epoch included. All runs have the learning rate "
-    "schedule of the full length"
+    "stages (equal peers like this machine, a full pipeline, no bubble). Line: bytes a token × tokens a step over the "
+    "bandwidth of a middle stage's uplink, which carries activations to one neighbour and gradients to the other. "
+    "Latency, framing and the two ends' lighter lines are left out. Steps: between two evaluations by straight line. "
+    "All runs have the learning rate schedule of the full length"
 )
-GROUP = ("form", "k", "codec", "optimizer", "t_fixed_scale")
 Seconds = Callable[[Result], float]
 
 
-def name_of(row: Result) -> str:
-    width = "" if row["k"] is None else f" k={row['k']}"
-    return f"{row['form']}{width} {row['codec']}"
-
-
 def grouped(rows: Sequence[Result]) -> list[Result]:
-    """Rows that differ by seed alone as one, by bytes: means, the spread from lowest to highest, the Pareto mark.
+    """Rows that differ by seed alone as one, by bytes: means, spreads from lowest to highest, the Pareto mark.
 
-    A group in which a seed diverged has no loss. `best` is the lower of the losses with the codec on and off."""
-    seeds: dict[tuple[Any, ...], list[Result]] = {}
+    A group in which a seed diverged has no loss. Its `paired_loss` can be compared with groups of other seeds: dense's
+    mean loss, with the group's own gap to dense."""
+    dense = dense_losses(rows)
+    seeds: dict[str, list[Result]] = {}
     for row in rows:
-        seeds.setdefault(tuple(row[key] for key in GROUP), []).append(row)
+        seeds.setdefault(row["name"], []).append(row)
     groups = []
-    for key, members in seeds.items():
-        group = dict(zip(GROUP, key, strict=True)) | {
-            "name": name_of(members[0]),
-            "lr": members[0]["lr"],
-            "members": members,
-        }
-        for field in ("bytes_per_token", "ratio_bf16", "ratio_fp32", "loss", "loss_codec_off", "gap_to_dense"):
-            group[field] = _mean([m[field] for m in members])
-        found = [x for x in (group["loss"], group["loss_codec_off"]) if x is not None]
-        group["best"] = min(found, default=None)
-        losses = [m["loss"] for m in members if m["loss"] is not None]
-        group["spread"] = max(losses) - min(losses) if losses else None
+    for name, members in seeds.items():
+        first = members[0]
+        group: Result = {key: first[key] for key in ("form", "anchor", "k", "codec", "parameters", "flops_per_token")}
+        group |= {"name": name, "members": members}
+        for field in ("bytes_per_token", "ratio_bf16", "ratio_fp32", "loss", "gap_to_dense", "gap_to_anchored"):
+            values = [m[field] for m in members]
+            there = [v for v in values if v is not None]
+            group[field] = mean(there) if len(there) == len(values) else None
+            group[f"{field}_spread"] = max(there) - min(there) if there else None
+        gap = group["gap_to_dense"]
+        group["paired_loss"] = group["loss"] if gap is None or not dense else mean(dense.values()) * (1 + gap)
         groups.append(group)
-    names = [(g["name"], g["optimizer"]) for g in groups]
-    for group, name in zip(groups, names, strict=True):
-        if names.count(name) > 1:  # they differ by T_fixed alone
-            group["name"] += f" ±{group['t_fixed_scale']:g}"
-    groups.sort(key=lambda g: (g["bytes_per_token"], float("inf") if g["best"] is None else g["best"]))
+    groups.sort(key=lambda g: (g["bytes_per_token"], _or_infinite(g["paired_loss"])))
     lowest = float("inf")
     for group in groups:  # from few bytes to many: on the front is what nothing cheaper beats
-        group["pareto"] = group["best"] is not None and group["best"] < lowest
-        lowest = min(lowest, group["best"] if group["best"] is not None else lowest)
+        loss = _or_infinite(group["paired_loss"])
+        group["pareto"] = loss < lowest
+        lowest = min(lowest, loss)
     return groups
 
 
-def _mean(values: Sequence[float | None]) -> float | None:
-    there = [v for v in values if v is not None]
-    return mean(there) if len(there) == len(values) else None
+def _or_infinite(loss: float | None) -> float:
+    return float("inf") if loss is None else loss
+
+
+def dense_losses(rows: Sequence[Result]) -> dict[int, float]:
+    """The last loss of the plain dense model, by seed."""
+    return {row["seed"]: row["loss"] for row in rows if row["name"] == BASELINE and row["loss"] is not None}
 
 
 # Time to a loss
+
+
+def times(rows: Sequence[Result], tokens_per_step: int) -> Result:
+    """Time to dense's last loss, and to a little more, over every link."""
+    dense = dense_losses(rows)
+    stages = {row["stages"] for row in rows if row["name"] == BASELINE}  # others would have more peers, or fewer
+    paired = [row for row in rows if row["seed"] in dense and row["stages"] in stages]
+    entries = []
+    for above in ABOVE_DENSE if dense else ():
+        targets = {seed: loss * (1 + above) for seed, loss in dense.items()}
+        for link in LINKS:
+            found = time_to_loss(paired, link_seconds(link, tokens_per_step), targets)
+            entries += [{"target": mean(targets.values()), "above_dense": above, "link": link, **row} for row in found]
+    return {"model": MODEL, "links": list(LINKS), "rows": entries}
 
 
 def link_seconds(link: str, tokens_per_step: int) -> Seconds:
@@ -85,31 +95,28 @@ def link_seconds(link: str, tokens_per_step: int) -> Seconds:
 
 def steps_to(evals: Sequence[Result], target: float) -> float | None:
     """The first step at which the held-out loss is at the target, between two evaluations by straight line."""
-    points = [(e["step"], _lower(e)) for e in evals]
-    known = [(step, loss) for step, loss in points if loss is not None]
+    known = [(e["step"], e["loss"]) for e in evals if e["loss"] is not None]
     if known and known[0][1] <= target:
         return float(known[0][0])
     for (step, loss), (next_step, next_loss) in pairwise(known):
         if next_loss <= target:
-            return step + (next_step - step) * (loss - target) / (loss - next_loss)
+            return float(step + (next_step - step) * (loss - target) / (loss - next_loss))
     return None
 
 
-def _lower(e: Result) -> float | None:
-    return min((x for x in (e["loss"], e["loss_codec_off"]) if x is not None), default=None)
-
-
-def time_to_loss(rows: Sequence[Result], step_seconds: Seconds, target: float) -> list[Result]:
-    """For every group of seeds the mean steps and seconds to `target`; None unless every seed reached it."""
+def time_to_loss(rows: Sequence[Result], step_seconds: Seconds, targets: Mapping[int, float]) -> list[Result]:
+    """For every group of seeds the mean steps and seconds to each seed's target; None unless every seed reached it."""
     found = []
     for group in grouped(rows):
-        steps = [steps_to(row["evals"], target) for row in group["members"]]
+        steps = [steps_to(row["evals"], targets[row["seed"]]) for row in group["members"]]
         each = [step_seconds(row) for row in group["members"]]
-        seconds = [None if s is None else s * t for s, t in zip(steps, each, strict=True)]
+        reached = [(s, s * t) for s, t in zip(steps, each, strict=True) if s is not None]
+        whole = len(reached) == len(steps)
         found.append(
-            {key: group[key] for key in (*GROUP, "name")}
-            | {"steps": _mean(steps), "step_seconds": mean(each), "seconds": _mean(seconds)}
-            | {"seeds": len(steps), "reached": sum(s is not None for s in steps)}
+            {key: group[key] for key in ("name", "form", "k", "codec")}
+            | {"steps": mean(s for s, _ in reached) if whole else None, "step_seconds": mean(each)}
+            | {"seconds": mean(t for _, t in reached) if whole else None}
+            | {"seeds": len(steps), "reached": len(reached)}
         )
     return found
 
@@ -118,138 +125,85 @@ def time_to_loss(rows: Sequence[Result], step_seconds: Seconds, target: float) -
 
 
 def report(result: Result) -> str:
-    scale, base = result["scale"], result["baseline"]
+    s = result["scale"]
     lines = [
-        f"{scale['layers']} layers = {scale['layers']} stages, d={scale['width']}, {scale['steps']} steps × "
-        f"{scale['batch'] * scale['context']} tokens: {result['epochs']:.1f} epochs of {result['train_tokens']}, "
-        f"{result['held_out_tokens']} held out; {scale['seeds']} seed(s)",
-        f"baseline, the best of {len(result['dense_sweep'])} dense points: {base['optimizer']}, lr {base['lr']:g}, "
-        f"embedding std {base['embedding_std']:g}, held-out loss {base['loss']:.4f}"
-        + (" (its loss was lower before the end: it overfits)" if overfits(result) else ""),
+        f"{s['layers']} layers in {s['segments']} segments, d={s['width']}, V={s['vocabulary']}; {s['steps']} steps × "
+        f"{s['batch'] * s['context']} tokens, each token once of {count(result['train_tokens'])}; "
+        f"{plural(s['seeds'], 'seed')} for what matters",
+        *textwrap.wrap(f"tuned: {result['tuning']}.", 118),
     ]
-    for best in (
-        row for row in result["dense_sweep"] + result["subspace_sweep"] if row["best"] and not row["baseline"]
-    ):
-        lines.append("tuned: " + _tuned(best))
-    lines += ["", *_table(result), "", *inference(result), "", *_times(result)]
-    return "\n".join(lines + [f"left out: {codec}: {why}" for codec, why in result["left_out"].items()])
+    for name, family in result["families"].items():
+        lines.append(f"  {name:20} {_rates(family['best'])}{' (not finished)' if family['unfinished'] else ''}")
+    lines += ["", *_table(result["rows"]), "", *_times(result["time_to_loss"])]
+    return "\n".join(lines + [f"missing: {name}: {why}" for name, why in result["missing"].items()])
 
 
-def overfits(result: Result) -> bool:
-    """Does tuned dense get worse before the end, by more than noise?"""
-    rows = [r for r in result["rows"] if r["gap_to_dense"] == 0]
-    return any(min(e["loss"] for e in r["evals"]) < 0.995 * r["loss"] for r in rows)
+def _rates(recipe: Result) -> str:
+    own = f"anchors {recipe['anchor_lr']:.3g}" if recipe["anchor"] != "fixed" else ""
+    if recipe["k"] is not None:
+        own += f" T_fixed ±{recipe['t_fixed_scale']:.3g}"
+    return (
+        f"matrices {recipe['lr']:.3g}, decay {recipe['weight_decay']:.3g}, embedding {recipe['embedding_lr']:.3g} from "
+        f"std {recipe['embedding_std']:.3g} {own}".rstrip()
+    )
 
 
-def _tuned(row: Result) -> str:
-    width = "" if row["k"] is None else f" k={row['k']}"
-    scale = f"embedding std {row['embedding_std']:g}" if row["k"] is None else f"T_fixed scale {row['t_fixed_scale']:g}"
-    loss = "diverged" if row["loss"] is None else f"{row['loss']:.4f}"
-    end = "" if row["settled"] else " (still getting better when tuning stopped)"
-    return f"{row['form']}{width} {row['optimizer']}: lr {row['lr']:g}, {scale}, {loss} on seed 0{end}"
-
-
-def _table(result: Result) -> list[str]:
+def _table(rows: Sequence[Result]) -> list[str]:
     lines = [
-        f"  {'form and codec':31} {'optimizer':9} {'T_fixed':>7} {'lr':>7} {'B/token':>8} {'×bf16':>6} {'×fp32':>6} "
-        f"{'loss':>7} {'spread':>6} {'codec off':>9} {'gap':>7}"
+        f"  {'':46} {'B/token':>8} {'×bf16':>6} {'×fp32':>6} {'loss':>7} {'seeds':>5} {'to dense':>15} "
+        f"{'to dense+anchors':>16} {'blocks':>7} {'tables':>7} {'FLOP/t':>7}"
     ]
-    for g in grouped(result["rows"]):
-        scale = "" if g["t_fixed_scale"] is None else f"{g['t_fixed_scale']:g}"
+    for g in grouped(rows):
+        p = g["parameters"]
         lines.append(
-            f"{'*' if g['pareto'] else ' '} {g['name']:31} {g['optimizer']:9} {scale:>7} {g['lr']:7.2g} "
-            f"{g['bytes_per_token']:8.1f} {g['ratio_bf16']:6.1f} {g['ratio_fp32']:6.1f} {_number(g['loss'], 7, 4)} "
-            f"{_number(g['spread'], 6, 3)} {_number(g['loss_codec_off'], 9, 4)} {_percent(g['gap_to_dense'])}"
+            f"{'*' if g['pareto'] else ' '} {g['name']:46} {g['bytes_per_token']:8.1f} {g['ratio_bf16']:6.1f} "
+            f"{g['ratio_fp32']:6.1f} {number(g['loss'], 7, 4)} {len(g['members']):5} {percent(g, 'gap_to_dense'):>15} "
+            f"{percent(g, 'gap_to_anchored'):>16} {count(p['blocks']):>7} {count(p['tables']):>7} "
+            f"{count(g['flops_per_token']):>7}"
         )
-    lines.append(
-        "* nothing with fewer bytes has a lower loss (the better of codec on and off). Bytes: both legs over one "
-        "boundary, token ids included. Ratios: against dense numbers both ways."
+    lines += textwrap.wrap(
+        "* nothing with fewer bytes has a lower loss. Bytes: both legs over one boundary, with scales, padding and "
+        "token ids, and of a shared anchor its sums and changes. Ratios: against dense numbers both ways. Gaps: mean "
+        "over paired seeds ± half of lowest to highest; dense+anchors: the dense model with as many trained anchors. "
+        "Blocks, tables: parameters.",
+        118,
     )
     return lines
 
 
-def _number(value: float | None, width: int, digits: int) -> str:
+def number(value: float | None, width: int, digits: int) -> str:
     return f"{'–':>{width}}" if value is None else f"{value:{width}.{digits}f}"
 
 
-def _percent(value: float | None) -> str:
-    return f"{'diverged':>8}" if value is None else f"{value:+8.1%}"
+def percent(group: Result, field: str) -> str:
+    if group[field] is None:
+        return "diverged" if group["loss"] is None else "–"
+    spread = f" ± {group[f'{field}_spread'] / 2:.2%}" if len(group["members"]) > 1 else ""
+    return f"{group[field]:+.2%}{spread}"
 
 
-def inference(result: Result) -> list[str]:
-    """Does a model that was trained with TopK need TopK at inference, and does error feedback change that?"""
-    groups = {g["name"]: g for g in grouped(result["rows"]) if g["k"] is None and g["optimizer"] == "muon"}
-    lines = ["without the codec at inference (change of the loss when the codec is off; evaluation has no memory):"]
-    cost = {}
-    for name in ("topk:0.1", "topk:0.3", "topk:0.1+ef", "topk:0.1+ef21", "int4", "int4+ef", "int4+ef21"):
-        group = groups.get(f"dense {name}")
-        if group is not None and group["loss"] is not None and group["loss_codec_off"] is not None:
-            cost[name] = group["loss_codec_off"] / group["loss"] - 1
-            lines.append(f"  {name:14} {group['loss']:8.4f} on {group['loss_codec_off']:8.4f} off {cost[name]:+8.1%}")
-    if "topk:0.1" not in cost:
-        return [*lines, "  TopK is needed for a verdict"]
-    plain = groups["dense topk:0.1"]
-    gain = plain["loss_codec_off"] - plain["loss"]
-    verdicts = [f"a model trained with TopK needs TopK at inference: {_verdict(gain, plain['spread'])}"]
-    for feedback in ("ef", "ef21"):
-        # On, its loss is not that of the trained model: the memory is missing. What plain TopK reaches is the measure.
-        if (name := f"topk:0.1+{feedback}") in cost:
-            group = groups[f"dense {name}"]
-            gain = plain["loss"] - group["loss_codec_off"]
-            told = _verdict(gain, max(plain["spread"], group["spread"]))
-            verdicts.append(f"a model trained with TopK and {feedback.upper()} needs no codec at inference: {told}")
-    return [*lines, *(f"  {verdict} here" for verdict in verdicts)]
-
-
-def _verdict(gain: float, spread: float) -> str:
-    """Seeds differ by `spread`: less than that says nothing."""
-    return "not decided" if abs(gain) < max(spread, 1e-9) else "confirmed" if gain > 0 else "refuted"
-
-
-def shown_target(result: Result) -> float:
-    """The hardest target that a subspace row reaches on every seed; the easiest if none does."""
-    rows = result["time_to_loss"]["rows"]
-    above = sorted({row["above_dense"] for row in rows})
-    reached = {row["above_dense"] for row in rows if row["k"] is not None and row["seconds"] is not None}
-    return min(reached, default=above[-1])
-
-
-def _times(result: Result) -> list[str]:
-    links, rows = result["time_to_loss"]["links"], result["time_to_loss"]["rows"]
-    lines = ["time to a loss, in seconds by the model below; – not reached on every seed:"]
+def _times(found: Result) -> list[str]:
+    links, rows = found["links"], found["rows"]
+    if not rows:
+        return ["time to a loss: dense is missing"]
+    lines = ["time to dense's last loss of the same seed, in seconds by the model below; – not reached on every seed:"]
     for above in sorted({row["above_dense"] for row in rows}):
         here = [row for row in rows if row["above_dense"] == above]
         lines.append(
-            f"  to {here[0]['target']:.4f}, tuned dense {above:+.0%}".ljust(44)
+            f"  to {here[0]['target']:.4f}, dense's last {above:+.0%}".ljust(48)
             + "".join(f"{link:>10}" for link in links)
         )
-        lines += ["    " + line for line in _time_lines(here, links)]
-    return lines + textwrap.wrap(result["time_to_loss"]["model"] + ".", 118)
+        for name in contenders(here, links):
+            mine = {row["link"]: row for row in here if row["name"] == name}
+            lines.append(f"    {name:44}" + "".join(number(mine[link]["seconds"], 10, 2) for link in links))
+    return lines + textwrap.wrap(found["model"] + ".", 118)
 
 
-def _time_lines(rows: Sequence[Result], links: Sequence[str]) -> list[str]:
-    lines = []
-    for key in contenders(rows, links):
-        mine = {row["link"]: row for row in rows if group_key(row) == key}
-        first = mine[links[0]]
-        seconds = "".join(_number(mine[link]["seconds"], 10, 2) for link in links)
-        lines.append(f"{first['name'] + ' ' + first['optimizer']:40}{seconds}")
-    return lines
-
-
-def group_key(row: Result) -> tuple[Any, ...]:
-    return tuple(row[key] for key in GROUP)
-
-
-def contenders(rows: Sequence[Result], links: Sequence[str]) -> list[tuple[Any, ...]]:
-    """Dense as it is and in bf16, and the two fastest dense and subspace rows on each link; slowest first."""
-    plain = [r for r in rows if r["name"] in ("dense fp32", "dense bf16") and r["optimizer"] == "muon"]
-    keys = [group_key(r) for r in plain]
+def contenders(rows: Sequence[Result], links: Sequence[str]) -> list[str]:
+    """Dense in fp32, bf16 and int8, and the three fastest others on each link; slowest first."""
+    names = [row["name"] for row in rows if row["name"] in (BASELINE, "dense bf16", "dense int8")]
     for link in links:
-        for subspace in (False, True):
-            there = [
-                r for r in rows if r["link"] == link and r["seconds"] is not None and (r["k"] is not None) == subspace
-            ]
-            keys += [group_key(r) for r in sorted(there, key=lambda r: r["seconds"])[:2]]
-    on_first = {group_key(r): r["seconds"] for r in rows if r["link"] == links[0]}
-    return sorted(dict.fromkeys(keys), key=lambda key: -(on_first[key] or float("inf")))
+        there = [r for r in rows if r["link"] == link and r["seconds"] is not None and r["name"] not in names]
+        names += [r["name"] for r in sorted(there, key=lambda r: r["seconds"])[:3]]
+    on_first = {row["name"]: row["seconds"] for row in rows if row["link"] == links[0]}
+    return sorted(dict.fromkeys(names), key=lambda name: -(on_first[name] or float("inf")))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -94,6 +95,7 @@ class StageOptimizer:
         self.stage, self.seed = stage, spec.seed
         self.applied = 0
         self.parameters = _parameters(stage, spec)
+        self.batched = stage.device.type == "cuda"  # small matrices of one shape are moved together
 
     @torch.no_grad()
     def prepare(self) -> dict[str, float]:
@@ -116,8 +118,12 @@ class StageOptimizer:
             rules.fused_adamw([t.own() for t in members], self.applied, group, lr * group.rate, coefficient)
             for trained in members:
                 trained.gradient = None
+        together = self._batches() if self.batched else []
+        for batch in together:
+            self._step_together(batch, lr * batch[0].settings.rate, coefficient)
+        moved = {id(trained) for batch in together for trained in batch}
         for trained in self.parameters:
-            if not trained.is_fused:
+            if not trained.is_fused and id(trained) not in moved:
                 for rows in trained.pieces():
                     self._step(trained, rows, lr * trained.settings.rate, coefficient)
                 trained.gradient = trained.touched = None
@@ -142,6 +148,30 @@ class StageOptimizer:
             parameter.detach()[ids] = own
             for key, t in state.items():
                 t[ids] = kept[key]
+
+    def _batches(self) -> list[list[TrainedParameter]]:
+        """Matrices that Muon moves as they are, by shape and settings, several in a batch while they are small."""
+        alike: dict[tuple[Any, ...], list[TrainedParameter]] = {}
+        for trained in self.parameters:
+            whole = trained.kept_as == trained.parameter.dtype and type(trained.form).lift is Form.lift
+            if trained.rule == "muon" and whole:
+                key = (trained.parameter.device, trained.parameter.shape, trained.settings)
+                alike.setdefault(key, []).append(trained)
+        found = []
+        for members in alike.values():
+            most = max(1, STEP_NUMBERS // members[0].parameter.numel())
+            found += [members[i : i + most] for i in range(0, len(members), most)]
+        return [batch for batch in found if len(batch) > 1]
+
+    def _step_together(self, batch: list[TrainedParameter], lr: float, coefficient: float) -> None:
+        parameters, gradients, states = zip(*(trained.own() for trained in batch), strict=True)
+        torch._foreach_mul_(gradients, coefficient)
+        directions = rules.muon_batch(list(gradients), list(states), batch[0].settings)
+        if decay := batch[0].settings.weight_decay:
+            torch._foreach_mul_(parameters, 1 - lr * decay)
+        torch._foreach_add_(parameters, directions, alpha=-lr)
+        for trained in batch:
+            trained.gradient = None
 
     def _keep(self, trained: TrainedParameter, key: str, wide: Tensor, kept: Tensor, row: int, when: str = "") -> None:
         """Write a moment's rows, from `row` on, where they are kept in another type than they were computed in."""

@@ -18,6 +18,7 @@ from torch import Tensor
 from protomodels_cli.cost.activations import Recompute
 from protomodels_cli.data.batches import Batches, held_out_windows
 from protomodels_cli.data.prepare import Corpus
+from protomodels_cli.data.shards import TokenStream
 from protomodels_cli.errors import RunStopped
 from protomodels_cli.huggingface.checkpoint import Checkpoint
 from protomodels_cli.model.basis import Basis, initial_basis
@@ -131,7 +132,7 @@ class Reference:
             trainer.begin(step)
         total = torch.zeros((), dtype=torch.float64, device=home_of_float64(self.device))
         for m in range(self.spec.batch.microbatches):
-            windows = torch.from_numpy(self.batches.microbatch(step, m)).to(self.device)
+            windows = self.windows(step, m)
             flights = self.forward(windows[:, :-1], step, m, windows)
             loss, gradient = last.run_loss(flights[-1], windows[:, 1:], last.loss_scale)
             total += loss
@@ -140,6 +141,10 @@ class Reference:
                 arrived = self.carry(gradient, MessageKey(step, m, i, "backward"))
                 gradient = self.stages[i].run_backward(flights[i], arrived)
         return float(total)
+
+    def windows(self, step: int, microbatch: int) -> Tensor:
+        """The token ids of a microbatch, (B, T+1)."""
+        return torch.from_numpy(self.batches.microbatch(step, microbatch)).to(self.device)
 
     def forward(self, tokens_BT: Tensor, step: int, microbatch: int, windows: Tensor | None = None) -> list[InFlight]:
         flights = [self.stages[0].run_forward(tokens_BT, None)]
@@ -204,10 +209,11 @@ class Reference:
                     "hash_mismatch",
                 )
 
-    def evaluate(self, codecs: bool = True) -> float:
+    def evaluate(self, codecs: bool = True, held_out: TokenStream | None = None) -> float:
         """Mean loss on the held-out windows, with the wire's codecs or without. Changes nothing."""
         total, tokens = 0.0, 0
-        for m, windows in enumerate(held_out_windows(self.corpus.held_out, self.spec)):
+        stream = self.corpus.held_out if held_out is None else held_out
+        for m, windows in enumerate(held_out_windows(stream, self.spec)):
             batch = torch.from_numpy(windows).to(self.device)
             x = self.stages[0].evaluate(batch[:, :-1], None)
             for i, stage in enumerate(self.stages[1:]):

@@ -77,14 +77,24 @@ def muon(g: Tensor, state: State, o: Settings) -> Tensor:
     return orthogonalise(g.lerp(momentum, o.momentum)).mul_(0.2 * math.sqrt(max(g.shape)))
 
 
+def muon_batch(gradients: list[Tensor], states: list[State], o: Settings) -> list[Tensor]:
+    """`muon` for matrices of one shape: a small one keeps a GPU waiting for the next, several do not."""
+    momenta = [state["first"] for state in states]
+    torch._foreach_lerp_(momenta, gradients, 1 - o.momentum)
+    ahead = torch._foreach_lerp(gradients, momenta, o.momentum)
+    return list(orthogonalise(torch.stack(ahead)).mul_(0.2 * math.sqrt(max(gradients[0].shape))).unbind())
+
+
 def orthogonalise(g: Tensor) -> Tensor:
-    """The nearest matrix with singular values near 1. bf16 on CUDA; elsewhere in g's own precision."""
+    """The nearest matrix with singular values near 1, or of several on top of each other the nearest of each. bf16 on
+    CUDA; elsewhere in g's own precision."""
     a, b, c = NEWTON_SCHULZ
     x = g.to(torch.bfloat16) if g.is_cuda else g.clone()
-    tall = x.shape[0] > x.shape[1]
-    x = x.T if tall else x
-    x = x / x.norm().clamp(min=1e-7)
+    tall = x.shape[-2] > x.shape[-1]
+    x = x.mT if tall else x
+    product, norm = (torch.addmm, x.norm()) if x.ndim == 2 else (torch.baddbmm, x.norm(dim=(1, 2), keepdim=True))
+    x = x / norm.clamp(min=1e-7)
     for _ in range(NEWTON_SCHULZ_STEPS):
-        gram = x @ x.T
-        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
-    return (x.T if tall else x).to(g.dtype)
+        gram = x @ x.mT
+        x = product(x, product(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return (x.mT if tall else x).to(g.dtype)
