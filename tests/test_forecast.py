@@ -181,11 +181,24 @@ def test_plan_says_what_a_snapshot_takes_and_refuses_an_interval_shorter_than_th
     assert "snapshots.max_bandwidth" in fix
 
 
-def test_a_part_has_the_size_that_was_said(reference, tmp_path):
+@pytest.mark.parametrize(
+    "subspace", [{}, {"form": "two_stream", "anchor": "segment"}, {"form": "dense", "anchor": "segment"}]
+)
+@pytest.mark.parametrize("beta1", [0.9, 0.0])
+def test_a_part_has_the_size_that_was_said(subspace, beta1, reference, tmp_path):
     """To the names and the header."""
     from protomodels_cli.model.snapshot import write_snapshot
 
-    r = reference(steps=2, stages=2, optimizer={"name": "muon"}, subspace={"sync_interval": 1})
+    anchors = {"anchors": {"beta1": beta1}}
+    r = reference(
+        steps=2,
+        stages=2,
+        model={"segments": 4},
+        optimizer={"name": "muon"},
+        groups=anchors,
+        subspace={"sync_interval": 1, **subspace},
+        tokenizer={"kind": "bpe", "vocab_size": 1000},
+    )
     r.run_step()
     write_snapshot(tmp_path, r.step, r.trainers, r.carry, keep=1)
     sizes = StageMemory(r.spec)

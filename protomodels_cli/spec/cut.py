@@ -31,6 +31,22 @@ def layers_per_segment(spec: RunSpec) -> list[int]:
     return list(segments) if isinstance(segments, list) else even_cut(spec.model.layers, segments)
 
 
+def segment_starts(spec: RunSpec) -> frozenset[int]:
+    """The layers where a segment begins; none where segments do not matter."""
+    return frozenset(span.start for span in spans(spec.layers_per_segment) if spec.has_segments)
+
+
+def anchored_layers(spec: RunSpec) -> frozenset[int]:
+    """The layers that hold the trained change of an anchor."""
+    return segment_starts(spec) if spec.subspace.anchor != "fixed" else frozenset()
+
+
+def atom(spec: RunSpec) -> int:
+    """Layers that a cut which is still to be chosen keeps together: a segment's, where segments matter; all of them
+    have as many then."""
+    return spec.layers_per_segment[0] if spec.has_segments else 1
+
+
 def spans(layers: Sequence[int]) -> list[range]:
     """The layers of each stage of a cut, or of each segment."""
     return [range(end - n, end) for n, end in zip(layers, accumulate(layers), strict=True)]
