@@ -23,6 +23,15 @@ def layers_per_stage(spec: RunSpec) -> list[int]:
     return even_cut(spec.model.layers, 1 if spec.stages == "auto" else spec.stages)
 
 
+def cut_evenly(spec: RunSpec, stages: int) -> int | list[int]:
+    """What `stages` has to be for so many of them, as even as possible: whole segments, where those matter. Where there
+    are not enough of them, the number, for which the checks have a rule and a fix."""
+    segments = spec.layers_per_segment
+    if not spec.has_segments or stages > len(segments):
+        return stages
+    return [sum(segments[span.start : span.stop]) for span in spans(even_cut(len(segments), stages))]
+
+
 def layers_per_segment(spec: RunSpec) -> list[int]:
     """The segments a spec asks for: the stages, unless it says otherwise."""
     segments = spec.model.segments
