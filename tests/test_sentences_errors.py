@@ -316,16 +316,6 @@ OTHERS: list[tuple[Callable[[Path, pytest.MonkeyPatch], object], str, str]] = [
         "set subspace.form to dense",
     ),
     (
-        lambda folder, _: torch_check(subspace={"form": "dense", "anchor": "segment"}),
-        "subspace.anchor is segment, and torch's side has no anchors",
-        "set subspace.anchor to fixed",
-    ),
-    (
-        lambda folder, _: torch_check(groups={"matrices": {"weight_decay": 0.5}}),
-        "groups sets rates, betas or decays, and torch's side takes those of optimizer for all",
-        "remove them from groups",
-    ),
-    (
         lambda folder, _: torch_check(optimizer={"name": "muon"}),
         "optimizer.name is muon, and both sides must use the same optimizer",
         "set optimizer.name to adamw",
