@@ -22,18 +22,23 @@ CPU = Computation("float32", compiled=False, gpu=False)
 GB = 10**9
 
 
-def a_spec(form: str = "reparam", layers: int = 9, stages: int = 1, **sections):
-    return make_spec(stages=stages, model={"layers": layers}, subspace={"form": form}, **sections)
+FORMS = [("reparam", "fixed"), ("dense", "fixed"), ("two_stream", "segment")]
+
+
+def a_spec(form: str = "reparam", anchor: str = "fixed", layers: int = 9, stages: int = 1, **sections):
+    """With segments of three layers, which cards may part."""
+    model = {"layers": layers, "segments": layers // 3}
+    return make_spec(stages=stages, model=model, subspace={"form": form, "anchor": anchor}, **sections)
 
 
 def fullness(sizes: StageMemory, layers: list[range], rooms: list[int]) -> float:
     return max(sizes.total(r.start, r.stop, 0, CPU) / room for r, room in zip(layers, rooms, strict=True) if r)
 
 
-@pytest.mark.parametrize("form", ["reparam", "dense"])
+@pytest.mark.parametrize(("form", "anchor"), FORMS)
 @pytest.mark.parametrize("rooms", [[GB], [GB, GB], [GB, 3 * GB], [2 * GB, GB, GB], [GB, 1], [1, GB]])
-def test_the_fullest_card_is_as_little_full_as_any_cut_makes_it(form, rooms):
-    sizes = StageMemory(a_spec(form))
+def test_the_fullest_card_is_as_little_full_as_any_cut_makes_it(form, anchor, rooms):
+    sizes = StageMemory(a_spec(form, anchor))
     found = laid_over(sizes, range(9), 0, CPU, rooms)
     assert [i for layers in found for i in layers] == list(range(9))
     every = [
@@ -50,10 +55,10 @@ def test_a_stage_of_one_layer_is_on_the_first_card():
 
 
 @pytest.mark.parametrize("rooms", [(4, 4), (3, 9), (2, 2, 2), (5, 1, 1)])
-@pytest.mark.parametrize("form", ["reparam", "dense"])
-def test_what_a_peer_offers_fits_on_its_cards(form, rooms):
+@pytest.mark.parametrize(("form", "anchor"), FORMS)
+def test_what_a_peer_offers_fits_on_its_cards(form, anchor, rooms):
     """Any stage of middle layers that takes no more than that, whatever the cards are."""
-    spec = a_spec(form, layers=24, stages=3)
+    spec = a_spec(form, anchor, layers=24, stages=4)
     sizes = StageMemory(spec)
     layer = sizes.total(1, 2, 2, CPU)
     rooms = [int(room * layer * 1.37) for room in rooms]

@@ -23,12 +23,12 @@ from protomodels_cli.worker.device import computation_of
 pytestmark = pytest.mark.cuda
 
 
-def a_spec(form: str, dtype: str, recompute: str) -> RunSpec:
+def a_spec(form: str, dtype: str, recompute: str, anchor: str = "fixed") -> RunSpec:
     """Large enough that the libraries' workspaces (some 40 MiB) do not count for much."""
     return make_spec(
         stages=3,
         model={"layers": 6, "width": 2048, "heads": 16, "kv_heads": 4, "hidden": 5632, "context": 2048},
-        subspace={"form": form, "k": 32},
+        subspace={"form": form, "k": 32, "anchor": anchor},
         optimizer={"name": "adamw"},
         batch={"size": 16, "microbatches": 8},
         tokenizer={"kind": "bpe", "vocab_size": 32_000},
@@ -64,13 +64,13 @@ def _finish(stage: Stage, flight: InFlight) -> None:
         stage.run_backward(flight, torch.randn_like(flight.output))
 
 
-@pytest.mark.parametrize("form", ["reparam", "dense"])
+@pytest.mark.parametrize(("form", "anchor"), [("reparam", "fixed"), ("dense", "fixed"), ("two_stream", "segment")])
 @pytest.mark.parametrize(
     ("dtype", "recompute"), [("bf16", "none"), ("bf16", "stage"), ("bf16", "block"), ("float32", "none")]
 )
 @pytest.mark.parametrize("index", [0, 1, 2])
-def test_the_forecast_is_near_the_devices_own_peak(form, dtype, recompute, index):
-    spec, device = a_spec(form, dtype, recompute), torch.device("cuda:0")
+def test_the_forecast_is_near_the_devices_own_peak(form, anchor, dtype, recompute, index):
+    spec, device = a_spec(form, dtype, recompute, anchor), torch.device("cuda:0")
     part, held = slices(spec)[index], least_in_flight(spec, 2 - index)
     first, end, computation = part.first_layer, part.end_layer, computation_of(spec, device)
     said = StageMemory(spec).with_recompute(first, end, recompute, held, computation)

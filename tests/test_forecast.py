@@ -18,7 +18,10 @@ from protomodels_cli.cli.run_plan import candidates
 from protomodels_cli.cost.forecast import Bottleneck, choices, forecast, recommended
 from protomodels_cli.cost.memory import StageMemory
 from protomodels_cli.cost.pipeline import StageCost, Wires, play
+from protomodels_cli.cost.sizes import ModelSize, dense_model
 from protomodels_cli.data.batches import Batches
+from protomodels_cli.spec import SpecError
+from protomodels_cli.spec.cut import layers_per_stage
 from protomodels_cli.spec.link import parse_link
 from protomodels_cli.spec.schema import LinkSpec
 
@@ -129,10 +132,65 @@ def test_a_fast_link_needs_no_compression_and_a_slow_one_much():
             "subspace": {"form": "constrained", "unconstrained_layers": 2},
             "optimizer": {"name": "row_adamw"},
         },
+        {"stages": 2, "subspace": {"form": "two_stream", "anchor": "segment"}, "model": {"segments": 4}},
+        {"stages": 2, "subspace": {"form": "dense", "unconstrained_layers": 4}, "model": {"segments": 3}},
     ],
 )
 def test_every_valid_spec_has_the_same_ways_to_cross_its_boundaries(sections):
-    assert len(candidates(make_spec(**sections))) == len(candidates(make_spec()))
+    spec = make_spec(**sections)
+    found = candidates(spec)
+    assert len(found) == len(candidates(make_spec()))
+    for way in found:
+        if way.has_segments:
+            assert way.model.segments == (spec.model.segments if spec.has_segments else layers_per_stage(spec))
+
+
+def test_ways_to_cross_have_equal_parameters_where_that_is_asked_for():
+    spec = make_spec(model={"hidden": "auto", "width": 64})
+    sizes = {ModelSize.of(way).blocks for way in candidates(spec)}
+    most = ModelSize.of(dense_model(spec)).blocks
+    assert all(abs(size - most) < 4 * 3 * 64 * 8 for size in sizes), "to half of a step of the hidden width"
+    assert len({way.model.hidden for way in candidates(spec)}) > 4
+
+
+def test_what_does_not_fit_is_not_recommended():
+    spec = wan_spec(tokenizer={"kind": "bpe", "vocab_size": 4000})
+    everything = choices(candidates(spec), parse_link("2mbit,0ms"), 2e10)
+    best = recommended(everything)
+    assert best.spec.subspace.anchor == "segment"
+    least = min(max(stage.memory for stage in way.forecast.stages) for way in everything)
+    tight = choices(candidates(spec), parse_link("2mbit,0ms"), 2e10, memory=int(least * 1.01))
+    assert any(way.fits for way in tight)
+    assert not all(way.fits for way in tight)
+    assert recommended(tight).fits
+    nothing = choices(candidates(spec), parse_link("2mbit,0ms"), 2e10, memory=1000)
+    assert recommended(nothing) in nothing
+
+
+@pytest.mark.parametrize(("peers", "cut"), [(1, [8]), (2, [4, 4]), (3, [4, 2, 2]), (4, [2, 2, 2, 2])])
+@pytest.mark.parametrize("stages", [2, "auto"])
+def test_plan_cuts_between_segments_for_other_numbers_of_peers(peers, cut, stages, tmp_path):
+    spec = make_spec(
+        stages=stages,
+        min_peers=2,
+        model={"layers": 8, "segments": 4},
+        subspace={"form": "two_stream", "anchor": "segment"},
+    )
+    (tmp_path / "run.yaml").write_text(json.dumps(spec.model_dump(mode="json")))
+
+    def plan(peers):
+        arguments = ["--speed", "1gflops", "--link", "none", "--json", str(tmp_path / "plan.json")]
+        return CliRunner().invoke(app, ["plan", str(tmp_path / "run.yaml"), *arguments, "--peers", str(peers)])
+
+    done = plan(peers)
+    assert done.exit_code == 0, done.output
+    result = json.loads((tmp_path / "plan.json").read_text())
+    assert [stage["layers"] for stage in result["forecast"]["stages"]] == cut
+    assert result["size"]["anchors"] == 4 * 256 * 32
+    assert result["anchor_bytes"] == 256 * (6 * 32 + 4)
+    assert result["dense_size"]["anchors"] == 0
+    if stages != "auto":
+        assert isinstance(plan(5).exception, SpecError)
 
 
 def test_a_real_run_over_a_slow_link_takes_the_time_that_was_predicted(pool):
@@ -156,7 +214,7 @@ def test_plan_says_it_all(tmp_path):
     result = json.loads(out.read_text())
     assert set(result["forecast"]["bottleneck"]) == {"kind", "stage"}
     assert result["forecast"]["step_seconds"] > result["forecast"]["compute_seconds"]
-    assert len(result["choices"]) == 9
+    assert len(result["choices"]) == 12
     assert math.isfinite(result["forecast"]["wire_seconds"])
 
 
@@ -181,11 +239,24 @@ def test_plan_says_what_a_snapshot_takes_and_refuses_an_interval_shorter_than_th
     assert "snapshots.max_bandwidth" in fix
 
 
-def test_a_part_has_the_size_that_was_said(reference, tmp_path):
+@pytest.mark.parametrize(
+    "subspace", [{}, {"form": "two_stream", "anchor": "segment"}, {"form": "dense", "anchor": "segment"}]
+)
+@pytest.mark.parametrize("beta1", [0.9, 0.0])
+def test_a_part_has_the_size_that_was_said(subspace, beta1, reference, tmp_path):
     """To the names and the header."""
     from protomodels_cli.model.snapshot import write_snapshot
 
-    r = reference(steps=2, stages=2, optimizer={"name": "muon"}, subspace={"sync_interval": 1})
+    anchors = {"anchors": {"beta1": beta1}}
+    r = reference(
+        steps=2,
+        stages=2,
+        model={"segments": 4},
+        optimizer={"name": "muon"},
+        groups=anchors,
+        subspace={"sync_interval": 1, **subspace},
+        tokenizer={"kind": "bpe", "vocab_size": 1000},
+    )
     r.run_step()
     write_snapshot(tmp_path, r.step, r.trainers, r.carry, keep=1)
     sizes = StageMemory(r.spec)

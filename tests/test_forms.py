@@ -28,7 +28,7 @@ class TestEveryForm:
     def test_tensors_have_the_sizes_that_the_facts_say(self, name, width, k):
         sizes = Sizes(width, 4, min(k, width), 1, 2)
         form, anchor = on_stage(name, sizes)
-        columns, seen = form.state_width(sizes), form.optimizer_columns(sizes)
+        columns, seen = form.state_width(sizes), form.optimizer_columns(sizes, form.state_width(sizes))
         weight = form.initial(lambda n: torch.randn(5, n, dtype=torch.float64), columns)
         assert weight.shape == (5, columns)
         state = form.start(weight[:3, : form.embedding_width(sizes)], anchor)

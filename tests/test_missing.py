@@ -102,5 +102,15 @@ def test_no_cut_at_all_is_explained():
     assert place(spec, two) == TooFewLayersFit(2, 2, 4, 2, need(spec, 0, 1, 1))
     assert place(spec, [*two, Offer("c", first, 1e9)]) == TooFewLayersFit(3, 3, 4, 3, need(spec, 0, 1, 2))
     assert place(spec, [*two, *peers(1e9, 1e9, memory=first)]).layers == (1, 1, 1, 1)
+    pairs = make_spec(
+        stages="auto",
+        min_peers=1,
+        model={"layers": 6, "segments": 3},
+        subspace={"form": "two_stream", "anchor": "segment"},
+    )
+    two = [Offer("a", need(pairs, 0, 2, 1), 1e9), Offer("b", need(pairs, 4, 6, 0), 1e9)]
+    assert place(pairs, two) == TooFewLayersFit(2, 4, 6, 2, need(pairs, 0, 2, 1), first_layers=2)
+    found = place(pairs, peers(1e9, 1e9, memory=need(pairs, 0, 2, 1) - 1))
+    assert found == StageTooLarge("first", Layers(0, 2, head=False), need(pairs, 0, 2, 1), need(pairs, 0, 2, 1) - 1)
     together = make_spec(**AUTO, subspace={"unconstrained_layers": 4})
     assert isinstance(place(together, peers(1e9, 1e9, memory=whole // 2)), ModelTooLarge)

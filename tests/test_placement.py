@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from itertools import combinations, pairwise, permutations
+from itertools import accumulate, combinations, pairwise, permutations
 from typing import NamedTuple
 
 import pytest
@@ -19,6 +19,9 @@ from protomodels_cli.spec.schema import RunSpec
 
 # Placement, against all placements there are.
 
+WAYS = [(form, "fixed") for form in ("reparam", "constrained", "dense", "two_stream")]
+WAYS += [("two_stream", "segment"), ("reparam", "segment")]
+
 
 def cuts(spec: RunSpec, peers: int) -> list[list[int]]:
     if spec.stages != "auto":
@@ -29,9 +32,13 @@ def cuts(spec: RunSpec, peers: int) -> list[list[int]]:
     for stages in range(1, peers + 1):
         for inner in combinations(range(1, layers), stages - 1):
             ends = [0, *inner, layers]
-            if layers - ends[-2] >= least:
+            if layers - ends[-2] >= least and (not spec.has_segments or set(ends) <= set(segment_ends(spec))):
                 found.append([b - a for a, b in pairwise(ends)])
     return found
+
+
+def segment_ends(spec: RunSpec) -> list[int]:
+    return [0, *accumulate(spec.model.segments)]
 
 
 class Measured(NamedTuple):
@@ -80,8 +87,11 @@ def best_of_all(spec: RunSpec, offers: list[Offer]) -> tuple | None:
 @st.composite
 def runs(draw: st.DrawFn, auto: bool) -> tuple[RunSpec, list[Offer]]:
     """Small runs on peers whose memory is just enough, or one byte too little, for some stage of the run."""
-    layers, form = draw(st.sampled_from([4, 5, 6, 1, 2, 3])), draw(st.sampled_from(["reparam", "constrained", "dense"]))
+    layers, (form, anchor) = draw(st.sampled_from([4, 5, 6, 1, 2, 3])), draw(st.sampled_from(WAYS))
     free, microbatches = draw(st.integers(0, min(3, layers))), draw(st.sampled_from([8, 3, 1]))
+    size = draw(st.sampled_from([n for n in (2, 1, 3) if layers % n == 0])) if auto else 1
+    if anchor == "segment":
+        free = min(free, size)
     number = draw(st.sampled_from([4, 5, 3, 2, 1]))
     stages: list[int] = []
     if not auto:
@@ -92,15 +102,28 @@ def runs(draw: st.DrawFn, auto: bool) -> tuple[RunSpec, list[Offer]]:
     spec = make_spec(
         stages="auto" if auto else stages,
         min_peers=1,
-        model={"layers": layers, "width": 16, "heads": 2, "hidden": 32, "context": draw(st.sampled_from([32, 4]))},
-        subspace={"form": form, "k": 4, "unconstrained_layers": free},
+        model={
+            "layers": layers,
+            "width": 16,
+            "heads": 2,
+            "hidden": 32,
+            "context": draw(st.sampled_from([32, 4])),
+            "segments": layers // size,
+        },
+        subspace={
+            "form": form,
+            "k": 4,
+            "anchor": anchor,
+            "unconstrained_layers": None if form == "two_stream" else free,
+        },
         batch={"size": microbatches, "microbatches": microbatches, "in_flight": draw(st.sampled_from([None, None, 2]))},
         wire={"forward": draw(st.sampled_from(["fp32", "int8+aqsgd"]))},  # the second keeps its memory on the host
     )
     memory = StageMemory(spec)
     if auto:
         longest = draw(st.integers(1, layers))
-        parts = [(a, b) for a in range(layers) for b in range(a + 1, layers + 1) if b - a <= longest]
+        whole = range(0, layers + 1, size if spec.has_segments else 1)
+        parts = [(a, b) for a, b in combinations(whole, 2) if b - a <= max(longest, size)]
         needs = sorted({memory.total(a, b, n) for a, b in parts for n in range(number) if (n > 0) == (b < layers)})
     else:
         needs = [stage.memory for stage in measures(spec, stages)]
@@ -176,6 +199,30 @@ def test_placements_that_one_can_check_by_eye(stages, flops, layers, holders):
     )
     spec = spec.model_copy(update={"tokenizer": spec.tokenizer.model_copy(update={"vocab_size": 1})})  # a light head
     assert place(spec, peers(*flops)) == Placement(layers, tuple(holders.split()))
+
+
+@pytest.mark.parametrize(
+    ("segments", "flops", "layers"),
+    [
+        (4, [1e9] * 4, (2, 2, 2, 2)),
+        (4, [1e9] * 3, (4, 2, 2)),
+        (4, [1e9] * 7, (2, 2, 2, 2)),  # there is nothing more to share
+        (2, [1e9, 1.5e9], (4, 4)),
+        (2, [1e9, 3e9], (8,)),
+        (8, [1e9, 3e9], (2, 6)),
+        (1, [1e9, 3e9], (8,)),
+    ],
+)
+def test_a_cut_that_is_chosen_is_of_whole_segments(segments, flops, layers):
+    spec = make_spec(
+        stages="auto",
+        min_peers=1,
+        model={"layers": 8, "segments": segments},
+        subspace={"form": "dense", "anchor": "segment"},
+        batch={"in_flight": 1},
+    )
+    spec = spec.model_copy(update={"tokenizer": spec.tokenizer.model_copy(update={"vocab_size": 1})})
+    assert place(spec, peers(*flops)).layers == layers
 
 
 def test_layers_that_could_go_anywhere_go_to_the_least_busy():

@@ -276,6 +276,11 @@ WAITS: list[tuple[r.Waiting, str]] = [
         "1 GiB with one layer (1 MiB are for microbatches: raise batch.microbatches)",
     ),
     (
+        no_placement.TooFewLayersFit(3, 6, 8, 3, GIB, first_layers=2),
+        "more or larger peers: the 3 joined peers have memory for 6 of the 8 layers; cut into 3, the first stage takes "
+        "1 GiB with one segment of 2 layers",
+    ),
+    (
         no_placement.HostMemoryTooSmall(381 * GIB),
         "peers with more host memory: a stage needs up to 381 GiB of it for codecs, besides the memory of the device, "
         "and too few of the joined peers have that",

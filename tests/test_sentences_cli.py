@@ -91,7 +91,7 @@ OPTIONS: list[tuple[str, str, str]] = [
     ),
     (
         "bench wan --method densely/int8",
-        "--method densely/int8: must be a form (reparam, constrained, dense), a codec and optionally k",
+        "--method densely/int8: must be a form (reparam, two_stream, constrained, dense), a codec and optionally k",
         "write for example dense/bf16, reparam/int8/16 or 'dense/topk:0.1|int8'",
     ),
     (
@@ -171,6 +171,8 @@ def test_help_says_what_every_command_and_option_is_for(name: str):
 PLAN = """\
 tiny: reparam, k = #, fp# forward and fp# backward, # peers of # TFLOP/s (--speed), each with a connection of # \
 Mbit/s, # ms of latency
+The model: # k parameters in blocks (hidden #), # MFLOP a token; embedding # k, head # k (# MFLOP a token).
+Dense, of equal shape: # k parameters in blocks (hidden #), # MFLOP a token; embedding # k, head # k (# MFLOP a token).
 Every step sends # KiB forward and # KiB backward over each boundary, headers included.
 A step takes # ms (#k tok/s); with an ideal link it would take # ms.
 The busiest connection carries data for # ms; the busiest stage idles # % of the time (bubble).
@@ -183,7 +185,7 @@ def test_plan():
     done = CliRunner().invoke(app, ["plan", str(ROOT / "configs" / "tiny.yaml"), "--speed", "60tflops"])
     assert done.exit_code == 0
     said = re.sub(r"\d+([.,]\d+)*", "#", done.output).splitlines()
-    tables = ("stage ", "form ", "#", "dense ", "reparam ")
+    tables = ("stage ", "form ", "#", "dense ", "reparam ", "two_stream ")
     assert [line for line in said if line and not line.startswith(tables)] == PLAN.splitlines()
     assert not re.search(r"\de[+-]?\d", done.output), "no exponents"
 

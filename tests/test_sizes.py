@@ -12,8 +12,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from protomodels_cli.cost.activations import Computation, Recompute
 from protomodels_cli.cost.memory import StageMemory, least_in_flight
-from protomodels_cli.cost.units import unit_flops
+from protomodels_cli.cost.units import anchor_bytes, unit_flops
 from protomodels_cli.lab.memory import peak_bytes
+from protomodels_cli.model.anchor import Anchor
 from protomodels_cli.model.basis import initial_basis
 from protomodels_cli.model.grassmann import GradientCovariance
 from protomodels_cli.model.llama import Multiplied
@@ -23,14 +24,19 @@ from protomodels_cli.model.shape import Shape, slices
 from protomodels_cli.model.stage import Stage
 from protomodels_cli.spec.schema import RunSpec
 
-KINDS = [  # every form with every optimizer it can have
-    ("reparam", "muon"),
-    ("reparam", "adamw"),
-    ("constrained", "muon"),
-    ("constrained", "row_adamw"),
-    ("dense", "muon"),
-    ("dense", "adamw"),
+KINDS = [  # every form with every optimizer and every anchor it can have
+    ("reparam", "muon", "fixed"),
+    ("reparam", "adamw", "fixed"),
+    ("reparam", "muon", "segment"),
+    ("constrained", "muon", "fixed"),
+    ("constrained", "row_adamw", "fixed"),
+    ("dense", "muon", "fixed"),
+    ("dense", "adamw", "fixed"),
+    ("dense", "adamw", "segment"),
+    ("two_stream", "muon", "fixed"),
+    ("two_stream", "adamw", "segment"),
 ]
+WAYS = list(dict.fromkeys((form, anchor) for form, _, anchor in KINDS))
 
 
 class Bench:
@@ -50,7 +56,7 @@ class Bench:
         if self.slice.is_last and spec.subspace.form != "dense":
             self.stage.on_release = self.covariance.add
         windows = spec.batch.size // spec.batch.microbatches
-        self.tokens = torch.randint(spec.vocab_size, (windows, spec.model.context))
+        self.tokens = torch.arange(windows * spec.model.context).view(windows, -1) % spec.vocab_size
 
     def forward(self) -> Any:
         shape = (*self.tokens.shape, self.spec.boundary_width)
@@ -69,9 +75,11 @@ class Bench:
         return least_in_flight(self.spec, self.after)
 
     def accumulate(self) -> None:
-        flights = [self.forward() for _ in range(self.held)]
-        while flights:
-            self.backward(flights.pop(0))
+        for _ in range(self.spec.batch.microbatches if self.spec.subspace.anchor == "segment" else 1):
+            flights = [self.forward() for _ in range(self.held)]
+            while flights:
+                self.backward(flights.pop(0))
+            self.tokens = (self.tokens + self.tokens.numel()) % self.spec.vocab_size  # a step's touch as many as can be
 
     def step(self) -> None:
         self.optimizer.prepare()
@@ -84,7 +92,7 @@ class Bench:
         tensors += [m.working for m in self.stage.modules() if isinstance(m, Multiplied) and m.working is not m.weight]
         if self.stage.basis is not None:
             tensors += [self.stage.basis.u, self.stage.t_fixed.signs]
-            if self.spec.subspace.form == "reparam" and self.computation.dtype == "bf16":
+            if self.spec.subspace.form in ("reparam", "two_stream") and self.computation.dtype == "bf16":
                 tensors += [self.stage.basis.as_type(torch.bfloat16)]
         return tensors
 
@@ -97,33 +105,46 @@ def partitioned() -> Operators:
 
 
 def benched(
-    form: str, optimizer: str, vocab: int = 400, in_flight: int | None = None, dtype: str = "auto", **model: Any
+    form: str,
+    optimizer: str,
+    vocab: int = 400,
+    in_flight: int | None = None,
+    dtype: str = "auto",
+    anchor: str = "fixed",
+    groups: dict[str, Any] | None = None,
+    **model: Any,
 ) -> RunSpec:
     shape = {"layers": 3, "width": 64, "heads": 4, "kv_heads": 2, "hidden": 160, "context": 32, "qk_norm": True}
     return make_spec(
         stages=3,
         model={**shape, **model},
-        subspace={"form": form},
+        subspace={"form": form, "anchor": anchor},
         optimizer={"name": optimizer},
+        groups=groups or {},
         batch={"size": 24, "microbatches": 12, "in_flight": in_flight},
         tokenizer={"kind": "bpe", "vocab_size": vocab},
         compute={"loss_chunk": 20, "dtype": dtype},
     )
 
 
-@pytest.mark.parametrize("kept", [{}, {"moments": "bf16", "tables": "row_adamw"}])
-@pytest.mark.parametrize(("form", "optimizer"), KINDS)
+@pytest.mark.parametrize(
+    "kept", [{}, {"moments": "bf16", "tables": "row_adamw"}, {"beta1": 0.0, "tables": "row_adamw"}]
+)
+@pytest.mark.parametrize(("form", "optimizer", "anchor"), KINDS)
 @pytest.mark.parametrize("index", [0, 1, 2])
 @pytest.mark.parametrize("dtype", ["float32", "bf16", "float64"])
-def test_what_is_resident_is_counted_to_the_byte(form, optimizer, kept, index, dtype):
-    if kept and dtype == "float64":
+def test_what_is_resident_is_counted_to_the_byte(form, optimizer, anchor, kept, index, dtype):
+    if "moments" in kept and dtype == "float64":
         pytest.skip("moments in bf16 are refused there")
-    spec = benched(form, optimizer, dtype=dtype)
+    spec = benched(form, optimizer, dtype=dtype, anchor=anchor, vocab=900)
     bench = Bench(spec.model_copy(update={"optimizer": spec.optimizer.model_copy(update=kept)}), index)
     bench.accumulate()
     bench.step()
     bench.accumulate()
-    tensors = bench.own + [p.grad for p in bench.stage.parameters()]
+    anchors = [module for module in bench.stage.modules() if isinstance(module, Anchor)]
+    assert len(anchors) == (anchor == "segment")
+    tensors = bench.own + [p.grad for p in bench.stage.parameters() if not any(p is a.weight for a in anchors)]
+    tensors += [t for a in anchors for t in vars(a.touched).values()]
     tensors += [t for p in bench.optimizer.parameters for t in p.state.values()]
     resident = StageMemory(bench.spec).resident(bench.slice.first_layer, bench.slice.end_layer, bench.computation)
     counted = sum(t.nbytes for t in tensors)
@@ -132,14 +153,30 @@ def test_what_is_resident_is_counted_to_the_byte(form, optimizer, kept, index, d
     assert resident == counted
 
 
-@pytest.mark.parametrize("form", ["reparam", "constrained", "dense"])
-@pytest.mark.parametrize("model", [{}, {"qk_norm": False}, {"kv_heads": 4, "head_dim": 8}, {"hidden": 16}])
+@pytest.mark.parametrize(("beta1", "most"), [(0.9, 6), (0.0, 4)])
+@pytest.mark.parametrize("dtype", ["float32", "bf16"])
+def test_what_an_entry_of_a_trained_anchor_takes(beta1, most, dtype):
+    spec = benched("two_stream", "adamw", dtype=dtype, anchor="segment", groups={"anchors": {"beta1": beta1}})
+    bench = Bench(spec, 1)
+    bench.accumulate()
+    bench.step()
+    [table] = [p for p in bench.optimizer.parameters if p.anchor is not None]
+    real = sum(t.nbytes for t in (table.parameter, *table.state.values()))
+    assert anchor_bytes(spec) == real
+    assert real / table.parameter.numel() == most + 4 / spec.model.width, "the last for a row's second moment"
+
+
+@pytest.mark.parametrize(("form", "anchor"), WAYS)
+@pytest.mark.parametrize(
+    "model", [{}, {"qk_norm": False}, {"kv_heads": 4, "head_dim": 8}, {"hidden": 16}, {"segments": 9}]
+)
 @pytest.mark.parametrize("index", [0, 1, 2])
 @pytest.mark.parametrize(("dtype", "compiled"), [("float32", False), ("bf16", False), ("bf16", True)])
-def test_what_autograd_saves_is_what_is_counted_as_in_flight(form, model, index, dtype, compiled):
+def test_what_autograd_saves_is_what_is_counted_as_in_flight(form, anchor, model, index, dtype, compiled):
     if compiled and (model or index != 1):
         pytest.skip("compiling takes its time, and layers are alike")
-    bench = Bench(benched(form, "muon", dtype=dtype, **{"layers": 9, **model}), index, compiled=compiled)
+    spec = benched(form, "muon", dtype=dtype, anchor=anchor, **{"layers": 9, **model})
+    bench = Bench(spec, index, compiled=compiled)
     if compiled:
         bench.backward(bench.forward())
     own = {t.untyped_storage().data_ptr() for t in bench.own}
@@ -163,13 +200,27 @@ def test_what_autograd_saves_is_what_is_counted_as_in_flight(form, model, index,
     assert measured <= said <= 1.2 * measured
 
 
-@pytest.mark.parametrize(("form", "optimizer"), KINDS)
+@pytest.mark.parametrize(("form", "optimizer", "anchor"), KINDS)
 @pytest.mark.parametrize(("index", "vocab"), [(0, 3000), (1, 300), (2, 3000)])  # the ends' tables are the larger part
 @pytest.mark.parametrize(
     ("dtype", "recompute"), [("float32", "none"), ("bf16", "none"), ("float32", "block"), ("float32", "stage")]
 )
-def test_a_stage_never_takes_more_than_its_memory_and_not_much_less(form, optimizer, index, vocab, dtype, recompute):
-    spec = benched(form, optimizer, vocab, in_flight=2, dtype=dtype)
+def test_a_stage_never_takes_more_than_its_memory_and_not_much_less(
+    form, optimizer, anchor, index, vocab, dtype, recompute
+):
+    check_memory(benched(form, optimizer, vocab, in_flight=2, dtype=dtype, anchor=anchor), index, dtype, recompute)
+
+
+@pytest.mark.parametrize(
+    ("form", "anchor"), [way for way in WAYS if way in {("two_stream", "fixed")} or way[1] == "segment"]
+)
+@pytest.mark.parametrize(("index", "recompute"), [(1, "none"), (1, "block"), (2, "block")])
+def test_so_it_is_with_several_segments_on_a_stage(form, anchor, index, recompute):
+    spec = benched(form, "adamw", 300, in_flight=2, dtype="float32", anchor=anchor, layers=9, segments=9, hidden=32)
+    check_memory(spec, index, "float32", recompute)
+
+
+def check_memory(spec: RunSpec, index: int, dtype: Any, recompute: Recompute) -> None:
 
     def work():
         bench = Bench(spec, index, recompute)
@@ -184,9 +235,11 @@ def test_a_stage_never_takes_more_than_its_memory_and_not_much_less(form, optimi
     assert measured <= said <= 1.6 * measured
 
 
-@pytest.mark.parametrize("form", ["reparam", "constrained", "dense"])
-def test_flops_are_those_that_torch_counts(form):
-    spec = make_spec(stages=1, subspace={"form": form}, model={"head_dim": 10, "qk_norm": True})
+@pytest.mark.parametrize(("form", "anchor"), WAYS)
+def test_flops_are_those_that_torch_counts(form, anchor):
+    spec = make_spec(
+        stages=1, subspace={"form": form, "anchor": anchor}, model={"head_dim": 10, "qk_norm": True, "segments": 4}
+    )
     bench, units, tokens = Bench(spec, 0), unit_flops(spec), 2 * 16
     bench.stage.on_release = None
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
@@ -194,7 +247,7 @@ def test_flops_are_those_that_torch_counts(form):
     # The plain attention counted here computes the whole square of scores; we count the half that is used.
     whole, half = 12 * 4 * 10 * 16, 6 * 4 * 10 * 17
     found = counter.get_total_flops() / tokens - 4 * (whole - half)
-    if form == "reparam":
+    if form in ("reparam", "two_stream"):
         found -= 4 * 6 * 32  # where the stream leaves S: left out, being the stage's and not a layer's
     assert found == sum(units.values())
     assert units["embed"] == 0

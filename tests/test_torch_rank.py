@@ -60,6 +60,8 @@ def test_a_rank_that_fails_is_named_and_the_others_are_ended(tmp_path: Path) -> 
     ("sections", "named"),
     [
         ({"subspace": {"form": "reparam"}}, "subspace.form .* reparam"),
+        ({"subspace": {"form": "dense", "anchor": "segment"}}, "subspace.anchor .* segment"),
+        ({"groups": {"head": {"lr": 1e-4}}}, "groups"),
         ({"optimizer": {"name": "muon"}}, "optimizer.name .* muon"),
         ({"stages": 4, "batch": {"size": 4, "microbatches": 2}}, "4 stages .* 2 microbatches"),
     ],

@@ -16,7 +16,7 @@ import sys
 import time
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 import torch.distributed as dist
@@ -27,10 +27,11 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleIn
 from protomodels_cli.data.batches import Batches
 from protomodels_cli.data.prepare import prepare
 from protomodels_cli.errors import UserError
-from protomodels_cli.forms import Sizes
+from protomodels_cli.forms import Dense, Role
 from protomodels_cli.model.shape import slices
 from protomodels_cli.model.stage import Stage
 from protomodels_cli.protocol.steps import learning_rate
+from protomodels_cli.spec.groups import Settings, settings
 from protomodels_cli.spec.load import load_spec
 from protomodels_cli.spec.schema import RunSpec
 
@@ -138,12 +139,24 @@ class Rank:
 def check(spec: RunSpec) -> None:
     """Raise unless torch's pipeline can run this spec and the numbers mean the same in both."""
     stages = len(slices(spec))
-    if spec.form.free_layers(Sizes.of(spec)) < spec.model.layers:
+    if spec.form is not Dense:
         raise UserError(
             f"subspace.form is {spec.subspace.form}, and torch has no subspace",
             "set subspace.form to dense",
             "torch_cannot",
         )
+    if spec.subspace.anchor != "fixed":
+        raise UserError(
+            f"subspace.anchor is {spec.subspace.anchor}, and torch's side has no anchors",
+            "set subspace.anchor to fixed",
+            "torch_cannot",
+        )
+    o = spec.optimizer
+    for role in get_args(Role):
+        same = Settings(1.0, 0.0 if role in ("gain", "anchor") else o.weight_decay, o.beta1, o.beta2, o.eps, o.momentum)
+        if settings(spec, role) != same:
+            what = "groups sets rates, betas or decays, and torch's side takes those of optimizer for all"
+            raise UserError(what, "remove them from groups", "torch_cannot")
     if spec.optimizer.name != "adamw":
         what = f"optimizer.name is {spec.optimizer.name}, and both sides must use the same optimizer"
         raise UserError(what, "set optimizer.name to adamw", "torch_cannot")

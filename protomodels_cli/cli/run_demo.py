@@ -24,6 +24,7 @@ from protomodels_cli.launch.chaos import RECOVERY_SECONDS, Chaos
 from protomodels_cli.launch.local import LocalRun, local_run, peers_of
 from protomodels_cli.observe.view import headline, picture
 from protomodels_cli.quantities import duration, plural
+from protomodels_cli.spec.cut import cut_evenly
 from protomodels_cli.spec.load import parse_spec, spec_from
 from protomodels_cli.spec.schema import RunSpec
 from protomodels_cli.wire.client import Operator, operator
@@ -168,7 +169,8 @@ def _faults_in_words(faults: list[dict[str, Any]], redone: int) -> str:
 
 def _spec(steps: int | None, stages: int) -> RunSpec:
     text = resources.files("protomodels_cli.cli").joinpath("demo.yaml").read_text(encoding="utf-8")
-    fields = parse_spec(text).model_dump(mode="json") | {"name": "demo", "stages": stages}
+    spec = parse_spec(text)
+    fields = spec.model_dump(mode="json") | {"name": "demo", "stages": cut_evenly(spec, stages)}
     if steps is not None:
         fields["steps"] = steps
         warmup = fields["optimizer"]["schedule"]

@@ -16,11 +16,13 @@ from protomodels_cli.codecs import parse_codec
 from protomodels_cli.cost.activations import Computation
 from protomodels_cli.cost.forecast import Bottleneck, Choice, Forecast, choices, forecast, recommended
 from protomodels_cli.cost.memory import StageMemory
+from protomodels_cli.cost.sizes import ModelSize, dense_model
+from protomodels_cli.cost.units import anchor_bytes
 from protomodels_cli.errors import OptionError
 from protomodels_cli.forms import form_named
 from protomodels_cli.observe.metrics import strict
-from protomodels_cli.quantities import duration, plural, rate, size
-from protomodels_cli.spec.cut import even_cut, layers_per_stage, spans
+from protomodels_cli.quantities import count, duration, figures, plural, rate, size
+from protomodels_cli.spec.cut import anchored_layers, cut_evenly, layers_per_stage, spans
 from protomodels_cli.spec.link import parse_link
 from protomodels_cli.spec.load import load_spec, spec_from, with_absolute_paths
 from protomodels_cli.spec.schema import LinkSpec, RunSpec
@@ -48,10 +50,13 @@ def run(
     saving = _saving(spec, link, predicted)
     _show(spec, link, flops, speed is None, memory is not None, predicted, found, best, saving)
     if json_file is not None:
-        rows = [{**_crossing(c.spec), "keeps_up": c.keeps_up, **asdict(c.forecast)} for c in found]
+        rows = [{**_crossing(c.spec), "keeps_up": c.keeps_up, "fits": c.fits, **asdict(c.forecast)} for c in found]
         result = {
             "link": link_text,
             "flops": flops,
+            "size": asdict(ModelSize.of(spec)),
+            "dense_size": asdict(ModelSize.of(dense_model(spec))),
+            "anchor_bytes": anchor_bytes(spec) if anchored_layers(spec) else 0,
             "forecast": asdict(predicted),
             "choices": rows,
             "recommended": _crossing(best.spec),
@@ -71,16 +76,22 @@ def run(
 
 def candidates(spec: RunSpec) -> list[RunSpec]:
     """The same run with other ways to cross the boundaries, by what they cost in loss: the first ones cost least."""
-    width, last = spec.model.width, layers_per_stage(spec)[-1]
-    ways = [("dense", width, "bf16"), ("dense", width, "int8")]
-    ways += [("reparam", max(1, width // share), "int8") for share in (2, 4, 8, 16, 32, 64, 100)]
+    width = spec.model.width
+    ways = [("dense", width, "bf16", "fixed"), ("dense", width, "int8", "fixed")]
+    ways += [("two_stream", max(1, width // share), "int8", "segment") for share in (8, 16, 32)]
+    ways += [("reparam", max(1, width // share), "int8", "fixed") for share in (2, 4, 8, 16, 32, 64, 100)]
     if spec.model.init is not None:
         ways = [way for way in ways if form_named(way[0]).init_problem() is None]
     found = []
-    for form, k, codec in dict.fromkeys(ways):
+    for form, k, codec, anchor in dict.fromkeys(ways):
         data: dict[str, Any] = spec.model_dump(mode="json")
-        free = min(spec.subspace.unconstrained_layers or 0, last)  # a form without free layers may have been given more
-        data["subspace"] |= {"form": form, "k": k, "update": {}, "unconstrained_layers": free}
+        data["subspace"] |= {"form": form, "k": k, "anchor": anchor, "update": {}}
+        if form != spec.subspace.form:
+            data["subspace"]["unconstrained_layers"] = None  # the form's own
+        if not spec.has_segments:
+            data["model"]["segments"] = None  # the stages
+        if spec.model.dense_hidden is not None:
+            data["model"]["hidden"] = f"auto:{spec.model.dense_hidden}"
         data["wire"] |= {"forward": codec, "backward": codec}
         fits = (o for o in (spec.optimizer.name, "adamw") if form_named(form).optimizer_problem(o) is None)
         data["optimizer"]["name"] = next(fits)
@@ -89,7 +100,8 @@ def candidates(spec: RunSpec) -> list[RunSpec]:
 
 
 def _crossing(spec: RunSpec) -> dict[str, Any]:
-    return {"form": spec.subspace.form, "k": spec.subspace.k, "codec": spec.wire.forward}
+    sub = spec.subspace
+    return {"form": sub.form, "k": sub.k, "anchor": sub.anchor, "codec": spec.wire.forward}
 
 
 @dataclass(frozen=True)
@@ -114,7 +126,7 @@ def _cut(spec: RunSpec, peers: int | None) -> RunSpec:
     if peers is None and spec.stages != "auto":
         return spec
     count = peers or spec.min_peers
-    stages = _cut_for(spec, count) if spec.stages == "auto" else count
+    stages = _cut_for(spec, count) if spec.stages == "auto" else cut_evenly(spec, count)
     return spec_from(spec.model_dump(mode="json") | {"stages": stages})
 
 
@@ -126,12 +138,12 @@ def _measured(spec: RunSpec, name: str) -> tuple[float, Computation]:
     return measure_flops(spec, device, seconds=1.0), computation_of(spec, device)
 
 
-def _cut_for(spec: RunSpec, peers: int) -> list[int]:
+def _cut_for(spec: RunSpec, peers: int) -> int | list[int]:
     """The cut that the coordinator would choose for equal peers."""
     from protomodels_cli.coordinator.placement import Offer, Placement, place
 
     found = place(spec, [Offer(f"peer-{i}", 1 << 62, 1e9) for i in range(peers)])
-    return list(found.layers) if isinstance(found, Placement) else even_cut(spec.model.layers, peers)
+    return list(found.layers) if isinstance(found, Placement) else cut_evenly(spec, peers)
 
 
 def _windows(spec: RunSpec) -> int | None:
@@ -142,6 +154,27 @@ def _windows(spec: RunSpec) -> int | None:
     from protomodels_cli.data.prepare import prepare
 
     return Batches(prepare(spec).train, spec).windows
+
+
+def _sizes(spec: RunSpec) -> str:
+    """The model's, beside those of the dense model of equal shape."""
+    own, dense = ModelSize.of(spec), ModelSize.of(dense_model(spec))
+
+    def one(m: ModelSize) -> str:
+        anchors = f", anchors {count(m.anchors)}" if m.anchors else ""
+        return (
+            f"{count(m.blocks)} parameters in blocks (hidden {m.hidden}), {rate(m.block_flops, 'FLOP')} a token; "
+            f"embedding {count(m.embedding)}, head {count(m.head)} ({rate(m.head_flops, 'FLOP')} a token){anchors}"
+        )
+
+    text = f"The model: {one(own)}.\n"
+    if own != dense:
+        text += f"Dense, of equal shape: {one(dense)}.\n"
+    if anchors := len(anchored_layers(spec)):
+        each = anchor_bytes(spec)
+        entry = figures(each / (spec.vocab_size * spec.model.width))
+        text += f"{plural(anchors, 'trained anchor')}: {size(each)} each, {entry} bytes an entry with its moments.\n"
+    return text
 
 
 def _named(b: Bottleneck) -> str:
@@ -190,13 +223,14 @@ def _show(
         chosen = (str(stage.in_flight), AGAIN[stage.recompute]) if limited else ()
         table.add_row(str(i), str(stage.layers), memory, *chosen, f"{duration(stage.compute)} per step", line)
     console.print(table)
+    say(f"\n{_sizes(spec)}")
     due = "once, at the end"
     if math.isfinite(saving.interval_seconds):
         due = f"every {duration(saving.interval_seconds)}"
     forward, backward = (size(int(f.bytes_per_step[leg])) for leg in ("forward", "backward"))
     crossing = f"Every step sends {forward} forward and {backward} backward over each boundary, headers included.\n"
     say(
-        f"\n{crossing if len(f.stages) > 1 else ''}"
+        f"{crossing if len(f.stages) > 1 else ''}"
         f"A step takes [bold]{duration(f.step_seconds)}[/] ({rate(f.tokens_per_s, 'tok/s')}); "
         f"with an ideal link it would take {duration(f.compute_seconds)}.\n"
         f"The busiest connection carries data for {duration(f.wire_seconds)}; "
@@ -205,13 +239,13 @@ def _show(
         f"A snapshot is due {due}; its largest part has {size(saving.part_bytes)} and takes "
         f"{duration(saving.upload_seconds)} to upload while training goes on.\n"
     )
-    table = Table("form", "k", "codec", "step", "speed", "ideal link", "", box=None, pad_edge=False)
+    table = Table("form", "k", "anchor", "codec", "step", "speed", "ideal link", "", box=None, pad_edge=False)
     for c in found:
-        mark = "← recommended" if c is best else "keeps up" if c.keeps_up else ""
-        k = str(c.spec.subspace.k) if c.spec.form.has_basis else "–"
+        mark = "← recommended" if c is best else "too large" if not c.fits else "keeps up" if c.keeps_up else ""
+        k, anchor = (str(c.spec.subspace.k), c.spec.subspace.anchor) if c.spec.form.has_basis else ("–", "–")
         step, alone = duration(c.forecast.step_seconds), duration(c.forecast.compute_seconds)
         speed = rate(c.forecast.tokens_per_s, "tok/s")
-        table.add_row(c.spec.subspace.form, k, c.spec.wire.forward, step, speed, alone, mark)
+        table.add_row(c.spec.subspace.form, k, anchor, c.spec.wire.forward, step, speed, alone, mark)
     console.print(table)
     say(
         "\nRecommended: the least compression with which the link makes a step at most 10 % longer. More compression\n"

@@ -89,8 +89,9 @@ class TooFewLayersFit(Fact):
     fit: int  # layers that they have the memory for, cut into `stages`
     layers: int
     stages: int
-    first_stage: Bytes  # with one layer
+    first_stage: Bytes  # with as few layers as can be
     in_flight: InFlight | None = None
+    first_layers: int = 1  # which are that many: a segment's, where a stage is whole segments
     unusable: int = 0
     kind: Literal["too_few_layers_fit"] = "too_few_layers_fit"
 

@@ -7,7 +7,8 @@ Both questions are one assignment problem. Given a time limit, a peer has *room*
 fixed cut it has room or not. Where the cut is chosen too, a stage's time and memory depend on how many layers it has
 and on its place in the row (the ends, and how many stages are behind it), not on which layers they are: all are alike
 but the last, unconstrained ones, which the last stage must have anyway. Fewer layers never need more. So a number of
-stages can keep the limit exactly if distinct peers can be seated on them whose rooms add up to all layers.
+stages can keep the limit exactly if distinct peers can be seated on them whose rooms add up to all layers. Where a
+stage is whole segments, all of this is said of segments, which are alike too: *atoms* are what a cut does not part.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from protomodels_cli.cost.activations import Computation
 from protomodels_cli.cost.memory import StageMemory
 from protomodels_cli.cost.units import unit_flops
 from protomodels_cli.forms import Sizes
-from protomodels_cli.spec.cut import layers_per_stage, spans
+from protomodels_cli.spec.cut import atom, layers_per_stage, spans
 from protomodels_cli.spec.schema import RunSpec
 
 _FAR = np.iinfo(np.int64).max
@@ -245,8 +246,8 @@ def _units(span: range, spec: RunSpec) -> range:
 def _place_auto(spec: RunSpec, offers: Sequence[Offer]) -> Placement | no_placement.NoPlacement:
     if len(offers) < spec.min_peers:
         return no_placement.TooFewPeers(len(offers), spec.min_peers, at_least=True)
-    memory = StageMemory(spec)
-    least_last = spec.form.least_last_layers(Sizes.of(spec))
+    memory, one = StageMemory(spec), atom(spec)
+    least_last = -(-spec.form.least_last_layers(Sizes.of(spec)) // one)
     rooms = _auto_rooms(spec, offers, memory, least_last)
     found = _best(rooms)
     if found is None:
@@ -255,23 +256,37 @@ def _place_auto(spec: RunSpec, offers: Sequence[Offer]) -> Placement | no_placem
     room = rooms.at(*found)
     holders = _holders(room, rooms.needed)
     rooms_taken = [int(room[stage, peer]) for stage, peer in enumerate(holders)]
-    layers = _share_out(spec, rooms_taken, [offers[i].flops for i in holders], [1] * (stages - 1) + [least_last])
-    return Placement(tuple(layers), tuple(offers[i].peer for i in holders))
+    atoms = _share_out(spec, rooms_taken, [offers[i].flops for i in holders], [1] * (stages - 1) + [least_last])
+    return Placement(tuple(n * one for n in atoms), tuple(offers[i].peer for i in holders))
+
+
+def _atom_flops(spec: RunSpec) -> list[float]:
+    """Of the embedding, each atom and the head."""
+    embed, *layers, head = unit_flops(spec).values()
+    one = atom(spec)
+    return [embed, *(sum(layers[i : i + one]) for i in range(0, len(layers), one)), head]
+
+
+def _of_atoms(span: range, spec: RunSpec) -> range:
+    """Their layers."""
+    return range(span.start * atom(spec), span.stop * atom(spec))
 
 
 def _auto_rooms(spec: RunSpec, offers: Sequence[Offer], memory: StageMemory, least_last: int) -> _Rooms:
-    total = spec.model.layers
-    alike = total - least_last  # layers that need not be in the last stage
+    """In atoms."""
+    units = _atom_flops(spec)
+    total = len(units) - 2
+    alike = total - least_last  # atoms that need not be in the last stage
     most = min(len(offers), alike + 1)
-    units = list(unit_flops(spec).values())
-    # By number of layers: 1 … for the first and the middle stages, least_last … for the last one.
+    # By number of atoms: 1 … for the first and the middle stages, least_last … for the last one.
     first, middle = list(accumulate(units[: alike + 1]))[1:], list(accumulate(units[2 : alike + 1]))
     last = list(accumulate(units[::-1]))[least_last:total]
     speed = np.array([offer.flops for offer in offers])
     times = [np.array(work).reshape(-1, 1) / speed for work in (first, middle, last, [sum(units)])]
 
     def fitting(stages: list[range], after: int) -> np.ndarray:
-        """How many of these stages, each a layer larger than the one before, a peer has the memory for."""
+        """How many of these stages, each an atom larger than the one before, a peer has the memory for."""
+        stages = [_of_atoms(stage, spec) for stage in stages]
         sizes = {
             computation: [memory.total(span.start, span.stop, after, computation) for span in stages]
             for computation in {offer.computation for offer in offers}
@@ -302,18 +317,18 @@ def _auto_rooms(spec: RunSpec, offers: Sequence[Offer], memory: StageMemory, lea
     return _Rooms(at, total, range(1, most + 1), np.unique(np.concatenate(times)))
 
 
-def _share_out(spec: RunSpec, rooms: Sequence[int], flops: Sequence[float], layers: list[int]) -> list[int]:
-    """Layers per stage, from the least: each further layer to the stage that is then the least busy."""
-    units = unit_flops(spec)
-    layer, total = units["layers.0"], spec.model.layers
-    work = [n * layer for n in layers]
-    work[-1] = units["head"] + sum(units[f"layers.{i}"] for i in range(total - layers[-1], total))
-    for _ in range(total - sum(layers)):
-        free = [i for i, room in enumerate(rooms) if layers[i] < room]
-        i = min(free, key=lambda i: (work[i] + layer) / flops[i])
-        layers[i] += 1
-        work[i] += layer
-    return layers
+def _share_out(spec: RunSpec, rooms: Sequence[int], flops: Sequence[float], atoms: list[int]) -> list[int]:
+    """Atoms per stage, from the least: each further one to the stage that is then the least busy."""
+    units = _atom_flops(spec)
+    one = units[1]
+    work = [n * one for n in atoms]
+    work[-1] = sum(units[-1 - atoms[-1] :])
+    for _ in range(len(units) - 2 - sum(atoms)):
+        free = [i for i, room in enumerate(rooms) if atoms[i] < room]
+        i = min(free, key=lambda i: (work[i] + one) / flops[i])
+        atoms[i] += 1
+        work[i] += one
+    return atoms
 
 
 # What is missing.
@@ -337,15 +352,15 @@ def _too_large(
 
 def _no_cut(spec: RunSpec, offers: Sequence[Offer], memory: StageMemory, least_last: int) -> no_placement.NoPlacement:
     """No cut fits the peers: an end is too large for any of them, or they have room for too few layers."""
-    total, largest = spec.model.layers, max(offer.memory for offer in offers)
+    total, one, largest = spec.model.layers, atom(spec), max(offer.memory for offer in offers)
     rooms = _auto_rooms(spec, [replace(offer, host_memory=_FAR) for offer in offers], memory, least_last)
     if _best(rooms) is not None:  # the devices alone would do
         return _host_too_small(memory, spans([1] * total))
     if len(rooms.counts) == 1:
-        more = len(offers) == 1 and least_last < total
+        more = len(offers) == 1 and least_last * one < total
         return no_placement.ModelTooLarge(memory.total(0, total, 0), largest, more, _in_flight(memory, range(total), 0))
     ends: list[tuple[Literal["first", "last"], range, int]]
-    ends = [("first", range(1), 1), ("last", range(total - least_last, total), 0)]
+    ends = [("first", range(one), 1), ("last", range(total - least_last * one, total), 0)]
     least = [memory.total(span.start, span.stop, after) for _, span, after in ends]
     for (name, span, after), need in zip(ends, least, strict=True):
         if need > largest:
@@ -360,10 +375,10 @@ def _no_cut(spec: RunSpec, offers: Sequence[Offer], memory: StageMemory, least_l
     if most <= 0:
         first, last = least
         return no_placement.EndsTooLarge(first, last)
-    one, after = range(1), most_stages - 1
-    least_first = memory.total(one.start, one.stop, after)
-    in_flight = _in_flight(memory, one, after)
-    return no_placement.TooFewLayersFit(len(offers), most, total, most_stages, least_first, in_flight)
+    after = most_stages - 1
+    in_flight = _in_flight(memory, range(one), after)
+    least_first = memory.total(0, one, after)
+    return no_placement.TooFewLayersFit(len(offers), most * one, total, most_stages, least_first, in_flight, one)
 
 
 def _host_too_small(memory: StageMemory, stages: Sequence[range]) -> no_placement.HostMemoryTooSmall:

@@ -30,10 +30,11 @@ def no_placement(what: lacks.NoPlacement) -> str:
                 f"larger peers: the first stage needs at least {size(first)} and the last {size(last)}, and no two of "
                 "the joined peers have that"
             )
-        case lacks.TooFewLayersFit(peers, fit, layers, stages, first_stage, in_flight):
+        case lacks.TooFewLayersFit(peers, fit, layers, stages, first_stage, in_flight, first_layers):
+            least = "one layer" if first_layers == 1 else f"one segment of {first_layers} layers"
             return (
                 f"more or larger peers: the {peers} joined peers have memory for {fit} of the {layers} layers; "
-                f"cut into {stages}, the first stage takes {size(first_stage)} with one layer" + _hint(in_flight)
+                f"cut into {stages}, the first stage takes {size(first_stage)} with {least}" + _hint(in_flight)
             )
         case lacks.HostMemoryTooSmall(need):
             return (

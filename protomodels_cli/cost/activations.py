@@ -12,6 +12,7 @@ from protomodels_cli.cost.units import Block, number_bytes
 from protomodels_cli.forms import Dense, Form, Sizes
 from protomodels_cli.spec.schema import ComputeSpec, RunSpec
 
+TOUCHING = 27  # bytes a token of the vocabulary, of model/anchor.py's passing lists: places and sums, and masks
 Recompute = Literal["none", "block", "stage"]
 
 
@@ -52,13 +53,19 @@ class Activations:
         self.layers = [tied if i < first_free else free for i in range(m.layers)]  # saved by autograd
         widths = (spec.form.state_width(sizes), m.width)
         self.states = [tokens * widths[i >= first_free] * stored for i in range(m.layers)]  # a block's input
-        self.anchor = tokens * m.width * product if spec.form.has_basis else 0  # rows of T_fixed
+        # What each layer reads that is not free: one anchor for all of a segment.
+        self.segments = [i for i, n in enumerate(spec.layers_per_segment) for _ in range(n * spec.has_segments)]
+        self.segments = (self.segments or [0] * m.layers)[:first_free]
+        trained = spec.subspace.anchor != "fixed"
+        self.anchor = tokens * m.width * product if spec.form.has_basis or trained else 0  # its rows
         # Message in, its gradient, message out; token ids and targets.
         self.ends = tokens * (3 * spec.boundary_width * stored + 16)
         self.stream = tokens * m.width * stored  # after the model's last block, for the head
-        # A block's backward: gradients of what lies between its products, and of the stream.
+        # A block's backward: gradients of what lies between its products, of the stream and of a trained anchor, which
+        # adds up those of its rows by lists of the vocabulary's length.
         wide = max((4 - computation.compiled) * b.hidden, 4 * (b.inner + b.kv))
-        self.passing = tokens * (wide * product + 3 * m.width * stored) + self.anchor
+        self.passing = tokens * (wide * product + 3 * max(widths) * stored) + self.anchor
+        self.passing += trained * (self.anchor + TOUCHING * spec.vocab_size)
         # A chunk's logits and their gradient, and the gradient of the chunk before; eager operators also make
         # log-probabilities, probabilities, the targets' mask twice and the difference.
         logits = min(spec.compute.loss_chunk, tokens) * spec.vocab_size

@@ -175,6 +175,11 @@ class Choice:
 
     spec: RunSpec
     forecast: Forecast
+    memory: int | None = None  # bytes that each peer has; None: enough
+
+    @property
+    def fits(self) -> bool:
+        return self.memory is None or all(stage.memory <= self.memory for stage in self.forecast.stages)
 
     @property
     def keeps_up(self) -> bool:
@@ -189,12 +194,16 @@ def choices(
     computation: Computation | None = None,
 ) -> list[Choice]:
     """`candidates` by what they cost in loss: the first ones cost least."""
-    return [Choice(spec, forecast(spec, link, speed, memory=memory, computation=computation)) for spec in candidates]
+    return [
+        Choice(spec, forecast(spec, link, speed, memory=memory, computation=computation), memory) for spec in candidates
+    ]
 
 
 def recommended(found: list[Choice]) -> Choice:
     """The least compression with which the link does not hold the run up; if none is enough, with which it is nearly as
-    fast as with the most. More than that buys next to nothing and costs loss."""
+    fast as with the most. More than that buys next to nothing and costs loss. What does not fit the peers' memory does
+    not count, unless nothing does."""
+    found = [choice for choice in found if choice.fits] or found
     fastest = max(choice.forecast.tokens_per_s for choice in found)
     keep_up = [choice for choice in found if choice.keeps_up]
     return (keep_up or [choice for choice in found if choice.forecast.tokens_per_s * SLACK >= fastest])[0]

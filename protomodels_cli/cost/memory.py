@@ -8,17 +8,22 @@ from protomodels_cli.cost.activations import Activations, Computation, Recompute
 from protomodels_cli.cost.traffic import in_flight_of_codecs, remembered_by_codecs, staged_by_codecs
 from protomodels_cli.cost.units import (
     Block,
+    keeps_first_of_rows,
+    moment_bytes,
     number_bytes,
     t_fixed_bytes,
+    touched_rows,
+    unit_gradient_bytes,
     unit_multiplied,
     unit_parameters,
     unit_state_bytes,
 )
 from protomodels_cli.forms import Dense, Form, Role, Sizes
+from protomodels_cli.spec.cut import anchored_layers
 from protomodels_cli.spec.optimizer import STEP_NUMBERS
 from protomodels_cli.spec.schema import RunSpec
 
-ROUNDING = 10  # numbers for one that is rounded at random: words of the counter, as integers of 64 bits, and copies
+ROUNDING = 3  # numbers for one that is rounded at random: 16 random bits and what they come from, masks and copies
 MOST_WAITING = 1 << 30  # bytes of messages that may wait at a stage for their gradients, where nobody says how many
 
 
@@ -60,15 +65,15 @@ class StageMemory:
         assert m.head_dim is not None
         parameters, multiplied = unit_parameters(spec), unit_multiplied(spec)
         state = unit_state_bytes(spec)
-        self._gradients_before = [0, *accumulate(parameters[u] * number for u in parameters)]
+        self._gradients_before = [0, *accumulate(unit_gradient_bytes(spec).values())]
         self._saved_before = [0, *accumulate(parameters[u] * number + state[u] for u in parameters)]
         self._multiplied_before = [0, *accumulate(multiplied.values())]
         self._basis = m.width * spec.subspace.k * number if spec.form.has_basis else 0
         self._shared = t_fixed_bytes(spec) + self._basis + m.context * m.head_dim * number  # the last: rotary tables
         self._codecs_in_flight = in_flight_of_codecs(spec)
-        self._stepping = _stepping(spec)
-        b = Block.of(spec)
-        self._largest = (m.width * max(b.inner, b.hidden), spec.vocab_size * m.width)  # a layer's matrix, the head's
+        self._stepping, self._anchored = _stepping(spec), anchored_layers(spec)
+        b, columns = Block.of(spec), max(m.width, spec.form.state_width(Sizes.of(spec)))
+        self._largest = (columns * max(b.inner, b.hidden), spec.vocab_size * m.width)  # a layer's matrix, the head's
         self._covariance = 4 * 8 * m.width**2 if spec.form.has_basis else 0  # of the stream's gradients, in float64
         self._computations = computations(spec.compute)
         self._activations: dict[Computation, Activations] = {}
@@ -95,7 +100,8 @@ class StageMemory:
         training += self._staged.device.at(first, last)
         # Nothing is in flight while the optimizer steps, nor in an evaluation, which has no gradients either.
         gradients = self._units(self._gradients_before, first_layer, end_layer)
-        stepping = max(self._stepping[0], self._stepping[1] if first else 0, self._stepping[2] if last else 0)
+        holds = (True, first, last, not self._anchored.isdisjoint(range(first_layer, end_layer)))
+        stepping = max(bytes_ for bytes_, there in zip(self._stepping, holds, strict=True) if there)
         working = max(training, stepping, a.evaluation * last - gradients)
         return self.resident(first_layer, end_layer, computation) + working + (self._covariance if last else 0)
 
@@ -159,30 +165,33 @@ class StageMemory:
         each = a.ends + 2 * self._codecs_in_flight  # towards both neighbours
         each += a.stream if end_layer == self.layers else 0
         if recompute == "block":
-            each += sum(a.states[span]) + a.anchor
+            each += sum(a.states[span]) + a.anchor * len(set(a.segments[span]))
         elif recompute == "none" or end_layer == self.layers:
             each += sum(a.layers[span])
         return held * each
 
 
-def _stepping(spec: RunSpec) -> tuple[int, int, int]:
-    """Bytes that the optimizer makes of passing tensors: for a layer's matrix, the embedding and the head. It takes one
-    parameter at a time, and of that some rows (Muon: all); AdamW's fused step makes none."""
+def _stepping(spec: RunSpec) -> tuple[int, int, int, int]:
+    """Bytes that the optimizer makes of passing tensors: for a layer's matrix, the embedding, the head and an anchor.
+    It takes one parameter at a time, and of that some rows (Muon: all); AdamW's fused step makes none."""
     b, sizes, number = Block.of(spec), Sizes.of(spec), number_bytes(spec)
 
-    narrow = spec.optimizer.moments != "float32"
+    def one(form: type[Form], role: Role, rows: int, stored: int) -> int:
+        columns, lifted = form.optimizer_columns(sizes, stored), form.lifted_columns(sizes)
+        rule, rounding = form.chosen_rule(spec.optimizer, role), ROUNDING * (moment_bytes(spec, role) < number)
+        if rule == "muon":
+            return number * rows * ((6 + rounding) * columns + lifted)
+        if rule == "adamw" and not rounding and not lifted:
+            return 0
+        if rule == "row_adamw" and not keeps_first_of_rows(spec, role):
+            rounding = 0
+        copies = 2 * (role == "anchor")  # of the rows that are stepped, and of their first moments
+        return number * min(rows, max(1, STEP_NUMBERS // stored)) * ((4 + rounding + copies) * columns + lifted)
 
-    def one(form: type[Form], role: Role, rows: int) -> int:
-        columns, lifted = form.optimizer_columns(sizes), form.lifted_columns(sizes)
-        match form.chosen_rule(spec.optimizer, role):
-            case "muon":
-                return rows * ((6 + ROUNDING * narrow) * columns + lifted)
-            case "adamw" if not narrow and not lifted:
-                return 0
-            case _:
-                return min(rows, max(1, STEP_NUMBERS // columns)) * ((4 + ROUNDING * narrow) * columns + lifted)
-
-    wide = max(b.inner, b.hidden)
-    layer = max(one(Dense, "matrix", wide), one(spec.form, "writer", wide))
-    ends = one(spec.form, "embedding", spec.vocab_size), one(Dense, "head", spec.vocab_size)
-    return layer * number, ends[0] * number, ends[1] * number
+    wide, width, vocab = max(b.inner, b.hidden), spec.model.width, spec.vocab_size
+    return (
+        max(one(Dense, "matrix", wide, width), one(spec.form, "writer", wide, spec.form.state_width(sizes))),
+        one(spec.form, "embedding", vocab, spec.form.embedding_width(sizes)),
+        one(Dense, "head", vocab, width),
+        one(Dense, "anchor", touched_rows(spec), width),
+    )

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from protomodels_cli.forms import Dense, Form, Role, Sizes
-from protomodels_cli.spec.cut import layers_per_stage, spans
+from protomodels_cli.spec.cut import anchored_layers, layers_per_stage, spans
+from protomodels_cli.spec.groups import settings
 from protomodels_cli.spec.schema import RunSpec
 
 
@@ -28,7 +29,7 @@ class Block(NamedTuple):
         m = spec.model
         assert m.kv_heads is not None
         assert m.head_dim is not None
-        assert m.hidden is not None
+        assert isinstance(m.hidden, int)
         inner, kv = m.heads * m.head_dim, m.kv_heads * m.head_dim
         return cls(
             inner=inner,
@@ -40,11 +41,14 @@ class Block(NamedTuple):
         )
 
 
-def _units(spec: RunSpec, embed: int, layer: Callable[[type[Form]], int], head: int) -> dict[str, int]:
-    """One number for each unit, in layer order. The last, free layers are dense ones in every form."""
+def _units(spec: RunSpec, embed: int, layer: Callable[[type[Form]], int], head: int, anchor: int = 0) -> dict[str, int]:
+    """One number for each unit, in layer order. The last, free layers are dense ones in every form, and the first of a
+    segment has its anchor's table, where those are trained."""
     first_free = spec.model.layers - spec.form.free_layers(Sizes.of(spec))
     tied, free = layer(spec.form), layer(Dense)
     layers = {f"layers.{i}": tied if i < first_free else free for i in range(spec.model.layers)}
+    for i in anchored_layers(spec):
+        layers[f"layers.{i}"] += anchor
     return {"embed": embed, **layers, "head": head}
 
 
@@ -53,10 +57,37 @@ def unit_parameters(spec: RunSpec) -> dict[str, int]:
     b, width, sizes = Block.of(spec), spec.model.width, Sizes.of(spec)
     return _units(
         spec,
-        embed=spec.vocab_size * spec.form.state_width(sizes),
+        embed=spec.vocab_size * spec.form.embedding_width(sizes),
         layer=lambda form: b.reads + b.gains + b.rows * form.state_width(sizes),
         head=width + width * spec.vocab_size,
+        anchor=spec.vocab_size * width,
     )
+
+
+def anchor_parameters(spec: RunSpec) -> int:
+    """Trainable numbers of all anchors' tables."""
+    return len(anchored_layers(spec)) * spec.vocab_size * spec.model.width
+
+
+def block_parameters(spec: RunSpec) -> int:
+    """Trainable numbers of all blocks, without the tables of anchors that they hold."""
+    units = unit_parameters(spec)
+    return sum(n for unit, n in units.items() if unit not in ("embed", "head")) - anchor_parameters(spec)
+
+
+def unit_gradient_bytes(spec: RunSpec) -> dict[str, int]:
+    """Bytes of each unit's gradients. Those of an anchor are of the rows that a step touches, with their ids, and the
+    place of every row among them (model/anchor.py)."""
+    number, width = number_bytes(spec), spec.model.width
+    table = spec.vocab_size * width * number
+    touched = touched_rows(spec) * (width * number + 8) + 8 * spec.vocab_size + 8
+    holders = {f"layers.{i}" for i in anchored_layers(spec)}
+    return {u: n * number + (touched - table if u in holders else 0) for u, n in unit_parameters(spec).items()}
+
+
+def touched_rows(spec: RunSpec) -> int:
+    """Rows of an anchor's table that a step can touch, at most."""
+    return min(spec.vocab_size, spec.batch.size * spec.model.context)
 
 
 def unit_multiplied(spec: RunSpec) -> dict[str, int]:
@@ -73,26 +104,44 @@ def unit_multiplied(spec: RunSpec) -> dict[str, int]:
 def unit_state_bytes(spec: RunSpec) -> dict[str, int]:
     """Bytes of what the optimizer keeps for each unit."""
     b, width, sizes, vocab = Block.of(spec), spec.model.width, Sizes.of(spec), spec.vocab_size
-    wide = number_bytes(spec)
-    narrow = {"float32": wide, "bf16": 2}[spec.optimizer.moments]
-
-    def matrix(form: type[Form], role: Role, rows: int, columns: int) -> int:
-        """What a rule of model/rules.py keeps."""
-        match form.chosen_rule(spec.optimizer, role):
-            case "muon":
-                return rows * columns * narrow
-            case "adamw":
-                return 2 * rows * columns * narrow
-            case "row_adamw":  # one second moment a row
-                return rows * (columns * narrow + wide)
-
-    reads, gains = matrix(Dense, "matrix", 1, b.reads), 2 * b.gains * wide
+    reads, number = _kept(spec, Dense, "matrix", 1, b.reads), number_bytes(spec)
     return _units(
         spec,
-        embed=matrix(spec.form, "embedding", vocab, spec.form.optimizer_columns(sizes)),
-        layer=lambda form: reads + gains + matrix(form, "writer", b.rows, form.optimizer_columns(sizes)),
-        head=matrix(Dense, "head", vocab, width) + 2 * width * wide,
+        embed=_kept(spec, spec.form, "embedding", vocab, spec.form.embedding_width(sizes)),
+        layer=lambda form: reads + 2 * b.gains * number + _kept(spec, form, "writer", b.rows, form.state_width(sizes)),
+        head=_kept(spec, Dense, "head", vocab, width) + 2 * width * number,
+        anchor=_kept(spec, Dense, "anchor", vocab, width),
     )
+
+
+def anchor_bytes(spec: RunSpec) -> int:
+    """Bytes of one anchor's table and of what the optimizer keeps of it."""
+    rows, width = spec.vocab_size, spec.model.width
+    return rows * width * number_bytes(spec) + _kept(spec, Dense, "anchor", rows, width)
+
+
+def _kept(spec: RunSpec, form: type[Form], role: Role, rows: int, stored: int) -> int:
+    """Bytes that a rule of model/rules.py keeps of a matrix."""
+    columns, moment = form.optimizer_columns(Sizes.of(spec), stored), moment_bytes(spec, role)
+    match form.chosen_rule(spec.optimizer, role):
+        case "muon":
+            return rows * columns * moment
+        case "adamw":
+            return 2 * rows * columns * moment
+        case "row_adamw":  # one second moment a row, and no first one where β₁ is 0
+            return rows * (columns * moment * keeps_first_of_rows(spec, role) + number_bytes(spec))
+
+
+def moment_bytes(spec: RunSpec, role: Role) -> int:
+    """Bytes of one number of the moments of such a parameter, but of those of which there is one a row."""
+    if number_bytes(spec) == 8 or (spec.optimizer.moments == "float32" and role != "anchor"):
+        return number_bytes(spec)
+    return 2
+
+
+def keeps_first_of_rows(spec: RunSpec, role: Role) -> bool:
+    """Whether row AdamW keeps a first moment of such a parameter."""
+    return settings(spec, role).beta1 > 0
 
 
 def unit_flops(spec: RunSpec) -> dict[str, float]:

@@ -100,9 +100,9 @@ class Form:
         return 1
 
     @classmethod
-    def optimizer_columns(cls, sizes: Sizes) -> int:
-        """Columns of a writing matrix's gradient and moments, as the optimizer sees them."""
-        return cls.state_width(sizes)
+    def optimizer_columns(cls, sizes: Sizes, stored: int) -> int:
+        """Columns of a writing matrix's gradient and moments, as the optimizer sees them, of so many that it has."""
+        return stored
 
     @classmethod
     def lifted_columns(cls, sizes: Sizes) -> int:

@@ -21,6 +21,10 @@ class Constrained(SubspaceForm):
     about = "trains full matrices kept in S"
 
     @classmethod
+    def optimizer_columns(cls, sizes: Sizes, stored: int) -> int:
+        return sizes.k
+
+    @classmethod
     def lifted_columns(cls, sizes: Sizes) -> int:
         return sizes.width
 

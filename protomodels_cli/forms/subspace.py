@@ -26,10 +26,6 @@ class SubspaceForm(Form):
         return max(1, sizes.unconstrained_layers)
 
     @classmethod
-    def optimizer_columns(cls, sizes: Sizes) -> int:
-        return sizes.k
-
-    @classmethod
     def init_problem(cls) -> tuple[str, str] | None:
         return (
             "what the blocks of an ordinary transformer write does not lie in a subspace S of k dimensions, as the "

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from protomodels_cli.forms import Sizes
-from protomodels_cli.spec.cut import layers_per_stage, spans
+from protomodels_cli.spec.cut import layers_per_stage, segment_starts, spans
 from protomodels_cli.spec.schema import RunSpec
 
 
@@ -35,7 +35,7 @@ class Shape:
         m = spec.model
         assert m.kv_heads is not None
         assert m.head_dim is not None
-        assert m.hidden is not None
+        assert isinstance(m.hidden, int)
         return cls(
             layers=m.layers,
             width=m.width,
@@ -50,7 +50,7 @@ class Shape:
             dtype=getattr(torch, spec.compute.stored),
             sizes=Sizes.of(spec),
             free_layers=spec.form.free_layers(Sizes.of(spec)),
-            segment_starts=frozenset(s.start for s in spans(spec.layers_per_segment) if spec.has_segments),
+            segment_starts=segment_starts(spec),
             trains_anchors=spec.subspace.anchor != "fixed",
             tokens_in_step=spec.batch.size * spec.model.context,
         )

@@ -175,7 +175,7 @@ def fill_in(data: dict[str, Any], base: Path, *, resolved: bool) -> FilledIn:
     problems = [
         _mismatch(f"model.{name}", given[name], f"{_NAMES[name]}: {json.dumps(value)}", init)
         for name, value in shape.model.items()
-        if name in given and isinstance(given[name], int | float) and given[name] != value
+        if name in given and isinstance(given[name], int | float | str) and given[name] != value
     ]
     tokenizer, more = _tokenizer(data.get("tokenizer"), base, init, shape.vocab_size)
     filled = {**data, "model": {**given, **shape.model}, **({} if tokenizer is None else {"tokenizer": tokenizer})}

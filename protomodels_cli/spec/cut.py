@@ -23,12 +23,37 @@ def layers_per_stage(spec: RunSpec) -> list[int]:
     return even_cut(spec.model.layers, 1 if spec.stages == "auto" else spec.stages)
 
 
+def cut_evenly(spec: RunSpec, stages: int) -> int | list[int]:
+    """What `stages` has to be for so many of them, as even as possible: whole segments, where those matter. Where there
+    are not enough of them, the number, for which the checks have a rule and a fix."""
+    segments = spec.layers_per_segment
+    if not spec.has_segments or stages > len(segments):
+        return stages
+    return [sum(segments[span.start : span.stop]) for span in spans(even_cut(len(segments), stages))]
+
+
 def layers_per_segment(spec: RunSpec) -> list[int]:
     """The segments a spec asks for: the stages, unless it says otherwise."""
     segments = spec.model.segments
     if segments is None:
         return layers_per_stage(spec)
     return list(segments) if isinstance(segments, list) else even_cut(spec.model.layers, segments)
+
+
+def segment_starts(spec: RunSpec) -> frozenset[int]:
+    """The layers where a segment begins; none where segments do not matter."""
+    return frozenset(span.start for span in spans(spec.layers_per_segment) if spec.has_segments)
+
+
+def anchored_layers(spec: RunSpec) -> frozenset[int]:
+    """The layers that hold the trained change of an anchor."""
+    return segment_starts(spec) if spec.subspace.anchor != "fixed" else frozenset()
+
+
+def atom(spec: RunSpec) -> int:
+    """Layers that a cut which is still to be chosen keeps together: a segment's, where segments matter; all of them
+    have as many then."""
+    return spec.layers_per_segment[0] if spec.has_segments else 1
 
 
 def spans(layers: Sequence[int]) -> list[range]:

@@ -17,6 +17,7 @@ from protomodels_cli.spec.checkpoint import fill_in
 from protomodels_cli.spec.checks import contradictions
 from protomodels_cli.spec.errors import Problem, SpecError
 from protomodels_cli.spec.fields import Section
+from protomodels_cli.spec.hidden import dense_hidden, matched_hidden, usual_hidden
 from protomodels_cli.spec.refused import REFUSED, REPLACED
 from protomodels_cli.spec.schema import RunSpec
 from protomodels_cli.spec.vocabulary import VocabularyError, ids_in
@@ -199,12 +200,14 @@ def _take_out(data: Any, loc: Loc) -> None:
 
 def _resolve(spec: RunSpec) -> RunSpec:
     """Fill in the sizes that depend on other fields, so that a saved spec says what ran."""
-    m = spec.model
+    m, dense = spec.model, dense_hidden(spec)
     sizes: dict[str, Any] = {
         "kv_heads": m.kv_heads or m.heads,
         "head_dim": m.head_dim or m.width // m.heads,
-        "hidden": m.hidden or -(-8 * m.width // 3 // 32) * 32,
+        "hidden": m.hidden or usual_hidden(m.width),
     }
+    if dense is not None:
+        sizes |= {"hidden": matched_hidden(spec, dense), "dense_hidden": dense}
     if spec.has_segments:
         sizes["segments"] = spec.layers_per_segment
     form_sizes = Sizes.of(spec)

@@ -9,7 +9,8 @@ from pydantic_core import PydanticCustomError
 
 from protomodels_cli.forms import FORMS, form_named
 from protomodels_cli.plugins import UnknownName
-from protomodels_cli.spec.fields import Count, Positive, Section, Seed, Size, Whole
+from protomodels_cli.spec.fields import LARGEST, Count, Positive, Section, Seed, Size, Whole
+from protomodels_cli.spec.hidden import is_hidden
 
 
 def is_cut(value: Any) -> bool:
@@ -34,9 +35,17 @@ class ModelSpec(Section):
     heads: Size = Field(description="Attention heads.")
     kv_heads: Size | None = Field(None, description="Key/value heads (grouped-query attention). Default: heads.")
     head_dim: Size | None = Field(None, description="Width of one head. Default: width / heads.")
-    hidden: Size | None = Field(
+    hidden: int | str | None = Field(
         None,
-        description="Width of the feed-forward block. Default: 8/3 · width, rounded up to a multiple of 32.",
+        description="Width of the feed-forward block. `auto`: the one with which all blocks together have as many "
+        "parameters as those of a dense model with the default; `auto:N`: as those of a dense model with N. It is "
+        "rounded to a multiple of 32 (of 8 where width is below 256). Default: 8/3 · width, rounded up to a multiple "
+        "of 32.",
+    )
+    dense_hidden: Size | None = Field(
+        None,
+        description="Width of the feed-forward block in the dense model that this one is compared with. Default: what "
+        "`hidden: auto` goes by, else `hidden`.",
     )
     context: Size = Field(128, description="Tokens in a training window.")
     segments: int | list[int] | None = Field(
@@ -47,6 +56,17 @@ class ModelSpec(Section):
     qk_norm: bool = Field(False, description="RMSNorm on queries and keys (exports as Qwen3 instead of Llama).")
     rope_theta: Positive = Field(10000.0, description="Base of the rotary positions.")
     norm_eps: Positive = Field(1e-5, description="Epsilon of every RMSNorm.")
+
+    @field_validator("hidden", mode="plain")
+    @classmethod
+    def _hidden(cls, value: Any) -> Any:
+        if value is None or is_hidden(value):
+            return value
+        raise PydanticCustomError(
+            "hidden",
+            f"must be a width from 1 to {LARGEST}, auto, or auto:N with the hidden width N of a dense model",
+            {"fix": "write for example `hidden: 1376`, `hidden: auto` or `hidden: auto:1376`"},
+        )
 
     @field_validator("segments", mode="plain")
     @classmethod

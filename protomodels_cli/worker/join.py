@@ -22,7 +22,7 @@ from protomodels_cli import PROTOCOL, __version__
 from protomodels_cli.cost.memory import StageMemory
 from protomodels_cli.observe import logs
 from protomodels_cli.retry import Backoff, retry
-from protomodels_cli.spec.cut import layers_per_stage, spans
+from protomodels_cli.spec.cut import atom, layers_per_stage, spans
 from protomodels_cli.spec.errors import SpecError
 from protomodels_cli.spec.load import spec_from
 from protomodels_cli.spec.plugins import package_here
@@ -225,8 +225,8 @@ def _least(spec: RunSpec, size_of: Callable[[StageMemory, int, int, int], int]) 
     """The size of the smallest stage that this peer could be asked to hold."""
     sizes = StageMemory(spec)
     if spec.stages == "auto":
-        layers = spec.model.layers  # one of them, or all: then there are no boundaries
-        return min(size_of(sizes, *stage, 0) for stage in [*((i, i + 1) for i in range(layers)), (0, layers)])
+        layers, one = spec.model.layers, atom(spec)  # one of them, or all: then there are no boundaries
+        return min(size_of(sizes, *stage, 0) for stage in [*((i, i + one) for i in range(0, layers, one)), (0, layers)])
     cut = spans(layers_per_stage(spec))
     return min(size_of(sizes, span.start, span.stop, len(cut) - 1 - i) for i, span in enumerate(cut))
 
