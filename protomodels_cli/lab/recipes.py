@@ -122,7 +122,7 @@ def spec_of(scale: Scale, recipe: Recipe, seed: int, share: float = 1.0) -> RunS
             "seed": seed,
             "steps": steps,
             "stages": segments,
-            "model": sizes | {"segments": segments} | _hidden(recipe),
+            "model": sizes | {"segments": segments, "hidden": r.hidden},
             "subspace": subspace,
             "optimizer": {
                 "name": "muon",
@@ -149,7 +149,3 @@ def spec_of(scale: Scale, recipe: Recipe, seed: int, share: float = 1.0) -> RunS
             **data_sections(scale),
         }
     )
-
-
-def _hidden(recipe: Recipe) -> dict[str, Any]:
-    return {} if recipe.hidden == "auto" else {"hidden": recipe.hidden}
