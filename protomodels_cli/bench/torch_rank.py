@@ -27,7 +27,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleIn
 from protomodels_cli.data.batches import Batches
 from protomodels_cli.data.prepare import prepare
 from protomodels_cli.errors import UserError
-from protomodels_cli.forms import Dense, Role
+from protomodels_cli.forms import Role
 from protomodels_cli.model.shape import slices
 from protomodels_cli.model.stage import Stage
 from protomodels_cli.protocol.steps import learning_rate
@@ -139,7 +139,7 @@ class Rank:
 def check(spec: RunSpec) -> None:
     """Raise unless torch's pipeline can run this spec and the numbers mean the same in both."""
     stages = len(slices(spec))
-    if spec.form is not Dense:
+    if spec.form.init_problem() is not None:  # no ordinary transformer
         raise UserError(
             f"subspace.form is {spec.subspace.form}, and torch has no subspace",
             "set subspace.form to dense",
