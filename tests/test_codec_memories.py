@@ -14,7 +14,7 @@ from protomodels_cli.cost.traffic import remembered_by_codecs, staged_by_codecs
 from protomodels_cli.protocol.messages import MessageKey
 
 
-@pytest.mark.parametrize("codec", ["int4", "topk:0.2", "lowrank:1"])
+@pytest.mark.parametrize("codec", ["int4", "eden:2", "topk:0.2", "lowrank:1"])
 def test_ef_sends_what_is_new_and_what_was_lost(codec):
     sender, receiver, bare = plain(f"{codec}+ef"), plain(f"{codec}+ef"), plain(codec)
     e = torch.zeros(2, 4, 6)
@@ -28,7 +28,7 @@ def test_ef_sends_what_is_new_and_what_was_lost(codec):
     assert not receiver.state()
 
 
-@pytest.mark.parametrize("codec", ["int4", "topk:0.2", "lowrank:1"])
+@pytest.mark.parametrize("codec", ["int4", "eden:2", "topk:0.2", "lowrank:1"])
 def test_ef21_keeps_one_mirror_at_both_ends(codec):
     sender, receiver, bare = plain(f"{codec}+ef21"), plain(f"{codec}+ef21"), plain(codec)
     a = torch.zeros(2, 4, 6)

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,6 +12,8 @@ from cuda_tools import pin, take_step
 
 from protomodels_cli.bench.loopback import pipeline_rows
 from protomodels_cli.codecs import Carrier, End
+from protomodels_cli.codecs.base import Slot
+from protomodels_cli.codecs.eden import Eden
 from protomodels_cli.data.prepare import prepare
 from protomodels_cli.model.basis import initial_basis
 from protomodels_cli.model.products import add_product
@@ -85,7 +88,7 @@ def no_memory(size: int) -> torch.Tensor:
     raise RuntimeError("CUDA error: out of memory")
 
 
-CODECS = ["fp32", "bf16", "int8", "int4+ef21", "topk:0.1", "lowrank:2", "int8+zstd"]
+CODECS = ["fp32", "bf16", "int8", "int4+ef21", "eden:3", "topk:0.1", "lowrank:2", "int8+zstd"]
 
 
 @pytest.mark.parametrize("codec", CODECS)
@@ -110,6 +113,21 @@ def test_token_ids_are_uploaded_where_no_memory_can_be_pinned():
     ids = np.arange(1 << 20).reshape(2, -1)
     there = CudaTransfers(CUDA, memory=HostMemory(pin=no_memory)).upload(ids)
     assert torch.equal(there.cpu(), torch.from_numpy(ids))
+
+
+@pytest.mark.parametrize("leg", ["forward", "backward"])
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize(("bits", "width"), [(4, 512), (3, 96), (1, 5)])
+def test_eden_restores_the_same_numbers_as_on_the_cpu(bits, width, leg, compiled):
+    """Bit for bit, or memories at two ends would drift apart; levels on the edge may be rounded either way."""
+    x = torch.randn(2, 64, width, generator=torch.Generator().manual_seed(0))
+    here = Slot(MessageKey(3, 1, 0, leg), tuple(x.shape), x.dtype, 5)
+    there = replace(here, compiled=compiled)
+    sent, sent_there = Eden(bits).encode(x, here), Eden(bits).encode(x.to(CUDA), there)
+    arrived = Eden(bits).decode([part.to(CUDA) for part in sent], there)
+    assert torch.equal(arrived.cpu(), Eden(bits).decode(sent, here))
+    assert torch.allclose(sent_there[0].cpu().float(), sent[0].float(), rtol=2.0**-7, atol=0)
+    assert (sent_there[1].cpu() != sent[1]).float().mean() < 1e-3
 
 
 @pytest.mark.parametrize("codec", CODECS)

@@ -41,6 +41,7 @@ CASES = list(itertools.product(("fp32", "bf16", "int8"), (1, 2, 3, 4), FORMS))
 FEW_WINDOWS = {"max_bytes": 1000, "val_fraction": 0.1}  # of the built-in text: 56 of 16 bytes
 CODECS = [  # what remembers, what is sparse and what is packed, each on either leg
     ("int4", "int4+zstd"),
+    ("eden:2", "eden:3+ef21"),
     ("topk:0.2", "topk:mask"),
     ("topk:0.1+ef", "int4+ef"),
     ("topk:0.3+ef21", "topk:mask+ef21"),
