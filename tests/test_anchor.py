@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,11 +12,13 @@ from conftest import corpus_of, make_spec
 from protomodels_cli.codecs import Carrier
 from protomodels_cli.model.anchor import Anchor
 from protomodels_cli.model.reference import Reference
+from protomodels_cli.model.shape import Shape
 
 
 def test_gradients_of_touched_rows_are_those_of_the_table():
     generator = torch.Generator().manual_seed(1)
-    anchor = Anchor(50, 3, torch.float64, 40)
+    shape = Shape.of(make_spec(subspace={"anchor": "segment"}, compute={"dtype": "float64"}))
+    anchor = Anchor(replace(shape, vocab_size=50, width=3, anchor_width=3, tokens_in_step=40), 0)
     torch.nn.init.normal_(anchor.weight)
     table = anchor.weight.detach().clone().requires_grad_()
     seen = []

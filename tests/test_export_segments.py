@@ -34,6 +34,7 @@ KINDS = {
     "two streams, anchors": {"form": "two_stream", "anchor": "segment"},
     "reparam, anchors": {"form": "reparam", "anchor": "segment"},
     "dense, anchors": {"form": "dense", "anchor": "segment"},
+    "two streams, narrow anchors": {"form": "two_stream", "anchor": "segment", "anchor_rank": 5},
 }
 UNEVEN = {"segments": [1, 2, 1]}
 FAST = {"lr": 0.02}  # so that a few steps move every weight away from where it started

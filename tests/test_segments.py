@@ -10,6 +10,7 @@ import torch
 from conftest import corpus_of, make_spec
 from torch import Tensor
 
+from protomodels_cli import counter
 from protomodels_cli.codecs import Carrier
 from protomodels_cli.huggingface.config import config_of
 from protomodels_cli.lab import plain_llama
@@ -19,6 +20,8 @@ from protomodels_cli.model.stage import t_fixed_of
 from protomodels_cli.spec import RunSpec, SpecError, parse_spec
 
 KINDS = [("two_stream", "fixed"), ("two_stream", "segment"), ("reparam", "segment"), ("dense", "segment")]
+KINDS += [("two_stream", "narrow"), ("dense", "narrow")]
+NARROW = {"anchor": "segment", "anchor_rank": 7}
 
 
 def a_spec(form: str, anchor: str, stages: Any = (1, 3, 2), segments: Any = (1, 1, 2, 2), **sections: Any) -> RunSpec:
@@ -27,7 +30,7 @@ def a_spec(form: str, anchor: str, stages: Any = (1, 3, 2), segments: Any = (1, 
     return make_spec(
         stages=list(stages) if isinstance(stages, tuple) else stages,
         model=model,
-        subspace={"form": form, "anchor": anchor},
+        subspace={"form": form, **(NARROW if anchor == "narrow" else {"anchor": anchor})},
         groups=groups,
         **{"steps": 6} | sections,
     )
@@ -58,6 +61,8 @@ class Written:
         state = {"c": self.w["embed"][ids]}  # with r beside it, or x alone from the first free layer on
         for start, end in itertools.pairwise(ends):
             change = self.w.get(f"layers.{start}.anchor", torch.zeros(spec.vocab_size, spec.model.width))
+            if spec.subspace.anchor_rank:
+                change = change @ self.lift(start)
             state |= {"anchor": (self.fixed + change)[ids]}
             state["r"] = torch.zeros_like(state["anchor"])
             for layer in range(start, end):
@@ -72,6 +77,13 @@ class Written:
                     else:
                         state["c"] = state["c"] + written
         return plain_llama._norm(self._read(state), self.w["head.norm"], self.config) @ self.w["head.out"].T
+
+    def lift(self, layer: int) -> Tensor:
+        """Signs from the counter, over the root of the rank, row by row."""
+        rank, width = self.spec.anchor_width, self.spec.model.width
+        stream = counter.subseed(counter.subseed(self.spec.subspace.t_fixed.seed, "lift", layer), "t_fixed", 1)
+        bits = [[counter.word(stream, row) >> column & 1 for column in range(width)] for row in range(rank)]
+        return (2.0 * torch.tensor(bits, dtype=torch.float64) - 1) / rank**0.5
 
     def _read(self, state: dict[str, Tensor]) -> Tensor:
         if "x" in state:
@@ -149,6 +161,8 @@ REFUSED = [
     ({"model": {"segments": [1, 2]}}, "model.segments", "every_segment_has_layers"),
     ({"model": {"segments": 0}}, "model.segments", "segments"),
     ({"model": {"segments": [True]}}, "model.segments", "segments"),
+    ({"subspace": {"anchor_rank": 4}}, "subspace.anchor_rank", "anchor_rank_fits"),
+    ({"subspace": {**OWN, "anchor_rank": 33}}, "subspace.anchor_rank", "anchor_rank_fits"),
     ({"subspace": {**OWN, "form": "constrained"}}, "subspace.anchor", "form_takes_anchors"),
     (
         {"subspace": {**TWO, "unconstrained_layers": 2}},

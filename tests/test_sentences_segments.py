@@ -57,6 +57,16 @@ SPEC: list[tuple[dict[str, Any], str]] = [
         "1 layer | use at most 1, or change model.segments",
     ),
     (
+        {"subspace": {"anchor_rank": 8}},
+        "subspace.anchor_rank = 8 | subspace.anchor is fixed, and there is no table of changes | "
+        "remove `anchor_rank`, or set subspace.anchor to segment",
+    ),
+    (
+        {"subspace": {"anchor": "segment", "anchor_rank": 65}},
+        "subspace.anchor_rank = 65 | a table's rows are lifted to model.width (64), and cannot be wider | "
+        "use at most 64, for example 8, or remove `anchor_rank`",
+    ),
+    (
         model(init_std=0.02),
         "model.init_std = 0.02 | has moved: each group of parameters has a standard deviation of its own | "
         "set groups.matrices.std and groups.head.std",

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from protomodels_cli.cost.units import Block, number_bytes
+from protomodels_cli.cost.units import Block, lift_numbers, number_bytes
 from protomodels_cli.forms import Dense, Form, Sizes
 from protomodels_cli.spec.schema import ComputeSpec, RunSpec
 
@@ -66,6 +66,8 @@ class Activations:
         wide = max((4 - computation.compiled) * b.hidden, 4 * (b.inner + b.kv))
         self.passing = tokens * (wide * product + 3 * max(widths) * stored) + self.anchor
         self.passing += trained * (self.anchor + TOUCHING * spec.vocab_size)
+        if lift_numbers(spec):  # the table's own rows, and their gradients
+            self.passing += 2 * tokens * spec.anchor_width * stored
         # A chunk's logits and their gradient, and the gradient of the chunk before; eager operators also make
         # log-probabilities, probabilities, the targets' mask twice and the difference.
         logits = min(spec.compute.loss_chunk, tokens) * spec.vocab_size

@@ -9,6 +9,7 @@ from protomodels_cli.cost.traffic import in_flight_of_codecs, remembered_by_code
 from protomodels_cli.cost.units import (
     Block,
     keeps_first_of_rows,
+    lift_numbers,
     moment_bytes,
     number_bytes,
     t_fixed_bytes,
@@ -119,7 +120,8 @@ class StageMemory:
         if product < number:
             units += product * self._units(self._multiplied_before, first_layer, end_layer)
             units += self._basis * product // number
-        return units + self._shared + self._remembered.device.at(first_layer == 0, end_layer == self.layers)
+        lifts = len(self._anchored.intersection(range(first_layer, end_layer))) * lift_numbers(self.spec) * number
+        return units + lifts + self._shared + self._remembered.device.at(first_layer == 0, end_layer == self.layers)
 
     def saved(self, first_layer: int, end_layer: int) -> int:
         """Its part of a snapshot: weights, optimizer state, U, what codecs remember, and is gathered for the next U."""
@@ -193,5 +195,5 @@ def _stepping(spec: RunSpec) -> tuple[int, int, int, int]:
         max(one(Dense, "matrix", wide, width), one(spec.form, "writer", wide, spec.form.state_width(sizes))),
         one(spec.form, "embedding", vocab, spec.form.embedding_width(sizes)),
         one(Dense, "head", vocab, width),
-        one(Dense, "anchor", touched_rows(spec), width),
+        one(Dense, "anchor", touched_rows(spec), spec.anchor_width),
     )

@@ -60,13 +60,13 @@ def unit_parameters(spec: RunSpec) -> dict[str, int]:
         embed=spec.vocab_size * spec.form.embedding_width(sizes),
         layer=lambda form: b.reads + b.gains + b.rows * form.state_width(sizes),
         head=width + width * spec.vocab_size,
-        anchor=spec.vocab_size * width,
+        anchor=spec.vocab_size * spec.anchor_width,
     )
 
 
 def anchor_parameters(spec: RunSpec) -> int:
     """Trainable numbers of all anchors' tables."""
-    return len(anchored_layers(spec)) * spec.vocab_size * spec.model.width
+    return len(anchored_layers(spec)) * spec.vocab_size * spec.anchor_width
 
 
 def block_parameters(spec: RunSpec) -> int:
@@ -78,7 +78,7 @@ def block_parameters(spec: RunSpec) -> int:
 def unit_gradient_bytes(spec: RunSpec) -> dict[str, int]:
     """Bytes of each unit's gradients. Those of an anchor are of the rows that a step touches, with their ids, and the
     place of every row among them (model/anchor.py)."""
-    number, width = number_bytes(spec), spec.model.width
+    number, width = number_bytes(spec), spec.anchor_width
     table = spec.vocab_size * width * number
     touched = touched_rows(spec) * (width * number + 8) + 8 * spec.vocab_size + 8
     holders = {f"layers.{i}" for i in anchored_layers(spec)}
@@ -110,13 +110,18 @@ def unit_state_bytes(spec: RunSpec) -> dict[str, int]:
         embed=_kept(spec, spec.form, "embedding", vocab, spec.form.embedding_width(sizes)),
         layer=lambda form: reads + 2 * b.gains * number + _kept(spec, form, "writer", b.rows, form.state_width(sizes)),
         head=_kept(spec, Dense, "head", vocab, width) + 2 * width * number,
-        anchor=_kept(spec, Dense, "anchor", vocab, width),
+        anchor=_kept(spec, Dense, "anchor", vocab, spec.anchor_width),
     )
+
+
+def lift_numbers(spec: RunSpec) -> int:
+    """Of the fixed matrix that lifts the rows of an anchor's table to the stream's width; 0: they have it."""
+    return spec.anchor_width * spec.model.width if spec.anchor_width < spec.model.width else 0
 
 
 def anchor_bytes(spec: RunSpec) -> int:
     """Bytes of one anchor's table and of what the optimizer keeps of it."""
-    rows, width = spec.vocab_size, spec.model.width
+    rows, width = spec.vocab_size, spec.anchor_width
     return rows * width * number_bytes(spec) + _kept(spec, Dense, "anchor", rows, width)
 
 
@@ -157,6 +162,7 @@ def unit_flops(spec: RunSpec) -> dict[str, float]:
         embed=0,  # a lookup
         layer=lambda form: 6 * (b.reads + b.rows * form.state_width(sizes) + attention) + form.reading_flops(sizes),
         head=6 * spec.model.width * spec.vocab_size,
+        anchor=4 * lift_numbers(spec),  # which has no gradient
     )
     return {unit: float(n) for unit, n in flops.items()}
 

@@ -52,7 +52,7 @@ class SharedTable(Anchor):
     def __init__(self, reference: Reference, sharing: Sharing):
         anchors = [module for stage in reference.stages for module in stage.modules() if isinstance(module, Anchor)]
         first = anchors[0].weight.detach()
-        super().__init__(first.shape[0], first.shape[1], first.dtype, anchors[0].most)
+        super().__init__(reference.stages[0].shape, segment=0)
         self.sharing, self.anchors = sharing, anchors
         self.weight, self.replica = nn.Parameter(first.clone()), nn.Parameter(first.clone())
         for anchor in self.anchors:

@@ -1,7 +1,8 @@
 """The trained change of an anchor: a row for each token, of which a step sees some.
 
-A stage holds a table of vocabulary × width for each of its segments, by far its largest parameter. So there is never a
+A stage holds a table for each of its segments, of vocabulary × width by far its largest parameter. So there is never a
 gradient of the table's size: only of the rows that a step's tokens touch, in the order in which they were first seen.
+Of a lower rank, a table is as narrow as that, and a fixed random matrix lifts its rows to the stream's width.
 """
 
 from __future__ import annotations
@@ -12,6 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+
+from protomodels_cli import counter
+from protomodels_cli.model.operators import signed_rows
+from protomodels_cli.model.shape import Shape
+from protomodels_cli.protocol.t_fixed import packed_signs
 
 
 class Touched:
@@ -40,14 +46,28 @@ class Touched:
 
 
 class Anchor(nn.Module):
-    def __init__(self, vocab_size: int, width: int, dtype: torch.dtype, tokens_in_step: int):
+    def __init__(self, shape: Shape, segment: int):
+        """`segment`: its first layer."""
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(vocab_size, width, dtype=dtype))
-        self.most = min(vocab_size, tokens_in_step)
+        self.weight = nn.Parameter(torch.empty(shape.vocab_size, shape.anchor_width, dtype=shape.dtype))
+        self.most = min(shape.vocab_size, shape.tokens_in_step)
         self.touched: Touched | None = None
+        self._lifts_to = shape.width if shape.anchor_width < shape.width else None
+        self._seed = counter.subseed(shape.t_fixed_seed, "lift", segment)
+        self._lift: Tensor | None = None  # made where it is first needed
 
     def forward(self, tokens: Tensor) -> Tensor:
-        return Change.apply(tokens, self.weight, self)
+        return self.lifted(Change.apply(tokens, self.weight, self))
+
+    def lifted(self, rows: Tensor) -> Tensor:
+        """Rows of the table at the stream's width: as they are, or by signs that are fixed, as T_fixed's are."""
+        if self._lifts_to is None:
+            return rows
+        if self._lift is None:
+            rank = rows.shape[-1]
+            packed = torch.from_numpy(packed_signs(rank, self._lifts_to, self._seed)).to(rows.device)
+            self._lift = signed_rows(packed, self._lifts_to, rank**-0.5, rows.dtype)
+        return rows @ self._lift
 
     def add_gradients(self, tokens: Tensor, gradients: Tensor) -> None:
         if self.touched is None:

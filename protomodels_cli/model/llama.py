@@ -163,11 +163,12 @@ class Block(nn.Module):
 
     The first of a segment also holds the change of the anchor that the whole segment reads."""
 
-    def __init__(self, shape: Shape, form: Form, has_anchor: bool = False):
+    def __init__(self, shape: Shape, form: Form, segment: int | None = None):
+        """`segment`: the first layer of the segment that begins here, where anchors are trained."""
         super().__init__()
         self.form = form
-        if has_anchor:
-            self.anchor = Anchor(shape.vocab_size, shape.width, shape.dtype, shape.tokens_in_step)
+        if segment is not None:
+            self.anchor = Anchor(shape, segment)
         self.attn_norm = RMSNorm(shape.width, shape.norm_eps, shape.dtype)
         self.attn = Attention(shape, form)
         self.mlp_norm = RMSNorm(shape.width, shape.norm_eps, shape.dtype)
@@ -215,7 +216,8 @@ class StageModules(nn.Module):
             with section.device:
                 for i in section.layers:
                     form = section.form if i < self.release_layer else Dense()
-                    self.layers[str(i)] = Block(shape, form, shape.trains_anchors and i in shape.segment_starts)
+                    holds_anchor = shape.trains_anchors and i in shape.segment_starts
+                    self.layers[str(i)] = Block(shape, form, i if holds_anchor else None)
         if slice_.is_last:
             with sections[-1].device:
                 self.head = Head(shape)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -51,7 +52,8 @@ def exported_weights(modules: StageModules, t_fixed: TFixed | None, stored: Stor
             written = columns if module.form.has_local_stream else modules.shape.width
             yield hugging_face_name(name), (written, inputs), partial(_written, module, read)
         elif isinstance(module, Anchor) and not is_plain:
-            yield hugging_face_name(name), tuple(module.weight.shape), partial(_anchor, t_fixed, read)
+            shape = len(module.weight), modules.shape.width
+            yield hugging_face_name(name), shape, partial(_anchor, module, t_fixed, read)
         elif isinstance(module, Matrix | RMSNorm):
             yield hugging_face_name(name), tuple(module.weight.shape), read
 
@@ -61,7 +63,8 @@ def _plain_embedding(modules: StageModules, table: Table, t_fixed: TFixed | None
     def make() -> Tensor:
         rows = table.form.rows(stored("embed.weight"))
         if modules.shape.trains_anchors:
-            rows += stored("layers.0.anchor.weight")
+            first: Any = modules.layers["0"]
+            rows += first.anchor.lifted(stored("layers.0.anchor.weight"))
         return _with_t_fixed(rows, t_fixed)
 
     yield hugging_face_name("embed"), (modules.shape.vocab_size, modules.shape.width), make
@@ -86,8 +89,9 @@ def _written(module: Writer, read: Callable[[], Tensor]) -> Tensor:
     return (read() if module.form.has_local_stream else module.form.rows(read())).T.contiguous()
 
 
-def _anchor(t_fixed: TFixed | None, change: Callable[[], Tensor]) -> Tensor:
-    return _with_t_fixed(change(), t_fixed)
+@torch.no_grad()
+def _anchor(module: Anchor, t_fixed: TFixed | None, read: Callable[[], Tensor]) -> Tensor:
+    return _with_t_fixed(module.lifted(read()), t_fixed)
 
 
 def _fixed_anchor(t_fixed: TFixed | None, dtype: torch.dtype) -> Tensor:

@@ -28,6 +28,8 @@ class Shape:
     free_layers: int  # last layers that read and write x itself
     segment_starts: frozenset[int]  # layers where a segment begins; none where segments do not matter
     trains_anchors: bool
+    anchor_width: int
+    t_fixed_seed: int
     tokens_in_step: int
 
     @classmethod
@@ -52,6 +54,8 @@ class Shape:
             free_layers=spec.form.free_layers(Sizes.of(spec)),
             segment_starts=segment_starts(spec),
             trains_anchors=spec.subspace.anchor != "fixed",
+            anchor_width=spec.anchor_width,
+            t_fixed_seed=spec.subspace.t_fixed.seed,
             tokens_in_step=spec.batch.size * spec.model.context,
         )
 

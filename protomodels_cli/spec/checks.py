@@ -163,6 +163,25 @@ def form_takes_anchors(s: RunSpec) -> Found:
         yield "subspace.anchor", *problem
 
 
+@check("subspace.anchor", "subspace.anchor_rank", "model.width")
+def anchor_rank_fits(s: RunSpec) -> Found:
+    rank = s.subspace.anchor_rank
+    if rank is None:
+        return
+    if s.subspace.anchor == "fixed":
+        yield (
+            "subspace.anchor_rank",
+            "subspace.anchor is fixed, and there is no table of changes",
+            "remove `anchor_rank`, or set subspace.anchor to segment",
+        )
+    elif rank > s.model.width:
+        yield (
+            "subspace.anchor_rank",
+            f"a table's rows are lifted to model.width ({s.model.width}), and cannot be wider",
+            f"use at most {s.model.width}, for example {max(1, s.model.width // 8)}, or remove `anchor_rank`",
+        )
+
+
 @check("subspace.form", "subspace.unconstrained_layers", "model.layers", "model.segments", "stages")
 def unconstrained_layers_fit_form(s: RunSpec) -> Found:
     asked = s.subspace.unconstrained_layers

@@ -122,6 +122,11 @@ class SubspaceSpec(Section):
         "change that starts at 0, which each segment trains for itself; a table of vocabulary × width numbers for each "
         "segment, and no bytes on the wire.",
     )
+    anchor_rank: Size | None = Field(
+        None,
+        description="Numbers a token in a segment's table of changes, which a fixed random matrix lifts to the width. "
+        "Default: the width, and no such matrix.",
+    )
     unconstrained_layers: Whole | None = Field(
         None,
         description="How many of the last layers write outside S; all must be in the last stage (unused by `dense`). "

@@ -288,6 +288,11 @@ class RunSpec(Section):
         return self.form.has_local_stream or self.subspace.anchor == "segment"
 
     @property
+    def anchor_width(self) -> int:
+        """Numbers a token in the table of an anchor's change."""
+        return self.subspace.anchor_rank or self.model.width
+
+    @property
     def boundary_width(self) -> int:
         """Numbers a token that cross a boundary."""
         return self.form.boundary_width(Sizes.of(self))

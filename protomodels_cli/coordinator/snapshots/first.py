@@ -70,7 +70,7 @@ class FirstSnapshot:
         weights = {f"weights/{module}.weight": module for module in modules(span, m.layers, m.qk_norm)}
         anchored = spans(self._spec.layers_per_segment) if self._spec.subspace.anchor != "fixed" else []
         anchors = [f"weights/layers.{s.start}.anchor.weight" for s in anchored if s.start in span]
-        table = self._spec.vocab_size, m.width
+        table = self._spec.vocab_size, self._spec.anchor_width
         zeros = {APPLIED: 8} | dict.fromkeys(anchors, math.prod(table) * bytes_of(self._spec.compute.stored))
 
         def data(name: str) -> Buffer:
