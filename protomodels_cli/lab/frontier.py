@@ -53,6 +53,7 @@ def plan(scale: Scale) -> list[Row]:
     found += [Row(Recipe("two_stream", "segment", k, "int8"), True) for k in (mild, strong)]
     found += [Row(Recipe("two_stream", "fixed", k, "int8")) for k in (mild, strong)]
     found += [Row(Recipe("reparam", anchor, k, "int8")) for k in (mild, strong) for anchor in ("fixed", "segment")]
+    found += [Row(Recipe("two_stream", "segment", k, "int8", anchor_rank=scale.width // 8)) for k in (mild, strong)]
     found += [Row(dense(codec)) for codec in DENSE_CODECS]
     found += [Row(Recipe("two_stream", "segment", 2 * mild, "eden:4"))]
     found += [Row(Recipe("two_stream", "segment", 2 * strong, "eden:4"))]

@@ -46,6 +46,7 @@ class Recipe:
     t_fixed_scale: float = 0.1
     head_lr: float = 4e-3  # and the gains'
     segments: int | None = None  # other than the scale's
+    anchor_rank: int | None = None  # none: the width
     sharing: Sharing | None = None  # with anchor `shared`, which no pipeline has: the reference plays it
     hidden: Literal["auto"] | int = "auto"  # auto: as many parameters as the dense model
 
@@ -58,6 +59,8 @@ class Recipe:
         words = [self.form]
         if self.k is not None or self.trains_anchors:
             words.append(self.anchor if self.sharing is None else f"{self.anchor} {self.sharing.name}")
+        if self.anchor_rank is not None:
+            words.append(f"rank={self.anchor_rank}")
         if self.k is not None:
             words.append(f"k={self.k}")
         words.append(self.codec)
@@ -113,6 +116,7 @@ def spec_of(scale: Scale, recipe: Recipe, seed: int, share: float = 1.0) -> RunS
     """`share`: of the scale's steps. Weight decay is raised with fewer, so that it decays as much in all."""
     r, steps, segments = recipe, max(2, round(scale.steps * share)), recipe.segments or scale.segments
     subspace: dict[str, Any] = {"form": r.form, "anchor": "segment" if r.trains_anchors else "fixed"}
+    subspace["anchor_rank"] = r.anchor_rank
     if r.k is not None:
         subspace |= {"k": r.k, "t_fixed": {"scale": r.t_fixed_scale}}
     sizes = {name: getattr(scale, name) for name in ("layers", "width", "heads", "kv_heads", "context")}
