@@ -64,6 +64,8 @@ def test_only_the_rows_of_a_steps_tokens_move_and_by_row_adamws_rule():
         for w, m, (ids, g) in zip(right, moments, gradients, strict=True):
             assert 5 < len(ids) < len(w), "some rows, and not all"
             for i, row in zip(ids.tolist(), g, strict=True):
+                if not m[i]:  # as if it had had this gradient all the time
+                    m[i] = row.square().mean() * (1 - 0.9 ** (step - 1))
                 m[i] = 0.9 * m[i] + 0.1 * row.square().mean()
                 w[i] *= 1 - 0.02 * 0.5
                 w[i] -= 0.02 * row / ((m[i] / (1 - 0.9**step)).sqrt() + 1e-8)

@@ -49,6 +49,10 @@ CASES = [
     ("constrained", "row_adamw", MOVES, {"recompute": "stage"}),
     ("constrained", "muon", MOVES, {"dtype": "bf16"}),
     ("dense", "adamw", {}, {"recompute": "stage"}),
+    ("two_stream", "adamw", {}, {}),  # its last segment is released on the first device, and goes on on the second
+    ("two_stream", "muon", {"anchor": "segment"}, {"recompute": "block"}),
+    ("reparam", "muon", {"anchor": "segment", "anchor_rank": 5}, {"recompute": "stage"}),
+    ("dense", "adamw", {"anchor": "segment"}, {"dtype": "bf16"}),
 ]
 
 

@@ -234,3 +234,14 @@ def test_weight_decay_is_decoupled_and_spares_gains(reference):
     for name, before in start.items():
         shrink = 0.0 if "norm" in name else lr * 0.5
         assert torch.allclose(decayed[name], free[name] - shrink * before, atol=1e-7), name
+
+
+@pytest.mark.parametrize(("form", "name"), [("reparam", "muon"), ("constrained", "row_adamw")])
+def test_moments_that_are_not_kept_need_not_follow_the_basis(reference, form, name):
+    update = {"interval": 2, "window": 1, "delay": 0, "move": "project"}
+    r = reference(
+        subspace={"form": form, "update": update}, optimizer={"name": name, "tables": "row_adamw", "beta1": 0.0}
+    )
+    assert [row["version"] for row in r.train() if row["event"] == "switch"] == [1, 2]
+    embedding = next(p for p in r.trainers[0].optimizer.parameters if p.name == "embed.weight")
+    assert set(embedding.state) == {"second"}

@@ -23,7 +23,7 @@ from protomodels_cli.data.hub import _explained
 from protomodels_cli.data.prepare import prepare
 from protomodels_cli.data.tokenizers import Json, train_bpe
 from protomodels_cli.errors import UserError
-from protomodels_cli.lab import runs
+from protomodels_cli.lab.bench import Bench
 from protomodels_cli.launch import hosts, local
 from protomodels_cli.model.snapshot import write_snapshot
 from protomodels_cli.observe.metrics import JsonLines
@@ -234,7 +234,7 @@ def as_user(monkeypatch: pytest.MonkeyPatch, user: int, which: str | None = "/bi
 
 def not_a_result(folder: Path) -> None:
     text(folder, "kept.jsonl", "nonsense\n{}\n")
-    runs.Bench(1, 1, folder / "kept.jsonl")
+    Bench(1, folder / "kept.jsonl")
 
 
 def torch_check(**sections: Any) -> None:

@@ -67,6 +67,11 @@ SPEC: list[tuple[dict[str, Any], str]] = [
         "use at most 64, for example 8, or remove `anchor_rank`",
     ),
     (
+        model(hidden="auto", dense_hidden=100),
+        "model.dense_hidden = 100 | is filled in from model.hidden, which is auto | "
+        "remove `dense_hidden`, or set model.hidden to auto:100",
+    ),
+    (
         model(init_std=0.02),
         "model.init_std = 0.02 | has moved: each group of parameters has a standard deviation of its own | "
         "set groups.matrices.std and groups.head.std",

@@ -75,7 +75,8 @@ def run(
 
 
 def candidates(spec: RunSpec) -> list[RunSpec]:
-    """The same run with other ways to cross the boundaries, by what they cost in loss: the first ones cost least."""
+    """The same run with other ways to cross the boundaries, by what they are thought to cost in loss: the first ones
+    least. Where two streams stand is from emulations, not from runs of this code at size."""
     width = spec.model.width
     ways = [("dense", width, "bf16", "fixed"), ("dense", width, "int8", "fixed")]
     ways += [("two_stream", max(1, width // share), "int8", "segment") for share in (8, 16, 32)]
@@ -85,7 +86,8 @@ def candidates(spec: RunSpec) -> list[RunSpec]:
     found = []
     for form, k, codec, anchor in dict.fromkeys(ways):
         data: dict[str, Any] = spec.model_dump(mode="json")
-        data["subspace"] |= {"form": form, "k": k, "anchor": anchor, "update": {}}
+        rank = None if anchor == "fixed" else spec.subspace.anchor_rank
+        data["subspace"] |= {"form": form, "k": k, "anchor": anchor, "anchor_rank": rank, "update": {}}
         if form != spec.subspace.form:
             data["subspace"]["unconstrained_layers"] = None  # the form's own
         if not spec.has_segments:
@@ -172,7 +174,7 @@ def _sizes(spec: RunSpec) -> str:
         text += f"Dense, of equal shape: {one(dense)}.\n"
     if anchors := len(anchored_layers(spec)):
         each = anchor_bytes(spec)
-        entry = figures(each / (spec.vocab_size * spec.model.width))
+        entry = figures(each / (spec.vocab_size * spec.anchor_width))
         text += f"{plural(anchors, 'trained anchor')}: {size(each)} each, {entry} bytes an entry with its moments.\n"
     return text
 

@@ -21,9 +21,10 @@ from protomodels_cli.cost.units import (
 )
 from protomodels_cli.forms import Dense, Form, Role, Sizes
 from protomodels_cli.spec.cut import anchored_layers
-from protomodels_cli.spec.optimizer import STEP_NUMBERS
+from protomodels_cli.spec.optimizer import STEP_NUMBERS, TOGETHER_NUMBERS
 from protomodels_cli.spec.schema import RunSpec
 
+MUON = 6  # numbers for one that Muon moves: what its iteration has at one time
 ROUNDING = 3  # numbers for one that is rounded at random: 16 random bits and what they come from, masks and copies
 MOST_WAITING = 1 << 30  # bytes of messages that may wait at a stage for their gradients, where nobody says how many
 
@@ -103,6 +104,9 @@ class StageMemory:
         gradients = self._units(self._gradients_before, first_layer, end_layer)
         holds = (True, first, last, not self._anchored.isdisjoint(range(first_layer, end_layer)))
         stepping = max(bytes_ for bytes_, there in zip(self._stepping, holds, strict=True) if there)
+        if computation.gpu and self.spec.optimizer.name == "muon":  # several small matrices at one time
+            together = min(TOGETHER_NUMBERS, self._units(self._multiplied_before, first_layer, end_layer))
+            stepping = max(stepping, MUON * together * number_bytes(self.spec))
         working = max(training, stepping, a.evaluation * last - gradients)
         return self.resident(first_layer, end_layer, computation) + working + (self._covariance if last else 0)
 
@@ -182,7 +186,7 @@ def _stepping(spec: RunSpec) -> tuple[int, int, int, int]:
         columns, lifted = form.optimizer_columns(sizes, stored), form.lifted_columns(sizes)
         rule, rounding = form.chosen_rule(spec.optimizer, role), ROUNDING * (moment_bytes(spec, role) < number)
         if rule == "muon":
-            return number * rows * ((6 + rounding) * columns + lifted)
+            return number * rows * ((MUON + rounding) * columns + lifted)
         if rule == "adamw" and not rounding and not lifted:
             return 0
         if rule == "row_adamw" and not keeps_first_of_rows(spec, role):

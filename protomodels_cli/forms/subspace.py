@@ -35,7 +35,8 @@ class SubspaceForm(Form):
 
     def follow_moments(self, state: dict[str, Tensor], rule: Rule, switch: Switch) -> None:
         """transport: coordinates stay. project: those of what lies in the new span."""
-        if switch.move == "project" and state:
-            state["first"] = state["first"] @ switch.turn
-            if rule == "adamw":  # element-wise second moments; row moments do not depend on U
+        if switch.move == "project":
+            if "first" in state:
+                state["first"] = state["first"] @ switch.turn
+            if rule == "adamw" and state:  # element-wise second moments; row moments do not depend on U
                 state["second"] = state["second"] @ switch.turn.square()

@@ -21,7 +21,7 @@ from protomodels_cli.lab.frontier_report import steps_to
 from protomodels_cli.lab.recipes import Recipe, carried, dense
 from protomodels_cli.lab.results import Result
 from protomodels_cli.lab.runs import Run
-from protomodels_cli.lab.scales import SCALES, Scale, scaled
+from protomodels_cli.lab.scales import SCALES, Scale, scaled, with_text
 from protomodels_cli.observe.pictures import figure, save_figure
 from protomodels_cli.quantities import plural, rate
 from protomodels_cli.spec.schema import LinkSpec, RunSpec
@@ -52,7 +52,7 @@ def run(
     device: str,
 ) -> Result:
     """`speed` in operations a second of every peer; measured on this device where it is not given."""
-    scale = CPU if scale_name == "cpu" else scaled(scale_name, text)
+    scale = with_text(CPU if scale_name == "cpu" else scaled(scale_name), text)
     scale = replace(scale, steps=steps or scale.steps, microbatches=MICROBATCHES)
     runs = [Run(scale, recipe, seed, device) for recipe in recipes(scale)]
     with Bench(scale.workers, kept) as bench:
@@ -65,6 +65,8 @@ def run(
     flops = speed or measure_flops(spec, torch.device(device), seconds=1.0)
     evals = curves["dense bf16"]
     wanted = target if target is not None else evals[len(evals) // 2]["loss"]
+    if wanted is None:
+        raise UserError("dense bf16 has no finite loss to reach", "name a loss with --target", "diverged")
     rows = [
         _row(name, specs[name], mbit, ms, flops, curves[name], wanted)
         for name in curves

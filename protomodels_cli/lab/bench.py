@@ -11,6 +11,7 @@ import multiprocessing
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from statistics import median
 from types import TracebackType
@@ -67,8 +68,7 @@ class Bench:
     def _side_by_side(self, new: dict[str, Run]) -> Iterator[tuple[str, Run, Result]]:
         """A run is handed out when a process is free for it: whether there is time for it is known only then."""
         if self._pool is None:
-            # Spawned, not forked: torch's threads and CUDA do not survive a fork.
-            self._pool = ProcessPoolExecutor(self.workers, multiprocessing.get_context("spawn"))
+            self._pool = self._new_pool()
         waiting, under_way = list(new.items()), dict[Future[Result], tuple[str, Run]]()
         while waiting or under_way:
             while waiting and len(under_way) < self.workers:
@@ -81,10 +81,19 @@ class Bench:
                     result = future.result()
                 except (UserError, KeyboardInterrupt):
                     raise
+                except BrokenProcessPool:  # a process was killed, and all runs under way are lost with it
+                    self._pool.shutdown(wait=False)
+                    self._pool = self._new_pool()
+                    self._miss(run, "its process was killed, or another's beside it; try fewer --workers")
+                    continue
                 except Exception as error:  # of this run alone: the others are worth having
                     self._miss(run, f"failed: {first_line(error)}")
                     continue
                 yield key, run, result
+
+    def _new_pool(self) -> ProcessPoolExecutor:
+        """Spawned, not forked: torch's threads and CUDA do not survive a fork."""
+        return ProcessPoolExecutor(self.workers, multiprocessing.get_context("spawn"))
 
     def _has_time_for(self, run: Run) -> bool:
         if self.budget is None:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from protomodels_cli.codecs.base import CodecError
 from protomodels_cli.codecs.registry import parse_codec
+from protomodels_cli.forms import FORMS
 from protomodels_cli.lab.relay import Relay
 from protomodels_cli.lab.scales import Scale, data_sections
 from protomodels_cli.lab.shared_anchor import Sharing
@@ -115,6 +116,7 @@ def is_installed(codec: str) -> bool:
 def spec_of(scale: Scale, recipe: Recipe, seed: int, share: float = 1.0) -> RunSpec:
     """`share`: of the scale's steps. Weight decay is raised with fewer, so that it decays as much in all."""
     r, steps, segments = recipe, max(2, round(scale.steps * share)), recipe.segments or scale.segments
+    FORMS.add(Relay.name, Relay)
     subspace: dict[str, Any] = {"form": r.form, "anchor": "segment" if r.trains_anchors else "fixed"}
     subspace["anchor_rank"] = r.anchor_rank
     if r.k is not None:

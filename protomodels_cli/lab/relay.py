@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protomodels_cli import counter
-from protomodels_cli.forms import FORMS, Form, Sizes
+from protomodels_cli.forms import Form, Sizes
 
 if TYPE_CHECKING:
     from protomodels_cli.model.reference import Reference
@@ -59,9 +59,6 @@ class Relay(Form):
         assert anchor is not None
         normed = F.rms_norm(state, state.shape[-1:]).to(anchor.dtype)
         return self._c + (normed @ self.a.to(anchor.dtype)).to(state.dtype)
-
-
-FORMS.add(Relay.name, Relay)
 
 
 def give_ends(reference: Reference) -> None:

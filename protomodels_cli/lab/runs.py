@@ -40,7 +40,7 @@ class Run:
 
     def key(self) -> str:
         """Names the run that a kept result belongs to: by its text's tokens, wherever the files lie."""
-        own = self.spec().model_dump(mode="json", exclude={"data"})
+        own = self.spec().model_dump(mode="json", exclude={"data"}, exclude_none=True)  # fields to come are none here
         sharing = None if self.recipe.sharing is None else asdict(self.recipe.sharing)
         kind = self.device.partition(":")[0]
         parts = [own, sharing, text_of(self.scale).sha256, kind, TRAINING]

@@ -112,6 +112,11 @@ def scaled(name: str, text: str | None = None, **changes: Any) -> Scale:
             f"--scale {name}: there is no such scale", f"use {', '.join([*SCALES][:-1])} or {[*SCALES][-1]}", "scale"
         )
     scale = replace(SCALES[name], **{key: value for key, value in changes.items() if value is not None})
+    return with_text(scale, text)
+
+
+def with_text(scale: Scale, text: str | None) -> Scale:
+    """None: the scale's own."""
     if text is None:
         return scale
     return replace(scale, source="bin" if text.endswith(".bin") else "files", files=(text,), text=None)

@@ -22,7 +22,7 @@ from protomodels_cli.model.llama import Matrix, RMSNorm, Writer
 from protomodels_cli.model.precise import home_of_float64
 from protomodels_cli.model.stage import Stage
 from protomodels_cli.spec.groups import Settings, settings
-from protomodels_cli.spec.optimizer import STEP_NUMBERS
+from protomodels_cli.spec.optimizer import STEP_NUMBERS, TOGETHER_NUMBERS
 from protomodels_cli.spec.schema import RunSpec
 
 ROW = 4096  # numbers that are summed in float32
@@ -45,9 +45,13 @@ class TrainedParameter:
 
     @property
     def is_fused(self) -> bool:
-        """Whether one kernel does the whole step: nothing is to be done to the update in between."""
-        whole = self.kept_as == self.parameter.dtype and type(self.form).lift is Form.lift
-        return self.rule == "adamw" and whole
+        """Whether one kernel does the whole step."""
+        return self.rule == "adamw" and self.is_plain
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing is to be done to an update or to moments between computing and keeping them."""
+        return self.kept_as == self.parameter.dtype and type(self.form).lift is Form.lift
 
     def take_gradient(self) -> Tensor:
         """What has been accumulated, after projection."""
@@ -137,7 +141,10 @@ class StageOptimizer:
         else:
             ids, own, kept = None, parameter[rows], {key: t[rows] for key, t in state.items()}
         wide = {key: t.to(gradient.dtype) for key, t in kept.items()}  # copies only of narrow ones
-        direction = self._direction(trained, gradient[rows].mul_(coefficient), wide)
+        g = gradient[rows].mul_(coefficient)
+        if ids is not None:
+            rules.begin_rows(g, wide, self.applied, trained.settings)
+        direction = self._direction(trained, g, wide)
         if trained.settings.weight_decay:
             own.mul_(1 - lr * trained.settings.weight_decay)
         own.add_(trained.form.lift(direction), alpha=-lr)
@@ -153,13 +160,12 @@ class StageOptimizer:
         """Matrices that Muon moves as they are, by shape and settings, several in a batch while they are small."""
         alike: dict[tuple[Any, ...], list[TrainedParameter]] = {}
         for trained in self.parameters:
-            whole = trained.kept_as == trained.parameter.dtype and type(trained.form).lift is Form.lift
-            if trained.rule == "muon" and whole:
+            if trained.rule == "muon" and trained.is_plain:
                 key = (trained.parameter.device, trained.parameter.shape, trained.settings)
                 alike.setdefault(key, []).append(trained)
         found = []
         for members in alike.values():
-            most = max(1, STEP_NUMBERS // members[0].parameter.numel())
+            most = max(1, TOGETHER_NUMBERS // members[0].parameter.numel())
             found += [members[i : i + most] for i in range(0, len(members), most)]
         return [batch for batch in found if len(batch) > 1]
 
@@ -203,6 +209,8 @@ class StageOptimizer:
             for form, there in zip(forms, moved, strict=True)
         }
         for trained in self.parameters:
+            if not trained.form.has_basis:
+                continue
             switch = switches[trained.parameter.device]
             trained.form.follow(trained.parameter, switch)
             wide = {key: kept.to(trained.parameter.dtype) for key, kept in trained.state.items()}

@@ -179,8 +179,10 @@ class Stage(StageModules):
         for section in self.sections:
             here, form = replace(run, cos=section.cos, sin=section.sin), section.form
             state = moved(state, section.device)
-            if section is not self.sections[0]:
-                anchor = section.anchor(tokens_BT, change, here)
+            if section is not self.sections[0] and anchor is not None:
+                # With a gradient it is one tensor for all sections: so its gradient is summed in one order.
+                trained = anchor.requires_grad
+                anchor = moved(anchor, section.device) if trained else section.anchor(tokens_BT, change, here)
             for i in section.layers:
                 block: Any = self.layers[str(i)]
                 if i == self.slice.first_layer or i in self.shape.segment_starts:

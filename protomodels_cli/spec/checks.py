@@ -1,64 +1,19 @@
-"""Rules that tie fields together: contradictions are found here, before anything starts.
-
-Each check is a pure function of the spec that yields problems of the kind that is the function's name. Its `fields` are
-the ones that it looks at: it is skipped only where one of *these* is malformed.
-"""
+"""Rules that tie fields of the model, its training and its wire together."""
 
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 from protomodels_cli.codecs.base import Surroundings
 from protomodels_cli.codecs.registry import parse_codec
 from protomodels_cli.forms import FORMS, Sizes
 from protomodels_cli.protocol.messages import Leg
 from protomodels_cli.quantities import plural
+from protomodels_cli.spec.checking import Checks, Found
 from protomodels_cli.spec.cut import is_whole, layers_per_stage
-from protomodels_cli.spec.errors import Problem
 from protomodels_cli.spec.schema import RunSpec
 
-Found = Iterator[tuple[str, str, str]]  # field to point at, rule, fix
-
-
-@dataclass(frozen=True)
-class Check:
-    fields: tuple[str, ...]
-    find: Callable[[RunSpec], Found]
-
-
-CHECKS: list[Check] = []
-
-
-def check(*fields: str) -> Callable[[Callable[[RunSpec], Found]], Callable[[RunSpec], Found]]:
-    def register(find: Callable[[RunSpec], Found]) -> Callable[[RunSpec], Found]:
-        CHECKS.append(Check(fields, find))
-        return find
-
-    return register
-
-
-def contradictions(spec: RunSpec, malformed: set[str]) -> list[Problem]:
-    """All contradictions that do not involve a field which is malformed by itself."""
-
-    def usable(field: str) -> bool:
-        return not any(field == bad or field.startswith(bad + ".") or bad.startswith(field + ".") for bad in malformed)
-
-    return [
-        Problem(field, rule, fix, value_at(spec, field), kind=c.find.__name__)
-        for c in CHECKS
-        if all(map(usable, c.fields))
-        for field, rule, fix in c.find(spec)
-    ]
-
-
-def value_at(spec: RunSpec, field: str) -> object:
-    value: object = spec
-    for part in field.split("."):
-        value = getattr(value, part)
-    return value
+check = Checks()
 
 
 @check("model.width", "model.heads", "model.head_dim")
@@ -113,6 +68,17 @@ def every_stage_has_layers(s: RunSpec) -> Found:
         )
 
 
+@check("model.hidden", "model.dense_hidden")
+def dense_hidden_is_filled_in(s: RunSpec) -> Found:
+    m = s.model
+    if isinstance(m.hidden, str) and m.dense_hidden is not None and m.hidden != f"auto:{m.dense_hidden}":
+        yield (
+            "model.dense_hidden",
+            f"is filled in from model.hidden, which is {m.hidden}",
+            f"remove `dense_hidden`, or set model.hidden to auto:{m.dense_hidden}",
+        )
+
+
 @check("model.layers", "model.segments")
 def every_segment_has_layers(s: RunSpec) -> Found:
     layers, segments = s.model.layers, s.model.segments
@@ -140,7 +106,7 @@ def stages_are_whole_segments(s: RunSpec) -> Found:
             "model.segments",
             f"is required with stages auto: what the {s.subspace.form} form with subspace.anchor {s.subspace.anchor} "
             "computes depends on it, and must not depend on who joins",
-            f"set for example `segments: {max(1, s.model.layers // 2)}`",
+            f"set for example `segments: {_nearest_divisor(s.model.layers, max(1, s.model.layers // 2))}`",
         )
     elif s.stages == "auto" and len(set(segments)) > 1:
         yield (
@@ -315,86 +281,6 @@ def schedule_fits_steps(s: RunSpec) -> Found:
             "optimizer.schedule.decay_steps",
             f"warm-up ({c.warmup_steps} steps) and decay together are longer than the run ({s.steps} steps)",
             f"use at most {max(1, s.steps - c.warmup_steps)}",
-        )
-
-
-@check("data.source", "data.files", "data.val_files")
-def files_match_source(s: RunSpec) -> Found:
-    d = s.data
-    reads_files = d.source not in ("builtin", "python", "hf")
-    for name, files in (("files", d.files), ("val_files", d.val_files)):
-        if not reads_files and files:
-            yield (
-                f"data.{name}",
-                f"data.source is {d.source}, which reads no files",
-                f"remove `{name}`, or set data.source to files",
-            )
-    if reads_files and not d.files:
-        yield (
-            "data.files",
-            f"data.source is {d.source}, which needs files",
-            "list paths or globs, as in `files: [corpus/*.txt]`",
-        )
-
-
-@check("data.source", "data.dataset", "data.config", "data.split", "data.val_split", "data.revision")
-def dataset_matches_source(s: RunSpec) -> Found:
-    d = s.data
-    if d.source == "hf" and d.dataset is None:
-        yield "data.dataset", "data.source is hf, which reads a dataset", "name a folder, or a dataset on the hub"
-    if d.source == "hf" and d.val_split == d.split:
-        yield (
-            "data.val_split",
-            f"data.split is {d.split} too, and training and held-out text must be disjoint",
-            "name another split, or remove `val_split`: then data.val_fraction of the text is held out",
-        )
-    for name in ("dataset", "config", "val_split", "revision") if d.source != "hf" else ():
-        if getattr(d, name) is not None:
-            yield f"data.{name}", "belongs to data.source hf", f"remove `{name}`, or set data.source to hf"
-
-
-@check("data.source", "tokenizer.kind", "tokenizer.vocab_size", "tokenizer.file")
-def tokenizer_matches_source(s: RunSpec) -> Found:
-    t = s.tokenizer
-    if (s.data.source == "bin") != (t.kind == "none"):
-        yield (
-            "tokenizer.kind",
-            "files of the source bin hold token ids and need tokenizer.kind none; other sources are text and need a "
-            "tokenizer",
-            "set tokenizer.kind to none" if s.data.source == "bin" else "set tokenizer.kind to bytes, bpe or file",
-        )
-    if t.kind == "none" and t.vocab_size is None:
-        yield (
-            "tokenizer.vocab_size",
-            "is required for tokenizer.kind none: token ids do not say how large their vocabulary is",
-            "set tokenizer.vocab_size (50257 for GPT-2's tokens)",
-        )
-    if t.kind == "bytes" and t.vocab_size not in (None, 256):
-        yield "tokenizer.vocab_size", "tokenizer.kind bytes has 256 ids, one per byte", "remove `vocab_size`"
-    if t.kind == "bpe" and t.vocab_size is not None and t.vocab_size < 257:
-        yield (
-            "tokenizer.vocab_size",
-            "a byte-pair vocabulary starts with 256 bytes and one end-of-text token",
-            "use 257 or more, or set tokenizer.kind to bytes",
-        )
-    if (t.kind == "file") != (t.file is not None):
-        yield (
-            "tokenizer.file",
-            "tokenizer.file belongs to tokenizer.kind file, and to no other kind",
-            "set tokenizer.file to the path of a tokenizer.json"
-            if t.kind == "file"
-            else "remove `file`, or set tokenizer.kind to file",
-        )
-
-
-@check("snapshots.copy_to")
-def store_has_no_password(s: RunSpec) -> Found:
-    if re.search(r"//[^/@]*:[^/@]*@", s.snapshots.copy_to or ""):
-        yield (
-            "snapshots.copy_to",
-            "the URL contains a password, and the spec is sent to every peer",
-            "remove the password from the URL, and set it in the coordinator's environment: FSSPEC_FTP_USERNAME and "
-            "FSSPEC_FTP_PASSWORD for ftp",
         )
 
 

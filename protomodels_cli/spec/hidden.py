@@ -44,9 +44,8 @@ def matched_hidden(spec: RunSpec, dense: int) -> int:
     m, sizes = spec.model, Sizes.of(spec)
     inner = m.heads * (m.head_dim or m.width // m.heads)
     free = spec.form.free_layers(sizes)
-    columns = (m.layers - free) * spec.form.state_width(
-        sizes
-    ) + free * m.width  # of the matrices that write, all layers
+    # Of the matrices that write, over all layers.
+    columns = (m.layers - free) * spec.form.state_width(sizes) + free * m.width
     missing = m.layers * m.width - columns  # to the dense model's
     if not missing:
         return dense

@@ -12,9 +12,9 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from protomodels_cli.forms import Sizes
-from protomodels_cli.spec import yaml_tree
+from protomodels_cli.spec import checks, data_checks, yaml_tree
+from protomodels_cli.spec.checking import contradictions
 from protomodels_cli.spec.checkpoint import fill_in
-from protomodels_cli.spec.checks import contradictions
 from protomodels_cli.spec.errors import Problem, SpecError
 from protomodels_cli.spec.fields import Section
 from protomodels_cli.spec.hidden import dense_hidden, matched_hidden, usual_hidden
@@ -72,7 +72,7 @@ def _validate(
             if e["type"] != "extra_forbidden":  # an unknown field takes nothing away from the known ones
                 malformed.add(".".join(map(str, loc)))
         spec = _with_stand_ins(data, [e["loc"] for e in error.errors()])
-    found = contradictions(spec, malformed)
+    found = contradictions(spec, malformed, [*checks.check, *data_checks.check])
     if not {"tokenizer", "tokenizer.file", "tokenizer.kind", "tokenizer.vocab_size"} & malformed:
         spec, missing = _with_vocabulary(spec, base)
         found += missing

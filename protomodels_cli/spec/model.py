@@ -118,9 +118,9 @@ class SubspaceSpec(Section):
     k: Size = Field(16, description="Numbers per token that cross a boundary (unused by `dense`, which sends width).")
     anchor: Literal["fixed", "segment"] = Field(
         "fixed",
-        description="What a stage adds to the stream for a token by itself. `fixed`: T_fixed. `segment`: T_fixed and a "
-        "change that starts at 0, which each segment trains for itself; a table of vocabulary × width numbers for each "
-        "segment, and no bytes on the wire.",
+        description="What a stage adds to the stream for a token by itself. `fixed`: T_fixed (`dense`: nothing). "
+        "`segment`: besides a change that starts at 0, which each segment trains for itself: a table of vocabulary × "
+        "anchor_rank numbers for each segment, and no bytes on the wire.",
     )
     anchor_rank: Size | None = Field(
         None,

@@ -10,6 +10,7 @@ from protomodels_cli.spec.fields import BelowOne, Count, Positive, Section, Shar
 
 # Numbers of a parameter that a step has in working memory at one time, unless its rule needs the whole matrix (Muon).
 STEP_NUMBERS = 1 << 24
+TOGETHER_NUMBERS = 1 << 22  # of matrices that Muon moves together on a GPU
 
 
 class ScheduleSpec(Section):

@@ -16,7 +16,7 @@ from protomodels_cli.files import hash_file, put_in_place
 from protomodels_cli.huggingface.checkpoint import Checkpoint
 from protomodels_cli.huggingface.names import modules
 from protomodels_cli.safetensors_file import DTYPES, bytes_of, write_safetensors
-from protomodels_cli.spec.cut import spans
+from protomodels_cli.spec.cut import anchored_layers, spans
 from protomodels_cli.spec.schema import RunSpec
 
 if TYPE_CHECKING:
@@ -68,8 +68,7 @@ class FirstSnapshot:
     def _write(self, checkpoint: Checkpoint, span: range, path: Path) -> None:
         m, dtype = self._spec.model, DTYPES[self._spec.compute.stored]
         weights = {f"weights/{module}.weight": module for module in modules(span, m.layers, m.qk_norm)}
-        anchored = spans(self._spec.layers_per_segment) if self._spec.subspace.anchor != "fixed" else []
-        anchors = [f"weights/layers.{s.start}.anchor.weight" for s in anchored if s.start in span]
+        anchors = [f"weights/layers.{i}.anchor.weight" for i in span if i in anchored_layers(self._spec)]
         table = self._spec.vocab_size, self._spec.anchor_width
         zeros = {APPLIED: 8} | dict.fromkeys(anchors, math.prod(table) * bytes_of(self._spec.compute.stored))
 
