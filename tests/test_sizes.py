@@ -141,8 +141,7 @@ def benched(
     "kept", [{}, {"moments": "bf16", "tables": "row_adamw"}, {"beta1": 0.0, "tables": "row_adamw"}]
 )
 @pytest.mark.parametrize(("form", "optimizer", "anchor"), KINDS)
-@pytest.mark.parametrize("index", [0, 1, 2])
-@pytest.mark.parametrize("dtype", ["float32", "bf16", "float64"])
+@pytest.mark.parametrize(("index", "dtype"), [(0, "float32"), (1, "bf16"), (1, "float64"), (2, "float32")])
 def test_what_is_resident_is_counted_to_the_byte(form, optimizer, anchor, kept, index, dtype):
     if "moments" in kept and dtype == "float64":
         pytest.skip("moments in bf16 are refused there")
@@ -180,11 +179,19 @@ def test_what_an_entry_of_a_trained_anchor_takes(beta1, most, dtype):
 @pytest.mark.parametrize(
     "model", [{}, {"qk_norm": False}, {"kv_heads": 4, "head_dim": 8}, {"hidden": 16}, {"segments": 9}]
 )
-@pytest.mark.parametrize("index", [0, 1, 2])
-@pytest.mark.parametrize(("dtype", "compiled"), [("float32", False), ("bf16", False), ("bf16", True)])
-def test_what_autograd_saves_is_what_is_counted_as_in_flight(form, anchor, model, index, dtype, compiled):
-    if compiled and (model or index != 1):
-        pytest.skip("compiling takes its time, and layers are alike")
+@pytest.mark.parametrize(("index", "dtype"), [(0, "float32"), (1, "bf16"), (2, "float32")])
+def test_what_autograd_saves_is_what_is_counted_as_in_flight(form, anchor, model, index, dtype):
+    check_saved(form, anchor, model, index, dtype, compiled=False)
+
+
+@pytest.mark.parametrize(
+    ("form", "anchor"), [("reparam", "fixed"), ("constrained", "fixed"), ("dense", "fixed"), ("two_stream", "segment")]
+)
+def test_so_it_is_where_operators_are_compiled(form, anchor):
+    check_saved(form, anchor, {}, 1, "bf16", compiled=True)
+
+
+def check_saved(form: str, anchor: str, model: dict[str, Any], index: int, dtype: str, compiled: bool) -> None:
     spec = benched(form, "muon", dtype=dtype, anchor=anchor, **{"layers": 9, **model})
     bench = Bench(spec, index, compiled=compiled)
     if compiled:
@@ -211,9 +218,16 @@ def test_what_autograd_saves_is_what_is_counted_as_in_flight(form, anchor, model
 
 
 @pytest.mark.parametrize(("form", "optimizer", "anchor"), KINDS)
-@pytest.mark.parametrize(("index", "vocab"), [(0, 3000), (1, 300), (2, 3000)])  # the ends' tables are the larger part
 @pytest.mark.parametrize(
-    ("dtype", "recompute"), [("float32", "none"), ("bf16", "none"), ("float32", "block"), ("float32", "stage")]
+    ("index", "vocab", "dtype", "recompute"),
+    [  # the ends' tables are the larger part
+        (0, 3000, "float32", "none"),
+        (0, 3000, "float32", "stage"),
+        (1, 300, "bf16", "none"),
+        (1, 300, "float32", "block"),
+        (2, 3000, "bf16", "none"),
+        (2, 3000, "float32", "block"),
+    ],
 )
 def test_a_stage_never_takes_more_than_its_memory_and_not_much_less(
     form, optimizer, anchor, index, vocab, dtype, recompute

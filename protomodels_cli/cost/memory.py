@@ -21,7 +21,7 @@ from protomodels_cli.cost.units import (
 )
 from protomodels_cli.forms import Dense, Form, Role, Sizes
 from protomodels_cli.spec.cut import anchored_layers
-from protomodels_cli.spec.optimizer import STEP_NUMBERS, TOGETHER_NUMBERS
+from protomodels_cli.spec.optimizer import STEP_NUMBERS
 from protomodels_cli.spec.schema import RunSpec
 
 MUON = 6  # numbers for one that Muon moves: what its iteration has at one time
@@ -104,9 +104,6 @@ class StageMemory:
         gradients = self._units(self._gradients_before, first_layer, end_layer)
         holds = (True, first, last, not self._anchored.isdisjoint(range(first_layer, end_layer)))
         stepping = max(bytes_ for bytes_, there in zip(self._stepping, holds, strict=True) if there)
-        if computation.gpu and self.spec.optimizer.name == "muon":  # several small matrices at one time
-            together = min(TOGETHER_NUMBERS, self._units(self._multiplied_before, first_layer, end_layer))
-            stepping = max(stepping, MUON * together * number_bytes(self.spec))
         working = max(training, stepping, a.evaluation * last - gradients)
         return self.resident(first_layer, end_layer, computation) + working + (self._covariance if last else 0)
 
@@ -179,7 +176,8 @@ class StageMemory:
 
 def _stepping(spec: RunSpec) -> tuple[int, int, int, int]:
     """Bytes that the optimizer makes of passing tensors: for a layer's matrix, the embedding, the head and an anchor.
-    It takes one parameter at a time, and of that some rows (Muon: all); AdamW's fused step makes none."""
+    It takes one parameter at a time, and of that some rows (Muon: all); AdamW's fused step makes none. Left out: small
+    matrices that Muon moves together on a GPU, at most TOGETHER_NUMBERS."""
     b, sizes, number = Block.of(spec), Sizes.of(spec), number_bytes(spec)
 
     def one(form: type[Form], role: Role, rows: int, stored: int) -> int:
