@@ -236,9 +236,14 @@ def test_a_stage_never_takes_more_than_its_memory_and_not_much_less(
 
 
 @pytest.mark.parametrize(
-    ("form", "anchor"), [way for way in WAYS if way in {("two_stream", "fixed")} or way[1] != "fixed"]
+    ("form", "anchor", "index", "recompute"),
+    [
+        ("two_stream", "segment", 1, "block"),
+        ("two_stream", "narrow", 1, "none"),
+        ("reparam", "segment", 1, "none"),
+        ("dense", "segment", 2, "block"),
+    ],
 )
-@pytest.mark.parametrize(("index", "recompute"), [(1, "none"), (1, "block"), (2, "block")])
 def test_so_it_is_with_several_segments_on_a_stage(form, anchor, index, recompute):
     spec = benched(form, "adamw", 300, in_flight=2, dtype="float32", anchor=anchor, layers=9, segments=9, hidden=32)
     check_memory(spec, index, "float32", recompute)
