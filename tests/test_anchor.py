@@ -132,7 +132,6 @@ def test_a_groups_rate_moves_its_parameters_and_no_others(group):
     found = moved(**{group: {"lr": 6e-3}})
     faster = {name for name in found if found[name] > 1.5 * usual[name]}
     assert ROLES[group] in faster
-    own = [name for name in usual if name.startswith("layers.0") and name.split(".")[-2] == "anchor"]
     expected = {
         "embedding": {"embed.weight"},
         "head": {"head.out.weight"},
@@ -142,7 +141,6 @@ def test_a_groups_rate_moves_its_parameters_and_no_others(group):
         "anchors": {n for n in usual if "anchor" in n},
     }
     assert faster == expected[group]
-    assert own
 
 
 def test_writers_may_start_at_zero_and_groups_have_their_own_spread():

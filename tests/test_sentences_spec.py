@@ -282,6 +282,10 @@ SPEC: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("changes", "text"), SPEC)
 def test_spec(changes: dict[str, Any], text: str):
+    check(changes, text)
+
+
+def check(changes: dict[str, Any], text: str) -> None:
     with pytest.raises(SpecError) as caught:
         spec_from({**SMALLEST, **changes})
     where, rule, fix = text.split(" | ")
