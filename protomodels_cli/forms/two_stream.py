@@ -21,16 +21,11 @@ else:
     F = lazy_import("torch.nn.functional")
 
 
-class TwoStream(Form):
-    name = "two_stream"
-    about = "trains coordinates and a full-width stream that ends with its segment"
-    has_basis = True
-    remakes_stream = True
-    has_local_stream = True
+class LocalStream(Form):
+    """Of a segment: k numbers a token come in and go out, and the last segment writes to x itself."""
 
-    @classmethod
-    def state_width(cls, sizes: Sizes) -> int:
-        return sizes.k + sizes.width
+    has_basis = True
+    has_local_stream = True
 
     @classmethod
     def embedding_width(cls, sizes: Sizes) -> int:
@@ -47,6 +42,16 @@ class TwoStream(Form):
     @classmethod
     def least_last_layers(cls, sizes: Sizes) -> int:
         return sizes.last_segment
+
+
+class TwoStream(LocalStream):
+    name = "two_stream"
+    about = "trains coordinates and a full-width stream that ends with its segment"
+    remakes_stream = True
+
+    @classmethod
+    def state_width(cls, sizes: Sizes) -> int:
+        return sizes.k + sizes.width
 
     @classmethod
     def reading_flops(cls, sizes: Sizes) -> int:

@@ -116,7 +116,7 @@ def is_installed(codec: str) -> bool:
 def spec_of(scale: Scale, recipe: Recipe, seed: int, share: float = 1.0) -> RunSpec:
     """`share`: of the scale's steps. Weight decay is raised with fewer, so that it decays as much in all."""
     r, steps, segments = recipe, max(2, round(scale.steps * share)), recipe.segments or scale.segments
-    FORMS.add(Relay.name, Relay)
+    FORMS.add(Relay.name, Relay)  # here, since each process of a sweep comes by
     subspace: dict[str, Any] = {"form": r.form, "anchor": "segment" if r.trains_anchors else "fixed"}
     subspace["anchor_rank"] = r.anchor_rank
     if r.k is not None:

@@ -13,33 +13,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protomodels_cli import counter
-from protomodels_cli.forms import Form, Sizes
+from protomodels_cli.forms.two_stream import LocalStream
 
 if TYPE_CHECKING:
     from protomodels_cli.model.reference import Reference
 
 
-class Relay(Form):
+class Relay(LocalStream):
     name = "relay"
     about = "passes coordinates on from segment to segment"
-    has_basis = True
-    has_local_stream = True
-
-    @classmethod
-    def embedding_width(cls, sizes: Sizes) -> int:
-        return sizes.k
-
-    @classmethod
-    def boundary_width(cls, sizes: Sizes) -> int:
-        return sizes.k
-
-    @classmethod
-    def free_layers(cls, sizes: Sizes) -> int:
-        return sizes.last_segment
-
-    @classmethod
-    def least_last_layers(cls, sizes: Sizes) -> int:
-        return sizes.last_segment
 
     _c: Tensor  # of the microbatch at hand: it goes through a segment before the next one comes
 
