@@ -231,4 +231,7 @@ def test_a_stages_time_is_shared_out(tmp_path, index):
     found = stage_profile.measure(spec, index, torch.device("cpu"), tmp_path / "trace.json")
     assert 0 < found["messages_share"] < 1
     assert found["messages_s"] < found["device_s"]
+    saved = found["snapshot"]
+    assert saved["bytes"] > 0
+    assert saved["call_s"] <= saved["stall_s"] < saved["call_s"] + saved["step_s"]
     assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]

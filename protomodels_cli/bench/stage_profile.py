@@ -23,6 +23,7 @@ from protomodels_cli.worker.transfers import Payload, Transfers
 
 WARM_UP, TIMED = 3, 5  # steps
 WIRE = "pmtrain: messages"
+PINNING = 5.0  # seconds after which the memory for a snapshot of some gigabytes is pinned
 
 
 class _Marked:
@@ -58,6 +59,7 @@ def measure(spec: RunSpec, index: int, device: torch.device, trace: Path | None 
         started = time.perf_counter()
         take_step(work, coming, held)
         took.append(time.perf_counter() - started)
+    snapshot = _beside_a_snapshot(work, around, held, sorted(took[WARM_UP:])[TIMED // 2])
     work.transfers = _Marked(work.transfers)  # type: ignore[assignment]
     coming = messages(around, work.step + 1, spec.batch.microbatches)
     on_gpu = device.type == "cuda"
@@ -79,6 +81,7 @@ def measure(spec: RunSpec, index: int, device: torch.device, trace: Path | None 
         "device_s": busy,
         "messages_s": on_wire,
         "messages_share": on_wire / busy if busy else None,
+        "snapshot": snapshot,
         "not_compiled": work.not_compiled,
         "longest": [
             {"name": e.key, "seconds": spent(e, own=True), "calls": e.count}
@@ -86,3 +89,17 @@ def measure(spec: RunSpec, index: int, device: torch.device, trace: Path | None 
         ],
         "peak_memory": torch.cuda.max_memory_allocated(device) if on_gpu else None,
     }
+
+
+def _beside_a_snapshot(work: StageWork, around: Neighbours, held: int, usual: float) -> dict[str, float]:
+    """How long a snapshot keeps the compute thread: its call, and what the step beside it takes longer than usual."""
+    coming = messages(around, work.step + 1, work.spec.batch.microbatches)
+    if work.device.type == "cuda":
+        time.sleep(PINNING)
+    started = time.perf_counter()
+    copied = work.copy_state()
+    called = time.perf_counter() - started
+    take_step(work, coming, held)
+    step = time.perf_counter() - started - called
+    size = sum(t.nbytes for t in copied().values())
+    return {"bytes": size, "call_s": called, "step_s": step, "stall_s": called + max(0.0, step - usual)}

@@ -32,7 +32,7 @@ def stage(
     from protomodels_cli.bench.stage_profile import measure
     from protomodels_cli.bench.wan import Method
     from protomodels_cli.cli.checks import check_outputs, chosen_device
-    from protomodels_cli.quantities import duration
+    from protomodels_cli.quantities import duration, size
 
     check_outputs(json_file, trace)
     chosen, where = shape_named(shape), stages // 2 if number is None else number
@@ -46,6 +46,8 @@ def stage(
         f"stage {where} of {stages}, {method}: {duration(found['step_s'])} a step, of which the device works "
         f"{duration(found['device_s'])}; {100 * found['messages_share']:.1f} % of that for messages"
     )
+    saved = found["snapshot"]
+    say(f"a snapshot of {size(saved['bytes'])} keeps the compute thread for {duration(saved['stall_s'])}")
     if found["not_compiled"]:
         say(f"operators could not be compiled: {found['not_compiled']}")
     for kernel in found["longest"]:
