@@ -29,9 +29,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def signals():
-    """As they were before, after a command has set its own."""
+    """As they were before, after a command has set its own. Until then SIGHUP is not ignored, whoever started us."""
     numbers = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
     before = {number: signal.getsignal(number) for number in numbers}
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield numbers
     for number, handler in before.items():
         signal.signal(number, handler)

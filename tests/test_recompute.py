@@ -113,8 +113,8 @@ def test_as_many_are_in_flight_as_a_step_has_unless_told_or_their_messages_take_
     assert in_flight_limit(deep(batch={"in_flight": 3}), 3) == 3
     model = {"layers": 8, "width": 4096, "heads": 32, "context": 4096}
     large = make_spec(stages=8, model=model, subspace={"form": "dense"}, batch={"size": 256, "microbatches": 256})
-    message = 4096 * (3 * 4 * 4096 + 16)
-    assert [in_flight_limit(large, after) for after in (1, 7)] == [max(4, MOST_WAITING // message), 16]
+    messages = 4096 * (2 * 4 * 4096 + 16)
+    assert [in_flight_limit(large, after) for after in (1, 7)] == [max(4, MOST_WAITING // messages), 16]
     assert [least_in_flight(spec, after) for after in (0, 1, 3)] == [1, 4, 8]
     assert least_in_flight(deep(batch={"in_flight": 3}), 3) == 3
     assert least_in_flight(deep(batch={"size": 2, "microbatches": 2}), 3) == 2

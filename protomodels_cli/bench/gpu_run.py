@@ -181,7 +181,7 @@ def _figures(spec: RunSpec, case: Case, rows: Sequence[Entry]) -> Entry:
         "loss": rows[-1]["loss"],
         "applied": all(row["applied"] for row in rows),
         "peak_memory": [max(used["peak_memory"] for used in stage) for stage in stages],
-        "forecast_memory": [stage.memory for stage in expected.stages],
+        "forecast_memory": [max(used["forecast_memory"] for used in stage) for stage in stages],  # the peers' own
         "most_in_flight": [max(used["most_in_flight"] for used in stage) for stage in stages],
         "bytes_per_token": {
             "forward": a_token("forward", stages[:-1]),

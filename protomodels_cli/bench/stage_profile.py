@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import tempfile
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,8 @@ from protomodels_cli.worker.transfers import Payload, Transfers
 
 WARM_UP, TIMED = 3, 5  # steps
 WIRE = "pmtrain: messages"
+LONGEST = 12  # kernels to be named
+ON_GPU, LAUNCHES = ("kernel", "gpu_memcpy", "gpu_memset"), ("cuda_runtime", "cuda_driver")
 PINNING = 5.0  # seconds after which the memory for a snapshot of some gigabytes is pinned
 
 
@@ -65,17 +70,11 @@ def measure(spec: RunSpec, index: int, device: torch.device, trace: Path | None 
     on_gpu = device.type == "cuda"
     with profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]) as found:
         take_step(work, coming, held)
-    if trace is not None:
-        found.export_chrome_trace(str(trace))
-    events = found.key_averages()
-
-    def spent(event: Any, own: bool) -> float:
-        kind = "device" if on_gpu else "cpu"
-        return float(getattr(event, f"self_{kind}_time_total" if own else f"{kind}_time_total")) / 1e6
-
-    kernels = [e for e in events if e.key != WIRE]
-    busy = sum(spent(e, own=True) for e in kernels)
-    on_wire = sum(spent(e, own=False) for e in events if e.key == WIRE)
+    with tempfile.TemporaryDirectory() as folder:
+        path = trace or Path(folder) / "trace.json"
+        found.export_chrome_trace(str(path))
+        spent = shared_out(json.loads(path.read_text())["traceEvents"], on_gpu)
+    busy, on_wire = sum(spent.values()), sum(seconds for (_, wire), seconds in spent.items() if wire)
     return {
         "step_s": sorted(took[WARM_UP:])[TIMED // 2],
         "device_s": busy,
@@ -84,8 +83,8 @@ def measure(spec: RunSpec, index: int, device: torch.device, trace: Path | None 
         "snapshot": snapshot,
         "not_compiled": work.not_compiled,
         "longest": [
-            {"name": e.key, "seconds": spent(e, own=True), "calls": e.count}
-            for e in sorted(kernels, key=lambda e: -spent(e, own=True))[:12]
+            {"name": name, "seconds": seconds, "is_message": wire}
+            for (name, wire), seconds in spent.most_common(LONGEST)
         ],
         "peak_memory": torch.cuda.max_memory_allocated(device) if on_gpu else None,
     }
@@ -103,3 +102,37 @@ def _beside_a_snapshot(work: StageWork, around: Neighbours, held: int, usual: fl
     step = time.perf_counter() - started - called
     size = sum(t.nbytes for t in copied().values())
     return {"bytes": size, "call_s": called, "step_s": step, "stall_s": called + max(0.0, step - usual)}
+
+
+def shared_out(events: Sequence[dict[str, Any]], on_gpu: bool) -> Counter[tuple[str, bool]]:
+    """Seconds of a timeline's kernels (without a GPU: of operators that no other called) by name, and whether a message
+    was why. A kernel belongs to the annotation within which it was launched; those that torch draws on the device reach
+    from their first kernel to their last, whatever runs between."""
+    done = [e for e in events if e.get("ph") == "X"]
+    spans = [e for e in done if e.get("cat") == "user_annotation" and e["name"] == WIRE]
+
+    def is_message(launched: dict[str, Any]) -> bool:
+        at = launched["ts"]
+        return any(s["tid"] == launched["tid"] and s["ts"] <= at <= s["ts"] + s["dur"] for s in spans)
+
+    if on_gpu:
+        launches = {
+            e["args"]["correlation"]: e for e in done if e.get("cat") in LAUNCHES and "correlation" in e["args"]
+        }
+        pairs = [(e, launches.get(e["args"].get("correlation"))) for e in done if e.get("cat") in ON_GPU]
+    else:
+        pairs = [(e, e) for e in _outermost([e for e in done if e.get("cat") == "cpu_op"])]
+    spent: Counter[tuple[str, bool]] = Counter()
+    for kernel, launched in pairs:
+        spent[kernel["name"], launched is not None and is_message(launched)] += kernel["dur"] / 1e6
+    return spent
+
+
+def _outermost(operators: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    ends: dict[Any, float] = {}  # of the last one found, by thread
+    for e in sorted(operators, key=lambda e: (e["ts"], -e["dur"])):
+        if e["ts"] >= ends.get(e["tid"], 0.0):
+            found.append(e)
+            ends[e["tid"]] = e["ts"] + e["dur"]
+    return found

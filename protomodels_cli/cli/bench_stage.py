@@ -51,6 +51,7 @@ def stage(
     if found["not_compiled"]:
         say(f"operators could not be compiled: {found['not_compiled']}")
     for kernel in found["longest"]:
-        say(f"  {1000 * kernel['seconds']:9.2f} ms  {kernel['calls']:6d} ×  {kernel['name'][:90]}")
+        what = "message" if kernel["is_message"] else "model"
+        say(f"  {1000 * kernel['seconds']:9.2f} ms  {what:7}  {kernel['name'][:90]}")
     if json_file is not None:
         json_file.write_text(json.dumps(found, indent=1) + "\n")

@@ -58,13 +58,16 @@ class Activations:
         self.segments = (self.segments or [0] * m.layers)[:first_free]
         trained = spec.subspace.anchor != "fixed"
         self.anchor = tokens * m.width * product if spec.form.has_basis or trained else 0  # its rows
-        # Message in, its gradient, message out; token ids and targets.
-        self.ends = tokens * (3 * spec.boundary_width * stored + 16)
+        message = tokens * spec.boundary_width * stored
+        self.out = message + tokens * 16  # what was sent; token ids and targets
+        self.came = message  # what the stage got
+        # It is the first block's input, which is kept anyway: a compiled norm keeps it as it is.
+        self.came_is_input = spec.boundary_width == m.width and not trained and computation.compiled
         self.stream = tokens * m.width * stored  # after the model's last block, for the head
         # A block's backward: gradients of what lies between its products, of the stream and of a trained anchor, which
         # adds up those of its rows by lists of the vocabulary's length.
         wide = max((4 - computation.compiled) * b.hidden, 4 * (b.inner + b.kv))
-        self.passing = tokens * (wide * product + 3 * max(widths) * stored) + self.anchor
+        self.passing = tokens * (wide * product + 3 * max(widths) * stored) + message + self.anchor
         self.passing += trained * (self.anchor + TOUCHING * spec.vocab_size)
         if lift_numbers(spec):  # the table's own rows, and their gradients
             self.passing += 2 * tokens * spec.anchor_width * stored
@@ -72,7 +75,7 @@ class Activations:
         # log-probabilities, probabilities, the targets' mask twice and the difference.
         logits = min(spec.compute.loss_chunk, tokens) * spec.vocab_size
         self.loss = logits * (3 * product if computation.compiled else 2 * product + 4 * stored + 1)
-        self.loss += tokens * m.width * (2 * product + 3 * stored)  # the head's norm and the stream's gradient
+        self.loss += tokens * m.width * (2 * product + 3 * stored) + message  # the head's norm, the stream's gradient
         self.evaluation = logits * (product + 2 * stored) + self.passing
 
 

@@ -36,8 +36,9 @@ def in_flight_limit(spec: RunSpec, stages_after: int) -> int:
         return 1  # the last stage goes straight from forward to backward
     if spec.batch.in_flight is not None:
         return spec.batch.in_flight
-    message = Activations(spec, computations(spec.compute)[0]).ends + in_flight_of_codecs(spec)
-    return min(spec.batch.microbatches, max(least_in_flight(spec, stages_after), MOST_WAITING // message))
+    a = Activations(spec, computations(spec.compute)[0])
+    messages = a.came + a.out + in_flight_of_codecs(spec)
+    return min(spec.batch.microbatches, max(least_in_flight(spec, stages_after), MOST_WAITING // messages))
 
 
 def least_in_flight(spec: RunSpec, stages_after: int) -> int:
@@ -165,13 +166,15 @@ class StageMemory:
     ) -> int:
         """What is kept of this many microbatches that wait for their backward, and their messages."""
         a, span = self._of(computation), slice(first_layer, end_layer)
-        each = a.ends + 2 * self._codecs_in_flight  # towards both neighbours
+        each = a.out + 2 * self._codecs_in_flight  # towards both neighbours
         each += a.stream if end_layer == self.layers else 0
         if recompute == "block":
-            each += sum(a.states[span]) + a.anchor * len(set(a.segments[span]))
-        elif recompute == "none" or end_layer == self.layers:
-            each += sum(a.layers[span])
-        return held * each
+            kept = sum(a.states[span]) + a.anchor * len(set(a.segments[span]))
+        else:
+            kept = sum(a.layers[span]) if recompute == "none" or end_layer == self.layers else 0
+        if first_layer and not (kept and a.came_is_input):
+            each += a.came
+        return held * (each + kept)
 
 
 def _stepping(spec: RunSpec) -> tuple[int, int, int, int]:
