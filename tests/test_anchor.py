@@ -11,6 +11,7 @@ from conftest import corpus_of, make_spec
 
 from protomodels_cli.codecs import Carrier
 from protomodels_cli.model.anchor import Anchor
+from protomodels_cli.model.products import summed_by_place
 from protomodels_cli.model.reference import Reference
 from protomodels_cli.model.shape import Shape
 
@@ -34,6 +35,18 @@ def test_gradients_of_touched_rows_are_those_of_the_table():
     found = torch.zeros_like(table).index_add(0, touched.ids[:count], touched.gradients[:count])
     assert torch.allclose(found, table.grad, rtol=0, atol=1e-14)
     assert anchor.take() is None
+
+
+@pytest.mark.parametrize(("rows", "most"), [(1, 1), (1, 9), (30, 1), (30, 9), (200, 1000)])
+def test_rows_are_summed_by_place_before_they_are_added(rows, most):
+    """As a GPU does it: there, rows of one place would otherwise be added in any order."""
+    places, values = torch.randint(0, most, (rows,)), torch.randn(rows, 3, dtype=torch.float64)
+    found, sums = summed_by_place(places, values)
+    assert len(found) == rows
+    assert len(set(places.tolist())) == len({p for p, s in zip(found.tolist(), sums, strict=True) if s.any()})
+    expected = torch.zeros(most, 3, dtype=torch.float64).index_add_(0, places, values)
+    added = torch.zeros_like(expected).index_add_(0, found, sums)
+    assert torch.allclose(added, expected, rtol=0, atol=1e-12)
 
 
 def anchored(**sections) -> Reference:

@@ -16,6 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from protomodels_cli import counter
 from protomodels_cli.model.operators import signed_rows
+from protomodels_cli.model.products import add_rows
 from protomodels_cli.model.shape import Shape
 from protomodels_cli.protocol.t_fixed import packed_signs
 
@@ -39,10 +40,7 @@ class Touched:
         self.count = self.count + new.sum()
         places = self.place[tokens]
         self.ids[places] = tokens
-        if gradients.is_cuda:  # in sorted order: index_add_ would add a token's rows in any
-            self.gradients.index_put_((places,), gradients, accumulate=True)
-        else:
-            self.gradients.index_add_(0, places, gradients)
+        add_rows(self.gradients, places, gradients)
 
 
 class Anchor(nn.Module):

@@ -64,12 +64,25 @@ class Lookup(torch.autograd.Function):
         weight = ctx.weight
         if weight.grad is None:
             weight.grad = torch.zeros_like(weight)
-        tokens, rows = ctx.tokens.flatten(), gradient.flatten(0, -2).to(weight.dtype)
-        if weight.is_cuda:  # in sorted order: index_add_ would add a token's rows in any
-            weight.grad.index_put_((tokens,), rows, accumulate=True)
-        else:
-            weight.grad.index_add_(0, tokens, rows)
+        add_rows(weight.grad, ctx.tokens.flatten(), gradient.flatten(0, -2).to(weight.dtype))
         return None, None
+
+
+def add_rows(sums: Tensor, places: Tensor, rows: Tensor) -> None:
+    """sums[places] += rows, in an order that is always the same."""
+    if not sums.is_cuda:
+        sums.index_add_(0, places, rows)
+    else:  # index_add_ would add the rows of one place in any order
+        sums.index_add_(0, *summed_by_place(places, rows))
+
+
+def summed_by_place(places: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Each place once, with the sum of its rows; then place 0 with zeros, up to as many as there were."""
+    in_order, order = places.sort(stable=True)
+    group = torch.cat((in_order.new_zeros(1), (in_order[1:] != in_order[:-1]).cumsum(0)))  # of the sorted rows
+    of_group = torch.zeros_like(places).scatter_(0, group, in_order)
+    of_row = torch.empty_like(places).scatter_(0, order, group)
+    return of_group, torch.ops.aten.embedding_dense_backward(rows, of_row, len(rows), -1, False)
 
 
 def add_product(weight: Parameter, left: Tensor, right: Tensor) -> None:
