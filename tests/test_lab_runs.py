@@ -106,8 +106,6 @@ def test_rates_are_carried_and_carried_back():
     assert there.lr * there.weight_decay * TINY.steps == pytest.approx(0.003 * 0.5 * 800)
     back = carried_back(there, TINY)
     assert [back.lr, back.head_lr, back.weight_decay] == pytest.approx([0.003, recipe.head_lr, 0.5])
-    short, whole = (spec_of(TINY, there, 0, share).groups.matrices for share in (0.5, 1.0))
-    assert short.weight_decay == pytest.approx(2 * whole.weight_decay)
     shared = Recipe("two_stream", "shared", 4, "int8", sharing=Sharing(every=4))
     assert with_rates(shared, there).anchor_lr == pytest.approx(2 * there.anchor_lr)
 

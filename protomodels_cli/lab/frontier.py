@@ -39,10 +39,10 @@ class Row:
 
 
 def families(scale: Scale, rates: dict[str, Recipe]) -> dict[str, Recipe]:
-    """What is tuned: on a wire that rounds nothing, at the larger k; from the starting recipe, or other `rates`."""
+    """What is tuned: rows that matter, at the larger k; from the starting recipe, or other `rates`."""
     found = [dense(EXACT), dense(EXACT, "segment")]
     for form in ("reparam", "two_stream"):
-        found += [Recipe(form, anchor, scale.ks[0], EXACT) for anchor in ANCHORS]
+        found += [Recipe(form, anchor, scale.ks[0], "int8") for anchor in ANCHORS]
     return {r.family: carried(with_rates(r, rates.get(r.family, r)), scale) for r in found}
 
 
@@ -129,7 +129,7 @@ def listing(
     size = _scaled(scale, seeds, steps, workers, trials, None)
     rows, starts = _chosen(size, only, {})
     bench = Bench(1, kept)
-    each = [(f"tuning {name}", size.trials, Run(size, r, 0, "cpu", size.tuning_share)) for name, r in starts.items()]
+    each = [(f"tuning {name}", size.trials, Run(size, r, 0, "cpu")) for name, r in starts.items()]
     each = each * bool(size.trials)
     for row in rows:
         recipe = with_rates(row.recipe, starts[row.recipe.family])

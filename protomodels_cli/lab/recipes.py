@@ -113,9 +113,8 @@ def is_installed(codec: str) -> bool:
     return True
 
 
-def spec_of(scale: Scale, recipe: Recipe, seed: int, share: float = 1.0) -> RunSpec:
-    """`share`: of the scale's steps. Weight decay is raised with fewer, so that it decays as much in all."""
-    r, steps, segments = recipe, max(2, round(scale.steps * share)), recipe.segments or scale.segments
+def spec_of(scale: Scale, recipe: Recipe, seed: int) -> RunSpec:
+    r, steps, segments = recipe, scale.steps, recipe.segments or scale.segments
     FORMS.add(Relay.name, Relay)  # here, since each process of a sweep comes by
     subspace: dict[str, Any] = {"form": r.form, "anchor": "segment" if r.trains_anchors else "fixed"}
     subspace["anchor_rank"] = r.anchor_rank
@@ -145,12 +144,12 @@ def spec_of(scale: Scale, recipe: Recipe, seed: int, share: float = 1.0) -> RunS
             "groups": {
                 "embedding": {"lr": r.embedding_lr, "std": r.embedding_std},
                 "anchors": {"lr": r.anchor_lr},
-                "matrices": {"lr": r.lr, "weight_decay": r.weight_decay / share},
+                "matrices": {"lr": r.lr, "weight_decay": r.weight_decay},
                 "writers": {"std": 0.0},
             },
             "batch": {"size": scale.batch, "microbatches": scale.microbatches},
             "wire": {"forward": r.codec, "backward": r.codec},
-            "eval": {"interval": math.ceil(steps / scale.evals) if share == 1 else 0, "windows": scale.eval_windows},
+            "eval": {"interval": math.ceil(steps / scale.evals), "windows": scale.eval_windows},
             "compute": {"loss_chunk": scale.loss_chunk, "recompute": "none"},
             **data_sections(scale),
         }

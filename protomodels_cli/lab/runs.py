@@ -33,10 +33,9 @@ class Run:
     recipe: Recipe
     seed: int
     device: str
-    share: float = 1.0  # of the scale's steps: trials of tuning may be shorter
 
     def spec(self) -> RunSpec:
-        return spec_of(self.scale, self.recipe, self.seed, self.share)
+        return spec_of(self.scale, self.recipe, self.seed)
 
     def key(self) -> str:
         """Names the run that a kept result belongs to: by its text's tokens, wherever the files lie."""
@@ -48,7 +47,7 @@ class Run:
 
     @property
     def tokens(self) -> int:
-        return max(2, round(self.scale.steps * self.share)) * self.scale.tokens_per_step
+        return self.scale.tokens
 
     @property
     def flops(self) -> float:
@@ -56,8 +55,7 @@ class Run:
 
     @property
     def name(self) -> str:
-        part = "" if self.share == 1 else f", {self.share:.3g} of the steps"
-        return f"d={self.scale.width} {self.recipe.name} seed {self.seed}{part}"
+        return f"d={self.scale.width} {self.recipe.name} seed {self.seed}"
 
 
 def train(run: Run) -> Result:

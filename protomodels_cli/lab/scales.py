@@ -40,7 +40,6 @@ class Scale:
     eval_windows: int  # of each held-out part
     seeds: int  # of the rows that matter; the others have one
     trials: int  # of tuning, for every family
-    tuning_share: float  # of a run's steps in such a trial
     workers: int  # runs side by side
     source: str = "python"  # data.source
     files: tuple[str, ...] = ()
@@ -72,8 +71,7 @@ _GPU = Scale(
     ks=(64, 16),
     eval_windows=512,
     seeds=3,
-    trials=7,
-    tuning_share=0.25,
+    trials=5,
     workers=3,
     loss_chunk=8192,
 )
@@ -94,7 +92,6 @@ SCALES = {
         evals=4,
         seeds=2,
         trials=3,
-        tuning_share=0.25,
         workers=2,
         text=1_000_000,
     ),
