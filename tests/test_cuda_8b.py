@@ -1,6 +1,6 @@
 """Stages of LLaMA 8B on a card of 16 or 24 GB: real steps under a cap of torch's allocator, beside the forecast.
 
-`pytest -rA tests/test_cuda_8b.py` prints the table of docs/compute.md.
+`pytest -rA tests/test_cuda_8b.py` prints what each took and was said to take.
 """
 
 from __future__ import annotations

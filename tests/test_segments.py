@@ -119,7 +119,7 @@ def test_it_is_the_model_that_was_defined_forward_and_backward(form, anchor):
         for p in trainer.optimizer.parameters:
             found = p.take_gradient()
             if p.touched is not None:
-                found = torch.zeros_like(p.parameter).index_add(0, p.touched, found)
+                found = p.touched.rows(slice(None))
             assert relative(found, right.w[p.name.removesuffix(".weight")].grad) < 1e-11, p.name
 
 

@@ -13,7 +13,6 @@ from protomodels_cli.cost.units import (
     moment_bytes,
     number_bytes,
     t_fixed_bytes,
-    touched_rows,
     unit_gradient_bytes,
     unit_multiplied,
     unit_parameters,
@@ -192,13 +191,13 @@ def _stepping(spec: RunSpec) -> tuple[int, int, int, int]:
             return 0
         if rule == "row_adamw" and not keeps_first_of_rows(spec, role):
             rounding = 0
-        copies = 2 * (role == "anchor")  # of the rows that are stepped, and of their first moments
-        return number * min(rows, max(1, STEP_NUMBERS // stored)) * ((4 + rounding + copies) * columns + lifted)
+        own = role == "anchor"  # the gradient of the rows that are stepped
+        return number * min(rows, max(1, STEP_NUMBERS // stored)) * ((4 + rounding + own) * columns + lifted)
 
     wide, width, vocab = max(b.inner, b.hidden), spec.model.width, spec.vocab_size
     return (
         max(one(Dense, "matrix", wide, width), one(spec.form, "writer", wide, spec.form.state_width(sizes))),
         one(spec.form, "embedding", vocab, spec.form.embedding_width(sizes)),
         one(Dense, "head", vocab, width),
-        one(Dense, "anchor", touched_rows(spec), spec.anchor_width),
+        one(Dense, "anchor", vocab, spec.anchor_width),
     )

@@ -76,11 +76,11 @@ def block_parameters(spec: RunSpec) -> int:
 
 
 def unit_gradient_bytes(spec: RunSpec) -> dict[str, int]:
-    """Bytes of each unit's gradients. Those of an anchor are of the rows that a step touches, with their ids, and the
-    place of every row among them (model/anchor.py)."""
+    """Bytes of each unit's gradients. Those of an anchor are of the rows that a step touches, and the place of every
+    row among them (model/anchor.py)."""
     number, width = number_bytes(spec), spec.anchor_width
     table = spec.vocab_size * width * number
-    touched = touched_rows(spec) * (width * number + 8) + 8 * spec.vocab_size + 8
+    touched = touched_rows(spec) * width * number + 8 * spec.vocab_size + 8
     holders = {f"layers.{i}" for i in anchored_layers(spec)}
     return {u: n * number + (touched - table if u in holders else 0) for u, n in unit_parameters(spec).items()}
 

@@ -24,6 +24,7 @@ from protomodels_cli.lab.trained import Trained, free
 from protomodels_cli.spec.schema import RunSpec
 
 TRAINING = 3  # to be raised when `train` changes: results kept from before are then not taken for its own
+TRAINING_ANCHORS = 2  # the same, of what only trained anchors depend on
 CURVE_POINTS = 60
 
 
@@ -43,6 +44,7 @@ class Run:
         sharing = None if self.recipe.sharing is None else asdict(self.recipe.sharing)
         kind = self.device.partition(":")[0]
         parts = [own, sharing, text_of(self.scale).sha256, kind, TRAINING]
+        parts += [TRAINING_ANCHORS] if self.recipe.trains_anchors else []
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
 
     @property

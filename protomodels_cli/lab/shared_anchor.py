@@ -75,12 +75,12 @@ class SharedTable(Anchor):
 
     @torch.no_grad()
     def take(self) -> Touched:
-        """The rows that the optimizer moves in this step, with their gradients; none where no sum is due."""
+        """The rows that have a gradient in this step; none where no sum is due, and rows go on by their momentum."""
         touched = [found for anchor in self.anchors if (found := anchor.take()) is not None]
         if not touched:  # asked again, for a step that is skipped
             return self._as_touched(None)
         self._steps += 1
-        ids = touched[0].ids[: int(touched[0].count)]  # all segments see the same tokens
+        ids = (touched[0].place >= 0).nonzero().flatten()  # all segments see the same tokens
         self._seen[ids] = True
         for total, one in zip(self._sums, touched, strict=True):
             total[ids] += one.gradients[one.place[ids]]
@@ -107,11 +107,10 @@ class SharedTable(Anchor):
         return Rows(ids, total)
 
     def _as_touched(self, rows: Rows | None) -> Touched:
-        count = 0 if rows is None else len(rows.ids)
-        found = Touched(len(self.weight), count, self.weight)
+        found = Touched(len(self.weight), 1, self.weight)
         if rows is not None:
-            found.ids, found.gradients = rows.ids, rows.values
-        found.count.fill_(count)
+            found.place[rows.ids] = torch.arange(len(rows.ids), device=rows.ids.device)
+            found.gradients = rows.values
         self._used = None if rows is None else rows.ids
         return found
 

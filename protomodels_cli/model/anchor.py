@@ -2,6 +2,8 @@
 
 A stage holds a table for each of its segments, of vocabulary × width by far its largest parameter. So there is never a
 gradient of the table's size: only of the rows that a step's tokens touch, in the order in which they were first seen.
+Yet the optimizer moves all rows in every step. A row's momentum carries it on for some steps after its token was seen;
+where a row moves only when it is seen, the rare ones go a fraction of the way (docs/method.md has what that costs).
 Of a lower rank, a table is as narrow as that, and a fixed random matrix lifts its rows to the stream's width.
 """
 
@@ -29,7 +31,6 @@ class Touched:
         device = like.device
         self.place = torch.full((rows,), -1, dtype=torch.int64, device=device)  # of a row's gradient; -1: none yet
         self.count = torch.zeros((), dtype=torch.int64, device=device)
-        self.ids = torch.zeros(most, dtype=torch.int64, device=device)
         self.gradients = torch.zeros((most, like.shape[1]), dtype=like.dtype, device=device)
 
     def add(self, tokens: Tensor, gradients: Tensor) -> None:
@@ -38,9 +39,12 @@ class Touched:
         new = seen & (self.place < 0)
         self.place = torch.where(new, self.count + new.cumsum(0) - 1, self.place)
         self.count = self.count + new.sum()
-        places = self.place[tokens]
-        self.ids[places] = tokens
-        add_rows(self.gradients, places, gradients)
+        add_rows(self.gradients, self.place[tokens], gradients)
+
+    def rows(self, span: slice) -> Tensor:
+        """The gradients of these rows of the table: zeros where a step has not touched them."""
+        place = self.place[span].unsqueeze(1)
+        return self.gradients[place.squeeze(1).clamp(min=0)].masked_fill_(place < 0, 0)
 
 
 class Anchor(nn.Module):

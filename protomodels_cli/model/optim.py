@@ -16,7 +16,7 @@ from torch import Tensor
 from protomodels_cli import counter
 from protomodels_cli.forms import Dense, Form, Move, Role, Rule, Switch
 from protomodels_cli.model import moments, rules
-from protomodels_cli.model.anchor import Anchor
+from protomodels_cli.model.anchor import Anchor, Touched
 from protomodels_cli.model.basis import Basis
 from protomodels_cli.model.llama import Matrix, RMSNorm, Writer
 from protomodels_cli.model.precise import home_of_float64
@@ -38,10 +38,10 @@ class TrainedParameter:
     settings: Settings
     form: Form  # of a matrix that writes to the stream; dense for all others
     kept_as: torch.dtype  # its moments; a step computes in the parameter's own type
-    anchor: Anchor | None = None  # whose table it is: only the rows that a step touches have a gradient
+    anchor: Anchor | None = None  # whose table it is
     state: moments.State = field(default_factory=dict)
     gradient: Tensor | None = None  # this step's, after projection; set by prepare()
-    touched: Tensor | None = None  # the rows of an anchor that the gradient is of
+    touched: Touched | None = None  # where each row of an anchor has its own in the gradient, if it has one
 
     @property
     def is_fused(self) -> bool:
@@ -57,10 +57,8 @@ class TrainedParameter:
         """What has been accumulated, after projection."""
         gradient, self.parameter.grad = self.parameter.grad, None
         if self.anchor is not None:
-            touched = self.anchor.take()
-            assert touched is not None, f"{self.name} got no gradient"
-            count = int(touched.count)
-            gradient, self.touched = touched.gradients[:count], touched.ids[:count]
+            self.touched = self.anchor.take()
+            gradient = None if self.touched is None else self.touched.gradients
         assert gradient is not None, f"{self.name} got no gradient"
         self.gradient = self.form.project(gradient)
         return self.gradient
@@ -80,8 +78,7 @@ class TrainedParameter:
 
     def pieces(self) -> Iterator[slice]:
         """Rows that are stepped at one time: a table may be too large to have several tensors of its size."""
-        assert self.gradient is not None
-        rows, columns = len(self.gradient), self.parameter[0].numel()
+        rows, columns = len(self.parameter), self.parameter[0].numel()
         most = rows if self.rule == "muon" else max(1, STEP_NUMBERS // columns)
         return (slice(start, min(start + most, rows)) for start in range(0, rows, most))
 
@@ -135,15 +132,10 @@ class StageOptimizer:
 
     def _step(self, trained: TrainedParameter, rows: slice, lr: float, coefficient: float) -> None:
         parameter, gradient, state = trained.own()
-        if trained.touched is not None:
-            ids = trained.touched[rows]
-            own, kept = parameter.detach()[ids], {key: t[ids] for key, t in state.items()}
-        else:
-            ids, own, kept = None, parameter[rows], {key: t[rows] for key, t in state.items()}
+        own, kept = parameter[rows], {key: t[rows] for key, t in state.items()}
         wide = {key: t.to(gradient.dtype) for key, t in kept.items()}  # copies only of narrow ones
-        g = gradient[rows].mul_(coefficient)
-        if ids is not None:
-            rules.begin_rows(g, wide, self.applied, trained.settings)
+        g = gradient[rows] if trained.touched is None else trained.touched.rows(rows)
+        g.mul_(coefficient)
         direction = self._direction(trained, g, wide)
         if trained.settings.weight_decay:
             own.mul_(1 - lr * trained.settings.weight_decay)
@@ -151,10 +143,6 @@ class StageOptimizer:
         del direction  # before more memory is taken
         for key, t in kept.items():
             self._keep(trained, key, wide[key], t, rows.start)
-        if ids is not None:  # these were copies
-            parameter.detach()[ids] = own
-            for key, t in state.items():
-                t[ids] = kept[key]
 
     def _batches(self) -> list[list[TrainedParameter]]:
         """Matrices that Muon moves as they are, by shape and settings, several in a batch while they are small."""

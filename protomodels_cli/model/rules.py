@@ -64,17 +64,6 @@ def row_adamw(g: Tensor, state: State, t: int, o: Settings, width: int) -> Tenso
     return _adam(g, g.square().sum(1, keepdim=True) / width, state, t, o)
 
 
-def begin_rows(g: Tensor, state: State, t: int, o: Settings) -> None:
-    """Before the step of a table of which each step moves some rows only: those that move for the first time get the
-    moments that this gradient would have left in all steps before. Else a late row's first step would be many times too
-    long, or too short, since the moments' correction is that of step t."""
-    new = state["second"] == 0
-    g_squared = g.square().mean(1, keepdim=True)
-    state["second"].copy_(torch.where(new, g_squared * (1 - o.beta2 ** (t - 1)), state["second"]))
-    if "first" in state:
-        state["first"].copy_(torch.where(new, g * (1 - o.beta1 ** (t - 1)), state["first"]))
-
-
 def _adam(g: Tensor, g_squared: Tensor, state: State, t: int, o: Settings) -> Tensor:
     first = state["first"].lerp_(g, 1 - o.beta1) if "first" in state else g  # not kept where β₁ is 0
     second = state["second"].lerp_(g_squared, 1 - o.beta2)
