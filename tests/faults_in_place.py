@@ -205,3 +205,22 @@ def impatient(patch: Any, seconds: float) -> None:
     """A coordinator that no longer believes in a task after this time."""
     patch.setattr("protomodels_cli.coordinator.patience.STALL_SECONDS", seconds)
     mark(seconds=seconds)
+
+
+def false_claim(patch: Any, stage: int) -> None:
+    """A peer says that it has another's stage in memory, just as that one has it."""
+    from protomodels_cli.wire.pb import pmtrain_pb2 as pb
+    from protomodels_cli.worker.session import Session
+
+    add = Session._add_what_is_here
+
+    async def and_lie(self: Session, register: pb.Register) -> None:
+        await add(self, register)
+        layers = [1, 1, 2] if self.spec.model.layers == 4 else []
+        assert layers, "the cut of the run that is lied to"
+        register.holding.CopyFrom(
+            pb.Holding(lineage=1, stage=stage, layers_per_stage=layers, applied=7, prepared=1, generation=1)
+        )
+        mark(stage=stage)
+
+    patch.setattr(Session, "_add_what_is_here", and_lie)

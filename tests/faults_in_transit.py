@@ -64,20 +64,28 @@ def damage_bytes(patch: Any, after: int) -> None:
 
 
 def cut_link(patch: Any, step: int) -> None:
-    """The stream to the next stage breaks in the middle of a step, once."""
-    from protomodels_cli.worker.links import Link
+    """The stream to the next stage breaks in the middle of a step, once. Marks every microbatch that is computed in
+    that step."""
+    from protomodels_cli.wire.frames import Frame
+    from protomodels_cli.wire.pb import pmtrain_pb2 as pb
+    from protomodels_cli.worker.stage_work import StageWork
 
-    send, done = Link.send, []
+    write, forward = Frame.to_bytes, StageWork.forward
 
-    def or_break(self: Link, message: Any) -> None:
-        if message.step == step and self.to_next and not done:
-            done.append(step)
+    def or_break(self: Frame) -> bytes:
+        f = self.fields
+        if (f.step, f.microbatch, f.leg) == (step, 1, pb.Frame.FORWARD) and first():
             mark(step=step)
-            self.close()
-            return
-        send(self, message)
+            raise ConnectionError("cut by a test")
+        return write(self)
 
-    patch.setattr(Link, "send", or_break)
+    def counted(self: StageWork, work: Any, message: Any) -> Any:
+        if message.step == step and message.leg == "forward":
+            mark(computed=message.microbatch, stage=self.stage.slice.index)
+        return forward(self, work, message)
+
+    patch.setattr(Frame, "to_bytes", or_break)
+    patch.setattr(StageWork, "forward", counted)
 
 
 def lose_message(patch: Any, step: int) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from fault_points import fail_at
 from faults_in_place import (
     cannot_build,
+    false_claim,
     flip_bit,
     full_disk_once,
     impatient,
@@ -51,6 +52,7 @@ FAULTS = {
         unreachable,
         full_disk_once,
         cannot_build,
+        false_claim,
         spoils_its_part,
         slow_disk,
         slow,

@@ -18,7 +18,7 @@ from protomodels_cli.protocol.steps import units
 from protomodels_cli.spec import RunSpec
 from protomodels_cli.wire.troubles import LinkBroken
 
-KILLED = reasons.NoHeartbeat(5.0)
+SILENT = reasons.NoHeartbeat(5.0)
 CUT_OFF = reasons.ConnectionClosed()
 BROKEN = reasons.PeerReport(LinkBroken(1))
 N = TypeVar("N", bound=notices.Notice)
@@ -48,6 +48,12 @@ class Bench:
         assert (waits is None) == self.state.history.over, "every wait has a reason"
         assert waits is None or sentences.waiting(waits), "and a sentence"
         return commands
+
+    def lose(self, peer: str) -> list[ev.Command]:
+        """Its process died: the connection was closed, and it does not come back."""
+        commands = self.tell(ev.Left(peer, CUT_OFF))
+        self.now += machine.RECONNECT_SECONDS
+        return commands + self.tell(ev.Tick())
 
     def join(self, *peers: int) -> None:
         for i in peers:

@@ -67,11 +67,12 @@ class Scene:
         self.peers = list(range(peers))
         self._asked_for = [f for f in (fault, coordinator_fault) if f]
 
-    def join(self, i: int, through: Cable | None = None) -> None:
+    def join(self, i: int, through: Cable | None = None, fault: dict[str, Any] | None = None) -> None:
         """A peer that has just been killed, or a new one: its files are where they were."""
         link = JoinLink.parse((self.run_dir / "link").read_text())
         link = through.through(link) if through else link
-        self.pool.peers[i].start(kind="join", link=str(link), name=f"peer-{i}", dir=str(self.run_dir / f"p{i}"))
+        folder = str(self.run_dir / f"p{i}")
+        self.pool.peers[i].start(kind="join", link=str(link), name=f"peer-{i}", dir=folder, fault=fault or {})
         if i not in self.peers:
             self.peers.append(i)
 
@@ -87,6 +88,9 @@ class Scene:
     def wait_for_fault(self, kind: str) -> dict[str, Any]:
         """Until a fault that was asked for has happened: its mark."""
         return self.wait_for(lambda: marks(self._marks, kind), f"the fault {kind} did not happen")[0]
+
+    def marks(self, kind: str) -> list[dict[str, Any]]:
+        return marks(self._marks, kind)
 
     @property
     def _marks(self) -> Path:

@@ -66,7 +66,7 @@ class DiskFull:
 
 def introduced(peer: Peer) -> Answer:
     h = peer.holding
-    holds = None if h is None else (h.lineage, h.stage, h.layers, h.applied, h.prepared)
+    holds = None if h is None else (h.lineage, h.stage, h.layers, h.applied, h.prepared, h.generation)
     return "register", holds, tuple(sorted((*p.snapshot, p.stage) for p in peer.parts))
 
 
@@ -117,7 +117,7 @@ class SimulatedPeer(World):
         beside = isinstance(event, ev.SubspaceReported)
         (self.handed if beside else self.said).append(answer_of(event))
 
-    def hang_up(self, process: Process, may_return: bool = True) -> None:
+    def hang_up(self, process: Process) -> None:
         process.redial()
 
     def take_part(self, process: Process, part: PartFile) -> bool:

@@ -124,6 +124,8 @@ class CoordinatorProcess:
                     state.owed or 0,
                 )
                 self._say(peer, word)
+            case ev.GoOn(peer):
+                self._go_on(peer)
             case ev.SendTurn(decision, task, save):
                 next_task = None if task is None else (task.number, task.kind, task.step)
                 version = history.basis_for(task.step)[0] if task else 0
@@ -141,13 +143,23 @@ class CoordinatorProcess:
                     self._say(peer, keep)
             case ev.CutCheckpoint(layers):
                 self.world.after(self.world.random.uniform(0.0, 5.0), lambda: self._cut(layers))
-            case ev.Dismiss(peer) | ev.MakeSpare(peer) | ev.Wait(peer):
+            case ev.Dismiss(peer) | ev.MakeSpare(peer) | ev.Wait(peer) | ev.FetchPart(peer):
                 self._say(peer, command)
             case ev.Tell(notice):
                 self.world.trace(sentence(notice))
                 json.dumps(as_row(notice), allow_nan=False)  # as for events.jsonl
             case ev.Quit():
                 self.world.coordinator_dies()
+
+    def _go_on(self, peer: str) -> None:
+        state, history = self.state, self.state.history
+        task, decision = state.task, None if state.undelivered else history.decision
+        coming = None if task is None else (task.number, task.kind, task.step)
+        version = history.basis_for(task.step)[0] if task else 0
+        save = any(mark.step == history.step for mark in history.pending)
+        self._say(peer, Turn(history.generation, decision, coming, save, version))
+        if history.next_basis is not None and history.holders.index(peer) not in state.took_basis:
+            self._say(peer, NewBasis(history.generation, history.next_basis.version, history.next_basis.sha256))
 
     def _cut(self, layers: tuple[int, ...]) -> None:
         if self.alive:

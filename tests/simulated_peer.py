@@ -43,6 +43,7 @@ class Process:
         self.uploads: dict[tuple[int, int, int], PartFile] = {}
         self.failed: dict[tuple[int, int], int] = {}  # snapshots for which it could not write the part of its stage
         self.is_spare = False
+        self.asked: Part | None = None  # to be fetched
         self.newest: tuple[Part, ...] = ()  # all parts of the newest complete snapshot
         self.redial()
 
@@ -88,12 +89,14 @@ class Process:
             self.redial()
             return
         self.world.coordinator.register(self)
+        if self.memory is not None and self.memory.done is not None:
+            self.tell(self.memory.done)  # it may not have been heard
 
     def describe(self) -> Peer:
         m, holding = self.memory, None
         if m is not None:
             prepared = m.prepared[0] if m.prepared else 0
-            holding = Holding(m.lineage, m.stage, m.layers, m.applied, prepared)
+            holding = Holding(m.lineage, m.stage, m.layers, m.applied, prepared, m.generation)
         parts = frozenset(Part(*p.key, p.sha256) for p in self.home.disk.values())
         return Peer(self.id, self.id, "cpu", 1 << 34, 1e9, "", "", 0, self.world.now, holding, parts)
 
@@ -140,6 +143,10 @@ class Process:
         self.newest = word.newest
         self._fetch_ahead()
 
+    def _fetchpart(self, word: ev.FetchPart) -> None:
+        self.asked = word.part
+        self.soon(lambda: self._fetch(word.part), 0.1, 3.0)
+
     def _fetch_ahead(self) -> None:
         if self.world.spec.snapshots.warm_spares and self.is_spare:
             for part in self.newest:
@@ -147,7 +154,7 @@ class Process:
 
     def _fetch(self, wanted: Part) -> None:
         key = (*wanted.snapshot, wanted.stage)
-        if self.is_spare and wanted in self.newest and key not in self.home.disk:
+        if self.is_spare and (wanted in self.newest or wanted == self.asked) and key not in self.home.disk:
             part = self.world.fetch(self, key)
             if part is not None and not part.spoilt and part.sha256 == wanted.sha256:
                 self.home.disk[key] = part
@@ -156,7 +163,7 @@ class Process:
     def _drop_work(self, generation: int) -> None:
         m = self.memory
         assert m is not None
-        m.generation, m.run, m.forward = generation, None, None
+        m.generation, m.run, m.forward, m.task, m.done = generation, None, None, 0, None
         m.frames = {"forward": deque(), "backward": deque()}
 
     def _assignment(self, word: Assignment) -> None:
@@ -209,7 +216,7 @@ class Process:
         assert m is not None
         if word.owed and m.report is not None and m.report[0] == word.owed:
             self._report()
-        self.tell(ev.Done(self.id, m.generation, word.task, Report(hashes=self._hashes())))
+        self._report_done(m, word.task, Report(hashes=self._hashes()))
 
     def _hashes(self) -> Hashes:
         m = self.memory
@@ -229,13 +236,14 @@ class Process:
         m = self.memory
         if m is None or m.generation != word.generation:
             return
-        if word.decision is not None and self._decide(word.decision):
+        if word.decision is not None and word.decision.step > m.applied and self._decide(word.decision):
             self._report()
         if word.save:
             self._save()
-        if word.task is None:
-            return
+        if word.task is None or word.task[0] <= m.task:
+            return  # none, or one that is under way
         number, kind, step = word.task
+        m.task = number
         match kind:
             case "link" | "evaluation" | "finish":
                 report = Report(loss_sum=1.0, tokens=1, parameters=((f"stage-{m.stage}", m.numbers),))
@@ -258,7 +266,11 @@ class Process:
 
     def _done(self, memory: StageMemory, generation: int, task: int, report: Report) -> None:
         if self.memory is memory and memory.generation == generation:
-            self.tell(ev.Done(self.id, generation, task, report))
+            self._report_done(memory, task, report)
+
+    def _report_done(self, memory: StageMemory, task: int, report: Report) -> None:
+        memory.done = ev.Done(self.id, memory.generation, task, report)
+        self.tell(memory.done)
 
     # The stage
 
@@ -286,7 +298,7 @@ class Process:
             bad = step in self.world.bad_steps and m.stage == 0
             norms = tuple((unit, float("inf") if bad else 0.25) for unit in steps.units(m.layers, m.stage))
             report = Report(norms=norms, loss_sum=64.0, tokens=64)
-            self.tell(ev.Done(self.id, m.generation, task, report))
+            self._report_done(m, task, report)
 
     def _consume(self, leg: str, step: int) -> Frame:
         m = self.memory

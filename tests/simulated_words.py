@@ -37,6 +37,9 @@ class StageMemory:
     held: tuple[int, str] | None = None  # the next basis
     report: tuple[int, str] | None = None  # step, and what the subspace becomes after it
     flipped: bool = False
+    # What was heard and said in this generation
+    task: int = 0
+    done: Any = None  # its last report
     # The step under way
     run: tuple[int, int] | None = None  # task, step
     forward: str | None = None

@@ -105,6 +105,8 @@ class World:
             return
         session = process.session
         at = max(getattr(process, "leaves", 0.0) + 1e-6, self.now + self.random.uniform(0.01, self.delay))
+        if self.coordinator is not None:  # a session's words follow its registration
+            at = max(at, self.coordinator.hears_at.get(process.id, 0.0) + 1e-6)
         process.leaves = at  # type: ignore[attr-defined]
 
         def arrive() -> None:
@@ -118,12 +120,12 @@ class World:
 
         self.after(at - self.now, arrive)
 
-    def hang_up(self, process: Process, may_return: bool = True) -> None:
+    def hang_up(self, process: Process) -> None:
         """A session ends; both sides notice."""
         c = self.coordinator
         if c is not None and c.sessions.get(process.id, (None, 0))[1] == process.session and process.session:
             del c.sessions[process.id]
-            event = ev.Left(process.id, ConnectionClosed(), may_return)
+            event = ev.Left(process.id, ConnectionClosed())
             wait = max(0.02, c.hears_at.get(process.id, 0.0) - self.now + 1e-6)
             self.after(wait, lambda: c.take(event) if process.id not in c.sessions else None)
         if process.alive:

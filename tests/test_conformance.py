@@ -61,8 +61,8 @@ def done(generation: int, task: int) -> Answer:
     return "done", generation, task
 
 
-def register(applied: int | None = None, prepared: int = 0, parts: tuple[int, ...] = ()) -> Answer:
-    holds = None if applied is None else (1, 0, LAYERS, applied, prepared)
+def register(applied: int | None = None, prepared: int = 0, parts: tuple[int, ...] = (), generation: int = 0) -> Answer:
+    holds = None if applied is None else (1, 0, LAYERS, applied, prepared, generation)
     return "register", holds, tuple((1, step, 0) for step in parts)
 
 
@@ -95,8 +95,23 @@ SCRIPTS: dict[str, list[tuple[Any, ...]]] = {
         (Again(),),
         (turn(1, 4, "sync"), done(1, 4)),
     ],
-    "a word that is lost": [*ONE_STEP, (Lost(turn(1, 4, "step", 2, decided=1)), register(0, prepared=1))],
-    "a stream that breaks": [*TWO_STEPS, (HangUp(), register(1, prepared=1))],
+    "a word that is lost": [
+        *ONE_STEP,
+        (Lost(turn(1, 4, "step", 2, decided=1)), register(0, prepared=1, generation=1), done(1, 3)),
+    ],
+    "a stream that breaks": [*TWO_STEPS, (HangUp(), register(1, prepared=1, generation=1), done(1, 4))],
+    "back in its generation, with a turn missed": [
+        *ONE_STEP,
+        (Lost(turn(1, 4, "step", 2, decided=1)), register(0, prepared=1, generation=1), done(1, 3)),
+        (turn(1, 4, "step", 2, decided=1), done(1, 4)),
+        (turn(1, 4, "step", 2, decided=1),),
+    ],
+    "back in its generation, with nothing missed": [
+        *TWO_STEPS,
+        (HangUp(), register(1, prepared=1, generation=1), done(1, 4)),
+        (turn(1, 4, "step", 2, decided=1),),
+        (turn(1, 5, "sync", 2, decided=2), done(1, 5), MOVED),
+    ],
     "a lost assignment": [(SPARE,), (Lost(assign(1, 1)), register()), (assign(1, 1), done(1, 1))],
     "turns of another generation": [
         *BUILT,
@@ -109,12 +124,12 @@ SCRIPTS: dict[str, list[tuple[Any, ...]]] = {
     "reused, and the decision comes with the assignment": [
         *ONE_STEP,
         (assign(2, 4, step=1, decided=1, reuse=True), done(2, 4)),
-        (HangUp(), register(1)),
+        (HangUp(), register(1, generation=2), done(2, 4)),
     ],
     "kept, and the decision was known": [
         *TWO_STEPS,
         (assign(2, 5, step=1, decided=1, reuse=True), done(2, 5)),
-        (HangUp(), register(1)),
+        (HangUp(), register(1, generation=2), done(2, 5)),
         (assign(3, 6, step=1, decided=1, reuse=True), done(3, 6)),
         (turn(3, 7, "step", 2), done(3, 7)),
         (turn(3, 8, "finish", 2, decided=2), done(3, 8), ("subspace", 3, 2, True)),
@@ -122,7 +137,7 @@ SCRIPTS: dict[str, list[tuple[Any, ...]]] = {
     "what was prepared in an old generation is not decided": [
         *ONE_STEP,
         (assign(2, 4, reuse=True), done(2, 4)),
-        (HangUp(), register(0)),
+        (HangUp(), register(0, generation=2), done(2, 4)),
     ],
     "what becomes of the subspace is owed": [
         *TWO_STEPS,
@@ -155,24 +170,24 @@ SCRIPTS: dict[str, list[tuple[Any, ...]]] = {
         (turn(1, 7, "sync", 2), done(1, 7)),
         (keep(0, begun=(2,)), part(2)),
         (keep(0, 2),),
-        (HangUp(), register(2, parts=(2,))),
+        (HangUp(), register(2, parts=(2,), generation=1), done(1, 7)),
         (keep(0),),
-        (HangUp(), register(2)),
+        (HangUp(), register(2, generation=1), done(1, 7)),
     ],
     "restored from its own disk": [
         *SAVED,
         (keep(0, 2),),
         (assign(2, 6, step=2, restore=2), done(2, 6)),
-        (HangUp(), register(2, parts=(2,))),
+        (HangUp(), register(2, parts=(2,), generation=2), done(2, 6)),
         (assign(3, 7, step=2, reuse=True), done(3, 7)),
         (turn(3, 8, "step", 3), done(3, 8)),
     ],
     "restored from the coordinator": [
         *SAVED,
         (keep(0),),
-        (HangUp(), register(2)),
+        (HangUp(), register(2, generation=1), done(1, 5)),
         (assign(2, 6, step=2, restore=2), done(2, 6)),
-        (HangUp(), register(2, parts=(2,))),
+        (HangUp(), register(2, parts=(2,), generation=2), done(2, 6)),
     ],
     "a snapshot that nobody has": [*BUILT, (assign(2, 3, step=4, restore=4), ("snapshot lost", 2, 1, 4))],
     "a spare fetches ahead": [

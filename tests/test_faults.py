@@ -165,7 +165,34 @@ def test_a_peer_whose_line_is_cut_for_longer_than_its_lease(scene, spares):
         if spares:
             s.wait_for(lambda: s.events("stages_assigned", generation=2), "nobody took over")
         line.mend()
-        assert s.ends_well()["generations"] >= 2
+        assert s.ends_well()["generations"] == 1 + spares
+
+
+def test_a_silent_holder_is_waited_for_while_that_costs_less_than_a_rollback(scene):
+    """A spare is there, and would have to begin at the beginning. Nothing is done again, nor is the step under way."""
+    s = scene(a_spec(interval=0))
+    s.start(4, s.fail_at("forward", 1, 11, "SIGSTOP"))
+    s.wait_for_fault("fail_at")
+    s.wait_for(lambda: s.events("holder_away"), "nobody noticed")
+    time.sleep(1.0)  # in all 3 s: longer than its lease, shorter than two
+    s.go_on()
+    summary = s.ends_well()
+    assert (summary["steps_redone"], summary["generations"]) == (0, 1)
+
+
+def test_a_peer_that_claims_the_stage_of_a_silent_holder_is_named_and_sent_away(scene):
+    s = scene(a_spec())
+    s.start(3, s.fail_at("forward", 1, 8, "SIGSTOP"))
+    s.wait_for_fault("fail_at")
+    s.wait_for(lambda: s.events("holder_away"), "nobody noticed")
+    s.join(3, fault={"kind": "false_claim", "stage": 1})
+    [sent_away] = s.wait_for(lambda: s.events("peer_dismissed"), "nobody found out")
+    assert (sent_away["name"], sent_away["reason"]) == ("peer-3", {"kind": "false_claim", "stage": 1})
+    assert s.pool.peers[3].result()["exit"] == 3
+    s.peers.remove(3)
+    s.go_on()
+    summary = s.ends_well()
+    assert (summary["steps_redone"], summary["generations"]) == (0, 1)
 
 
 def test_a_peer_that_is_silent_for_less_than_its_lease_is_not_missed(scene):

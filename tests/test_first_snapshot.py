@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from checkpoints import starting_from
-from machine_bench import KILLED, Bench, peer, to_step, told
+from machine_bench import Bench, peer, to_step, told
 from safetensors.numpy import save_file
 from test_checkpoint_spec import LLAMA, changed
 
@@ -112,7 +112,7 @@ def test_the_cut_that_peers_decided_stands(folder):
     [layers] = cuts(b)
     b.tell(replace(CUT, layers=layers, parts=("a",) * len(layers)))
     holders = b.state.history.holders
-    b.tell(ev.Left(holders[0], KILLED))
+    b.lose(holders[0])
     b.join(2, 3)
     assert {r.layers for r in b.records if isinstance(r, Placed)} == {layers}
     assert cuts(b) == [layers]
@@ -122,7 +122,7 @@ def test_the_cut_that_peers_decided_stands(folder):
 def test_peers_that_leave_meanwhile_are_waited_for(folder):
     b = bench(folder)
     b.join(0, 1)
-    b.tell(ev.Left("p1", KILLED))
+    b.lose("p1")
     b.tell(CUT)
     assert not b.state.placed
     b.join(2)
@@ -152,7 +152,7 @@ def test_a_rollback_to_the_beginning_restores_it(folder):
     b.join(0, 1)
     b.tell(CUT)
     to_step(b, 3)
-    b.tell(ev.Left("p0", KILLED))
+    b.lose("p0")
     b.join(2)
     history = b.state.history
     assert (history.step, history.lineage, history.newest.parts) == (0, 2, ("a", "b"))

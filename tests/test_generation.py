@@ -35,6 +35,7 @@ def test_credit_goes_out_before_a_neighbour_that_holds_the_least_must_wait_for_i
         engine = Engine(torch.device("cpu"), 1, lambda *_: None, lambda: None)
         generation = Generation(assigned, spec, network, engine, print, print)
         link = generation._links["previous"]
+        link.mended.set()
         while not link.bytes_sent["credit"]:
             generation.take("evaluation")
             taken += 1

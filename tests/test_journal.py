@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 from conftest import make_spec
-from machine_bench import KILLED, Bench, to_step
+from machine_bench import Bench, to_step
 
-from protomodels_cli.coordinator import events as ev
 from protomodels_cli.coordinator import journal as journals
 from protomodels_cli.coordinator.as_json import from_json
 from protomodels_cli.coordinator.history import (
@@ -49,7 +48,7 @@ def a_history(**sections: Any) -> Bench:
     b = Bench(make_spec(stages=2, steps=8, subspace={"sync_interval": 2, "update": update}, **sections))
     b.join(0, 1, 2)
     to_step(b, 6)
-    b.tell(ev.Left(b.state.history.holders[0], KILLED))
+    b.lose(b.state.history.holders[0])
     return b
 
 

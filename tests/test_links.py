@@ -139,6 +139,7 @@ def test_what_a_link_is_reading_or_writing_when_it_is_closed_counts_no_more():
 
     async def story() -> None:
         wire, end = Wire(), End("a", to_next=True)
+        wire.coming.put_nowait(End("b", to_next=False).link.opening())
         serving = asyncio.create_task(end.link.run(wire))
         await end.link.open.wait()
         await asyncio.sleep(0)
@@ -150,7 +151,7 @@ def test_what_a_link_is_reading_or_writing_when_it_is_closed_counts_no_more():
         wire.coming.put_nowait(frame.to_bytes())
         end.link.close()  # both have been handed over, and neither task has run
         await asyncio.gather(serving, return_exceptions=True)
-        assert (end.got, end.credits, end.sent, len(wire.gone)) == ([], 0, 1, 1)
+        assert (end.got, end.credits, end.sent, len(wire.gone)) == ([], 0, 1, 2)  # the first frame, and a message
 
         late = End("a", to_next=True)
         late.link.close()

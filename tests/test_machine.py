@@ -8,7 +8,7 @@ import pytest
 from conftest import make_spec
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from machine_bench import BROKEN, KILLED, Bench, peer, told
+from machine_bench import BROKEN, SILENT, Bench, peer, told
 
 from protomodels_cli.coordinator import events as ev
 from protomodels_cli.coordinator import no_placement, notices, reasons
@@ -121,7 +121,7 @@ def test_stale_and_foreign_words_change_nothing():
         ev.SnapshotLost("p0", 1, 1, 1, "damaged"),
         ev.Trouble("p2", BROKEN, 1, 1),  # a spare blames
         ev.Trouble("p0", BROKEN, 1, 0),  # of another generation
-        ev.Left("nobody", KILLED),
+        ev.Left("nobody", SILENT),
     ):
         assert b.tell(event) == []
         assert b.state == before
@@ -184,7 +184,7 @@ def test_the_step_of_a_switch_waits_for_the_basis_and_says_so():
 
 EVENTS = st.one_of(
     st.builds(ev.Joined, st.integers(0, 5).map(peer)),
-    st.builds(ev.Left, st.integers(0, 5).map("p{}".format), st.just(KILLED)),
+    st.builds(ev.Left, st.integers(0, 5).map("p{}".format), st.just(SILENT)),
     st.builds(ev.Leaving, st.integers(0, 5).map("p{}".format)),
     st.builds(ev.Trouble, st.integers(0, 5).map("p{}".format), st.just(BROKEN)),
     st.builds(ev.Trouble, st.integers(0, 5).map("p{}".format), st.just(BROKEN), st.integers(0, 9)),

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from conftest import make_spec
-from machine_bench import BROKEN, CUT_OFF, KILLED, Bench, holding, peer, to_step, told
+from machine_bench import BROKEN, CUT_OFF, Bench, holding, peer, to_step, told
 
 from protomodels_cli.coordinator import events as ev
 from protomodels_cli.coordinator import machine, no_placement, notices, reasons
@@ -23,7 +23,7 @@ def test_who_is_lost_before_the_first_decision_is_replaced_and_the_cut_may_chang
     b.join(0, 1, 2)
     b.answer(), b.answer()
     gone = b.state.history.holders[1]
-    b.tell(ev.Left(gone, KILLED, may_return=True))
+    b.lose(gone)
     assert b.state.history.generation == 2
     assert gone not in b.state.history.holders
     b.finish()
@@ -34,7 +34,7 @@ def test_who_is_lost_later_is_replaced_from_the_newest_snapshot():
     b.join(0, 1, 2)
     to_step(b, 6)
     gone, stays = b.state.history.holders
-    b.tell(ev.Left(gone, KILLED))
+    b.lose(gone)
     [back] = [r for r in b.records if isinstance(r, RolledBack)]
     assert (back.lineage, back.from_lineage, back.step) == (2, 1, 3)
     assert b.state.history.holders == ("p2", stays)
@@ -50,7 +50,7 @@ def test_the_speed_of_a_run_that_went_back_is_still_a_speed():
     b.join(0, 1, 2)
     to_step(b, 6)
     before = describe(b.state, b.now, 0.0, 0).tokens_per_s
-    b.tell(ev.Left(b.state.history.holders[0], KILLED))
+    b.lose(b.state.history.holders[0])
     to_step(b, 5)
     after = describe(b.state, b.now, 0.0, 0)
     assert 0 < after.tokens_per_s < before, "it stood still for a while"
@@ -62,7 +62,7 @@ def test_without_a_spare_it_waits_and_says_for_what_and_the_others_keep_what_the
     b.join(0, 1)
     to_step(b, 6)
     gone, stays = b.state.history.holders
-    commands = b.tell(ev.Left(gone, KILLED))
+    commands = b.lose(gone)
     waits = b.waits()
     assert isinstance(waits, reasons.StagesWithoutPeer)
     assert [s.stage for s in waits.stages] == [0]
@@ -102,10 +102,10 @@ def test_a_connection_that_breaks_is_waited_for_before_a_spare_is_asked():
     b.join(0, 1, 2)
     to_step(b, 6)
     gone = b.state.history.holders[0]
-    b.tell(ev.Left(gone, CUT_OFF, may_return=True))
+    b.tell(ev.Left(gone, CUT_OFF))
     assert b.waits() == reasons.HoldersDisconnected((0,))
     b.tell(ev.Tick())
-    assert not b.state.placed
+    assert b.state.history.holders[0] == gone
     b.now += machine.RECONNECT_SECONDS
     b.tell(ev.Tick())
     assert b.state.history.holders[0] == "p2"

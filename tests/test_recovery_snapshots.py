@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from conftest import make_spec
-from machine_bench import BROKEN, CUT_OFF, KILLED, Bench, peer, to_step, told
+from machine_bench import BROKEN, Bench, peer, to_step, told
 
 from protomodels_cli.coordinator import assigning, notices, reasons
 from protomodels_cli.coordinator import events as ev
@@ -20,7 +20,7 @@ def test_a_damaged_snapshot_is_forgotten_and_an_older_one_used():
     b.join(0, 1, 2)
     to_step(b, 6)
     assert [m.step for m in b.state.history.snapshots] == [0, 2, 4]
-    b.tell(ev.Left(b.state.history.holders[0], KILLED))
+    b.lose(b.state.history.holders[0])
     history = b.state.history
     b.tell(ev.SnapshotLost(history.holders[0], history.generation, 1, 4, "damaged"))
     assert [r for r in b.records if isinstance(r, Forgot)] == [Forgot(1, 4, unusable=True)]
@@ -33,7 +33,7 @@ def test_a_peer_that_alone_cannot_read_a_snapshot_tries_again_and_goes_at_last()
     b = Bench(make_spec(stages=2, steps=6, snapshots={"interval": 2}))
     b.join(0, 1, 2)
     to_step(b, 6)
-    b.tell(ev.Left(b.state.history.holders[0], KILLED))
+    b.lose(b.state.history.holders[0])
     bad = "p2"
     for _ in range(assigning.DISMISS_AFTER):
         history = b.state.history
@@ -71,7 +71,7 @@ def test_a_part_that_failed_is_given_up_also_while_the_run_waits_for_a_peer():
     b = Bench(make_spec(stages=2, steps=8, snapshots={"interval": 2}))
     b.join(0, 1)
     b.answer_until(lambda: b.state.history.pending)
-    b.tell(ev.Left("p0", CUT_OFF, may_return=True))
+    b.lose("p0")
     assert not b.state.placed
     b.tell(ev.PartFailed("p1", 1, 2, 1, FULL))
     assert not b.state.history.pending
@@ -116,7 +116,7 @@ def test_a_snapshot_counts_once_the_subspace_of_its_step_is_settled():
     to_step(b, 8)
     assert b.state.history.basis_version == 1
     b.join(2)
-    b.tell(ev.Left(b.state.history.holders[0], KILLED))
+    b.lose(b.state.history.holders[0])
     assert (b.state.history.step, b.state.history.basis_version) == (4, 0)
     assert b.state.history.next_basis.first_step == 7, "it waits for its step again"
     b.finish()
@@ -139,7 +139,7 @@ def test_a_spare_that_has_the_part_is_asked_before_one_that_has_not():
     b.tell(ev.Prefetched("p3", part))
     b.tell(ev.Prefetched("p3", replace(part, sha256="made up")))
     assert b.state.peers["p3"].parts == {part}, "only what a snapshot has"
-    b.tell(ev.Left(gone, KILLED))
+    b.lose(gone)
     assert b.state.history.holders == ("p3", stays), "p2 was there first"
     b.finish()
 
@@ -148,7 +148,7 @@ def test_after_going_back_everyone_holds_the_stage_whose_part_is_on_its_disk():
     b = Bench(make_spec(stages=3, steps=9, snapshots={"interval": 3}))
     b.join(0, 1, 2)
     to_step(b, 6)
-    b.tell(ev.Left(b.state.history.holders[0], KILLED))
+    b.lose(b.state.history.holders[0])
     b.tell(ev.Joined(peer(3)))
     to_step(b, 8)
     before = b.state.history.holders

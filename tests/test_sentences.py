@@ -29,6 +29,10 @@ NOTICES: list[tuple[n.Notice, str]] = [
     (n.PeerReturned("p2", "desk", "cuda:0"), "desk (p2) reconnected with cuda:0"),
     (n.PeerLost("p2", "desk", 2, r.NoHeartbeat(5.0)), "lost desk (stage 2): no heartbeat for 5 s"),
     (n.PeerLost("p2", "desk", None, r.ConnectionClosed()), "lost desk (spare): the connection closed"),
+    (
+        n.HolderAway("p2", "desk", 2, 42, 504.0),
+        "waiting for desk (stage 2) to reconnect: a rollback would redo 42 steps (8 min 24 s)",
+    ),
     (n.PeerLeft("p2", "desk", 2), "desk (stage 2) left the run as requested"),
     (
         n.PeerDismissed("p2", "desk", 2, r.HashMismatch("T_fixed")),
@@ -156,6 +160,7 @@ LOSSES: list[tuple[r.Loss, str]] = [
     (r.AskedToLeave(), "left the run"),
     (r.HashMismatch("U"), "computed a different U (hash mismatch)"),
     (r.DamagedBasis(3), "received basis 3 damaged (hash mismatch)"),
+    (r.FalseClaim(2), "said that it has stage 2 in memory, which it was never given"),
     (r.TooSlow(2, "build", 120.0), "did not build stage 2 within 2 min"),
     (r.TooSlow(2, "reuse", 90.0), "did not continue with stage 2 from memory within 1 min 30 s"),
     (r.TooSlow(2, "link", 45.0), "did not link stage 2 within 45 s"),
@@ -186,6 +191,7 @@ DISMISSALS: list[tuple[r.Dismissal, str, str]] = [
         "use a faster machine, or ask the run's owner to raise limits.build_seconds",
     ),
     (r.DamagedBasis(3), "dismissed: received basis 3 damaged (hash mismatch)", AGAIN),
+    (r.FalseClaim(2), "dismissed: said that it has stage 2 in memory, which it was never given", AGAIN),
     (r.PartUnreadable(6), "dismissed: could not read a part of the snapshot at step 6", AGAIN),
     (r.PeerReport(t.Failed("KeyError: 7")), "dismissed: failed: KeyError: 7", AGAIN),
     (r.InvalidMessage("x"), "dismissed: sent an invalid message: x", AGAIN),

@@ -95,6 +95,7 @@ def test_a_sync_compares_hashes_and_carries_no_bytes(tmp_path):
         session.tell = told.append
         session._generation = a_generation(session, 0)
         for basis in ("u", "x"):
+            turn.task += 1
             session._take_turn(turn)
             session._receive(0, orders.TaskReport(5, orders.Usage(), Sync(0, basis * 64, 1, "t" * 64)))
             assert len(told) == (basis == "x")

@@ -14,7 +14,7 @@ from simulated_words import Violation
 from simulated_world import World
 from simulation import simulate
 
-from protomodels_cli.coordinator import assigning, checking, machine, patience
+from protomodels_cli.coordinator import absences, assigning, checking, machine, patience
 from protomodels_cli.coordinator.history import RECORDS, Placed, RolledBack
 from protomodels_cli.coordinator.snapshots import policy
 
@@ -129,7 +129,7 @@ def _complete_at_once(moves: Any) -> None:
 
 
 def never_gives_up_waiting(patch: Any) -> None:
-    patch.setattr(assigning, "give_up_waiting", lambda moves: None)
+    patch.setattr(absences, "weigh", lambda moves: None)
 
 
 def believes_in_every_task(patch: Any) -> None:

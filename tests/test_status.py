@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from conftest import make_spec
-from machine_bench import CUT_OFF, KILLED, Bench, to_step
+from machine_bench import CUT_OFF, Bench, to_step
 
 from protomodels_cli.coordinator import events as ev
 from protomodels_cli.coordinator.reasons import PeerReport
@@ -24,7 +24,7 @@ def test_the_phases_of_a_run():
     found.append(status(b).phase)
     to_step(b, 2)
     found.append(status(b).phase)
-    b.tell(ev.Left("p0", CUT_OFF, may_return=True))
+    b.tell(ev.Left("p0", CUT_OFF))
     found.append(status(b).phase)
     b.join(0)
     b.tell(ev.PauseRun())
@@ -46,7 +46,7 @@ def test_who_holds_what_and_who_is_lost():
     b = Bench(make_spec(stages=2, steps=9))
     b.join(0, 1)
     to_step(b, 2)
-    b.tell(ev.Left("p0", KILLED))
+    b.lose("p0")
     first, second = status(b).stages
     assert (first.state, first.holders[0].peer, first.holders[0].name) == (pb.StageStatus.LOST, "p0", "")
     assert (second.state, second.holders[0].name) == (pb.StageStatus.WAITING, "name-1")

@@ -15,6 +15,7 @@ from protomodels_cli.coordinator.events import (
     CheckpointCut,
     CutCheckpoint,
     Dismiss,
+    GoOn,
     KeepSnapshots,
     MakeSpare,
     Wait,
@@ -38,24 +39,44 @@ def fresh(history: History) -> bool:
 
 def join(moves: Moves, peer: Peer) -> None:
     """A peer joined or reconnected."""
-    state = moves.state
+    state, held = moves.state, peer.holding
+    if held is not None and held.lineage == state.history.lineage and peer.id not in state.history.held:
+        why = reasons.FalseClaim(held.stage)
+        moves.do(Dismiss(peer.id, why, EXIT_OUTSIDE))
+        moves.tell(notices.PeerDismissed(peer.id, peer.name, None, why))
+        return
     again = peer.id in state.peers or peer.id in state.absent
     was_holder = state.stage_of(peer.id) is not None
     moves.set(
         peers={**state.peers, peer.id: peer},
-        absent={p: until for p, until in state.absent.items() if p != peer.id},
+        absent={p: absence for p, absence in state.absent.items() if p != peer.id},
         holds={p: stage for p, stage in state.holds.items() if p != peer.id},
     )
+    if (absence := state.absent.get(peer.id)) is not None:
+        longest = max(moves.now - absence.since, state.returned.get(peer.id, 0.0))
+        moves.set(returned={**state.returned, peer.id: longest})
     kind = notices.PeerReturned if again else notices.PeerJoined
     moves.tell(kind(peer.id, peer.name, peer.device))
-    if not state.placed or was_holder:
+    if _is_in_its_generation(state, peer):
+        assert peer.holding is not None
+        moves.set(holds={**moves.state.holds, peer.id: peer.holding.stage}, resumed=moves.now)
+        moves.do(GoOn(peer.id))
+    elif not state.placed or was_holder:
         if is_current(state.history, peer.holding):
             assert peer.holding is not None
-            if peer.holding.stage not in moves.state.holds.values():
+            if state.history.holders[peer.holding.stage] == peer.id:
                 moves.set(holds={**moves.state.holds, peer.id: peer.holding.stage})
         regroup(moves)
     else:
         moves.do(MakeSpare(peer.id, reasons.AllStagesHeld(state.stages)))
+
+
+def _is_in_its_generation(state: State, peer: Peer) -> bool:
+    """Does it still work on what the others work on? Then nothing is done again."""
+    held, task = peer.holding, state.task
+    if held is None or held.generation != state.history.generation or state.stage_of(peer.id) != held.stage:
+        return False
+    return is_current(state.history, held) and (task is None or task.kind not in ("build", "link"))
 
 
 def is_current(history: History, holding: Holding | None) -> bool:
@@ -68,26 +89,26 @@ def is_current(history: History, holding: Holding | None) -> bool:
     return last is not None and holding.applied == last.step - 1 and holding.prepared == last.generation
 
 
-def lose(moves: Moves, gone: Mapping[str, reasons.Loss], until: float | None = None) -> None:
-    """These peers are gone; `until`: wait that long for holders to reconnect before others take over their stages."""
+def lose(moves: Moves, gone: Mapping[str, reasons.Loss]) -> None:
+    """These peers are gone, and what they had in memory."""
+    state = moves.state
+    needed = any(peer in state.holds or state.stage_of(peer) is not None for peer in gone if peer in state.peers)
+    if part_with(moves, gone) and (needed or not state.placed):
+        regroup(moves)
+
+
+def part_with(moves: Moves, gone: Mapping[str, reasons.Loss]) -> bool:
+    """Whether any of them was here."""
     state = moves.state
     lost = [state.peers[peer] for peer in gone if peer in state.peers]
-    if not lost:
-        return
-    needed = any(peer in state.holds or state.stage_of(peer) is not None for peer in gone)
-    absent = dict(state.absent)
-    if until is not None and not fresh(state.history):
-        absent |= {peer: until for peer in gone if peer in state.holds}
     moves.set(
         peers={i: p for i, p in state.peers.items() if i not in gone},
         holds={i: stage for i, stage in state.holds.items() if i not in gone},
         leaving=state.leaving - gone.keys(),
-        absent=absent,
     )
     for peer in lost:
         moves.tell(_parting(peer, _stage(state, peer.id), gone[peer.id]))
-    if needed or not state.placed:
-        regroup(moves)
+    return bool(lost)
 
 
 def _parting(peer: Peer, stage: int | None, why: reasons.Loss) -> notices.Notice:
@@ -133,18 +154,9 @@ def assign_again(moves: Moves, what: reasons.Complaint | reasons.PartUnreadable,
     regroup(moves)
 
 
-def give_up_waiting(moves: Moves) -> None:
-    """Stop waiting for holders that did not reconnect in time."""
-    late = {peer for peer, until in moves.state.absent.items() if until <= moves.now}
-    if late:
-        moves.set(absent={p: until for p, until in moves.state.absent.items() if p not in late})
-        if not moves.state.placed:
-            regroup(moves)
-
-
 def regroup(moves: Moves) -> None:
     """Assign the stages to the peers that are here, if they suffice; otherwise tell them what is missing."""
-    moves.set(placed=False, task=None, blocked=None, heard={}, took_basis=frozenset(), usage={})
+    moves.set(placed=False, task=None, blocked=None, heard={}, took_basis=frozenset(), usage={}, fetching=frozenset())
     history = moves.state.history
     if history.over:
         return
@@ -153,10 +165,12 @@ def regroup(moves: Moves) -> None:
         return
     held = {stage: peer for peer, stage in moves.state.holds.items()}
     absent = [stage for stage in range(len(history.layers)) if stage not in held]
-    if absent and moves.state.absent:
+    expected = [stage for stage, peer in enumerate(history.holders) if peer in moves.state.absent]
+    must_go_back = history.newest.step != history.step and not set(absent) <= set(expected)
+    if absent and moves.state.absent and not must_go_back:
         _wait(moves, reasons.HoldersDisconnected(tuple(absent)))
         return
-    found = _fill(moves.state, held)
+    found = fill(moves.state, held)
     if not isinstance(found, dict):
         _wait(moves, found)
         return
@@ -165,7 +179,7 @@ def regroup(moves: Moves) -> None:
     _assign(moves, history.layers, {**held, **found})
 
 
-def _fill(state: State, held: dict[int, str]) -> dict[int, str] | reasons.StagesWithoutPeer:
+def fill(state: State, held: dict[int, str]) -> dict[int, str] | reasons.StagesWithoutPeer:
     """Holders for the other stages, from the peers without a stage."""
     wanted = dict(enumerate(state.history.newest.as_parts()))
 

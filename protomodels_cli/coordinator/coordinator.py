@@ -42,6 +42,7 @@ from protomodels_cli.observe.notices import Teller
 from protomodels_cli.observe.progress import Progress
 from protomodels_cli.protocol.t_fixed import VERSION as T_FIXED_VERSION
 from protomodels_cli.spec.load import with_absolute_paths
+from protomodels_cli.wire.parts import part_message
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 
 TICK = 0.5
@@ -324,6 +325,10 @@ class Coordinator:
                 self._chore(self._cut(layers, self._first))
             case events.AssignStage():
                 self._dispatch.assign(self.state, command)
+            case events.GoOn(peer):
+                self._dispatch.go_on(self.state, peer)
+            case events.FetchPart(peer, part):
+                self._service.send(peer, fetch=part_message(part))
             case events.SendTurn(_, task):
                 if task is not None and task.kind == "step" and self._totals.saw_grant():
                     self._progress.start_clock()

@@ -70,6 +70,21 @@ class Dispatch:
         if task is not None:
             self._feed_first_stage(state, task)
 
+    def go_on(self, state: State, peer: str) -> None:
+        """All that a holder may have missed while it had no session; what it knows already it passes over."""
+        history, task, stage = state.history, state.task, state.history.holders.index(peer)
+        decision = None if state.undelivered else history.decision
+        save = any(mark.step == history.step for mark in history.pending)
+        microbatches = self._feed.evaluation_microbatches
+        self._service.send(peer, turn=turn_message(state, decision, task, save, microbatches))
+        if history.next_basis is not None and stage not in state.took_basis:
+            assert self._subspace is not None
+            basis = pb.NewBasis(basis=self._subspace.basis_message(history.next_basis.version))
+            self._service.send(peer, basis=basis)
+        if stage == 0 and task is not None:
+            self._fed = history.step
+            self._feed_first_stage(state, task)
+
     def _feed_first_stage(self, state: State, task: Task) -> None:
         """This task's ids, and the next step's ahead of its turn."""
         first = state.history.holders[0]

@@ -29,7 +29,6 @@ class Left:
 
     peer: str
     why: reasons.Silence
-    may_return: bool = False  # only the connection is known to be gone
 
 
 @dataclass(frozen=True)
@@ -188,6 +187,21 @@ class Wait:
 
 
 @dataclass(frozen=True)
+class GoOn:
+    """To a holder that is back in its generation: the last turn once more, and whatever else it may have missed."""
+
+    peer: str
+
+
+@dataclass(frozen=True)
+class FetchPart:
+    """To a spare: fetch this part, since it may soon be asked to hold that stage; Prefetched follows."""
+
+    peer: str
+    part: Part
+
+
+@dataclass(frozen=True)
 class SendTurn:
     """To every holder: the outcome of the last step, where it is due; whether to upload what it is after that; and
     the next task, where there is one."""
@@ -233,5 +247,5 @@ class Quit:
     """End the coordinator's process; `pmtrain coordinator --resume` continues the run."""
 
 
-ToPeers = AssignStage | MakeSpare | Wait | SendTurn | SendBasis | Dismiss
+ToPeers = AssignStage | MakeSpare | Wait | GoOn | FetchPart | SendTurn | SendBasis | Dismiss
 Command = ToPeers | CutCheckpoint | KeepSnapshots | WriteRow | Tell | Quit

@@ -214,6 +214,7 @@ class History:
     lineage: int = 1
     layers: tuple[int, ...] = ()
     stage_holders: tuple[tuple[str, ...], ...] = ()  # the peers of each stage: one today
+    held: tuple[str, ...] = ()  # peers that were given a stage in this lineage: nobody else can have one in memory
     step: int = 0  # the last one decided
     decision: Decided | None = None  # the outcome of that step, in this lineage
     skipped_in_a_row: int = 0
@@ -281,7 +282,8 @@ def beginning(basis_sha256: str) -> History:
 def fold(history: History, record: Record) -> History:
     match record:
         case Placed(generation, layers, holders):
-            return replace(history, generation=generation, layers=layers, stage_holders=holders)
+            held = dict.fromkeys((*history.held, *(peer for peers in holders for peer in peers)))
+            return replace(history, generation=generation, layers=layers, stage_holders=holders, held=tuple(held))
         case Initialised(layers, parts, source):
             first = replace(history.snapshots[0], layers=layers, parts=parts, source=source)
             return replace(history, snapshots=(first, *history.snapshots[1:]))
@@ -376,6 +378,7 @@ def back_to_newest(history: History, lineage: int) -> History:
     return replace(
         history,
         lineage=lineage,
+        held=(),
         step=mark.step,
         decision=None,
         skipped_in_a_row=mark.skipped_in_a_row,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import assert_never
 
-from protomodels_cli.coordinator import assigning, checking, notices, patience, reasons
+from protomodels_cli.coordinator import absences, assigning, checking, notices, patience, reasons, recovery
 from protomodels_cli.coordinator.events import (
     BasisTaken,
     CheckpointCut,
@@ -52,7 +52,7 @@ from protomodels_cli.coordinator.history import (
 from protomodels_cli.coordinator.moves import Moves
 from protomodels_cli.coordinator.next_task import next_task
 from protomodels_cli.coordinator.snapshots import policy
-from protomodels_cli.coordinator.state import Report, State, Task
+from protomodels_cli.coordinator.state import Absence, Report, State, Task
 from protomodels_cli.protocol import steps
 from protomodels_cli.protocol.hashes import weights_sha256
 from protomodels_cli.spec.schema import RunSpec
@@ -66,12 +66,12 @@ def start(spec: RunSpec, basis_sha256: str, t_fixed: tuple[int, str]) -> State:
 
 def resume(spec: RunSpec, t_fixed: tuple[int, str], history: History, now: float) -> State:
     """From a journal: the holders are waited for, since what they have in memory is usually all there."""
-    until = now + 2 * spec.limits.lease_seconds
+    absence = Absence(now, until=now + recovery.LEASES * spec.limits.lease_seconds)
     return State(
         spec,
         t_fixed,
         history,
-        absent=dict.fromkeys(history.holders, until),
+        absent=dict.fromkeys(history.holders, absence),
         missing=reasons.CoordinatorRestarted(),
     )
 
@@ -95,15 +95,18 @@ def _take(moves: Moves, event: Event) -> None:
     match event:
         case Joined(peer):
             assigning.join(moves, peer)
-        case Left(peer_id, why, may_return):
-            assigning.lose(moves, {peer_id: why}, until=moves.now + RECONNECT_SECONDS if may_return else None)
+            absences.weigh(moves)
+        case Left(peer_id, why):
+            closed, lease = isinstance(why, reasons.ConnectionClosed), state.spec.limits.lease_seconds
+            until = moves.now + RECONNECT_SECONDS if closed else None
+            absences.miss(moves, peer_id, why, Absence(moves.now if closed else moves.now - lease, until))
         case Leaving(peer_id):
             _hear_leaving(moves, peer_id)
         case Trouble(peer_id, what, about, generation):
             known = state.stage_of(peer_id) is not None and generation == state.history.generation
             if about is None:
                 assigning.dismiss(moves, what, peer_id)
-            elif known and about < state.stages:
+            elif known and about < state.stages and state.history.holders[about] not in state.absent:
                 assigning.break_up(moves, what, peer_id, about)
         case Done(peer_id, generation, number, report):
             stage = state.stage_of(peer_id)
@@ -128,6 +131,7 @@ def _take(moves: Moves, event: Event) -> None:
             _lose_snapshot(moves, event)
         case Prefetched(peer_id, part):
             policy.note_part(moves, peer_id, part)
+            absences.weigh(moves)
         case PauseRun():
             if state.history.paused is None:
                 _pause(moves, reasons.ByOwner())
@@ -140,11 +144,11 @@ def _take(moves: Moves, event: Event) -> None:
         case StopRun():
             nothing_new = state.history.newest.step == state.history.step or not (state.holds or state.absent)
             moves.set(stopping=True)
-            if not state.placed and (nothing_new or state.stopping):  # asked twice: what is not saved is let go
+            if state.stands_still and (nothing_new or state.stopping):  # asked twice: what is not saved is let go
                 _stop(moves)
             _go_on_if_idle(moves)
         case Tick():
-            assigning.give_up_waiting(moves)
+            absences.weigh(moves)
             if policy.may_try_again(moves):
                 _go_on_if_idle(moves)
             patience.watch(moves)

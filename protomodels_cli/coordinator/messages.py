@@ -129,7 +129,7 @@ def _holding_of(register: pb.Register) -> Holding | None:
     h = register.holding
     if h.stage >= len(h.layers_per_stage):
         raise ValueError("a stage that its own cut does not have")
-    return Holding(h.lineage, h.stage, tuple(h.layers_per_stage), h.applied, h.prepared)
+    return Holding(h.lineage, h.stage, tuple(h.layers_per_stage), h.applied, h.prepared, h.generation)
 
 
 def decision_message(d: Decided) -> pb.Decision:

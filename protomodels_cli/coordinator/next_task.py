@@ -47,6 +47,8 @@ def waiting_for(state: State, now: float) -> reasons.Waiting | None:
         return None
     if not state.placed:
         return state.missing
+    if state.absent:
+        return reasons.HoldersDisconnected(state.absent_stages)
     if state.task is None:
         coming = next_task(state)
         return reasons.Coordinator() if isinstance(coming, tuple) else coming

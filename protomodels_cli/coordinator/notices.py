@@ -44,6 +44,18 @@ class PeerLost(Base):
 
 
 @dataclass(frozen=True)
+class HolderAway(Base):
+    """A holder is silent, and its stage stays its own until going on without it costs less."""
+
+    peer: str
+    name: str
+    stage: int
+    steps: int  # that a rollback would redo
+    seconds: float  # … and what that would take
+    kind: Literal["holder_away"] = "holder_away"
+
+
+@dataclass(frozen=True)
 class PeerLeft(Base):
     """Of its own accord."""
 
@@ -306,7 +318,7 @@ class JournalRebuilt(Base):
     kind: Literal["journal_rebuilt"] = "journal_rebuilt"
 
 
-AboutPeers = PeerJoined | PeerReturned | PeerLost | PeerLeft | PeerDismissed
+AboutPeers = PeerJoined | PeerReturned | PeerLost | HolderAway | PeerLeft | PeerDismissed
 AboutStages = StagesAssigned | StagesLinked | Relinking | Stalled | RelayingAll | RolledBack
 AboutSnapshots = SnapshotComplete | CheckpointCut | SnapshotSkipped | SnapshotFailed | SnapshotUnusable
 AboutCopies = CopyFailed | CopyingLast | CopyAbandoned | CopyUnreachable | PartRestored | PartDamaged

@@ -19,11 +19,13 @@ STALL_TIMES, STALL_SECONDS, STALL_AT_FIRST = 10, 600.0, 3600.0
 
 def watch(moves: Moves) -> None:
     state, task = moves.state, moves.state.task
+    if state.absent:
+        return  # it is known who is waited for
     if task is None:
         _watch_subspace(moves)
     elif task.kind in ("build", "link"):
         _watch_assigning(moves, task)
-    elif moves.now - task.started > patience(state, task.kind):
+    elif moves.now - max(task.started, state.resumed) > patience(state, task.kind):
         _start_over(moves, still_working(state, moves.now))
 
 

@@ -64,6 +64,14 @@ class DamagedBasis(Fact):
 
 
 @dataclass(frozen=True)
+class FalseClaim(Fact):
+    """A peer says that it has a stage in memory which it was never given."""
+
+    stage: int
+    kind: Literal["false_claim"] = "false_claim"
+
+
+@dataclass(frozen=True)
 class TooSlow(Fact):
     """A stage was not ready in time: limits.build_seconds, reuse_seconds or link_seconds."""
 
@@ -112,7 +120,7 @@ class InvalidBasis(Fact):
 
 
 Complaint = PeerReport | InvalidMessage | UnprocessableMessage | InvalidBasis
-Fault = Complaint | HashMismatch | DamagedBasis | TooSlow | PartUnreadable  # a peer with it is dismissed
+Fault = Complaint | HashMismatch | DamagedBasis | FalseClaim | TooSlow | PartUnreadable  # a peer with it is dismissed
 Silence = NoHeartbeat | ConnectionClosed
 Loss = Silence | Fault | AskedToLeave
 

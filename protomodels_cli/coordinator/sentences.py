@@ -25,6 +25,9 @@ def sentence(notice: n.Notice) -> str:
             return f"{name} ({peer}) reconnected with {device}"
         case n.PeerLost(_, name, stage, reason):
             return f"lost {_peer(name, stage)}: {loss(reason)}"
+        case n.HolderAway(_, name, stage, steps, seconds):
+            redo = f"a rollback would redo {plural(steps, 'step')} ({duration(seconds)})"
+            return f"waiting for {_peer(name, stage)} to reconnect: {redo}"
         case n.PeerLeft(_, name, stage):
             return f"{_peer(name, stage)} left the run as requested"
         case n.PeerDismissed(_, name, stage, reason):
@@ -138,6 +141,8 @@ def loss(reason: r.Loss) -> str:
             return f"computed a different {what} (hash mismatch)"
         case r.DamagedBasis(version):
             return f"received basis {version} damaged (hash mismatch)"
+        case r.FalseClaim(stage):
+            return f"said that it has stage {stage} in memory, which it was never given"
         case r.TooSlow(stage, doing, seconds):
             work = f"continue with stage {stage} from memory" if doing == "reuse" else f"{doing} stage {stage}"
             return f"did not {work} within {duration(seconds)}"
@@ -170,6 +175,7 @@ def dismissal(reason: r.Dismissal) -> tuple[str, str]:
             fix = f"use a faster machine, or ask the run's owner to raise limits.{doing}_seconds"
         case (
             r.DamagedBasis()
+            | r.FalseClaim()
             | r.PartUnreadable()
             | r.PeerReport()
             | r.InvalidMessage()

@@ -269,7 +269,7 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
                 yield message
         finally:
             reading.cancel()
-            self._end(peer, stream, events.Left(peer, ConnectionClosed(), may_return=True))
+            self._end(peer, stream, events.Left(peer, ConnectionClosed()))
 
     async def _registration(self, messages: AsyncIterator[pb.PeerMessage], seconds: float) -> pb.Register | None:
         """The first message of a session; None if it is not a registration, or late."""

@@ -28,6 +28,7 @@ class Holding:
     layers: tuple[int, ...]  # of all stages
     applied: int
     prepared: int = 0  # the generation in which it said that it has the gradients of the step after that; 0: it has not
+    generation: int = 0  # that it still works in, linked to its neighbours; 0: in none
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,14 @@ class Peer:
     computation: Computation | None = None  # how it computes; None: it has not said
     cards: tuple[str, ...] = ()  # peers with the same one share it; empty: not known
     card_memory: int = 0  # bytes that were free there, on all of them, when it joined
+
+
+@dataclass(frozen=True)
+class Absence:
+    """Of a holder without a session, which may have its stage in memory still."""
+
+    since: float  # its last word
+    until: float | None = None  # how long it is waited for; None: as long as that costs less than going on without it
 
 
 @dataclass(frozen=True)
@@ -87,9 +96,12 @@ class State:
     t_fixed: tuple[int, str]  # version and hash
     history: History
     peers: Mapping[str, Peer] = field(default_factory=dict)  # in the order in which they joined
-    placed: bool = False  # the history's holders are here, and have been told so in this generation
+    placed: bool = False  # the history's holders have been told so in this generation, and are here or absent
     holds: Mapping[str, int] = field(default_factory=dict)  # peer → the stage that it has in memory as it must be now
-    absent: Mapping[str, float] = field(default_factory=dict)  # holder that may come back → until when it is waited for
+    absent: Mapping[str, Absence] = field(default_factory=dict)  # holders that may come back
+    returned: Mapping[str, float] = field(default_factory=dict)  # holder → its longest absence that it came back from
+    resumed: float = 0.0  # when a holder last came back into its generation
+    fetching: frozenset[tuple[str, int]] = frozenset()  # spares that were asked to fetch the newest part of a stage
     cutting: bool = False  # the first snapshot is being cut from a checkpoint
     task: Task | None = None  # none: waiting for something that is not a stage's report
     blocked: tuple[Blocker, float] | None = None  # what comes before the next task, and since when
@@ -126,6 +138,15 @@ class State:
     def stage_of(self, peer: str) -> int | None:
         """The stage that this peer holds in this generation; None: it holds none."""
         return self.history.holders.index(peer) if self.placed and peer in self.history.holders else None
+
+    @property
+    def stands_still(self) -> bool:
+        """Somebody is missing."""
+        return not self.placed or bool(self.absent)
+
+    @property
+    def absent_stages(self) -> tuple[int, ...]:
+        return tuple(stage for stage, peer in enumerate(self.history.holders) if peer in self.absent)
 
     def holders_of(self, stages: Iterable[int]) -> tuple[Holder, ...]:
         """The holders of these stages with their names, for notices; one that is not connected has no name."""

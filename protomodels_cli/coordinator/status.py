@@ -68,7 +68,7 @@ def _kind(reason: reasons.Complaint | reasons.PartUnreadable) -> str:
 def phase_of(state: State) -> pb.RunStatus.Phase:
     if state.history.ended:
         return pb.RunStatus.DONE
-    if not state.placed:
+    if state.stands_still:
         return pb.RunStatus.WAITING if state.history.step else pb.RunStatus.WAITING_FOR_PEERS
     if state.task is not None and state.task.kind in ("build", "link"):
         return pb.RunStatus.ASSIGNING

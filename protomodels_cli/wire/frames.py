@@ -100,6 +100,10 @@ class Assembler:
         self._payload = memoryview(b"")  # its pieces, each copied when it comes: all at once would hold up the loop
         self._came = 0
 
+    def reset(self) -> None:
+        """Forget the pieces of a message that will come again, from its beginning."""
+        self._first, self._came = None, 0
+
     def add(self, frame: Frame) -> Message | None:
         """The message that this frame completes, if it does."""
         fields, piece = frame.fields, frame.payload

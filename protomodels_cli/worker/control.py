@@ -79,7 +79,7 @@ class ControlStream:
 
     async def run(
         self,
-        introduce: Callable[[], Awaitable[pb.Register]],
+        introduce: Callable[[], Awaitable[list[pb.PeerMessage]]],
         obey: Callable[[pb.CoordinatorMessage], Awaitable[None]],
     ) -> None:
         """Stay connected until the session is over, or until the coordinator is gone and this peer asked to leave."""
@@ -109,10 +109,13 @@ class ControlStream:
                 self._lost(reason)
             await asyncio.sleep(wait)
 
-    async def _converse(self, register: pb.Register, obey: Callable[[pb.CoordinatorMessage], Awaitable[None]]) -> None:
+    async def _converse(
+        self, introduction: list[pb.PeerMessage], obey: Callable[[pb.CoordinatorMessage], Awaitable[None]]
+    ) -> None:
         """Hold one connection, from the registration to its end."""
-        self._outbox = asyncio.Queue()  # what was said to nobody has no meaning now
-        self.send(register=register)
+        self._outbox = asyncio.Queue()  # what was said to nobody has no meaning now, but for what is said again
+        for message in introduction:
+            self._outbox.put_nowait(message)
         if self._leaving:
             self.send(leaving=pb.Leaving())
         call = self._stub.Session(self._outgoing(self._outbox), metadata=self._metadata)

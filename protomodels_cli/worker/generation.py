@@ -6,12 +6,18 @@ Hands messages to the engine's inbox. It must not know orders, the control strea
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import time
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+import grpc
+
 from protomodels_cli.cost.memory import in_flight_limit, least_in_flight
+from protomodels_cli.observe.logs import WIRE
 from protomodels_cli.protocol.messages import BadMessage
+from protomodels_cli.retry import Backoff
 from protomodels_cli.spec.schema import RunSpec
 from protomodels_cli.wire import troubles
 from protomodels_cli.wire.emulated import Connection
@@ -24,7 +30,9 @@ from protomodels_cli.worker.engine import Engine
 from protomodels_cli.worker.links import Link, Listener, dial
 from protomodels_cli.worker.telling import Tell
 
-GRACE = 1.0  # seconds for the coordinator to explain why a neighbour hung up, or a ticket is void
+GRACE = 1.0  # seconds for the coordinator to explain why a ticket is void
+MEND_SECONDS = 10.0  # for a broken link to be open again before the coordinator hears of it, then as often
+REDIAL = 0.2, 2.0  # seconds between tries: at first, at most
 COMPLAIN_AT = 0.9  # of limits.link_seconds: before the coordinator gives the links up without knowing why
 
 
@@ -36,6 +44,21 @@ class Network:
     listener: Listener
     door: Address  # the coordinator's, where relayed links meet
     connection: Connection | None  # where a slow one is emulated
+
+
+@dataclass
+class Heard:
+    """What the coordinator has said in a generation. After a broken session it says some of it again."""
+
+    decided: int  # the last step whose outcome is known
+    task: int = 0
+    fed: dict[bool, tuple[int, int]] = field(default_factory=dict)  # evaluation? → step, microbatch of the last ids
+
+    def is_news(self, feed: pb.Feed) -> bool:
+        """Token ids come in order, for steps and for evaluations, and in that order again."""
+        here, before = (feed.step, feed.microbatch), self.fed.get(feed.evaluation, (-1, -1))
+        self.fed[feed.evaluation] = max(here, before)
+        return here > before
 
 
 class Generation:
@@ -57,10 +80,13 @@ class Generation:
         self._routes: dict[str, pb.Route] = {}  # previous, next
         self._links: dict[str, Link] = {}
         self._relays: dict[str, RelayedAcceptor | RelayedDialler] = {}
+        self._local_ports: dict[str, int] = {}  # of the diallers among them
         self._tasks: set[asyncio.Task[Any]] = set()
         self._counted: dict[str, int] = {}
         self._told_of_relay: dict[str, str | None] = {}
         self._ended = False
+        self.heard = Heard(assigned.step)
+        self.done: pb.Done | None = None  # its last report
         for side, boundary in (("previous", self.stage - 1), ("next", self.stage)):
             for route in getattr(assigned, side):  # one today
                 self._routes[side] = route
@@ -137,19 +163,37 @@ class Generation:
         """Open the links to both neighbours; returns when they are open."""
         for side, link in self._links.items():
             dials = self._routes[side].way in (pb.Route.DIAL, pb.Route.RELAY_DIAL)
-            self._serve(side, self._dial(side) if dials else self._wait_for_end(link))
+            self._serve(side, self._keep_dialling(side) if dials else self._wait_for_end(link))
+            self.own(asyncio.create_task(self._watch(side)))
         self.own(asyncio.create_task(self._complain_of_relays()))
         for link in self._links.values():
             await link.open.wait()
 
-    async def _dial(self, side: str) -> None:
-        route, link = self._routes[side], self._links[side]
-        host, port = route.host, route.port
-        if route.way == pb.Route.RELAY_DIAL:
+    async def _keep_dialling(self, side: str) -> None:
+        """Open one stream after another, until the generation ends or the neighbour sends what it may not."""
+        link, backoff = self._links[side], Backoff(*REDIAL)
+        while not link.closed.is_set():
+            before = link.streams
+            try:
+                await dial(link, *await self._address(side), self._network.identity)
+            except (grpc.RpcError, grpc.aio.UsageError, asyncio.InvalidStateError, OSError) as error:
+                WIRE.debug("the link to stage %d broke: %s", link.neighbour_stage, error)
+            if link.streams > before:
+                backoff.reset()
+            wait = backoff.after_failure(time.monotonic())
+            assert wait is not None, "the generation ends it"
+            await asyncio.sleep(wait)
+        await self._wait_for_end(link)
+
+    async def _address(self, side: str) -> Address:
+        route = self._routes[side]
+        if route.way != pb.Route.RELAY_DIAL:
+            return route.host, route.port
+        if side not in self._relays:
             dialler = RelayedDialler(self._network.door, route.ticket, self._hears_of(side))
+            self._local_ports[side] = await dialler.open()
             self._relays[side] = dialler
-            host, port = "127.0.0.1", await dialler.open()
-        await dial(link, host, port, self._network.identity)
+        return "127.0.0.1", self._local_ports[side]
 
     async def _wait_for_end(self, link: Link) -> None:
         await link.closed.wait()
@@ -164,17 +208,24 @@ class Generation:
     def _link_ended(self, side: str, task: asyncio.Task[None]) -> None:
         if task.cancelled() or self._ended:
             return
-        stage = self._links[side].neighbour_stage
         if isinstance(error := task.exception(), BadMessage):
-            self._report(troubles.InvalidInput(stage, str(error)))
-        else:
-            self.own(asyncio.create_task(self._complain_unless_explained(side)))
+            self._report(troubles.InvalidInput(self._links[side].neighbour_stage, str(error)))
+        elif error is not None:
+            raise error
 
-    async def _complain_unless_explained(self, side: str) -> None:
-        """Report that a neighbour hung up, unless the coordinator, which may have dismissed it, explains that first."""
-        await asyncio.sleep(GRACE)
-        stage, relay = self._links[side].neighbour_stage, self._relays.get(side)
-        self._report(troubles.LinkBroken(stage, relay.problem or "" if relay is not None else ""))
+    async def _watch(self, side: str) -> None:
+        """Report a link that stays broken. The coordinator may know why, and what to do about it."""
+        link = self._links[side]
+        await link.open.wait()
+        while True:
+            await link.broken.wait()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(MEND_SECONDS):
+                    await link.mended.wait()
+            if not link.mended.is_set():
+                relay = self._relays.get(side)
+                detail = relay.problem or "" if relay is not None else ""
+                self._report(troubles.LinkBroken(link.neighbour_stage, detail))
 
     # Relays
 

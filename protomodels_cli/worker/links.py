@@ -1,17 +1,19 @@
-"""One boundary's stream, from either end: messages out, messages in, and credits for what was taken.
+"""One boundary's link, from either end: messages out, messages in, and credits for what was taken.
 
-A link sends in the order it is given, one message at a time, and keeps nothing that it was not told to send. Which side
-dialled makes no difference once the stream is open.
+A link sends in the order it is given, one message at a time, over one stream after another: where a stream breaks, the
+next one begins with how many messages each side has had, and goes on behind them. So a message is kept until the other
+side has taken it. Which side dialled makes no difference once a stream is open.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 
 import grpc
 
-from protomodels_cli.protocol.messages import CreditExceeded, CreditNotDue, Leg
+from protomodels_cli.protocol.messages import BadMessage, CreditExceeded, CreditNotDue, Leg
 from protomodels_cli.wire.channels import CHANNEL_OPTIONS, SERVER_OPTIONS
 from protomodels_cli.wire.emulated import Connection, Stream
 from protomodels_cli.wire.frames import Allocate, Assembler, Frame, Message, frames_of, ordinary_memory
@@ -22,6 +24,7 @@ from protomodels_cli.worker.problems import PortNotOpened
 from protomodels_cli.worker.telling import PeerError
 
 _METHOD = pb.DESCRIPTOR.services_by_name["Neighbour"].methods_by_name["Link"]
+RECONNECT = [("grpc.initial_reconnect_backoff_ms", 200), ("grpc.max_reconnect_backoff_ms", 2000)]
 LINK = f"/{_METHOD.containing_service.full_name}/{_METHOD.name}"
 
 
@@ -50,27 +53,37 @@ class Link:
         legs: tuple[Leg, ...] = ("backward",) if to_next else ("forward", "evaluation")
         self._assembler = Assembler(most_bytes, legs, self._check_credit, allocate)
         self._outbox: asyncio.Queue[Frame | None] = asyncio.Queue()  # None: the end of a message
+        self._kept: deque[Message] = deque()  # those that the neighbour has not taken yet, the last ones sent
         self._taken = self._told = self._heard = 0  # messages taken here, told to the neighbour, taken there
-        self._came = self._went = 0  # messages
+        self._came = self._went = self._left = 0  # messages; the last: those that have left this process once
+        self._writing = 0  # messages written to this stream, and those that it did not have to carry
         self.neighbour_stage = boundary + 1 if to_next else boundary
-        self.open, self.closed = asyncio.Event(), asyncio.Event()
+        self.open = asyncio.Event()  # a stream was, once
+        self.broken, self.mended = asyncio.Event(), asyncio.Event()  # no stream any more, until there is another
+        self.closed = asyncio.Event()  # for good: an error of the neighbour's, or the end of the generation
         self.error: Exception | None = None
         self._serving: asyncio.Future[None] | None = None
         self._over = False
         self.bytes_sent = {"forward": 0, "backward": 0, "evaluation": 0, "credit": 0}
         self.refused = 0
+        self.streams = self.resent = 0  # that were opened; messages that one of them lost
 
     def send(self, message: Message) -> None:
+        self._went += 1
+        self._kept.append(message)
+        if self.mended.is_set():
+            self._queue_message(message)
+
+    def _queue_message(self, message: Message) -> None:
         for frame in frames_of(message, self.generation):
             self._queue(frame, message.leg)
-        self._went += 1
         self._outbox.put_nowait(None)
 
     def take(self) -> None:
         """Give credit for a message from this link, which is being computed with. Other frames carry the credit; one
         of its own goes out only after so many messages without any."""
         self._taken += 1
-        if self._taken - self._told >= self._credit_every:
+        if self._taken - self._told >= self._credit_every and self.mended.is_set():
             self._queue(Frame(pb.Frame(generation=self.generation)), "credit")
 
     def _queue(self, frame: Frame, leg: str) -> None:
@@ -78,33 +91,76 @@ class Link:
         self.bytes_sent[leg] += frame.size
         self._outbox.put_nowait(frame)
 
-    async def run(self, stream: Stream) -> None:
-        """Serve the stream until it ends."""
-        if self._over:
+    def opening(self) -> bytes:
+        """The first frame of a stream."""
+        self._told = self._taken
+        return Frame(pb.Frame(generation=self.generation, taken=self._taken, came=self._came)).to_bytes()
+
+    async def run(self, stream: Stream, opened: bool = False) -> None:
+        """Serve the stream until it ends; one that was served before is dead, whatever it says. `opened`: the first
+        frame has been sent."""
+        if self._serving is not None and not self._serving.done():
+            self._serving.cancel()
+            await asyncio.gather(self._serving, return_exceptions=True)
+        if self._over or self.error is not None:
             return
-        self.open.set()
-        self._serving = asyncio.ensure_future(self._serve_over(stream))
+        self._serving = asyncio.ensure_future(self._serve_over(stream, opened))
         try:
             await self._serving
-        except Exception as error:
+        except BadMessage as error:
             self.error = error
             raise
         finally:
             self._serving.cancel()
-            self.closed.set()
+            self.mended.clear()
+            self.broken.set()
+            if self._over or self.error is not None:
+                self.closed.set()
 
     def close(self) -> None:
         """End the link with its generation: nothing goes in or out any more, not even what has been read already."""
         self._over = True
+        self.closed.set()
         if self._serving is not None:
             self._serving.cancel()
 
-    async def _serve_over(self, stream: Stream) -> None:
+    async def _serve_over(self, stream: Stream, opened: bool) -> None:
+        if not opened:
+            await stream.write(self.opening())
+        first = await stream.read()
+        if first is grpc.aio.EOF or self._over:
+            return
+        self._go_on_behind(Frame.from_bytes(first))
         if self._connection is None:
             await self._serve(stream)
         else:
             async with self._connection.over(stream, seed=2 * self.boundary + self.to_next) as slow:
                 await self._serve(slow)
+
+    def _go_on_behind(self, first: Frame) -> None:
+        """Queue what the neighbour has not had, and nothing else: what was under way on another stream is lost."""
+        came = first.fields.came
+        self._take_credit(first.fields.taken)
+        if not self._heard <= came <= self._went:
+            raise CreditNotDue(came, self._went)
+        self._outbox = asyncio.Queue()
+        self._assembler.reset()
+        lost = [*self._kept][came - self._heard :]
+        self.resent += max(0, self._left - came)
+        for message in lost:
+            self._queue_message(message)
+        if self._left < came:  # the neighbour had it before this side knew that it was sent
+            self._note_left(came)
+        self._writing = came
+        self.streams += 1
+        self.open.set()
+        self.broken.clear()
+        self.mended.set()
+
+    def _note_left(self, messages: int) -> None:
+        while self._left < messages:
+            self._left += 1
+            self._has_sent()
 
     async def _serve(self, stream: Stream) -> None:
         tasks = {asyncio.ensure_future(self._read(stream)), asyncio.ensure_future(self._write(stream))}
@@ -123,7 +179,8 @@ class Link:
             if self._over:
                 return
             if frame is None:
-                self._has_sent()
+                self._writing += 1
+                self._note_left(self._writing)
             else:
                 await stream.write(frame.to_bytes())
 
@@ -148,6 +205,8 @@ class Link:
             raise CreditNotDue(taken, self._went)
         if taken > self._heard:
             self._credited(taken - self._heard)
+            for _ in range(taken - self._heard):
+                self._kept.popleft()
             self._heard = taken
 
     def _check_credit(self) -> None:
@@ -156,15 +215,15 @@ class Link:
 
 
 async def dial(link: Link, host: str, port: int, identity: Identity) -> None:
-    """Open the link from this end and serve it until it breaks."""
+    """Open a stream of the link from this end and serve it until it breaks."""
     credentials = grpc.ssl_channel_credentials(identity.authority_pem, identity.key_pem, identity.certificate_pem)
-    options = [*CHANNEL_OPTIONS, ("grpc.ssl_target_name_override", peer_name(link.neighbour))]
+    options = [*CHANNEL_OPTIONS, *RECONNECT, ("grpc.ssl_target_name_override", peer_name(link.neighbour))]
     async with grpc.aio.secure_channel(address(host, port), credentials, options) as channel:
         metadata = (("generation", str(link.generation)), ("boundary", str(link.boundary)))
         call = channel.stream_stream(LINK)(metadata=metadata, wait_for_ready=True)
-        await call.write(Frame(pb.Frame(generation=link.generation)).to_bytes())  # opens the stream at the other end
+        await call.write(link.opening())  # opens the stream at the other end
         await call.initial_metadata()  # … which answers once it knows the link
-        await link.run(call)
+        await link.run(call, opened=True)
 
 
 class Listener:
@@ -205,7 +264,7 @@ class Listener:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "generation and boundary must be given")
         link = self._links.get(key)
         caller = [name.decode() for name in context.auth_context().get("x509_subject_alternative_name", [])]
-        if link is None or link.open.is_set() or peer_name(link.neighbour) not in caller:
+        if link is None or peer_name(link.neighbour) not in caller:
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, "no link is expected from this peer")
             return
         await context.send_initial_metadata(())

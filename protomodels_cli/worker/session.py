@@ -10,11 +10,9 @@ import asyncio
 import contextlib
 import json
 import os
-import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +30,7 @@ from protomodels_cli.wire import troubles
 from protomodels_cli.wire.client import Metadata
 from protomodels_cli.wire.emulated import Connection
 from protomodels_cli.wire.frames import Message
-from protomodels_cli.wire.parts import part_message
+from protomodels_cli.wire.parts import part_message, part_of
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.pb import pmtrain_pb2_grpc as rpc
 from protomodels_cli.wire.relay import Address
@@ -46,6 +44,7 @@ from protomodels_cli.worker.engine import Engine
 from protomodels_cli.worker.generation import Generation, Network
 from protomodels_cli.worker.links import Listener
 from protomodels_cli.worker.messages import assigned_notice, assignment_of, decision_of, done_message
+from protomodels_cli.worker.signals import signals_call
 from protomodels_cli.worker.snapshots import transfer
 from protomodels_cli.worker.snapshots.exchange import SnapshotExchange
 from protomodels_cli.worker.telling import PeerError, Tell, trouble_of
@@ -97,12 +96,15 @@ class Session:
         if self._network.connection is not None:
             self.tell(notices.LinkEmulated(self.spec.wire.link.in_words))
 
-        async def introduce_all() -> pb.Register:
+        async def introduce_all() -> list[pb.PeerMessage]:
             register = await introduce()
             await self._add_what_is_here(register)
-            return register
+            said = [pb.PeerMessage(register=register)]
+            if self._generation is not None and self._generation.done is not None:
+                said.append(pb.PeerMessage(done=self._generation.done))  # it may not have been heard
+            return said
 
-        with self._signals():
+        with signals_call(self._loop, self._interrupt):
             self._engine.start()
             self._chore(devices.watch(lambda: self._engine.busy_with, self.spec.limits.device_seconds))
             led = asyncio.create_task(self._control.run(introduce_all, self._obey))
@@ -138,6 +140,7 @@ class Session:
                     layers_per_stage=self._in_memory.layers_per_stage,
                     applied=applied,
                     prepared=prepared,
+                    generation=0 if self._generation is None else self._generation.number,
                 )
             )
         register.parts.extend(part_message(part) for part in self._snapshots.parts.all())
@@ -167,14 +170,16 @@ class Session:
             case "turn":
                 self._take_turn(message.turn)
             case "feed":
-                feed = message.feed
+                feed, generation = message.feed, self._generation
                 leg: Leg = "evaluation" if feed.evaluation else "forward"
-                if self._generation is not None:
+                if generation is not None and generation.heard.is_news(feed):
                     self._engine.deliver(Message(leg, feed.step, feed.microbatch, 0, feed.ids, b""))
             case "basis":
                 self._take_basis(self._basis(message.basis.basis))
             case "keep":
                 await self._snapshots.keep(message.keep)
+            case "fetch":
+                self._snapshots.fetch(part_of(message.fetch))
             case "dismissal":
                 self._leave(message.dismissal)
 
@@ -246,11 +251,16 @@ class Session:
         generation = self._generation
         if generation is None or turn.generation != generation.number:
             return
-        if turn.HasField("decision"):
+        heard = generation.heard
+        if turn.HasField("decision") and turn.decision.step > heard.decided:
+            heard.decided = turn.decision.step
             self._engine.order(decision_of(turn.decision))
             self._show_step(turn.decision)
         if turn.save:
             self._engine.order(orders.CopyState())
+        if turn.task <= heard.task:
+            return  # none, or one that is under way
+        heard.task = turn.task
         match turn.WhichOneof("next"):
             case "connect":
                 generation.own(self._chore(self._connect(generation, turn.task)))
@@ -270,7 +280,8 @@ class Session:
 
     async def _connect(self, generation: Generation, task: int) -> None:
         await generation.connect()
-        self._control.send(done=pb.Done(task=task, generation=generation.number))
+        generation.done = pb.Done(task=task, generation=generation.number)
+        self._control.send(done=generation.done)
 
     def _show_step(self, decision: pb.Decision) -> None:
         now = time.monotonic()
@@ -308,7 +319,8 @@ class Session:
             case orders.TaskReport():
                 self._compare_with_the_runs(generation.stage, item.sync)
                 cpu = 0.0 if self._cpu_before is None else time.process_time() - self._cpu_before
-                self._control.send(done=done_message(item, generation, self._chooser.memory_used(), cpu))
+                generation.done = done_message(item, generation, self._chooser.memory_used(), cpu)
+                self._control.send(done=generation.done)
             case orders.SubspaceReport():
                 generation.own(self._chore(self._report_subspace(generation.number, item)))
             case orders.Failure(error, leg):
@@ -371,22 +383,6 @@ class Session:
         self._chores.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None and not self._over.done():
             self._fail(error if isinstance(error, Exception) else RuntimeError(repr(error)))
-
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        """Handle Ctrl-C and SIGTERM while the session lasts, then restore the handlers of before."""
-        before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-        taken = []
-        with contextlib.suppress(NotImplementedError, RuntimeError):  # Windows, or not the main thread
-            for number in before:
-                self._loop.add_signal_handler(number, self._interrupt)
-                taken.append(number)
-        try:
-            yield
-        finally:
-            for number in taken:
-                self._loop.remove_signal_handler(number)
-                signal.signal(number, before[number] or signal.SIG_DFL)
 
     def _interrupt(self) -> None:
         self._interrupts += 1

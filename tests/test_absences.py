@@ -1,0 +1,139 @@
+"""Holders that are away: what waiting costs against what a rollback costs, and what the machine makes of it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from conftest import make_spec
+from hypothesis import given
+from hypothesis import strategies as st
+from machine_bench import SILENT, Bench, holding, peer, to_step, told
+
+from protomodels_cli.coordinator import events as ev
+from protomodels_cli.coordinator import notices, reasons
+from protomodels_cli.coordinator.history import Placed, RolledBack
+from protomodels_cli.coordinator.recovery import FETCH_AFTER, Costs, decide, patience
+
+LEASE = 5.0
+
+
+@pytest.mark.parametrize(
+    ("redo", "fetch", "away", "longest", "ready", "action"),
+    [
+        (600.0, 400.0, 6.0, 0.0, True, "wait"),  # a blip, ten minutes after the newest snapshot
+        (600.0, 400.0, 6.0, 0.0, False, "wait"),  # most are over before a fetch would pay
+        (600.0, 400.0, 30.0, 0.0, False, "fetch"),
+        (600.0, 400.0, 599.0, 0.0, True, "wait"),
+        (600.0, 400.0, 600.0, 0.0, True, "replace"),
+        (600.0, 400.0, 601.0, 0.0, False, "fetch"),  # nobody can take over yet
+        (600.0, 400.0, 700.0, 400.0, True, "wait"),  # it was away for long before, and came back
+        (600.0, 400.0, 900.0, 400.0, True, "replace"),  # … but never for as long
+        (600.0, 400.0, 1000.0, 900.0, True, "replace"),
+        (0.0, 0.0, 6.0, 0.0, True, "wait"),  # a rollback costs nothing: two leases all the same
+        (0.0, 0.0, 10.0, 0.0, True, "replace"),
+    ],
+)
+def test_waiting_and_replacing(redo, fetch, away, longest, ready, action):
+    assert decide(Costs(redo, fetch), away, longest, LEASE, ready) == action
+
+
+SECONDS = st.floats(0.0, 1e5)
+
+
+@given(SECONDS, SECONDS, st.one_of(SECONDS, st.just(math.inf)), SECONDS)
+def test_it_costs_at_most_twice_the_better_choice_and_a_lease_and_a_fetch(redo, fetch, away, longest):
+    """`away`: how long the holder would be, if it was waited for; infinite: it does not come back."""
+    costs, t, ready = Costs(redo, fetch), 0.0, math.inf
+    while True:  # the moments at which the answer may change
+        found = decide(costs, t, longest, LEASE, ready=t >= ready)
+        if found == "replace" or t >= away:
+            break
+        if found == "fetch" and ready == math.inf:
+            ready = t + fetch
+        limits = (patience(costs, t, longest, LEASE), patience(costs, t, 0.0, LEASE), ready, away)
+        moments = [m for m in (*limits, min(FETCH_AFTER, limits[0] / 4), 2.0 * longest) if t < m < math.inf]
+        t = math.nextafter(min(moments), math.inf) if moments else away
+    lost = t + redo if found == "replace" else away
+    best = min(away, LEASE + fetch + redo)
+    assert lost <= (2 * best + LEASE + fetch) * (1 + 1e-9) + FETCH_AFTER * (fetch > 0)
+
+
+def a_run(**snapshots: int) -> Bench:
+    """At step 6, with a spare; steps take 0.2 s."""
+    b = Bench(make_spec(stages=2, steps=9, snapshots={"interval": 3, **snapshots}))
+    b.join(0, 1, 2)
+    to_step(b, 6)
+    return b
+
+
+def test_a_silent_holder_that_comes_back_goes_on_where_it_was():
+    b = a_run()
+    gone, task, generation = b.state.history.holders[0], b.state.task, b.state.history.generation
+    b.tell(ev.Left(gone, SILENT))
+    assert b.waits() == reasons.HoldersDisconnected((0,))
+    [away] = told(b.commands, notices.HolderAway)
+    assert (away.peer, away.stage, away.steps) == (gone, 0, b.state.history.step - b.state.history.newest.step)
+    b.tell(ev.Tick())
+    back = replace(peer(int(gone[1:])), holding=holding(b, 0, generation=generation))
+    commands = b.tell(ev.Joined(back))
+    assert ev.GoOn(gone) in commands
+    assert (b.state.task, b.state.history.generation) == (task, generation)
+    b.finish()
+    assert (b.state.history.redone, b.state.history.generation) == (0, generation)
+
+
+def test_one_that_does_not_come_back_is_replaced_when_waiting_has_cost_as_much_and_its_part_is_there():
+    b = a_run()
+    gone, before = b.state.history.holders[0], len(b.records)
+    b.tell(ev.Left(gone, SILENT))
+    wanted = b.state.history.newest.as_parts()[0]
+    assert ev.FetchPart("p2", wanted) in b.tell(ev.Tick())
+    assert not any(isinstance(c, ev.FetchPart) for c in b.tell(ev.Tick())), "once"
+    b.now += 60.0
+    b.tell(ev.Tick())
+    assert b.state.history.holders[0] == gone, "nobody could take over yet"
+    b.tell(ev.Prefetched("p2", wanted))
+    assert [type(r) for r in b.records[before:]] == [RolledBack, Placed]
+    assert b.state.history.holders[0] == "p2"
+    b.finish()
+
+
+def test_nobody_is_replaced_by_nobody():
+    b = Bench(make_spec(stages=2, steps=9, snapshots={"interval": 3}))
+    b.join(0, 1)
+    to_step(b, 6)
+    gone, generation = b.state.history.holders[0], b.state.history.generation
+    b.tell(ev.Left(gone, SILENT))
+    b.now += 3600.0
+    b.tell(ev.Tick())
+    assert b.waits() == reasons.HoldersDisconnected((0,))
+    b.tell(ev.Joined(replace(peer(int(gone[1:])), holding=holding(b, 0, generation=generation))))
+    b.finish()
+    assert b.state.history.redone == 0
+
+
+def test_where_a_rollback_cannot_be_avoided_the_silent_are_not_waited_for():
+    b = Bench(make_spec(stages=2, steps=9, snapshots={"interval": 3}))
+    b.join(0, 1, 2, 3)
+    to_step(b, 6)
+    silent, dead = b.state.history.holders
+    b.tell(ev.Left(silent, SILENT))
+    b.lose(dead)
+    assert set(b.state.history.holders) == {"p2", "p3"}
+    b.finish()
+
+
+def test_only_who_was_given_a_stage_can_have_it():
+    b = a_run()
+    gone, generation = b.state.history.holders[0], b.state.history.generation
+    b.tell(ev.Left(gone, SILENT))
+    liar = replace(peer(7), holding=holding(b, 0, generation=generation))
+    commands = b.tell(ev.Joined(liar))
+    [sent_away] = [c for c in commands if isinstance(c, ev.Dismiss)]
+    assert (sent_away.peer, sent_away.why) == ("p7", reasons.FalseClaim(0))
+    assert "p7" not in b.state.peers
+    b.tell(ev.Joined(replace(peer(int(gone[1:])), holding=holding(b, 0, generation=generation))))
+    b.finish()
+    assert b.state.history.redone == 0
