@@ -13,6 +13,7 @@ from machine_bench import SILENT, Bench, holding, peer, to_step, told
 
 from protomodels_cli.coordinator import events as ev
 from protomodels_cli.coordinator import notices, reasons
+from protomodels_cli.coordinator.absences import LEAST_FETCH
 from protomodels_cli.coordinator.history import Placed, RolledBack
 from protomodels_cli.coordinator.recovery import FETCH_AFTER, Costs, decide, patience
 
@@ -91,11 +92,22 @@ def test_one_that_does_not_come_back_is_replaced_when_waiting_has_cost_as_much_a
     wanted = b.state.history.newest.as_parts()[0]
     assert ev.FetchPart("p2", wanted) in b.tell(ev.Tick())
     assert not any(isinstance(c, ev.FetchPart) for c in b.tell(ev.Tick())), "once"
-    b.now += 60.0
+    b.now += 50.0
     b.tell(ev.Tick())
     assert b.state.history.holders[0] == gone, "nobody could take over yet"
     b.tell(ev.Prefetched("p2", wanted))
     assert [type(r) for r in b.records[before:]] == [RolledBack, Placed]
+    assert b.state.history.holders[0] == "p2"
+    b.finish()
+
+
+def test_a_fetch_that_never_ends_is_not_waited_for():
+    b = a_run()
+    gone = b.state.history.holders[0]
+    b.tell(ev.Left(gone, SILENT))
+    b.tell(ev.Tick())
+    b.now += LEAST_FETCH
+    b.tell(ev.Tick())
     assert b.state.history.holders[0] == "p2"
     b.finish()
 

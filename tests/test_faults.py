@@ -168,10 +168,13 @@ def test_a_peer_whose_line_is_cut_for_longer_than_its_lease(scene, spares):
         assert s.ends_well()["generations"] == 1 + spares
 
 
-def test_a_silent_holder_is_waited_for_while_that_costs_less_than_a_rollback(scene):
+@pytest.mark.parametrize(
+    ("phase", "stage", "step"), [("forward", 1, 11), ("forward", 0, 11), ("decided", 0, 4), ("prepared", 2, 10)]
+)
+def test_a_silent_holder_is_waited_for_while_that_costs_less_than_a_rollback(scene, phase, stage, step):
     """A spare is there, and would have to begin at the beginning. Nothing is done again, nor is the step under way."""
     s = scene(a_spec(interval=0))
-    s.start(4, s.fail_at("forward", 1, 11, "SIGSTOP"))
+    s.start(4, s.fail_at(phase, stage, step, "SIGSTOP"))
     s.wait_for_fault("fail_at")
     s.wait_for(lambda: s.events("holder_away"), "nobody noticed")
     time.sleep(1.0)  # in all 3 s: longer than its lease, shorter than two

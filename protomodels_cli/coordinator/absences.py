@@ -6,6 +6,7 @@ mostly a blip of somebody's line: recovery.py weighs what a rollback would cost 
 
 from __future__ import annotations
 
+import math
 import statistics
 
 from protomodels_cli.coordinator import assigning, notices, reasons, recovery
@@ -16,6 +17,7 @@ from protomodels_cli.cost.memory import StageMemory
 from protomodels_cli.spec.cut import spans
 
 FETCH_RATE = 10e6  # bytes a second that a part is expected to be fetched with: 80 Mbit/s
+TIMES, LEAST_FETCH = 3, 60.0  # so many times what is expected, and at least so many seconds, is a fetch waited for
 
 
 def miss(moves: Moves, peer: str, why: reasons.Silence, absence: Absence) -> None:
@@ -56,12 +58,14 @@ def _is_late(moves: Moves, peer: str, absence: Absence) -> bool:
     successor = _successor(state, stage)
     if successor is None:
         return False  # nobody could take over: waiting is all there is
-    parts = state.history.newest.as_parts()
+    parts, price = state.history.newest.as_parts(), costs(state, peer)
+    asked = moves.state.fetching.get((successor, stage), math.inf)
     ready = not parts or parts[stage] in state.peers[successor].parts
+    ready = ready or moves.now - asked > max(LEAST_FETCH, TIMES * price.fetch)  # assigned the stage, it will say why
     away, lease = moves.now - absence.since, state.spec.limits.lease_seconds
-    action = recovery.decide(costs(state, peer), away, state.returned.get(peer, 0.0), lease, ready)
-    if action == "fetch" and (successor, stage) not in moves.state.fetching:
-        moves.set(fetching=moves.state.fetching | {(successor, stage)})
+    action = recovery.decide(price, away, state.returned.get(peer, 0.0), lease, ready)
+    if action == "fetch" and asked == math.inf:
+        moves.set(fetching={**moves.state.fetching, (successor, stage): moves.now})
         moves.do(FetchPart(successor, parts[stage]))
     return action == "replace"
 

@@ -156,7 +156,7 @@ def assign_again(moves: Moves, what: reasons.Complaint | reasons.PartUnreadable,
 
 def regroup(moves: Moves) -> None:
     """Assign the stages to the peers that are here, if they suffice; otherwise tell them what is missing."""
-    moves.set(placed=False, task=None, blocked=None, heard={}, took_basis=frozenset(), usage={}, fetching=frozenset())
+    moves.set(placed=False, task=None, blocked=None, heard={}, took_basis=frozenset(), usage={}, fetching={})
     history = moves.state.history
     if history.over:
         return

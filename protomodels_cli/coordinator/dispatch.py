@@ -81,9 +81,10 @@ class Dispatch:
             assert self._subspace is not None
             basis = pb.NewBasis(basis=self._subspace.basis_message(history.next_basis.version))
             self._service.send(peer, basis=basis)
-        if stage == 0 and task is not None:
-            self._fed = history.step
-            self._feed_first_stage(state, task)
+        if stage == 0:
+            self._fed = history.step  # what was fed ahead may be lost too
+            if task is not None:
+                self._feed_first_stage(state, task)
 
     def _feed_first_stage(self, state: State, task: Task) -> None:
         """This task's ids, and the next step's ahead of its turn."""

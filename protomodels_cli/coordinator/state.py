@@ -101,7 +101,7 @@ class State:
     absent: Mapping[str, Absence] = field(default_factory=dict)  # holders that may come back
     returned: Mapping[str, float] = field(default_factory=dict)  # holder → its longest absence that it came back from
     resumed: float = 0.0  # when a holder last came back into its generation
-    fetching: frozenset[tuple[str, int]] = frozenset()  # spares that were asked to fetch the newest part of a stage
+    fetching: Mapping[tuple[str, int], float] = field(default_factory=dict)  # (spare, stage) → when it was asked to
     cutting: bool = False  # the first snapshot is being cut from a checkpoint
     task: Task | None = None  # none: waiting for something that is not a stage's report
     blocked: tuple[Blocker, float] | None = None  # what comes before the next task, and since when

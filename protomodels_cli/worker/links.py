@@ -104,16 +104,17 @@ class Link:
             await asyncio.gather(self._serving, return_exceptions=True)
         if self._over or self.error is not None:
             return
-        self._serving = asyncio.ensure_future(self._serve_over(stream, opened))
+        self._serving = serving = asyncio.ensure_future(self._serve_over(stream, opened))
         try:
-            await self._serving
+            await serving
         except BadMessage as error:
             self.error = error
             raise
         finally:
-            self._serving.cancel()
-            self.mended.clear()
-            self.broken.set()
+            serving.cancel()
+            if self._serving is serving:  # no other stream has taken its place
+                self.mended.clear()
+                self.broken.set()
             if self._over or self.error is not None:
                 self.closed.set()
 
