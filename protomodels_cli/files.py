@@ -1,14 +1,21 @@
-"""Atomic file writes: a file is complete or does not exist, also after a power cut. And where the cache is."""
+"""Atomic file writes: a file is complete or does not exist, also after a power cut. And where the cache is, and how
+much room a disk has."""
 
 from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 from pathlib import Path
 
 
 def user_cache() -> Path:
     return Path(os.environ.get("PMTRAIN_CACHE") or Path.home() / ".cache" / "pmtrain")
+
+
+def free_bytes(folder: Path) -> int:
+    """That whoever runs this may still write there. Raises OSError."""
+    return shutil.disk_usage(folder).free
 
 
 def write_whole(path: Path, content: bytes, mode: int = 0o644) -> None:

@@ -27,6 +27,7 @@ class Disk:
         self.first = first
         self.journal: list[Record] = []
         self.parts: dict[tuple[int, int, int], PartFile] = {}
+        self.disk_full = False
 
 
 class CoordinatorProcess:
@@ -51,7 +52,7 @@ class CoordinatorProcess:
 
     def _tick(self) -> None:
         if self.alive:
-            self.take(ev.Tick())
+            self.take(ev.Tick(0 if self.disk.disk_full else 1 << 40))
             self.world.after(0.5, self._tick)
 
     def register(self, process: Process) -> None:

@@ -259,7 +259,8 @@ class World:
                     self.trace(f"part {key} is spoilt")
                     files[key] = replace(files[key], spoilt=True)
             case 11:
-                home.disk_full = not home.disk_full
+                full = self.disk if home.number % 2 else home
+                full.disk_full = not full.disk_full
             case 12:
                 if p is not None:
                     self.trace(f"{p.id} wants to leave")
@@ -285,8 +286,8 @@ class World:
             if not self.over:
                 self.mischief()
         self.death = self.loss = 0.0
-        for home in self.machines:
-            home.disk_full = False
+        for disk in (self.disk, *self.machines):
+            disk.disk_full = False
         until = self.now + QUIET
         while not self.over and self.now < until:
             self.run_until(self.now + 5.0)
@@ -319,6 +320,7 @@ def a_spec(rng: random.Random) -> tuple[RunSpec, frozenset[int]]:
         eval={"interval": rng.choice([0, 3])},
         snapshots={
             "interval": rng.choice([0, 1, 2, 3, 5]),
+            "every": [None, None, "2s", "9s"][steps % 4],
             "keep": rng.randint(1, 3),
             "warm_spares": rng.random() < 0.5,
         },

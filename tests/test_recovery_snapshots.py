@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from conftest import make_spec
 from machine_bench import BROKEN, Bench, peer, to_step, told
 
-from protomodels_cli.coordinator import assigning, notices, reasons
+from protomodels_cli.coordinator import assigning, machine, notices, reasons
 from protomodels_cli.coordinator import events as ev
-from protomodels_cli.coordinator.history import Forgot
-from protomodels_cli.coordinator.snapshots.failures import NotWritten
+from protomodels_cli.coordinator.history import Began, Forgot, Synced
+from protomodels_cli.coordinator.snapshots import policy
+from protomodels_cli.coordinator.snapshots.failures import NoRoom, NotWritten
+from protomodels_cli.coordinator.snapshots.room import missing_room
+from protomodels_cli.coordinator.state import Holding
+from protomodels_cli.cost import saving
 
 FULL = NotWritten("ENOSPC")
 
@@ -157,4 +162,135 @@ def test_after_going_back_everyone_holds_the_stage_whose_part_is_on_its_disk():
     b.tell(ev.SnapshotLost(before[1], b.state.history.generation, mark.lineage, mark.step, "damaged"))
     assert b.state.history.newest.step == 3
     assert b.state.history.holders == before
+    b.finish()
+
+
+# By time
+
+
+def begun(b: Bench) -> list[int]:
+    return [r.step for r in b.records if isinstance(r, Began)]
+
+
+def take_steps(b: Bench, until: int, seconds: float) -> None:
+    """Each of which takes so long; whatever else is owed is answered at once."""
+
+    def answer() -> None:
+        if b.state.task is not None and b.state.task.kind == "step" and not b.state.history.pending:
+            b.now += seconds
+        b.answer()
+
+    b.answer_until(lambda: b.state.history.step >= until, answer)
+    b.answer_until(lambda: b.state.task is not None and b.state.task.kind == "step")
+
+
+@pytest.mark.parametrize(
+    ("snapshots", "expected"),
+    [
+        ({"every": "1min"}, [6, 12, 18]),  # steps of ten seconds and what goes with them
+        ({"every": "1min", "interval": 4}, [4, 8, 12, 16]),
+        ({"every": "1min", "interval": 9}, [6, 9, 15, 18]),
+        ({"every": "1s"}, list(range(1, 19))),
+        ({"interval": 0}, []),
+        ({}, [6, 12, 18]),  # uploads take next to nothing: a minute
+    ],
+)
+def test_a_snapshot_is_due_after_so_many_steps_or_so_much_time(snapshots, expected):
+    b = Bench(make_spec(stages=2, steps=30, snapshots=snapshots, subspace={"sync_interval": 1000}))
+    b.join(0, 1)
+    take_steps(b, 18, 10.0)
+    assert begun(b) == expected
+    syncs = [r.step for r in b.records if isinstance(r, Synced) and r.step]
+    assert syncs == expected, "what is saved was checked, and nothing else had to be"
+
+
+def test_the_time_starts_again_with_a_lineage_and_with_a_coordinator():
+    b = Bench(make_spec(stages=2, steps=30, snapshots={"every": "1min"}))
+    b.join(0, 1, 2)
+    take_steps(b, 10, 10.0)
+    assert begun(b) == [6]
+    b.tell(ev.Left(b.state.history.holders[0], KILLED))
+    b.now += 3600
+    take_steps(b, 13, 10.0)
+    assert (b.state.history.lineage, begun(b)) == (2, [6, 12]), "six steps of its own"
+    before = b.state.history
+    b.state = machine.resume(b.state.spec, b.state.t_fixed, before, b.now)
+    b.now += 3600
+    for i, holder in enumerate(before.holders):
+        here = Holding(before.lineage, i, before.layers, before.step)
+        b.tell(ev.Joined(replace(peer(int(holder[1:])), holding=here)))
+    take_steps(b, 19, 10.0)
+    assert begun(b) == [6, 12, before.step + 6]
+
+
+def test_one_that_is_due_by_time_waits_for_the_one_that_is_still_uploading():
+    b = Bench(make_spec(stages=1, steps=30, snapshots={"every": "1s"}, eval={"interval": 0}))
+    b.join(0)
+
+    def tasks_alone() -> None:
+        if b.state.owed is not None:
+            b.answer()
+        else:
+            b.now += 2
+            b.done(0)
+
+    b.answer_until(lambda: b.state.history.step == 5, tasks_alone)
+    assert begun(b) == [1]
+    assert told(b.commands, notices.SnapshotSkipped) == [notices.SnapshotSkipped(2, 1)], "once"
+    b.tell(ev.SnapshotWhole(1, 1, ("a",)))
+    assert b.state.pace.upload > 8
+    b.answer_until(lambda: b.state.history.step == 7, tasks_alone)
+    assert begun(b) == [1, 6]
+
+
+def test_where_nothing_is_said_failures_and_uploads_say_how_often():
+    b = Bench(make_spec(stages=2, steps=30))
+    b.join(0, 1, 2)
+    take_steps(b, 3, 10.0)
+    calm = policy.seconds_between(b.state)
+    b.state = replace(b.state, pace=replace(b.state.pace, upload=60.0))
+    dear = policy.seconds_between(b.state)
+    b.tell(ev.Left(b.state.history.holders[0], KILLED))
+    take_steps(b, 3, 10.0)
+    assert b.state.history.rollbacks == 1
+    assert calm == saving.SHORTEST
+    assert calm < policy.seconds_between(b.state) < dear
+
+
+# A disk without room
+
+
+def test_a_snapshot_without_room_is_skipped_and_made_up_for():
+    b = Bench(make_spec(stages=2, steps=30, snapshots={"interval": 4}, subspace={"sync_interval": 1000}))
+    b.join(0, 1)
+    b.tell(ev.Tick(room=1000))
+    take_steps(b, 6, 1.0)
+    assert begun(b) == []
+    assert not [r for r in b.records if isinstance(r, Synced) and r.step], "nothing that is not saved has to be checked"
+    [skipped] = told(b.commands, notices.SnapshotWithoutRoom)
+    assert skipped.step == 4
+    assert skipped.missing == missing_room(b.state.spec, b.state.history.layers, 1000) > 0
+    b.tell(ev.Tick(room=1 << 40))
+    take_steps(b, 9, 1.0)
+    assert begun(b) == [7, 8], "the first step with room, and the next at its interval"
+    b.tell(ev.Tick(room=0))
+    take_steps(b, 14, 1.0)
+    assert [n.step for n in told(b.commands, notices.SnapshotWithoutRoom)] == [4, 12]
+
+
+def test_one_that_the_run_waits_for_is_tried_until_there_is_room():
+    b = Bench(make_spec(stages=2, steps=3, snapshots={"interval": 0}))
+    b.join(0, 1)
+    b.tell(ev.Tick(room=0))
+    b.answer_until(lambda: b.state.history.step == 3 and b.state.task is None)
+    lacking = NoRoom(missing_room(b.state.spec, b.state.history.layers, 0))
+    assert b.waits() == reasons.SnapshotFailing(3, lacking)
+    for _ in range(3):
+        b.now += 6
+        b.tell(ev.Tick(room=0))
+        assert b.waits() == reasons.SnapshotFailing(3, lacking)
+    assert len(told(b.commands, notices.SnapshotWithoutRoom)) == 1
+    b.now += 6
+    b.tell(ev.Tick(room=1 << 40))
+    assert begun(b) == [3]
     b.finish()

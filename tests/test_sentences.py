@@ -75,6 +75,10 @@ NOTICES: list[tuple[n.Notice, str]] = [
     ),
     (n.SnapshotSkipped(6, 3), "skipped the snapshot at step 6: the one from step 3 is still uploading"),
     (
+        n.SnapshotWithoutRoom(6, 3 * GIB),
+        "skipped the snapshot at step 6: the coordinator's disk lacks 3 GiB; retrying after every step",
+    ),
+    (
         n.SnapshotFailed(6, 2, "p2", "desk", FULL),
         "could not save stage 2's part of the snapshot at step 6: desk: No space left on device",
     ),
@@ -313,6 +317,10 @@ WAITS: list[tuple[r.Waiting, str]] = [
     (r.StagesWorking("finish", 5, (DESK,), 3.0), "stage 1 (desk) to hash the final weights (3 s so far)"),
     (r.SnapshotIncomplete(4), "the snapshot at step 4 to be uploaded"),
     (r.SnapshotFailing(4, FULL), "the snapshot at step 4 to be retried: No space left on device"),
+    (
+        r.SnapshotFailing(4, failures.NoRoom(3 * MIB)),
+        "the snapshot at step 4 to be retried: the coordinator's disk lacks 3 MiB",
+    ),
     (r.OwnersResume(), "the owner to resume the run"),
     (r.SubspaceReport(2), "the last stage to report on the subspace after step 2"),
     (r.BasisNotTaken(3, (DESK,)), "stage 1 (desk) to take basis 3"),

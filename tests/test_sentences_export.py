@@ -28,13 +28,25 @@ def exported(run: Path, step: int | None = None) -> None:
         export(source, run.parent / "out")
 
 
+FIRST_SAVED = [
+    ({"interval": 7}, "after step 7"),
+    ({"every": "20min"}, "after 20min"),
+    ({"interval": 7, "every": "20min"}, "after step 7 or after 20min"),
+    ({"interval": 0}, "at the end of the run (snapshots.interval is 0)"),
+]
+
+
 def test_snapshots(tmp_path):
     run = tmp_path / "run"
     save_run(run, 0)
     assert said(lambda: exported(run)) == [
         f"nothing was saved yet: {run} has no complete snapshot",
-        "export again when there is one; the first is saved after step 100",
+        "export again when there is one; the first is saved 1 min or one step after the beginning, whichever is longer",
     ]
+    for i, (snapshots, when) in enumerate(FIRST_SAVED):
+        save_run(tmp_path / f"run-{i}", 0, snapshots=snapshots)
+        fix = said(lambda i=i: exported(tmp_path / f"run-{i}"))[1]
+        assert fix == f"export again when there is one; the first is saved {when}"
     run = tmp_path / "saved"
     save_run(run, 2, snapshots={"interval": 0})
     assert said(lambda: exported(run, 7)) == [

@@ -98,6 +98,14 @@ SPEC: list[tuple[dict[str, Any], str]] = [
         "snapshots.max_bandwidth = '0mbit' | must be above 0 | remove the field for no limit",
     ),
     (
+        {"snapshots": {"every": "20 moons"}},
+        "snapshots.every = '20 moons' | must be a time like 20min (s, min, h, d) | write for example 20min",
+    ),
+    (
+        {"snapshots": {"every": "0h"}},
+        "snapshots.every = '0h' | must be above 0 | write for example 20min",
+    ),
+    (
         {"wire": {"link": {"latency": "25"}}},
         "wire.link.latency = '25' | must be a time like 25ms (s, ms, us) | write for example 25ms",
     ),

@@ -38,6 +38,7 @@ def small(**sections: Any) -> RunSpec:
         "data": {"source": "python", "max_bytes": 8_000_000},
         "tokenizer": {"kind": "bpe", "vocab_size": 2048},
         "eval": {"windows": 8, "interval": 0},
+        "snapshots": {"interval": 0},
     }
     for name, fields in sections.items():
         base[name] = {**base.get(name, {}), **fields} if isinstance(fields, dict) else fields

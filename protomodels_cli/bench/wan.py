@@ -88,6 +88,7 @@ def spec_of(method: Method, steps: int, **sections: Any) -> RunSpec:
         "data": {"source": "python", "max_bytes": 8_000_000},
         "tokenizer": {"kind": "bpe", "vocab_size": 2048},
         "eval": {"windows": 2, "interval": 0},
+        "snapshots": {"interval": 0},
         "wire": method.legs,
     }
     return spec_from(base | sections)

@@ -65,6 +65,7 @@ def coordinator(
     from protomodels_cli.cli.prepared import prepared
     from protomodels_cli.coordinator.coordinator import Coordinator
     from protomodels_cli.coordinator.run_dir import holds_a_run, open_run_dir
+    from protomodels_cli.coordinator.snapshots.room import check_room
     from protomodels_cli.wire.channels import bind_address, own_address
 
     gc.freeze()
@@ -76,6 +77,8 @@ def coordinator(
     spec = folder.spec
     logs.hide(folder.token, folder.owner)
     logs.to_file(folder.path / "coordinator.log")
+    if not folder.resumed:  # before the data, which may take hours
+        check_room(spec, folder.path)
     corpus = prepared(spec, folder.base, apart=True)
     before = folder.last_address() if folder.resumed else None
     public = host or (before[0] if before else own_address())

@@ -16,6 +16,7 @@ from protomodels_cli.cli.checks import check_device, check_outputs
 from protomodels_cli.cli.folders import claim
 from protomodels_cli.cli.prepared import prepared
 from protomodels_cli.codecs import Carrier
+from protomodels_cli.cost.saving import LONGEST
 from protomodels_cli.data.kept import keep
 from protomodels_cli.data.prepare import Corpus
 from protomodels_cli.errors import EXIT_INTERRUPTED, UserError
@@ -75,11 +76,17 @@ def run(spec: RunSpec, base: Path, run_dir: Path | None, steps: int, device: str
 
 def _train(reference: Reference, run_dir: Path, steps: int, summary: dict[str, Any]) -> None:
     spec, progress = reference.spec, Progress(steps)
+    saved, by_steps = time.monotonic(), spec.snapshots.interval is not None
+    every = spec.snapshots.every_seconds or (math.inf if by_steps else LONGEST)
     with JsonLines(run_dir / "metrics.jsonl") as metrics:
         for row in reference.train(steps):
             metrics.write(row)
             _show(row, progress, summary)
-            if row["event"] == "step" and (row["step"] == steps or is_due(row["step"], spec.snapshots.interval)):
+            if row["event"] != "step":
+                continue
+            late = time.monotonic() - saved >= every
+            if row["step"] == steps or late or is_due(row["step"], spec.snapshots.interval or 0):
+                saved = time.monotonic()
                 _save(reference, run_dir / "snapshots")
 
 

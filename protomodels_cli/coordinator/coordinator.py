@@ -37,6 +37,7 @@ from protomodels_cli.coordinator.summary import Totals, mend_metrics
 from protomodels_cli.data.kept import KEPT, keep
 from protomodels_cli.data.prepare import Corpus
 from protomodels_cli.errors import EXIT_INTERRUPTED, EXIT_OUTSIDE, UserError
+from protomodels_cli.files import free_bytes
 from protomodels_cli.observe import logs
 from protomodels_cli.observe.notices import Teller
 from protomodels_cli.observe.progress import Progress
@@ -53,8 +54,14 @@ SPARES_SECONDS, HOLDERS_SECONDS = 10.0, 60.0
 
 
 class Coordinator:
-    def __init__(self, corpus: Corpus, run_dir: RunDir, say: Callable[[str], None]):
-        self.spec, self.run_dir, self.say, self._corpus = run_dir.spec, run_dir, say, corpus
+    def __init__(
+        self,
+        corpus: Corpus,
+        run_dir: RunDir,
+        say: Callable[[str], None],
+        free: Callable[[Path], int] = free_bytes,  # on the disk of a folder
+    ):
+        self.spec, self.run_dir, self.say, self._corpus, self._free = run_dir.spec, run_dir, say, corpus, free
         self._events: asyncio.Queue[events.Event] = asyncio.Queue()
         self._teller: Teller[notices.Notice] = Teller(sentence, logs.COORDINATOR, say)
         bases, has_basis = run_dir.path / BASES, self.spec.subspace.has_basis
@@ -260,7 +267,13 @@ class Coordinator:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK)
-            self.submit(events.Tick())
+            self.submit(events.Tick(self._room()))
+
+    def _room(self) -> int | None:
+        try:
+            return self._free(self.run_dir.path)
+        except OSError:  # whoever writes there next finds out more
+            return None
 
     async def _lead(self) -> None:
         """One event after another, also when the run is over: whoever comes then is told so."""

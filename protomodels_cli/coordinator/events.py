@@ -142,7 +142,7 @@ class StopRun:
 
 @dataclass(frozen=True)
 class Tick:
-    pass
+    room: int | None = None  # bytes that are free on the coordinator's disk; None: not known
 
 
 FromPeers = Joined | Left | Leaving | Trouble | Done | BasisTaken | SubspaceReported | SnapshotLost | Prefetched

@@ -147,7 +147,8 @@ def _take(moves: Moves, event: Event) -> None:
             if state.stands_still and (nothing_new or state.stopping):  # asked twice: what is not saved is let go
                 _stop(moves)
             _go_on_if_idle(moves)
-        case Tick():
+        case Tick(room):
+            moves.set(room=room)
             absences.weigh(moves)
             if policy.may_try_again(moves):
                 _go_on_if_idle(moves)
@@ -193,6 +194,8 @@ def _hear(moves: Moves, task: Task, stage: int, report: Report) -> None:
     moves.set(heard={**state.heard, stage: report})
     if task.kind == "build":
         peer, newest = state.history.holders[stage], state.history.newest
+        if peer not in state.holds:
+            policy.note_built(moves, moves.now - task.started)
         moves.set(holds={**moves.state.holds, peer: stage})
         if newest.parts and newest.step == state.history.step:
             policy.note_part(moves, peer, newest.as_parts()[stage])
@@ -275,7 +278,7 @@ def _decide(moves: Moves, task: Task, reports: list[Report]) -> None:
         basis_version=history.basis_version if spec.subspace.has_basis else None,
         stages=[asdict(r.usage) for r in reports],
     )
-    policy.tell_if_skipped(moves)
+    policy.look_at_the_clock(moves, task.started)
     if history.skipped_in_a_row >= spec.limits.nonfinite_steps:
         _answer_bad_numbers(moves)
 

@@ -158,6 +158,16 @@ class SnapshotSkipped(Base):
 
 
 @dataclass(frozen=True)
+class SnapshotWithoutRoom(Base):
+    """It is not begun; the next step looks again."""
+
+    level: ClassVar[int] = logging.WARNING
+    step: int
+    missing: int  # bytes on the coordinator's disk
+    kind: Literal["snapshot_without_room"] = "snapshot_without_room"
+
+
+@dataclass(frozen=True)
 class SnapshotFailed(Base):
     level: ClassVar[int] = logging.WARNING
     step: int
@@ -320,7 +330,9 @@ class JournalRebuilt(Base):
 
 AboutPeers = PeerJoined | PeerReturned | PeerLost | HolderAway | PeerLeft | PeerDismissed
 AboutStages = StagesAssigned | StagesLinked | Relinking | Stalled | RelayingAll | RolledBack
-AboutSnapshots = SnapshotComplete | CheckpointCut | SnapshotSkipped | SnapshotFailed | SnapshotUnusable
+AboutSnapshots = (
+    SnapshotComplete | CheckpointCut | SnapshotSkipped | SnapshotWithoutRoom | SnapshotFailed | SnapshotUnusable
+)
 AboutCopies = CopyFailed | CopyingLast | CopyAbandoned | CopyUnreachable | PartRestored | PartDamaged
 AboutRun = Paused | Resumed | Continuing | RunDone | RunStopped | Interrupted | DiskFailed | Ended
 AboutRebuilding = JournalRefused | SnapshotSetAside | JournalRebuilt

@@ -9,7 +9,7 @@ from protomodels_cli.coordinator import notices as n
 from protomodels_cli.coordinator import reasons as r
 from protomodels_cli.coordinator import refusals as no
 from protomodels_cli.coordinator.placement_sentences import no_placement
-from protomodels_cli.coordinator.snapshots.failures import NotWritten, PartFailure, TooLarge
+from protomodels_cli.coordinator.snapshots.failures import NoRoom, NotWritten, PartFailure, TooLarge
 from protomodels_cli.observe import troubles
 from protomodels_cli.quantities import duration, plural, size
 
@@ -54,6 +54,9 @@ def sentence(notice: n.Notice) -> str:
             return made + ("; the tied head starts as a copy of the embedding" if tied else "")
         case n.SnapshotSkipped(step, uploading):
             return f"skipped the snapshot at step {step}: the one from step {uploading} is still uploading"
+        case n.SnapshotWithoutRoom(step, missing):
+            lacks = f"the coordinator's disk lacks {size(missing)}"
+            return f"skipped the snapshot at step {step}: {lacks}; retrying after every step"
         case n.SnapshotFailed(step, stage, peer, name, reason):
             who = "the coordinator" if peer is None else name or peer
             return f"could not save {_part(stage, step)}: {who}: {part_failure(reason)}"
@@ -221,6 +224,8 @@ def part_failure(reason: PartFailure) -> str:
             return detail
         case TooLarge(found, most):
             return f"the part has {size(found)}, and may have {size(most)} at most"
+        case NoRoom(missing):
+            return f"the coordinator's disk lacks {size(missing)}"
         case _:
             assert_never(reason)
 

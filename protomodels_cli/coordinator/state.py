@@ -12,6 +12,7 @@ from protomodels_cli.coordinator.history import History
 from protomodels_cli.coordinator.notices import Relinking
 from protomodels_cli.coordinator.reasons import Blocker, Holder, Missing, NoPeers, TaskKind
 from protomodels_cli.coordinator.snapshots.failures import PartFailure
+from protomodels_cli.coordinator.snapshots.pace import Pace
 from protomodels_cli.cost.activations import Computation
 from protomodels_cli.protocol import steps
 from protomodels_cli.protocol.parts import Part
@@ -114,6 +115,8 @@ class State:
     asked: tuple[int, int] = (0, 0)  # generation and step in which the stages were last asked for their parts
     whole: Mapping[int, tuple[str, ...]] = field(default_factory=dict)  # begun snapshot → the hashes of all its parts
     unsaved: tuple[int, PartFailure, float] | None = None  # the snapshot of this step failed: why, and when
+    pace: Pace = field(default_factory=Pace)  # of snapshots
+    room: int | None = None  # bytes that are free on the disk for snapshots; None: nobody has looked
     suspects: frozenset[str] = frozenset()  # peers that were seen to use other bytes of U or T_fixed, once
     broken: int = 0  # generations in a row that ended before a step was decided
     stalled: int = 0  # … because a task did not end

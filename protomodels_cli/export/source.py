@@ -15,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from protomodels_cli.cost.saving import SHORTEST
 from protomodels_cli.data.errors import DataError
 from protomodels_cli.data.kept import CORPUS, TOKENIZER
 from protomodels_cli.data.prepare import cached
@@ -23,8 +24,9 @@ from protomodels_cli.export.runs import Described, Key, NotUsable, Run, run_at
 from protomodels_cli.export.shelves import NO_ROOM
 from protomodels_cli.huggingface.tokenizer import RunTokenizer
 from protomodels_cli.observe.metrics import rows_from_last
+from protomodels_cli.quantities import duration
 from protomodels_cli.safetensors_file import SafetensorsError, SafetensorsFile
-from protomodels_cli.spec.schema import RunSpec
+from protomodels_cli.spec.schema import RunSpec, SnapshotSpec
 
 START = 0, 0  # what a checkpoint was cut into: before all lineages, and every one of them may begin there
 TRIES = 20  # to open a snapshot before it is dropped
@@ -120,13 +122,19 @@ def open_source(place: str | Path, step: int | None = None, scratch: Path | None
             layers = described.layers
             kept = opened.pop_all()
             return Source(str(place), run.spec, run.base, at, lineage or None, layers, parts, tokenizer, facts, kept)
-    every = run.spec.snapshots.interval
-    when = f"after step {every}" if every else "at the end of the run (snapshots.interval is 0)"
+    when = _first_saved(run.spec.snapshots)
     raise UserError(
         f"nothing was saved yet: {run.shelf.place} has no complete snapshot",
         f"export again when there is one; the first is saved {when}",
         "nothing_saved",
     )
+
+
+def _first_saved(s: SnapshotSpec) -> str:
+    times = ([f"after step {s.interval}"] if s.interval else []) + ([f"after {s.every}"] if s.every else [])
+    if s.interval is None and s.every is None:
+        return f"{duration(SHORTEST)} or one step after the beginning, whichever is longer"
+    return " or ".join(times) or "at the end of the run (snapshots.interval is 0)"
 
 
 def _choose(run: Run, saved: list[Key], step: int | None) -> Key:

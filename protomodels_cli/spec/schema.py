@@ -24,7 +24,7 @@ from protomodels_cli.spec.fields import BelowOne, Count, Positive, Section, Seed
 from protomodels_cli.spec.groups import GroupsSpec
 from protomodels_cli.spec.model import ModelSpec, SubspaceSpec, is_cut
 from protomodels_cli.spec.optimizer import OptimizerSpec
-from protomodels_cli.spec.units import bits_per_second, seconds
+from protomodels_cli.spec.units import bits_per_second, long_seconds, seconds
 
 
 class BatchSpec(Section):
@@ -125,9 +125,16 @@ class WireSpec(Section):
 
 
 class SnapshotSpec(Section):
-    interval: Whole = Field(
-        100,
-        description="Steps between snapshots of all stages, from which a crashed run recovers; 0: only at the end.",
+    interval: Whole | None = Field(
+        None,
+        description="Steps between snapshots of all stages, from which a crashed run recovers; 0: none by steps, and "
+        "without `every` only one at the end.",
+    )
+    every: str | None = Field(
+        None,
+        description="Time between snapshots, as `20min` or `1h`: one is due after the first step that ends so long "
+        "after the last one was begun, or after `interval` steps, whichever comes first. Default: where neither is "
+        "given, the time follows from what uploads take and how often peers fail (docs/reliability.md).",
     )
     keep: Count = Field(
         2, description="How many complete snapshots the coordinator and the peers keep: the newest ones."
@@ -146,6 +153,16 @@ class SnapshotSpec(Section):
         "as `s3://bucket/runs`. A damaged part in the run directory is restored from this copy.",
     )
 
+    @field_validator("every")
+    @classmethod
+    def _every(cls, value: str | None) -> str | None:
+        try:
+            if value is not None and long_seconds(value) <= 0:
+                raise ValueError("must be above 0")
+        except ValueError as e:
+            raise PydanticCustomError("quantity", str(e), {"fix": "write for example 20min"}) from None
+        return value
+
     @field_validator("max_bandwidth")
     @classmethod
     def _bandwidth(cls, value: str | None) -> str | None:
@@ -154,6 +171,10 @@ class SnapshotSpec(Section):
     @property
     def bits_per_second(self) -> float | None:
         return None if self.max_bandwidth is None else bits_per_second(self.max_bandwidth)
+
+    @property
+    def every_seconds(self) -> float | None:
+        return None if self.every is None else long_seconds(self.every)
 
 
 class LimitsSpec(Section):

@@ -23,4 +23,12 @@ class TooLarge(Fact):
     kind: Literal["too_large"] = "too_large"
 
 
-PartFailure = NotWritten | TooLarge
+@dataclass(frozen=True)
+class NoRoom(Fact):
+    """The coordinator's disk has no room for the snapshot, which is therefore not begun."""
+
+    missing: int  # bytes
+    kind: Literal["no_room"] = "no_room"
+
+
+PartFailure = NotWritten | TooLarge | NoRoom

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import statistics
 from dataclasses import replace
 
 from protomodels_cli.coordinator import notices
 from protomodels_cli.coordinator.events import KeepSnapshots, PartFailed, SnapshotWhole
 from protomodels_cli.coordinator.history import Began, Forgot, GaveUp, Saved
 from protomodels_cli.coordinator.moves import Moves
+from protomodels_cli.coordinator.snapshots.failures import NoRoom
+from protomodels_cli.coordinator.snapshots.room import missing_room
 from protomodels_cli.coordinator.state import State
+from protomodels_cli.cost.saving import due_after
 from protomodels_cli.protocol import steps
 from protomodels_cli.protocol.parts import Part
 
@@ -22,11 +26,19 @@ def is_due(state: State) -> bool:
         return False
     if state.unsaved is not None and state.unsaved[0] == step:
         return False
-    return is_needed(state) or (_at_interval(state) and not history.pending)
+    regular = (_at_interval(state) or state.pace.due) and not state.pace.no_room
+    return is_needed(state) or (regular and not history.pending)
 
 
 def _at_interval(state: State) -> bool:
-    return steps.is_due(state.history.step, state.spec.snapshots.interval)
+    return steps.is_due(state.history.step, state.spec.snapshots.interval or 0)
+
+
+def seconds_between(state: State) -> float:
+    """After which a snapshot is due since the last one was begun; infinite: they go by steps alone."""
+    history, usual = state.history, statistics.median(state.step_seconds or (0.0,))
+    trained = (history.step + history.redone) * usual
+    return due_after(state.spec, state.stages, state.pace.upload or 0.0, usual, trained, history.rollbacks)
 
 
 def is_needed(state: State) -> bool:
@@ -40,7 +52,7 @@ def begin_if_due(moves: Moves) -> bool:
     """Whether the next turn asks for the parts. A new generation asks again: the turn that asked may have been lost."""
     state = moves.state
     if is_due(state) and (not state.spec.subspace.has_basis or state.history.synced == state.history.step):
-        moves.record(Began(state.history.step))
+        _begin(moves)
     history = moves.state.history
     here = history.generation, history.step
     if state.asked == here or history.step in state.whole or all(m.step != history.step for m in history.pending):
@@ -49,16 +61,59 @@ def begin_if_due(moves: Moves) -> bool:
     return True
 
 
-def tell_if_skipped(moves: Moves) -> None:
-    history = moves.state.history
-    if _at_interval(moves.state) and history.pending:
-        moves.tell(notices.SnapshotSkipped(history.step, history.pending[-1].step))
+def _begin(moves: Moves) -> None:
+    state, history = moves.state, moves.state.history
+    if missing := missing_room(state.spec, history.layers, state.room):
+        _skip(moves, missing)
+        moves.set(unsaved=(history.step, NoRoom(missing), moves.now))
+        return
+    moves.record(Began(history.step))
+    begun = replace(state.pace, lineage=history.lineage, since=moves.now, step=history.step, due=False, no_room=False)
+    moves.set(pace=begun)
+
+
+def _skip(moves: Moves, missing: int) -> None:
+    """The disk lacks so many bytes. It is said once, and looked at again after every step."""
+    pace = moves.state.pace
+    if not pace.no_room:
+        moves.tell(notices.SnapshotWithoutRoom(moves.state.history.step, missing))
+    moves.set(pace=replace(pace, no_room=True))
+
+
+def look_at_the_clock(moves: Moves, granted: float) -> None:
+    """After the decision of a step that was granted then: has enough time passed for a snapshot, and is there room for
+    one that is due? The answer stands until the next decision. While another one is still uploading, one that is due by
+    steps is left out, and one that is due by time waits."""
+    history, pace = moves.state.history, moves.state.pace
+    if pace.lineage != history.lineage:
+        pace = replace(pace, lineage=history.lineage, since=granted, step=0, due=False)
+    due = pace.no_room or moves.now - pace.since >= seconds_between(moves.state)
+    moves.set(pace=replace(pace, due=due))
+    if not (due or _at_interval(moves.state)):
+        return
+    if history.pending:
+        if _at_interval(moves.state) or not pace.due:
+            moves.tell(notices.SnapshotSkipped(history.step, history.pending[-1].step))
+    elif missing := missing_room(moves.state.spec, history.layers, moves.state.room):
+        _skip(moves, missing)
+    else:
+        moves.set(pace=replace(moves.state.pace, no_room=False))
+
+
+def note_built(moves: Moves, seconds: float) -> None:
+    """A stage was built that was in nobody's memory. The slowest one reports last."""
+    history, pace = moves.state.history, moves.state.pace
+    from_seed = history.step == 0 and not history.newest.parts
+    moves.set(pace=replace(pace, build=seconds) if from_seed else replace(pace, restore=seconds))
 
 
 def hear_whole(moves: Moves, event: SnapshotWhole) -> None:
     if event.lineage == moves.state.history.lineage and any(
         mark.step == event.step for mark in moves.state.history.pending
     ):
+        pace = moves.state.pace
+        if (pace.lineage, pace.step) == (event.lineage, event.step):
+            moves.set(pace=replace(pace, upload=moves.now - pace.since))
         moves.set(whole={**moves.state.whole, event.step: event.parts})
         complete(moves)
 
