@@ -231,6 +231,9 @@ def test_plan_says_what_a_snapshot_takes_and_refuses_an_interval_shorter_than_th
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "plan.json").read_text())["snapshots"]
     assert found["upload_seconds"] == pytest.approx(8 * found["part_bytes"] / 1e6)
+    assert found["disk_bytes"] == 3 * found["snapshot_bytes"] > 3 * found["part_bytes"]
+    assert found["redo_seconds"] == 5 * json.loads((tmp_path / "plan.json").read_text())["forecast"]["step_seconds"] / 2
+    assert found["restore_seconds"] > found["upload_seconds"]
     done = plan(interval=1, max_bandwidth="10kbit")
     assert done.returncode == 2
     what, fix = done.stderr.splitlines()

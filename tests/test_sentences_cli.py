@@ -10,13 +10,18 @@ from typing import Any
 
 import pytest
 import typer
+from conftest import make_spec
 from lab_tools import TINY
 from typer.testing import CliRunner
 
 from protomodels_cli.cli.main import app
 from protomodels_cli.cli.run_demo import _faults_in_words
+from protomodels_cli.coordinator.snapshots.room import RESERVE, check_room
+from protomodels_cli.cost.saving import snapshot_bytes
 from protomodels_cli.errors import UserError
 from protomodels_cli.lab.scales import text_of
+from protomodels_cli.observe.view import crash
+from protomodels_cli.wire.pb.pmtrain_pb2 import RunStatus
 
 ROOT = Path(__file__).parent.parent
 LINK = "write BANDWIDTH,LATENCY[,JITTER[,LOSS]] or none; for example 80mbit,25ms or none,25ms,2ms,0.01"
@@ -61,6 +66,11 @@ OPTIONS: list[tuple[str, str, str]] = [
         "plan fast.yaml --link 80mbit,25ms --speed 60tflops",
         "snapshots.interval = 1: a snapshot is due every 216 ms, and uploading one takes 3.81 s",
         "set snapshots.interval to 18 or more, or raise snapshots.max_bandwidth",
+    ),
+    (
+        "plan timed.yaml --link 100kbit,25ms --speed 60tflops",
+        "snapshots.every = 5s: a snapshot is due every 15.6 s, and uploading one takes 6 min 21 s",
+        "set snapshots.every to 7min or more",
     ),
     ("bench gpu --shape 3b", "--shape 3b: there is no such shape", "use tiny, 1b, 2b, 8b"),
     (
@@ -138,6 +148,7 @@ def test_options(arguments: str, what: str, fix: str, tmp_path: Path, monkeypatc
     (tmp_path / "tiny.yaml").write_text(tiny)
     often = re.sub(r"snapshots:.*", "snapshots: {interval: 1, max_bandwidth: 10mbit}", tiny)
     (tmp_path / "fast.yaml").write_text(often)
+    (tmp_path / "timed.yaml").write_text(re.sub(r"snapshots:.*", "snapshots: {every: 5s}", tiny))
     (tmp_path / "empty").mkdir()
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "metrics.jsonl").write_text("")
@@ -178,6 +189,8 @@ A step takes # ms (#k tok/s); with an ideal link it would take # ms.
 The busiest connection carries data for # ms; the busiest stage idles # % of the time (bubble).
 Bottleneck: latency of the links.
 A snapshot is due every # s; its largest part has # MiB and takes # ms to upload while training goes on.
+On the coordinator's disk a snapshot takes # MiB; # that are kept and one that arrives (snapshots.keep = #) take # MiB.
+A crash costs # s on average: # s to redo, # ms to fetch a part and build its stage.
 Nothing here keeps up with this link. Recommended: the least compression within # % of the fastest."""
 
 
@@ -188,6 +201,33 @@ def test_plan():
     tables = ("stage ", "form ", "#", "dense ", "reparam ", "two_stream ")
     assert [line for line in said if line and not line.startswith(tables)] == PLAN.splitlines()
     assert not re.search(r"\de[+-]?\d", done.output), "no exponents"
+
+
+def test_what_a_crash_would_cost():
+    fields = {"step": 50, "snapshot_step": 38, "crash_redo_s": 160.0}
+    assert crash(RunStatus(**fields, crash_restore_s=40.0)) == (
+        "a crash now would cost about 3 min 20 s: 12 steps to redo (2 min 40 s), "
+        "40 s to fetch a part and build its stage"
+    )
+    assert crash(RunStatus(**fields)) == (
+        "a crash now would cost 12 steps to redo (2 min 40 s), and what fetching a part and building its stage takes"
+    )
+
+
+def test_a_disk_that_is_too_small():
+    spec = make_spec(stages=2, snapshots={"keep": 3})
+    each = snapshot_bytes(spec, [2, 2])
+
+    def said(free: int) -> str:
+        with pytest.raises(UserError) as refused:
+            check_room(spec, Path("runs/home"), lambda _: free)
+        return re.sub(r"\d+(\.\d+)? [KM]iB", "#", str(refused.value))
+
+    why = "runs/home: snapshots need # of disk, and # are free (snapshots.keep = 3: 4 snapshots of #, with the one that"
+    assert said(RESERVE + 3 * each) == (
+        f"{why} arrives)\n    fix:  free #, set snapshots.keep to 2, or choose a --run-dir on a larger disk"
+    )
+    assert said(RESERVE) == f"{why} arrives)\n    fix:  free #, or choose a --run-dir on a larger disk"
 
 
 def test_what_became_of_each_injected_fault():

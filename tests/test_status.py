@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from conftest import make_spec
 from machine_bench import CUT_OFF, Bench, to_step
 
@@ -64,3 +65,34 @@ def test_what_keeps_a_link_from_opening_is_shown_until_the_next_decision():
     assert status(b).trouble, "it may come again"
     to_step(b, 2)
     assert (status(b).trouble, status(b).trouble_kind) == ("", "")
+
+
+def test_what_a_crash_would_cost_now():
+    b = Bench(make_spec(stages=2, steps=9, snapshots={"interval": 3}))
+    b.join(0, 1, 2)
+    b.now += 40  # both stages are built from the seed
+    b.answer()
+    assert not status(b).HasField("crash_redo_s"), "nobody knows what a step takes"
+    to_step(b, 1)
+    for step in (2, 3):
+        b.now += 10
+        to_step(b, step)
+    found = status(b)
+    assert found.crash_redo_s == pytest.approx(2 * 10, abs=0.5)
+    assert found.crash_restore_s == pytest.approx(40, abs=0.5), "there is no part to fetch yet"
+    b.now += 10
+    b.answer_until(lambda: b.state.history.pending)
+    b.now += 5
+    to_step(b, 5)
+    found = status(b)
+    assert (found.snapshot_step, found.step) == (3, 4)
+    assert found.crash_redo_s == pytest.approx(10, abs=0.5), "the median"
+    assert found.crash_restore_s == pytest.approx(5 + 40, abs=0.5), "a fetch like the upload, and building"
+    b.tell(ev.Left(b.state.history.holders[0], KILLED))
+    b.now += 7
+    to_step(b, 4)
+    found = status(b)
+    assert found.crash_redo_s == 0, "all of it is saved"
+    assert found.crash_restore_s == pytest.approx(7, abs=0.5), "as the last time"
+    b.finish()
+    assert not status(b).HasField("crash_redo_s")

@@ -42,6 +42,15 @@ def test_how_far_it_is_saved_and_what_was_redone_is_said():
     assert re.findall(r"\d+", last) == ["20", "2", "7"]
 
 
+def test_what_a_crash_would_cost_is_the_last_line():
+    status = pb.RunStatus(phase=RUNNING, step=30, steps=90, snapshot_step=20, crash_redo_s=20.0, crash_restore_s=3.0)
+    last = lines(status)[-1]
+    assert re.findall(r"\d+", last) == ["23", "10", "20", "3"]
+    found = fields(status)
+    assert (found["crash_redo_s"], found["crash_restore_s"]) == (20.0, 3.0)
+    assert "crash_redo_s" not in fields(pb.RunStatus(phase=RUNNING, steps=90)), "nothing was measured"
+
+
 def test_a_paused_run_says_why_and_what_to_do():
     status = pb.RunStatus(name="home", phase=pb.RunStatus.PAUSED, step=3, steps=9, reason="REASON", waiting_for="WAITS")
     shown = lines(status)

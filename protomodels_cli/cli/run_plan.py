@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +15,14 @@ from protomodels_cli.cli.checks import check_outputs, speed_of
 from protomodels_cli.codecs import parse_codec
 from protomodels_cli.cost.activations import Computation
 from protomodels_cli.cost.forecast import Bottleneck, Choice, Forecast, choices, forecast, recommended
-from protomodels_cli.cost.memory import StageMemory
+from protomodels_cli.cost.saving import Saving, forecast_saving
 from protomodels_cli.cost.sizes import ModelSize, dense_model
 from protomodels_cli.cost.units import anchor_bytes
 from protomodels_cli.errors import OptionError
 from protomodels_cli.forms import form_named
 from protomodels_cli.observe.metrics import strict
 from protomodels_cli.quantities import count, duration, figures, plural, rate, size
-from protomodels_cli.spec.cut import anchored_layers, cut_evenly, layers_per_stage, spans
+from protomodels_cli.spec.cut import anchored_layers, cut_evenly
 from protomodels_cli.spec.link import parse_link
 from protomodels_cli.spec.load import load_spec, spec_from, with_absolute_paths
 from protomodels_cli.spec.schema import LinkSpec, RunSpec
@@ -44,10 +44,11 @@ def run(
     spec = _cut(with_absolute_paths(load_spec(spec_file), spec_file.parent), peers)
     said = speed_of(speed)
     flops, computation = (said, None) if said else _measured(spec, device)
-    predicted = forecast(spec, link, flops, windows=_windows(spec), memory=memory, computation=computation)
+    windows = _windows(spec)
+    predicted = forecast(spec, link, flops, windows=windows, memory=memory, computation=computation)
     found = choices(candidates(spec), link, flops, memory, computation)
     best = recommended(found)
-    saving = _saving(spec, link, predicted)
+    saving = forecast_saving(spec, link.bits_per_second, predicted.step_seconds, windows)
     _show(spec, link, flops, speed is None, memory is not None, predicted, found, best, saving)
     if json_file is not None:
         rows = [{**_crossing(c.spec), "keeps_up": c.keeps_up, "fits": c.fits, **asdict(c.forecast)} for c in found]
@@ -63,15 +64,7 @@ def run(
             "snapshots": strict(asdict(saving)),
         }
         json_file.write_text(json.dumps(result, indent=1) + "\n")
-    if saving.upload_seconds > saving.interval_seconds:
-        least = math.ceil(saving.upload_seconds / predicted.step_seconds)
-        raise OptionError(
-            f"snapshots.interval = {spec.snapshots.interval}: a snapshot is due every "
-            f"{duration(saving.interval_seconds)}, and uploading one takes {duration(saving.upload_seconds)}",
-            f"set snapshots.interval to {least} or more"
-            + (", or raise snapshots.max_bandwidth" if spec.snapshots.max_bandwidth else ""),
-            "upload_too_slow",
-        )
+    _check_upload(spec, saving, predicted.step_seconds)
 
 
 def candidates(spec: RunSpec) -> list[RunSpec]:
@@ -106,21 +99,36 @@ def _crossing(spec: RunSpec) -> dict[str, Any]:
     return {"form": sub.form, "k": sub.k, "anchor": sub.anchor, "codec": spec.wire.forward}
 
 
-@dataclass(frozen=True)
-class Saving:
-    """What snapshots ask of a peer's connection."""
+def _check_upload(spec: RunSpec, saving: Saving, step: float) -> None:
+    """Raises OptionError where the spec asks for snapshots faster than a peer can upload them."""
+    if saving.upload_seconds <= saving.interval_seconds:
+        return
+    by_time = saving.by == "every"
+    field, value = ("every", spec.snapshots.every) if by_time else ("interval", spec.snapshots.interval)
+    least = f"{math.ceil(saving.upload_seconds / 60)}min" if by_time else math.ceil(saving.upload_seconds / step)
+    raise OptionError(
+        f"snapshots.{field} = {value}: a snapshot is due every "
+        f"{duration(saving.interval_seconds)}, and uploading one takes {duration(saving.upload_seconds)}",
+        f"set snapshots.{field} to {least} or more"
+        + (", or raise snapshots.max_bandwidth" if spec.snapshots.max_bandwidth else ""),
+        "upload_too_slow",
+    )
 
-    part_bytes: int  # of the largest part
-    upload_seconds: float
-    interval_seconds: float  # between two snapshots; infinite where there is only one
 
-
-def _saving(spec: RunSpec, link: LinkSpec, predicted: Forecast) -> Saving:
-    sizes = StageMemory(spec)
-    part = max(sizes.saved(span.start, span.stop) for span in spans(layers_per_stage(spec)))
-    rate = min(link.bits_per_second, spec.snapshots.bits_per_second or math.inf)
-    interval = spec.snapshots.interval * predicted.step_seconds if spec.snapshots.interval else math.inf
-    return Saving(part, 8 * part / rate, interval)
+def _saving_in_words(spec: RunSpec, saving: Saving) -> str:
+    due = "once, at the end"
+    if math.isfinite(saving.interval_seconds):
+        due = f"every {duration(saving.interval_seconds)}"
+    keep = spec.snapshots.keep
+    return (
+        f"A snapshot is due {due}; its largest part has {size(saving.part_bytes)} and takes "
+        f"{duration(saving.upload_seconds)} to upload while training goes on.\n"
+        f"On the coordinator's disk a snapshot takes {size(saving.snapshot_bytes)}; {keep} that are kept and one that "
+        f"arrives (snapshots.keep = {keep}) take {size(saving.disk_bytes)}.\n"
+        f"A crash costs {duration(saving.redo_seconds + saving.restore_seconds)} on average: "
+        f"{duration(saving.redo_seconds)} to redo, {duration(saving.restore_seconds)} to fetch a part and build its "
+        f"stage.\n"
+    )
 
 
 def _cut(spec: RunSpec, peers: int | None) -> RunSpec:
@@ -226,9 +234,6 @@ def _show(
         table.add_row(str(i), str(stage.layers), memory, *chosen, f"{duration(stage.compute)} per step", line)
     console.print(table)
     say(f"\n{_sizes(spec)}")
-    due = "once, at the end"
-    if math.isfinite(saving.interval_seconds):
-        due = f"every {duration(saving.interval_seconds)}"
     forward, backward = (size(int(f.bytes_per_step[leg])) for leg in ("forward", "backward"))
     crossing = f"Every step sends {forward} forward and {backward} backward over each boundary, headers included.\n"
     say(
@@ -238,8 +243,7 @@ def _show(
         f"The busiest connection carries data for {duration(f.wire_seconds)}; "
         f"the busiest stage idles {100 * f.bubble:.0f} % of the time (bubble).\n"
         f"Bottleneck: {_named(f.bottleneck)}.\n"
-        f"A snapshot is due {due}; its largest part has {size(saving.part_bytes)} and takes "
-        f"{duration(saving.upload_seconds)} to upload while training goes on.\n"
+        f"{_saving_in_words(spec, saving)}"
     )
     table = Table("form", "k", "anchor", "codec", "step", "speed", "ideal link", "", box=None, pad_edge=False)
     for c in found:

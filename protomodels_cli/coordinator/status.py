@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+
 from protomodels_cli.coordinator import reasons
 from protomodels_cli.coordinator.next_task import waiting_for
 from protomodels_cli.coordinator.reasons import TaskKind
@@ -58,7 +60,22 @@ def describe(state: State, now: float, started: float, refused: int) -> pb.RunSt
     if status.tokens_per_s:
         left = (spec.steps - history.step) * spec.batch.size * spec.model.context
         status.eta_s = left / status.tokens_per_s
+    if state.step_seconds and not history.over:
+        status.crash_redo_s = (history.step - history.newest.step) * statistics.median(state.step_seconds)
+        if (seconds := _restore_seconds(state)) is not None:
+            status.crash_restore_s = seconds
     return status
+
+
+def _restore_seconds(state: State) -> float | None:
+    """As the last time; where there was none, what an upload took, for the fetch, and building a stage from the seed,
+    as far as that was measured."""
+    pace = state.pace
+    if not state.history.newest.parts:
+        return pace.build
+    if pace.restore is not None:
+        return pace.restore
+    return None if pace.upload is None else pace.upload + (pace.build or 0.0)
 
 
 def _kind(reason: reasons.Complaint | reasons.PartUnreadable) -> str:

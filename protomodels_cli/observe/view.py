@@ -77,7 +77,18 @@ def picture(s: pb.RunStatus) -> RenderableType:
         saved = f"saved up to step {s.snapshot_step}" if s.snapshot_step else "nothing saved yet"
         redone = f" | rolled back {s.rollbacks} ×, {plural(s.steps_redone, 'step')} redone" if s.rollbacks else ""
         rows.append(Text(saved + redone, style="dim"))
+    if s.HasField("crash_redo_s"):
+        rows.append(Text(crash(s), style="dim"))
     return Group(*rows)
+
+
+def crash(s: pb.RunStatus) -> str:
+    """What it would cost if a stage were lost now."""
+    redo = f"{plural(s.step - s.snapshot_step, 'step')} to redo ({duration(s.crash_redo_s)})"
+    if not s.HasField("crash_restore_s"):
+        return f"a crash now would cost {redo}, and what fetching a part and building its stage takes"
+    restore = f"{duration(s.crash_restore_s)} to fetch a part and build its stage"
+    return f"a crash now would cost about {duration(s.crash_redo_s + s.crash_restore_s)}: {redo}, {restore}"
 
 
 def stage_table(s: pb.RunStatus) -> Table:

@@ -649,7 +649,7 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class RunStatus(_message.Message):
-    __slots__ = ("name", "phase", "waiting_for", "step", "steps", "loss", "eval_loss", "tokens_per_s", "eta_s", "generation", "basis_version", "stages", "peers", "spec_sha256", "reason", "uptime_s", "tokens", "refused_connections", "waiting_s", "lineage", "snapshot_step", "steps_redone", "rollbacks", "waiting_kind", "reason_kind", "trouble", "trouble_kind", "checkpoint", "checkpoint_sha256")
+    __slots__ = ("name", "phase", "waiting_for", "step", "steps", "loss", "eval_loss", "tokens_per_s", "eta_s", "generation", "basis_version", "stages", "peers", "spec_sha256", "reason", "uptime_s", "tokens", "refused_connections", "waiting_s", "lineage", "snapshot_step", "steps_redone", "rollbacks", "waiting_kind", "reason_kind", "trouble", "trouble_kind", "checkpoint", "checkpoint_sha256", "crash_redo_s", "crash_restore_s")
     class Phase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         UNSPECIFIED: _ClassVar[RunStatus.Phase]
@@ -697,6 +697,8 @@ class RunStatus(_message.Message):
     TROUBLE_KIND_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_SHA256_FIELD_NUMBER: _ClassVar[int]
+    CRASH_REDO_S_FIELD_NUMBER: _ClassVar[int]
+    CRASH_RESTORE_S_FIELD_NUMBER: _ClassVar[int]
     name: str
     phase: RunStatus.Phase
     waiting_for: str
@@ -726,7 +728,9 @@ class RunStatus(_message.Message):
     trouble_kind: str
     checkpoint: str
     checkpoint_sha256: str
-    def __init__(self, name: _Optional[str] = ..., phase: _Optional[_Union[RunStatus.Phase, str]] = ..., waiting_for: _Optional[str] = ..., step: _Optional[int] = ..., steps: _Optional[int] = ..., loss: _Optional[float] = ..., eval_loss: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., eta_s: _Optional[float] = ..., generation: _Optional[int] = ..., basis_version: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[StageStatus, _Mapping]]] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ..., spec_sha256: _Optional[str] = ..., reason: _Optional[str] = ..., uptime_s: _Optional[float] = ..., tokens: _Optional[int] = ..., refused_connections: _Optional[int] = ..., waiting_s: _Optional[float] = ..., lineage: _Optional[int] = ..., snapshot_step: _Optional[int] = ..., steps_redone: _Optional[int] = ..., rollbacks: _Optional[int] = ..., waiting_kind: _Optional[str] = ..., reason_kind: _Optional[str] = ..., trouble: _Optional[str] = ..., trouble_kind: _Optional[str] = ..., checkpoint: _Optional[str] = ..., checkpoint_sha256: _Optional[str] = ...) -> None: ...
+    crash_redo_s: float
+    crash_restore_s: float
+    def __init__(self, name: _Optional[str] = ..., phase: _Optional[_Union[RunStatus.Phase, str]] = ..., waiting_for: _Optional[str] = ..., step: _Optional[int] = ..., steps: _Optional[int] = ..., loss: _Optional[float] = ..., eval_loss: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., eta_s: _Optional[float] = ..., generation: _Optional[int] = ..., basis_version: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[StageStatus, _Mapping]]] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ..., spec_sha256: _Optional[str] = ..., reason: _Optional[str] = ..., uptime_s: _Optional[float] = ..., tokens: _Optional[int] = ..., refused_connections: _Optional[int] = ..., waiting_s: _Optional[float] = ..., lineage: _Optional[int] = ..., snapshot_step: _Optional[int] = ..., steps_redone: _Optional[int] = ..., rollbacks: _Optional[int] = ..., waiting_kind: _Optional[str] = ..., reason_kind: _Optional[str] = ..., trouble: _Optional[str] = ..., trouble_kind: _Optional[str] = ..., checkpoint: _Optional[str] = ..., checkpoint_sha256: _Optional[str] = ..., crash_redo_s: _Optional[float] = ..., crash_restore_s: _Optional[float] = ...) -> None: ...
 
 class Holder(_message.Message):
     __slots__ = ("peer", "name")
