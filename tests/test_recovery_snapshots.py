@@ -209,7 +209,7 @@ def test_the_time_starts_again_with_a_lineage_and_with_a_coordinator():
     b.join(0, 1, 2)
     take_steps(b, 10, 10.0)
     assert begun(b) == [6]
-    b.tell(ev.Left(b.state.history.holders[0], KILLED))
+    b.lose(b.state.history.holders[0])
     b.now += 3600
     take_steps(b, 13, 10.0)
     assert (b.state.history.lineage, begun(b)) == (2, [6, 12]), "six steps of its own"
@@ -250,7 +250,7 @@ def test_where_nothing_is_said_failures_and_uploads_say_how_often():
     calm = policy.seconds_between(b.state)
     b.state = replace(b.state, pace=replace(b.state.pace, upload=60.0))
     dear = policy.seconds_between(b.state)
-    b.tell(ev.Left(b.state.history.holders[0], KILLED))
+    b.lose(b.state.history.holders[0])
     take_steps(b, 3, 10.0)
     assert b.state.history.rollbacks == 1
     assert calm == saving.SHORTEST

@@ -88,7 +88,7 @@ def test_what_a_crash_would_cost_now():
     assert (found.snapshot_step, found.step) == (3, 4)
     assert found.crash_redo_s == pytest.approx(10, abs=0.5), "the median"
     assert found.crash_restore_s == pytest.approx(5 + 40, abs=0.5), "a fetch like the upload, and building"
-    b.tell(ev.Left(b.state.history.holders[0], KILLED))
+    b.lose(b.state.history.holders[0])
     b.now += 7
     to_step(b, 4)
     found = status(b)
