@@ -193,10 +193,10 @@ def roll_back(moves: Moves, mark: Mark, why: reasons.Rollback, answered: int = 0
     """Continue from this snapshot: no stage in a peer's memory counts any more."""
     history = moves.state.history
     redo = history.step - mark.step
-    moves.record(RolledBack(history.lineage + 1, mark.lineage, mark.step, why, answered))
+    moves.record(RolledBack(history.highest_lineage + 1, mark.lineage, mark.step, why, answered))
     moves.set(holds={}, undelivered=False, whole={}, unsaved=None)
     moves.do(KeepSnapshots())
-    moves.tell(notices.RolledBack(why, mark.step, redo, history.lineage + 1))
+    moves.tell(notices.RolledBack(why, mark.step, redo, history.highest_lineage + 1))
 
 
 def _assign_afresh(moves: Moves) -> None:

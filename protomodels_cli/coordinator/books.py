@@ -19,7 +19,7 @@ def open_books(
     run_dir: RunDir, beginning: History, teller: Teller[notices.Notice], closing: contextlib.ExitStack
 ) -> tuple[Journal, JsonLines]:
     """The journal, rebuilt where that was asked for, and the metrics; from now on events go to their file too."""
-    path, identity, found = run_dir.path, run_dir.identity, list[notices.AboutRebuilding]()
+    path, identity, found = run_dir.path, run_dir.identity, list[notices.Notice](run_dir.found)
     if run_dir.rebuild:
         rebuild(path, identity, beginning, found.append)
     journal = Journal(path / JOURNAL, identity)

@@ -8,7 +8,7 @@ import errno
 import signal
 import time
 import traceback
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -17,9 +17,10 @@ from typing import Any, assert_never
 from protomodels_cli.coordinator import events, machine, notices
 from protomodels_cli.coordinator.as_json import as_json
 from protomodels_cli.coordinator.books import open_books
+from protomodels_cli.coordinator.deposit import Deposit
 from protomodels_cli.coordinator.dispatch import Dispatch
 from protomodels_cli.coordinator.feed import Feed
-from protomodels_cli.coordinator.history import Decided, Record
+from protomodels_cli.coordinator.history import Decided, History, Record
 from protomodels_cli.coordinator.journal import create
 from protomodels_cli.coordinator.messages import keep_message
 from protomodels_cli.coordinator.reasons import NoHeartbeat, UnprocessableMessage
@@ -43,6 +44,7 @@ from protomodels_cli.observe.notices import Teller
 from protomodels_cli.observe.progress import Progress
 from protomodels_cli.protocol.t_fixed import VERSION as T_FIXED_VERSION
 from protomodels_cli.spec.load import with_absolute_paths
+from protomodels_cli.wire.join_link import Address
 from protomodels_cli.wire.parts import part_message
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 
@@ -59,9 +61,12 @@ class Coordinator:
         corpus: Corpus,
         run_dir: RunDir,
         say: Callable[[str], None],
-        free: Callable[[Path], int] = free_bytes,  # on the disk of a folder
+        elsewhere: Sequence[Address] = (),
+        free: Callable[[Path], int] = free_bytes,
     ):
-        self.spec, self.run_dir, self.say, self._corpus, self._free = run_dir.spec, run_dir, say, corpus, free
+        """`elsewhere`: further addresses, where peers find whoever takes over. `free`: bytes on a folder's disk."""
+        self.spec, self.run_dir, self.say, self._corpus = run_dir.spec, run_dir, say, corpus
+        self._elsewhere, self._free = elsewhere, free
         self._events: asyncio.Queue[events.Event] = asyncio.Queue()
         self._teller: Teller[notices.Notice] = Teller(sentence, logs.COORDINATOR, say)
         bases, has_basis = run_dir.path / BASES, self.spec.subspace.has_basis
@@ -76,10 +81,13 @@ class Coordinator:
         copy_to, init = here.snapshots.copy_to, here.model.init
         self._first = None if init is None else FirstSnapshot(self.spec, Path(init), self._snapshots)
         name = f"{self.spec.name}-{run_dir.authority.fingerprint[:8]}"
-        copies = None if copy_to is None else Copies(copy_to, name, self._beside_copies)
-        self._upkeep = Upkeep(
-            self._snapshots, copies, lambda: self._journal.history, self._teller, self._fail, self._first
-        )
+
+        def journalled() -> History:
+            return self._journal.history
+
+        copies = None if copy_to is None else Copies(copy_to, name, self._beside_copies, journalled)
+        self._upkeep = Upkeep(self._snapshots, copies, journalled, self._teller, self._fail, self._first)
+        self._deposit = None if copies is None else Deposit(copies, run_dir, journalled, self._teller)
         self._progress, self._totals = Progress(self.spec.steps), Totals()
         # Wall time that a step of the system's clock does not disturb: timeouts are measured with it.
         self._clock = time.time() - time.monotonic()
@@ -128,7 +136,8 @@ class Coordinator:
                 create(self.run_dir.path / JOURNAL, self.run_dir.identity, self.state.history)
                 self._open_books()
             keep(self._corpus, self.run_dir.path)
-            announce(str(self.run_dir.write_link(host, port)))
+            announce(str(self.run_dir.write_link(host, port, self._elsewhere)))
+            self._copy_journal()
             return await self._lead_until_over()
         except OSError as e:
             raise cannot_write(self.run_dir.path, e) from None
@@ -158,13 +167,22 @@ class Coordinator:
     async def _finish_copies(self) -> None:
         """Wait until the last snapshot is copied to the store, or until the owner interrupts that with Ctrl-C."""
         self._interrupted.clear()
-        ends = [asyncio.create_task(self._upkeep.end()), asyncio.create_task(self._interrupted.wait())]
+        ends = [asyncio.create_task(self._end_copies()), asyncio.create_task(self._interrupted.wait())]
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         ends[1].cancel()
         if ends[0].done():
             await ends[0]  # raises what went wrong
         else:
             self._teller(notices.CopyAbandoned())
+
+    async def _end_copies(self) -> None:
+        await self._upkeep.end()
+        if self._deposit is not None:
+            await self._deposit.end()
+
+    def _copy_journal(self) -> None:
+        if self._deposit is not None:
+            self._deposit.again()
 
     def _come_back(self) -> None:
         """Restore the state, the files and the totals that the journal describes, before any event is taken."""
@@ -289,6 +307,7 @@ class Coordinator:
                 # In a thread of its own: others may be busy with large files.
                 await asyncio.get_running_loop().run_in_executor(self._writing, self._journal.append, records, now)
                 self._note(records)
+                self._copy_journal()
             if isinstance(event, events.Left) and isinstance(event.why, NoHeartbeat):
                 self._silent[event.peer] = time.monotonic()
             if isinstance(event, events.Joined):

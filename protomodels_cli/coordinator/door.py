@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 from protomodels_cli.errors import UserError
 from protomodels_cli.observe.logs import WIRE
-from protomodels_cli.wire.join_link import ASK_AUTHORITY, address
-from protomodels_cli.wire.relay import RELAY, WAIT_SECONDS, Address, Meetings, Role
+from protomodels_cli.wire.join_link import ASK_AUTHORITY, Address, address
+from protomodels_cli.wire.relay import RELAY, WAIT_SECONDS, Meetings, Role
 from protomodels_cli.wire.splice import BACK, Stream, Watch, send_last, splice, tune
 
 TLS_RECORD = b"\x16\x03"  # a handshake record of any TLS version

@@ -212,6 +212,7 @@ class History:
     dropped: tuple[Dropped, ...] = ()  # the last of those; whatever is in none of the three is not ours to delete
     generation: int = 0
     lineage: int = 1
+    reserved: int = 0  # up to which lineages may have been opened by a coordinator whose journal is lost
     layers: tuple[int, ...] = ()
     stage_holders: tuple[tuple[str, ...], ...] = ()  # the peers of each stage: one today
     held: tuple[str, ...] = ()  # peers that were given a stage in this lineage: nobody else can have one in memory
@@ -248,6 +249,11 @@ class History:
     @property
     def newest(self) -> Mark:
         return self.snapshots[-1]
+
+    @property
+    def highest_lineage(self) -> int:
+        """The next is new to every peer, whoever led it before."""
+        return max(self.lineage, self.reserved)
 
     @property
     def over(self) -> bool:

@@ -237,6 +237,47 @@ class PartDamaged(Base):
     kind: Literal["part_damaged"] = "part_damaged"
 
 
+# The store, from which another coordinator could continue the run
+
+
+@dataclass(frozen=True)
+class StoreKeyMade(Base):
+    """The owner has to put it somewhere else. The key itself is told nowhere."""
+
+    file: str
+    url: str
+    kind: Literal["store_key_made"] = "store_key_made"
+
+
+@dataclass(frozen=True)
+class JournalNotCopied(Base):
+    level: ClassVar[int] = logging.WARNING
+    url: str
+    detail: str
+    kind: Literal["journal_not_copied"] = "journal_not_copied"
+
+
+@dataclass(frozen=True)
+class StoredUnusable(Base):
+    """Something in the store that this coordinator does not continue from."""
+
+    level: ClassVar[int] = logging.WARNING
+    name: str
+    detail: str
+    kind: Literal["stored_unusable"] = "stored_unusable"
+
+
+@dataclass(frozen=True)
+class TookOver(Base):
+    """This coordinator continues a run that another has led."""
+
+    url: str
+    step: int  # the last one decided, as far as the store tells
+    snapshot: int  # the step of the newest whole one; 0: the beginning
+    in_memory: bool  # what the stages have in memory counts, if they are at this step
+    kind: Literal["took_over"] = "took_over"
+
+
 # The run
 
 
@@ -334,6 +375,7 @@ AboutSnapshots = (
     SnapshotComplete | CheckpointCut | SnapshotSkipped | SnapshotWithoutRoom | SnapshotFailed | SnapshotUnusable
 )
 AboutCopies = CopyFailed | CopyingLast | CopyAbandoned | CopyUnreachable | PartRestored | PartDamaged
+AboutStore = StoreKeyMade | JournalNotCopied | StoredUnusable | TookOver
 AboutRun = Paused | Resumed | Continuing | RunDone | RunStopped | Interrupted | DiskFailed | Ended
 AboutRebuilding = JournalRefused | SnapshotSetAside | JournalRebuilt
-Notice = AboutPeers | AboutStages | AboutSnapshots | AboutCopies | AboutRun | AboutRebuilding
+Notice = AboutPeers | AboutStages | AboutSnapshots | AboutCopies | AboutStore | AboutRun | AboutRebuilding

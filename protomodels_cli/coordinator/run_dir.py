@@ -7,7 +7,8 @@ import hashlib
 import hmac
 import json
 import secrets
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -17,11 +18,13 @@ from pydantic import ValidationError
 from protomodels_cli import __version__
 from protomodels_cli.coordinator.as_json import as_json, from_json
 from protomodels_cli.coordinator.identity import FORMAT, RunIdentity
+from protomodels_cli.coordinator.notices import Notice
+from protomodels_cli.coordinator.seal import StoreKey
 from protomodels_cli.errors import UserError
 from protomodels_cli.files import write_whole
 from protomodels_cli.spec.load import spec_from, with_absolute_paths
 from protomodels_cli.spec.schema import RunSpec
-from protomodels_cli.wire.join_link import JoinLink, LinkError, new_token
+from protomodels_cli.wire.join_link import Address, JoinLink, LinkError, new_token
 from protomodels_cli.wire.tls import Authority, new_authority
 
 PRIVATE = "private.json"
@@ -52,6 +55,8 @@ class RunDir:
     peers_key: bytes
     resumed: bool
     rebuild: bool = False  # make a new journal first
+    store_key: StoreKey | None = None  # the owner's own, where one was named
+    found: tuple[Notice, ...] = ()  # what there is to tell of how the directory came to be
 
     @property
     def identity(self) -> RunIdentity:
@@ -61,18 +66,23 @@ class RunDir:
         """What a peer authenticates itself with, also after a restart of the coordinator."""
         return hmac.new(self.peers_key, peer.encode(), hashlib.sha256).hexdigest()
 
-    def write_link(self, host: str, port: int) -> JoinLink:
-        link = JoinLink(host, port, self.token, self.authority.fingerprint)
+    def write_link(self, host: str, port: int, others: Iterable[Address] = ()) -> JoinLink:
+        elsewhere = tuple(dict.fromkeys(one for one in others if one != (host, port)))
+        link = JoinLink(host, port, self.token, self.authority.fingerprint, elsewhere)
         write_whole(self.path / "link", f"{link}\n".encode(), 0o600)
         return link
 
-    def last_address(self) -> tuple[str, int] | None:
-        """The address at which this run's peers dial the coordinator."""
+    def last_link(self) -> JoinLink | None:
+        """Where this run's peers look for the coordinator."""
         try:
-            link = JoinLink.parse((self.path / "link").read_text(encoding="utf-8"))
+            return JoinLink.parse((self.path / "link").read_text(encoding="utf-8"))
         except (OSError, LinkError):
             return None
-        return link.host, link.port
+
+    def addresses(self) -> tuple[Address, ...]:
+        """The same, without the secret."""
+        link = self.last_link()
+        return () if link is None else link.addresses
 
 
 def holds_a_run(path: Path) -> bool:
@@ -81,7 +91,9 @@ def holds_a_run(path: Path) -> bool:
     return (path / JOURNAL).exists() or ((path / PRIVATE).exists() and beside)
 
 
-def open_run_dir(path: Path, spec: RunSpec | None, base: Path, rebuild: bool = False) -> RunDir:
+def open_run_dir(
+    path: Path, spec: RunSpec | None, base: Path, rebuild: bool = False, store_key: StoreKey | None = None
+) -> RunDir:
     """The directory of a new run, or of a run to continue: then the spec must be the same, or None."""
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -95,7 +107,7 @@ def open_run_dir(path: Path, spec: RunSpec | None, base: Path, rebuild: bool = F
         fix = f"stop that coordinator first (`pmtrain stop {path}`), or choose another --run-dir"
         raise UserError(f"another coordinator is running in {path}", fix, kind="run_dir_in_use") from None
     if holds_a_run(path):
-        return _go_on(path, lock, spec, rebuild)
+        return replace(_go_on(path, lock, spec, rebuild), store_key=store_key)
     if spec is None:
         fix = "name the directory of a run with --run-dir, or give the spec of a new run"
         raise UserError(f"{path} holds no run", fix, kind="run_dir_empty")
@@ -112,7 +124,7 @@ def open_run_dir(path: Path, spec: RunSpec | None, base: Path, rebuild: bool = F
     token, owner, key = new_token(), secrets.token_urlsafe(32), secrets.token_bytes(32)
     private = Private(FORMAT, token, owner, key.hex(), str(base.resolve()), spec.model_dump(mode="json"))
     write_whole(path / PRIVATE, as_json(private), 0o600)
-    return RunDir(path, lock, spec, base, authority, token, owner, key, resumed=False)
+    return RunDir(path, lock, spec, base, authority, token, owner, key, resumed=False, store_key=store_key)
 
 
 def private_of(path: Path) -> Private:

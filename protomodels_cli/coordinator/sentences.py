@@ -71,6 +71,8 @@ def sentence(notice: n.Notice) -> str:
             | n.PartDamaged()
         ):
             return _copy(notice)
+        case n.StoreKeyMade() | n.JournalNotCopied() | n.StoredUnusable() | n.TookOver():
+            return _store(notice)
         case n.JournalRefused() | n.SnapshotSetAside() | n.JournalRebuilt():
             return _rebuilding(notice)
         case n.Paused(reason):
@@ -92,6 +94,26 @@ def sentence(notice: n.Notice) -> str:
             return f"cannot write to {path}: {detail}; mend that and start the coordinator again"
         case n.Ended(_, detail):
             return detail
+        case _:
+            assert_never(notice)
+
+
+def _store(notice: n.AboutStore) -> str:
+    match notice:
+        case n.StoreKeyMade(file, url):
+            return (
+                f"made the key {file}: keep a copy of it away from this machine. If this machine is lost, `pmtrain "
+                f"coordinator --from {url} --key FILE` continues the run on another, and without the key nothing does"
+            )
+        case n.JournalNotCopied(url, detail):
+            return f"could not copy the journal to {url}: {detail}; retrying"
+        case n.StoredUnusable(name, detail):
+            return f"not using {name}: {detail}"
+        case n.TookOver(url, step, snapshot, in_memory):
+            newest = f"the snapshot at step {snapshot}" if snapshot else "the beginning"
+            if in_memory:
+                return f"taking over from {url} after step {step}; where a stage is not in memory, from {newest}"
+            return f"taking over from {url}: from {newest}, since no journal there is newer"
         case _:
             assert_never(notice)
 

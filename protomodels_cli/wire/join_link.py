@@ -12,15 +12,17 @@ import ipaddress
 import re
 import secrets
 import socket
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from protomodels_cli.errors import EXIT_OUTSIDE, EXIT_REFUSED, EXIT_SPEC, UserError
 from protomodels_cli.quantities import duration
 from protomodels_cli.wire.tls import MAX_PEM, fingerprint_of, one_certificate
 
 LOOKS_LIKE = "pm://HOST:PORT/TOKEN#FINGERPRINT"
+Address = tuple[str, int]  # host and port
 ASK_AUTHORITY = b"PMTRAIN 1 CA\n"
 MAX_LINK = 512
+MOST_ADDRESSES = 8
 TOKEN_LENGTH, FINGERPRINT_LENGTH = 22, 43  # 16 and 32 bytes in base64url
 HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]{0,251}[A-Za-z0-9_.])?")
 PASTED_AROUND = " \t\r\n'\"`<>“”‘’"  # what chats, mails and shells leave around a link
@@ -49,43 +51,61 @@ class UnreachableError(UserError):
 
 @dataclass(frozen=True)
 class JoinLink:
-    """Where the coordinator is, the right to join, and how to know the coordinator. Always well-formed."""
+    """Where the coordinator is or may come to be, the right to join, and how to know the coordinator. Always
+    well-formed."""
 
     host: str
     port: int
     token: str = field(repr=False)  # a secret: not in logs and tracebacks
     fingerprint: str
+    others: tuple[Address, ...] = ()  # where to look next
 
     def __post_init__(self) -> None:
-        _check_host(self.host)
-        if not 1 <= self.port <= 65535:
-            raise LinkError("port", f"the port is {self.port}, and must be between 1 and 65535")
+        for host, port in self.addresses:
+            _check_host(host)
+            _check_port(port)
         _check_code("token", self.token, TOKEN_LENGTH)
         _check_code("fingerprint", self.fingerprint, FINGERPRINT_LENGTH)
+        if len(self.addresses) > MOST_ADDRESSES:
+            what = f"the link names {len(self.addresses)} addresses, and may name {MOST_ADDRESSES} at most"
+            raise LinkError("addresses", what, "name fewer")
+        if len(set(self.addresses)) < len(self.addresses):
+            raise LinkError("addresses", "the link names an address twice", "name each once")
+        _check_length(str(self))
+
+    @property
+    def addresses(self) -> tuple[Address, ...]:
+        return (self.host, self.port), *self.others
+
+    def beginning_with(self, first: Address) -> JoinLink:
+        """The same link, with this one of its addresses first."""
+        return replace(
+            self, host=first[0], port=first[1], others=tuple(other for other in self.addresses if other != first)
+        )
 
     def __str__(self) -> str:
-        return f"pm://{address(self.host, self.port)}/{self.token}#{self.fingerprint}"
+        where = ",".join(address(*one) for one in self.addresses)
+        return f"pm://{where}/{self.token}#{self.fingerprint}"
 
     @classmethod
     def parse(cls, text: str) -> JoinLink:
         text = text.strip(PASTED_AROUND)
         if not text:
             raise LinkError("empty", "the link is empty")
-        if len(text) > MAX_LINK:
-            raise LinkError("length", f"the link has {len(text)} characters, and may have {MAX_LINK} at most")
+        _check_length(text)
         if re.search(r"\s", text):
             raise LinkError("space", "the link has a space or a line break inside", "paste the link on one line")
         if not text.startswith("pm://"):
             raise LinkError("scheme", f"the link begins with {text[:5]!r}, and must begin with pm://")
         before, hash_mark, fingerprint = text.removeprefix("pm://").partition("#")
         where, _, token = before.partition("/")
-        host, port = _host_and_port(where)
+        first, *others = map(_host_and_port, where.split(","))
         if not token:
             raise LinkError("token", "the token is missing after the port")
         if not hash_mark or not fingerprint:
             fix = "copy the whole link and put it in quotes, because a shell may take # for the start of a comment"
             raise LinkError("fingerprint", "the fingerprint is missing after the token", fix)
-        return cls(host, port, token, fingerprint)
+        return cls(*first, token, fingerprint, tuple(others))
 
 
 def new_token() -> str:
@@ -96,8 +116,30 @@ def address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+def parse_address(text: str) -> Address:
+    """HOST:PORT, an IPv6 address in brackets. Raises LinkError."""
+    host, port = _host_and_port(text)
+    _check_host(host)
+    _check_port(port)
+    return host, port
+
+
+async def find_coordinator(link: JoinLink, timeout: float = 10.0) -> tuple[JoinLink, bytes]:
+    """The first of the link's addresses at which the run's coordinator answers, as a link that begins with it, and the
+    run's CA certificate. A machine that is to take over may have another program at its port until then, so a wrong
+    answer there only counts where no address is without one."""
+    errors = list[UserError]()
+    for one in link.addresses:
+        asked = link.beginning_with(one)
+        try:
+            return asked, await fetch_authority(asked, timeout)
+        except (UnreachableError, FingerprintError) as e:
+            errors.append(e)
+    raise min(errors, key=lambda e: isinstance(e, FingerprintError))
+
+
 async def fetch_authority(link: JoinLink, timeout: float = 10.0) -> bytes:
-    """The run's CA certificate, fetched from the coordinator's port and compared with the link's fingerprint."""
+    """The run's CA certificate, fetched from the link's first address and compared with the link's fingerprint."""
     where = address(link.host, link.port)
     answer = await _ask_authority(link, timeout)
     try:
@@ -168,6 +210,16 @@ def _host_and_port(where: str) -> tuple[str, int]:
     if not re.fullmatch(r"[0-9]{1,5}", port):
         raise LinkError("port", f"the port is {port[:20]!r}, and must be a number")
     return host, int(port)
+
+
+def _check_length(text: str) -> None:
+    if len(text) > MAX_LINK:
+        raise LinkError("length", f"the link has {len(text)} characters, and may have {MAX_LINK} at most")
+
+
+def _check_port(port: int) -> None:
+    if not 1 <= port <= 65535:
+        raise LinkError("port", f"the port is {port}, and must be between 1 and 65535")
 
 
 def _check_host(host: str) -> None:

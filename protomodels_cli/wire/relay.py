@@ -16,11 +16,10 @@ from typing import Any, Literal
 
 from protomodels_cli.errors import EXIT_REFUSED, UserError
 from protomodels_cli.retry import Backoff
-from protomodels_cli.wire.join_link import address
+from protomodels_cli.wire.join_link import Address, address
 from protomodels_cli.wire.splice import FORTH, Stream, send_last, splice, tune
 
 Role = Literal["accept", "dial"]
-Address = tuple[str, int]  # host and port
 TICKET = re.compile(r"[A-Za-z0-9_-]{1,64}")
 RELAY = re.compile(rb"PMTRAIN 1 RELAY ([A-Za-z0-9_-]{1,64}) (accept|dial)\n")
 OPPOSITE = {"accept": "dial", "dial": "accept"}

@@ -22,8 +22,9 @@ from protomodels_cli.spec.schema import RunSpec
 from protomodels_cli.wire import troubles
 from protomodels_cli.wire.emulated import Connection
 from protomodels_cli.wire.frames import Message
+from protomodels_cli.wire.join_link import Address
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
-from protomodels_cli.wire.relay import Address, RelayedAcceptor, RelayedDialler
+from protomodels_cli.wire.relay import RelayedAcceptor, RelayedDialler
 from protomodels_cli.wire.tls import Identity
 from protomodels_cli.worker import notices
 from protomodels_cli.worker.engine import Engine

@@ -30,10 +30,10 @@ from protomodels_cli.wire import troubles
 from protomodels_cli.wire.client import Metadata
 from protomodels_cli.wire.emulated import Connection
 from protomodels_cli.wire.frames import Message
+from protomodels_cli.wire.join_link import Address
 from protomodels_cli.wire.parts import part_message, part_of
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.pb import pmtrain_pb2_grpc as rpc
-from protomodels_cli.wire.relay import Address
 from protomodels_cli.wire.tls import Identity
 from protomodels_cli.worker import device as devices
 from protomodels_cli.worker import notices, orders, problems

@@ -2,15 +2,19 @@
 
 URL/NAME-FINGERPRINT/LINEAGE-STEP/stage-I.safetensors, VERSION.u, snapshot.json    the last comes last: it is whole then
 URL/NAME-FINGERPRINT/spec.json, corpus.json, tokenizer.json                        what is needed to use the weights
+URL/NAME-FINGERPRINT/taken-over-LINEAGE    by whoever went on from this copy: up to there no lineage is new any more
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from protomodels_cli.coordinator.history import History, beginning
 from protomodels_cli.coordinator.snapshots.manifest import MANIFEST
 from protomodels_cli.errors import UserError
 from protomodels_cli.lazy import lazy_import
@@ -22,18 +26,30 @@ else:
 
 
 SPEC = "spec.json"
+TAKEN_OVER = re.compile(r"taken-over-(\d+)")
+
+
+class TakenOver(Exception):
+    """Another coordinator has continued the run from this copy: what is there is that one's."""
 
 
 class Copies:
-    def __init__(self, url: str, run: str, beside: Callable[[], Mapping[str, bytes]] = dict):
-        """`run`: its own name there, which no other run has. `beside`: small files that go beside the snapshots."""
+    def __init__(
+        self,
+        url: str,
+        run: str,
+        beside: Callable[[], Mapping[str, bytes]] = dict,
+        history: Callable[[], History] = partial(beginning, ""),
+    ):
+        """`run`: its own name there, which no other run has. `beside`: small files that go beside the snapshots.
+        `history`: of the coordinator whose copies these are."""
         try:
             fsspec.get_filesystem_class(fsspec.core.split_protocol(url)[0])
         except (ImportError, ValueError) as e:
             fix = "install the package for that kind of URL (s3fs for s3://), or choose another snapshots.copy_to"
             raise UserError(f"cannot use snapshots.copy_to = {url}: {e}", fix, kind="store_unknown") from None
         self.url = f"{url.rstrip('/')}/{run}"
-        self._beside, self._has_beside = beside, False
+        self._beside, self._has_beside, self._history = beside, False, history
 
     def bring_up_to_date(
         self,
@@ -44,8 +60,9 @@ class Copies:
         """Copy these where they are not there yet, the newest (the last) first, and delete those that were dropped: by
         name, so that what the journal does not know stays. One that fails does not hold up the others; then raises the
         first thing that the store raised. `reading` keeps a folder in place, if it is there."""
-        files, root = self._connect()
-        there = _names(files, root)
+        files, root = self.connect()
+        there = names_in(files, root)
+        self.check_ours(there)
         failures = list[Exception]()
         try:
             self._put_beside(files, root)
@@ -78,16 +95,30 @@ class Copies:
 
     def get(self, snapshot: str, file: str, to: Path) -> None:
         """Raises FileNotFoundError if it is not there, and whatever else the store raises."""
-        files, root = self._connect()
+        files, root = self.connect()
         files.get_file(f"{root}/{snapshot}/{file}", str(to))
 
-    def _connect(self) -> tuple[fsspec.AbstractFileSystem, str]:
+    def check_ours(self, there: Iterable[str]) -> None:
+        """Raises TakenOver. `there`: the names in the run's folder."""
+        if taken_over(there) > self._history().highest_lineage:
+            raise TakenOver("another coordinator has continued this run from there (`pmtrain coordinator --from`)")
+
+    def connect(self) -> tuple[fsspec.AbstractFileSystem, str]:
         """Anew for every use: by the next snapshot a connection may be gone, and no two threads may share one."""
-        files, root = fsspec.core.url_to_fs(self.url, skip_instance_cache=True)
-        return files, root.rstrip("/")
+        return connect(self.url)
 
 
-def _names(files: fsspec.AbstractFileSystem, root: str) -> set[str]:
+def connect(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
+    files, root = fsspec.core.url_to_fs(url, skip_instance_cache=True)
+    return files, root.rstrip("/")
+
+
+def taken_over(names: Iterable[str]) -> int:
+    """The highest lineage that a coordinator elsewhere has claimed; 0: none has."""
+    return max((int(m[1]) for name in names if (m := TAKEN_OVER.fullmatch(name))), default=0)
+
+
+def names_in(files: fsspec.AbstractFileSystem, root: str) -> set[str]:
     """What is there. Where a store has no folders, an empty one is none."""
     try:
         return {str(path).rstrip("/").rsplit("/", 1)[-1] for path in files.ls(root, detail=False)}
