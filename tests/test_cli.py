@@ -111,7 +111,9 @@ def test_the_set_of_commands_and_options_is_deliberate():
     sweep |= {"--seeds", "--text", "--workers"}
     assert found == {
         "validate": ["--format"],
-        "coordinator": sorted({"--host", "--port", "--rebuild", "--resume", "--run-dir", *logs}),
+        "coordinator": sorted(
+            {"--also-at", "--from", "--host", "--key", "--port", "--rebuild", "--resume", "--run-dir", *logs}
+        ),
         "pause": [],
         "resume": [],
         "stop": [],

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
+from test_sentences_store import STORE
 from wording import check_kinds, check_row, check_wording, facts_of, members
 
 from protomodels_cli.coordinator import no_placement
@@ -141,6 +142,7 @@ NOTICES: list[tuple[n.Notice, str]] = [
 ]
 
 NOTICES += [
+    *STORE,
     (n.JournalRefused("the journal is damaged"), "the journal is damaged"),
     (
         n.SnapshotSetAside("0001-00000006", "hash mismatch"),

@@ -16,6 +16,7 @@ from protomodels_cli.errors import OptionError, UserError
 from protomodels_cli.observe import logs
 
 DEFAULT_PORT = 7420
+MOST_INHERITED = 3  # addresses of earlier coordinators that a link goes on naming, unless --also-at says which
 
 
 def coordinator(
@@ -43,6 +44,31 @@ def coordinator(
             "there is none, start again at step 1), then continue.",
         ),
     ] = False,
+    store: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="URL",
+            help="Continue a run whose coordinator is lost: from the store that snapshots.copy_to names, in a new "
+            "run directory.",
+        ),
+    ] = None,
+    key: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="The key under which the store has the run's secrets. Default: $PMTRAIN_STORE_KEY; a new run makes "
+            "its own.",
+        ),
+    ] = None,
+    also_at: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Another address for the join link, where peers look for a coordinator if this one is lost. May be "
+            "repeated.",
+        ),
+    ] = None,
     verbose: Verbose = False,
     log_level: LogLevelOption = None,
 ) -> None:
@@ -52,10 +78,13 @@ def coordinator(
     gc.disable()  # what is imported stays: looking for garbage among it is a tenth of a restart's time
     from protomodels_cli.spec import load_spec
 
+    if store is not None and (resume or rebuild):
+        fix = "leave out --resume and --rebuild: they are for a run directory that is still there"
+        raise OptionError(f"--from {store} makes a new run directory", fix, "from_with_resume")
     if rebuild and run_dir is None:
         raise OptionError("--rebuild needs a run directory", "name the run directory with --run-dir", "no_run_dir")
     resume = resume or rebuild
-    if spec_file is None and not (resume and run_dir):
+    if spec_file is None and store is None and not (resume and run_dir):
         raise OptionError("SPEC is missing", "name a spec file, or use --resume with --run-dir", "no_spec")
     spec = None if spec_file is None else load_spec(spec_file)
     leave_on_ctrl_c()
@@ -65,32 +94,47 @@ def coordinator(
     from protomodels_cli.cli.prepared import prepared
     from protomodels_cli.coordinator.coordinator import Coordinator
     from protomodels_cli.coordinator.run_dir import holds_a_run, open_run_dir
+    from protomodels_cli.coordinator.seal import given_key
     from protomodels_cli.coordinator.snapshots.room import check_room
     from protomodels_cli.wire.channels import bind_address, own_address
+    from protomodels_cli.wire.join_link import parse_address
 
     gc.freeze()
     gc.enable()
-    path = claim_or_find(run_dir, spec)
-    if resume and not holds_a_run(path):
-        raise UserError(f"{path} holds no run to continue", "name the run directory with --run-dir", "no_run")
-    folder = open_run_dir(path, spec, Path() if spec_file is None else spec_file.parent, rebuild)
-    spec = folder.spec
+    others = [parse_address(text) for text in also_at or ()]
+    base, given = Path() if spec_file is None else spec_file.parent, given_key(key)
+    if store is not None:
+        from protomodels_cli.cli.taking_over import taken_over
+
+        folder, before = taken_over(store, given, run_dir, spec, None if spec_file is None else base)
+    else:
+        path = claim_or_find(run_dir, spec)
+        if resume and not holds_a_run(path):
+            raise UserError(f"{path} holds no run to continue", "name the run directory with --run-dir", "no_run")
+        folder = open_run_dir(path, spec, base, rebuild, given)
+        before = folder.addresses() if folder.resumed else ()
     logs.hide(folder.token, folder.owner)
     logs.to_file(folder.path / "coordinator.log")
     if not folder.resumed:  # before the data, which may take hours
-        check_room(spec, folder.path)
-    corpus = prepared(spec, folder.base, apart=True)
-    before = folder.last_address() if folder.resumed else None
-    public = host or (before[0] if before else own_address())
-    if before and not port:
-        port = before[1]  # where its peers look for it
+        check_room(folder.spec, folder.path)
+    corpus = prepared(folder.spec, folder.base, apart=True)
+    public, number = host or own_address(), port
+    if store is not None:
+        from protomodels_cli.data.kept import check
+
+        check(corpus, folder.path)
+    elif before:  # where its peers look for it
+        public, number = host or before[0][0], port or before[0][1]
+        before = before[1:]
+
+    inherited = before[:MOST_INHERITED]
 
     def announce(link: str) -> None:
         say(f"run directory: {folder.path}\nothers join with:\n\n    pmtrain join '{link}'\n")
 
     async def lead() -> int:
-        number = DEFAULT_PORT if port is None else port
-        return await Coordinator(corpus, folder, say).run(bind_address(public), public, number, announce)
+        leading = Coordinator(corpus, folder, say, others or inherited)
+        return await leading.run(bind_address(public), public, DEFAULT_PORT if number is None else number, announce)
 
     code = asyncio.run(lead())
     if code == 0 and (folder.path / "summary.json").exists():

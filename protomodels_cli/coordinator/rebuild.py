@@ -50,7 +50,7 @@ def rebuild(
     lineage = LINEAGES + _highest_lineage(path)
     aside = _set_aside(path, lineage, list(unusable))
     _bring_back_bases(path, whole)
-    history = _history(beginning, [m.mark for m in whole], lineage, last_in_metrics(path)[1])
+    history = history_from(beginning, [m.mark for m in whole], lineage, last_in_metrics(path)[1])
     create(path / JOURNAL, identity, history, time.time())
     lost = max(0, last_in_metrics(path)[1] - history.step)
     tell(notices.JournalRebuilt(history.step, lost, str(aside)))
@@ -106,7 +106,7 @@ def _bring_back_bases(path: Path, whole: list[Manifest]) -> None:
                 write_whole(here, (folder / name).read_bytes())
 
 
-def _history(beginning: History, marks: list[Mark], lineage: int, seen: int) -> History:
+def history_from(beginning: History, marks: list[Mark], lineage: int, seen: int) -> History:
     """As after going back to the newest of these snapshots, in a lineage that is new to every peer: what peers have in
     memory does not count. `seen`: the last step that was decided, as far as we know."""
     first = [] if marks and marks[0].key == beginning.newest.key else [beginning.newest]  # it may have been cut

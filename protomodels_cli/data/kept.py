@@ -5,10 +5,25 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from protomodels_cli.data.errors import DataError
 from protomodels_cli.data.prepare import Corpus
 from protomodels_cli.files import write_whole
 
 KEPT = CORPUS, TOKENIZER = "corpus.json", "tokenizer.json"
+
+
+def check(corpus: Corpus, run_dir: Path) -> None:
+    """That these are the tokens the run began with. Raises DataError."""
+    try:
+        right = json.loads((run_dir / CORPUS).read_bytes())["sha256"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return  # nothing is known of them
+    if corpus.sha256 != right:
+        raise DataError(
+            f"the data here have other tokens (sha256 {corpus.sha256[:8]}…) than the run began with ({right[:8]}…)",
+            "put the files that the spec names in place as they were, and run the same command again",
+            "other_corpus",
+        )
 
 
 def keep(corpus: Corpus, run_dir: Path) -> None:
