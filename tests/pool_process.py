@@ -45,7 +45,8 @@ async def lead(job: dict[str, Any], result: dict[str, Any]) -> int:
 
     spec, path = spec_from(job["spec"]), Path(job["run_dir"])
     folder = open_run_dir(path, spec, base=path)
-    coordinator = Coordinator(prepare(spec), folder, result["said"].append)
+    elsewhere = [("127.0.0.1", port) for port in job.get("also_at", [])]
+    coordinator = Coordinator(prepare(spec), folder, result["said"].append, elsewhere)
     port = before.port if (before := folder.last_link()) else 0
     leading = asyncio.create_task(coordinator.run("127.0.0.1", "127.0.0.1", port, lambda link: None))
     while not leading.done():

@@ -184,7 +184,7 @@ class RealPeer(rpc.PeeringServicer):
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            session = a_session(self.folder, rpc.PeeringStub(channel), self.spec)
+            session = a_session(self.folder, channel, self.spec)
 
             async def introduce() -> pb.Register:
                 return pb.Register()

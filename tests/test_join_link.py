@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+from dataclasses import replace
 
 import pytest
 from door_tools import (
@@ -28,6 +29,7 @@ from protomodels_cli.wire.join_link import (
     LinkError,
     UnreachableError,
     fetch_authority,
+    find_coordinator,
 )
 
 CODES = st.text("abcxyzABCXYZ0189-_", min_size=43, max_size=43)
@@ -39,16 +41,25 @@ HOSTS = st.one_of(
 GOOD = "pm://example.org:7070/" + "t" * 22 + "#" + "f" * 43
 
 
-@given(HOSTS, st.integers(1, 65535), CODES, CODES, st.sampled_from(["{}", " {}\n", "'{}'", '"{}"', "<{}>", "“{}”"]))
-def test_a_link_survives_being_printed_and_pasted(host, port, token, fingerprint, pasted):
-    link = JoinLink(host, port, token[:22], fingerprint)
+ADDRESSES = st.lists(st.tuples(HOSTS, st.integers(1, 65535)), min_size=1, max_size=4, unique=True)
+
+
+@given(ADDRESSES, CODES, CODES, st.sampled_from(["{}", " {}\n", "'{}'", '"{}"', "<{}>", "“{}”"]))
+def test_a_link_survives_being_printed_and_pasted(addresses, token, fingerprint, pasted):
+    link = JoinLink(*addresses[0], token[:22], fingerprint, tuple(addresses[1:]))
     assert JoinLink.parse(pasted.format(link)) == link
+    assert link.addresses == tuple(addresses)
+    last = link.beginning_with(addresses[-1])
+    assert (last.host, last.port) == addresses[-1]
+    assert sorted(last.addresses) == sorted(addresses)
 
 
 def test_a_link_is_written_as_promised():
     assert str(JoinLink("example.org", 7070, "t" * 22, "f" * 43)) == GOOD
     assert str(JoinLink("2001:db8::1", 1, "t" * 22, "f" * 43)).startswith("pm://[2001:db8::1]:1/")
     assert "t" * 22 not in repr(JoinLink.parse(GOOD))
+    several = JoinLink("example.org", 7070, "t" * 22, "f" * 43, (("2001:db8::1", 1), ("b.example", 2)))
+    assert str(several) == GOOD.replace(":7070", ":7070,[2001:db8::1]:1,b.example:2")
 
 
 @pytest.mark.parametrize(
@@ -66,6 +77,13 @@ def test_a_link_is_written_as_promised():
         (GOOD.replace("example.org", "[2001:db8:::1]"), "host", "'2001:db8:::1'"),
         (GOOD.replace("example.org", "[fe80::1%eth0]"), "host", "%eth0"),
         (GOOD.replace(":7070", ""), "port", "'example.org'"),
+        (GOOD.replace(":7070", ":7070,"), "host", None),
+        (GOOD.replace(":7070", ":7070,b.example"), "port", "'b.example'"),
+        (GOOD.replace(":7070", ":7070,-o:1"), "host", "'-o'"),
+        (GOOD.replace(":7070", ":7070,[2001:db8:::1]:1"), "host", "'2001:db8:::1'"),
+        (GOOD.replace(":7070", ":7070,b.example:0"), "port", " 0,.* 65535"),
+        (GOOD.replace(":7070", ":7070,example.org:7070"), "addresses", None),
+        (GOOD.replace(":7070", ":7070" + "".join(f",b:{i}" for i in range(1, 9))), "addresses", " 9 .* 8"),
         (GOOD.replace("7070", "http"), "port", "'http'"),
         (GOOD.replace("7070", "70700"), "port", "70700.* 65535"),
         (GOOD.replace("7070", "0"), "port", " 0,.* 65535"),
@@ -103,6 +121,25 @@ async def test_the_door_hands_out_the_authority(authority):
     async with a_door(authority) as (door, port):
         assert await fetch_authority(link_to(port, authority), 5) == authority.certificate_pem
         assert not door.refused
+
+
+@in_loop
+async def test_the_coordinator_is_looked_for_at_every_address_of_the_link(authority, unused_port):
+    async def another_run(reader, writer):
+        await reader.readuntil(b"\n")
+        writer.write(tls.new_authority().certificate_pem)
+        writer.write_eof()
+        await to_the_end(reader)
+
+    async with a_door(authority) as (_, port), a_server(another_run) as other:
+        elsewhere = (HERE, other), (HERE, port)
+        link = replace(link_to(unused_port, authority), others=elsewhere)
+        found, pem = await find_coordinator(link, 5)
+        assert (found, pem) == (link.beginning_with((HERE, port)), authority.certificate_pem)
+        with pytest.raises(UnreachableError):  # which may change, where a fingerprint does not
+            await find_coordinator(replace(link, others=elsewhere[:1]), 5)
+        with pytest.raises(FingerprintError):
+            await find_coordinator(replace(link, port=other, others=()), 5)
 
 
 @in_loop

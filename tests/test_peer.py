@@ -23,7 +23,7 @@ from protomodels_cli.coordinator.reasons import TooSlow
 from protomodels_cli.cost.memory import StageMemory
 from protomodels_cli.errors import EXIT_INTERRUPTED, EXIT_OUTSIDE, UserError
 from protomodels_cli.wire import troubles
-from protomodels_cli.wire.client import Refused
+from protomodels_cli.wire.client import Line, Refused
 from protomodels_cli.wire.join_link import JoinLink, UnreachableError
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.pb import pmtrain_pb2_grpc as rpc
@@ -73,9 +73,8 @@ def with_a_session(
                 Cards.of([torch.device("cpu")], spec),
                 IDENTITY,
                 Listener(IDENTITY),
-                rpc.PeeringStub(channel),
+                Line([("127.0.0.1", port)], lambda where: channel),
                 (),
-                ("127.0.0.1", port),
                 folder,
                 told.append,
                 give_up_after,
@@ -176,10 +175,9 @@ def test_a_first_connection_that_ends_before_a_word_is_a_problem_with_a_fix_and_
         await server.start()
         spec = make_spec(limits={"lease_seconds": 1.0})
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            stub, cpu = rpc.PeeringStub(channel), Cards.of([torch.device("cpu")], spec)
+            line, cpu = Line([("127.0.0.1", port)], lambda where: channel), Cards.of([torch.device("cpu")], spec)
             told: list[notices.Notice] = []
-            door = ("127.0.0.1", port)
-            session = Session(spec, cpu, IDENTITY, Listener(IDENTITY), stub, (), door, tmp_path, told.append, 60.0)
+            session = Session(spec, cpu, IDENTITY, Listener(IDENTITY), line, (), tmp_path, told.append, 60.0)
 
             async def introduce() -> pb.Register:
                 return pb.Register()
@@ -218,14 +216,12 @@ def test_a_refusal_ends_a_peer_also_when_it_reconnects(tmp_path: Path):
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            stub, cpu = rpc.PeeringStub(channel), Cards.of([torch.device("cpu")], make_spec())
-            door, told = ("127.0.0.1", port), list[notices.Notice]()
-            session = Session(
-                make_spec(), cpu, IDENTITY, Listener(IDENTITY), stub, (), door, tmp_path, told.append, 60.0
-            )
+            line = Line([("127.0.0.1", port)], lambda where: channel)
+            cpu, told = Cards.of([torch.device("cpu")], make_spec()), list[notices.Notice]()
+            session = Session(make_spec(), cpu, IDENTITY, Listener(IDENTITY), line, (), tmp_path, told.append, 60.0)
 
             async def introduce() -> pb.Register:
-                await stub.CheckReachability(pb.ReachabilityRequest())
+                await line.CheckReachability(pb.ReachabilityRequest())
                 return pb.Register()
 
             with pytest.raises(Refused):

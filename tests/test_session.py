@@ -24,6 +24,7 @@ from protomodels_cli.coordinator.state import Task
 from protomodels_cli.model.stage import Sync
 from protomodels_cli.protocol.messages import BadMessage
 from protomodels_cli.spec import RunSpec
+from protomodels_cli.wire.client import Line
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.pb import pmtrain_pb2_grpc as rpc
 from protomodels_cli.wire.tls import new_authority, peer_name
@@ -38,8 +39,8 @@ from protomodels_cli.worker.snapshots.exchange import SnapshotExchange
 from protomodels_cli.worker.telling import PeerError
 
 
-def a_session(folder: Path, stub: Any = None, spec: RunSpec | None = None) -> Session:
-    """Without a stub: one that has no coordinator."""
+def a_session(folder: Path, channel: Any = None, spec: RunSpec | None = None, line: Line | None = None) -> Session:
+    """Without a channel or a line: one that has no coordinator."""
     identity = new_authority().issue_with_key(peer_name("p"))
     listener, spec = Listener(identity), spec or make_spec()
     return Session(
@@ -47,9 +48,8 @@ def a_session(folder: Path, stub: Any = None, spec: RunSpec | None = None) -> Se
         Cards.of([torch.device("cpu")], spec),
         identity,
         listener,
-        stub,
+        line or Line([("", 0)], lambda where: channel),
         (),
-        ("", 0),
         folder,
         lambda notice: None,
         3600.0,
@@ -122,7 +122,7 @@ def test_the_last_words_of_a_peer_are_heard(tmp_path):
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            session = a_session(tmp_path, rpc.PeeringStub(channel))
+            session = a_session(tmp_path, channel)
 
             async def introduce() -> pb.Register:
                 return pb.Register()

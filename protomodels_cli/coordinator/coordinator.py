@@ -44,7 +44,7 @@ from protomodels_cli.observe.notices import Teller
 from protomodels_cli.observe.progress import Progress
 from protomodels_cli.protocol.t_fixed import VERSION as T_FIXED_VERSION
 from protomodels_cli.spec.load import with_absolute_paths
-from protomodels_cli.wire.join_link import Address
+from protomodels_cli.wire.join_link import Address, address
 from protomodels_cli.wire.parts import part_message
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 
@@ -86,8 +86,8 @@ class Coordinator:
             return self._journal.history
 
         copies = None if copy_to is None else Copies(copy_to, name, self._beside_copies, journalled)
-        self._upkeep = Upkeep(self._snapshots, copies, journalled, self._teller, self._fail, self._first)
-        self._deposit = None if copies is None else Deposit(copies, run_dir, journalled, self._teller)
+        deposit = None if copies is None else Deposit(copies, run_dir, journalled, self._teller)
+        self._upkeep = Upkeep(self._snapshots, copies, journalled, self._teller, self._fail, self._first, deposit)
         self._progress, self._totals = Progress(self.spec.steps), Totals()
         # Wall time that a step of the system's clock does not disturb: timeouts are measured with it.
         self._clock = time.time() - time.monotonic()
@@ -96,6 +96,7 @@ class Coordinator:
         self._chores: set[asyncio.Task[None]] = set()
         self._writing, self._books = ThreadPoolExecutor(1), contextlib.ExitStack()
         self._interrupted = asyncio.Event()
+        self._hosts: list[str] = []  # at which peers may look for a coordinator
         self._silent: dict[str, float] = {}  # when peers were lost that may still live
 
     @staticmethod
@@ -136,8 +137,10 @@ class Coordinator:
                 create(self.run_dir.path / JOURNAL, self.run_dir.identity, self.state.history)
                 self._open_books()
             keep(self._corpus, self.run_dir.path)
-            announce(str(self.run_dir.write_link(host, port, self._elsewhere)))
-            self._copy_journal()
+            link = self.run_dir.write_link(host, port, self._elsewhere)
+            self._hosts = [address(*one) for one in link.addresses]
+            announce(str(link))
+            self._upkeep.journalled()
             return await self._lead_until_over()
         except OSError as e:
             raise cannot_write(self.run_dir.path, e) from None
@@ -167,22 +170,13 @@ class Coordinator:
     async def _finish_copies(self) -> None:
         """Wait until the last snapshot is copied to the store, or until the owner interrupts that with Ctrl-C."""
         self._interrupted.clear()
-        ends = [asyncio.create_task(self._end_copies()), asyncio.create_task(self._interrupted.wait())]
+        ends = [asyncio.create_task(self._upkeep.end()), asyncio.create_task(self._interrupted.wait())]
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         ends[1].cancel()
         if ends[0].done():
             await ends[0]  # raises what went wrong
         else:
             self._teller(notices.CopyAbandoned())
-
-    async def _end_copies(self) -> None:
-        await self._upkeep.end()
-        if self._deposit is not None:
-            await self._deposit.end()
-
-    def _copy_journal(self) -> None:
-        if self._deposit is not None:
-            self._deposit.again()
 
     def _come_back(self) -> None:
         """Restore the state, the files and the totals that the journal describes, before any event is taken."""
@@ -307,7 +301,7 @@ class Coordinator:
                 # In a thread of its own: others may be busy with large files.
                 await asyncio.get_running_loop().run_in_executor(self._writing, self._journal.append, records, now)
                 self._note(records)
-                self._copy_journal()
+                self._upkeep.journalled()
             if isinstance(event, events.Left) and isinstance(event.why, NoHeartbeat):
                 self._silent[event.peer] = time.monotonic()
             if isinstance(event, events.Joined):
@@ -315,6 +309,8 @@ class Coordinator:
                 self._service.joined_processed(event.peer.id)
                 # It may have parts that are not needed, or that never arrived.
                 self._service.send(event.peer.id, keep=keep_message(self.state.history))
+                if len(self._hosts) > 1:
+                    self._service.send(event.peer.id, addresses=pb.Addresses(hosts=self._hosts))
             for command in commands:
                 self._do(command)
             if self.state.history.over and not over_before:

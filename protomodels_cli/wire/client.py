@@ -5,18 +5,29 @@ Knows how to call. It must not know what a peer does, nor show anything.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
+from typing import Any
 
 import grpc
 
 from protomodels_cli.errors import EXIT_REFUSED, UserError
 from protomodels_cli.wire.channels import CHANNEL_OPTIONS
-from protomodels_cli.wire.join_link import JoinLink, UnreachableError, address, fetch_authority
+from protomodels_cli.wire.join_link import (
+    Address,
+    JoinLink,
+    LinkError,
+    UnreachableError,
+    address,
+    find_coordinator,
+    parse_address,
+)
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.pb import pmtrain_pb2_grpc as rpc
 from protomodels_cli.wire.tls import COORDINATOR_NAME
 
+MOST_KNOWN = 16  # addresses of one coordinator
 Metadata = tuple[tuple[str, str], ...]  # of a call: names and values
 
 
@@ -53,11 +64,8 @@ def in_words(error: grpc.aio.AioRpcError) -> UserError:
     return UnreachableError(f"cannot reach the coordinator: {what}", fix, kind="unreachable")
 
 
-@asynccontextmanager
-async def coordinator_channel(
-    link: JoinLink, authority_pem: bytes, most_bytes: int = 4 << 20
-) -> AsyncIterator[grpc.aio.Channel]:
-    """A channel to the coordinator that trusts this run's authority alone."""
+def _channel(where: Address, authority_pem: bytes, most_bytes: int) -> grpc.aio.Channel:
+    """A channel to the coordinator at this address that trusts this run's authority alone."""
     options = [
         *CHANNEL_OPTIONS,
         ("grpc.ssl_target_name_override", COORDINATOR_NAME),
@@ -68,13 +76,62 @@ async def coordinator_channel(
         ("grpc.max_reconnect_backoff_ms", 1000),
         ("grpc.min_reconnect_backoff_ms", 4000),
     ]
-    credentials = grpc.ssl_channel_credentials(authority_pem)
-    async with grpc.aio.secure_channel(address(link.host, link.port), credentials, options) as channel:
+    return grpc.aio.secure_channel(address(*where), grpc.ssl_channel_credentials(authority_pem), options)
+
+
+class Line(rpc.PeeringStub):
+    """The calls of a run's coordinator, at one of several addresses: the next one is tried after a failure.
+
+    A channel stays open when another is used: calls that are under way on it end by themselves."""
+
+    def __init__(self, addresses: Iterable[Address], channel: Callable[[Address], grpc.aio.Channel]):
+        self._addresses, self._at, self._open = list(addresses), 0, channel
+        self._channels: dict[Address, tuple[grpc.aio.Channel, rpc.PeeringStub]] = {}
+
+    @property
+    def address(self) -> Address:
+        return self._addresses[self._at]
+
+    def look_elsewhere(self) -> None:
+        """From now on calls go to the next address."""
+        self._at = (self._at + 1) % len(self._addresses)
+
+    def add(self, hosts: Iterable[str]) -> None:
+        """Further addresses, after those that are known."""
+        for host in hosts:
+            with contextlib.suppress(LinkError):  # nothing that could be dialled
+                if (found := parse_address(host)) not in self._addresses and len(self._addresses) < MOST_KNOWN:
+                    self._addresses.append(found)
+
+    def __getattr__(self, call: str) -> Any:
+        if self.address not in self._channels:
+            channel = self._open(self.address)
+            self._channels[self.address] = channel, rpc.PeeringStub(channel)
+        return getattr(self._channels[self.address][1], call)
+
+    async def close(self) -> None:
+        for channel, _ in self._channels.values():
+            await channel.close()
+
+
+@asynccontextmanager
+async def coordinator_line(link: JoinLink, authority_pem: bytes, most_bytes: int) -> AsyncIterator[Line]:
+    line = Line(link.addresses, lambda where: _channel(where, authority_pem, most_bytes))
+    try:
+        yield line
+    finally:
+        await line.close()
+
+
+@asynccontextmanager
+async def coordinator_channel(link: JoinLink, authority_pem: bytes) -> AsyncIterator[grpc.aio.Channel]:
+    """To the first of the link's addresses."""
+    async with _channel((link.host, link.port), authority_pem, 4 << 20) as channel:
         yield channel
 
 
 @asynccontextmanager
 async def operator(link: JoinLink) -> AsyncIterator[Operator]:
-    authority = await fetch_authority(link)
+    link, authority = await find_coordinator(link)
     async with coordinator_channel(link, authority) as channel:
         yield Operator(channel, link.token)

@@ -14,10 +14,9 @@ import grpc
 
 from protomodels_cli.retry import Backoff
 from protomodels_cli.wire.channels import HEARTBEATS
-from protomodels_cli.wire.client import Metadata, Refused, in_words
+from protomodels_cli.wire.client import Line, Metadata, Refused, in_words
 from protomodels_cli.wire.join_link import UnreachableError
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
-from protomodels_cli.wire.pb import pmtrain_pb2_grpc as rpc
 from protomodels_cli.worker import problems
 from protomodels_cli.worker.telling import PeerError
 
@@ -46,14 +45,14 @@ class ControlStream:
 
     def __init__(
         self,
-        stub: rpc.PeeringStub,
+        line: Line,
         metadata: Metadata,
         lease_seconds: float,
         give_up_after: float,
         over: asyncio.Future[int],
         lost: Callable[[problems.Loss], None],
     ):
-        self._stub, self._metadata, self._lease, self._over = stub, metadata, lease_seconds, over
+        self._line, self._metadata, self._lease, self._over = line, metadata, lease_seconds, over
         self._lost = lost  # is told why, once for every time the coordinator is lost
         self._backoff = Backoff(*RECONNECT, give_up_after=give_up_after)
         self._outbox: asyncio.Queue[pb.PeerMessage | None] = asyncio.Queue()  # None: the end
@@ -100,6 +99,8 @@ class ControlStream:
             if self._heard:
                 been_in = True
                 self._backoff.reset()
+            else:
+                self._line.look_elsewhere()
             wait = self._backoff.after_failure(time.monotonic())
             if wait is None:
                 if self._leaving:
@@ -118,13 +119,17 @@ class ControlStream:
             self._outbox.put_nowait(message)
         if self._leaving:
             self.send(leaving=pb.Leaving())
-        call = self._stub.Session(self._outgoing(self._outbox), metadata=self._metadata)
+        call = self._line.Session(self._outgoing(self._outbox), metadata=self._metadata)
         beating = asyncio.create_task(self._beat(self._outbox))
         try:
             while not self._over.done():
                 message = await self._read(call)
                 self.connected = True
-                if self._is_next(message):
+                if not self._is_next(message):
+                    continue
+                if message.WhichOneof("body") == "addresses":
+                    self._line.add(message.addresses.hosts)
+                else:
                     await obey(message)
         except grpc.aio.AioRpcError as e:
             error = in_words(e)

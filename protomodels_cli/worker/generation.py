@@ -43,7 +43,7 @@ class Network:
 
     identity: Identity
     listener: Listener
-    door: Address  # the coordinator's, where relayed links meet
+    door: Callable[[], Address]  # the coordinator's, where relayed links meet
     connection: Connection | None  # where a slow one is emulated
 
 
@@ -156,7 +156,7 @@ class Generation:
         self._network.listener.expect(link)
         if route.way == pb.Route.RELAY_LISTEN:
             here = "127.0.0.1", self._network.listener.port
-            acceptor = RelayedAcceptor(self._network.door, route.ticket, here, self._hears_of(side))
+            acceptor = RelayedAcceptor(self._network.door(), route.ticket, here, self._hears_of(side))
             acceptor.start()
             self._relays[side] = acceptor
 
@@ -191,7 +191,7 @@ class Generation:
         if route.way != pb.Route.RELAY_DIAL:
             return route.host, route.port
         if side not in self._relays:
-            dialler = RelayedDialler(self._network.door, route.ticket, self._hears_of(side))
+            dialler = RelayedDialler(self._network.door(), route.ticket, self._hears_of(side))
             self._local_ports[side] = await dialler.open()
             self._relays[side] = dialler
         return "127.0.0.1", self._local_ports[side]

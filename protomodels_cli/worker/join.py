@@ -28,8 +28,8 @@ from protomodels_cli.spec.load import spec_from
 from protomodels_cli.spec.plugins import package_here
 from protomodels_cli.spec.schema import RunSpec
 from protomodels_cli.wire.channels import MOST_FROM_COORDINATOR, is_loopback
-from protomodels_cli.wire.client import Metadata, coordinator_channel, in_words
-from protomodels_cli.wire.join_link import JoinLink, UnreachableError, address, fetch_authority
+from protomodels_cli.wire.client import Metadata, coordinator_line, in_words
+from protomodels_cli.wire.join_link import JoinLink, UnreachableError, address, find_coordinator
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.pb import pmtrain_pb2_grpc as rpc
 from protomodels_cli.wire.tls import Identity, new_key, public_key_of
@@ -81,14 +81,12 @@ async def join(options: Options, say: Callable[[str], None]) -> int:
 
 
 async def _take_part(options: Options, tell: PeerTeller) -> int:
-    link = options.join_link
     chosen = [devices.choose(name) for name in options.devices]
-    authority = await fetch_authority(link)
+    link, authority = await find_coordinator(options.join_link)
     key = new_key()
     async with contextlib.AsyncExitStack() as closing:
-        channel = await closing.enter_async_context(coordinator_channel(link, authority, MOST_FROM_COORDINATOR))
-        stub = rpc.PeeringStub(channel)
-        enrolled = await _enrol(stub, options, key)
+        line = await closing.enter_async_context(coordinator_line(link, authority, MOST_FROM_COORDINATOR))
+        enrolled = await _enrol(line, options, key)
         spec = _check_spec(enrolled)
         _check_clock(enrolled.clock)
         folder = _check_disk(spec, options.folder / f"{spec.name}-{link.fingerprint[:8]}")
@@ -113,7 +111,7 @@ async def _take_part(options: Options, tell: PeerTeller) -> int:
             raise devices.as_problem(e) from None
         listener = Listener(identity)
         closing.push_async_callback(listener.stop)
-        local_only = is_loopback(link.host) or not options.listen
+        local_only = all(is_loopback(host) for host, _ in link.addresses) or not options.listen
         await listener.start("127.0.0.1" if local_only else "0.0.0.0", options.port)
         metadata = (("peer", enrolled.peer), ("secret", enrolled.secret))
         tell(notices.Joined(spec.name, options.name, enrolled.peer, cards.in_words, cards.offered, flops))
@@ -122,7 +120,7 @@ async def _take_part(options: Options, tell: PeerTeller) -> int:
         async def introduce() -> pb.Register:
             """Describe this peer, again with every connection: both the coordinator and this machine may have moved."""
             nonlocal known
-            if options.listen and (found := await _reachability(stub, metadata, listener.port, known)) != known:
+            if options.listen and (found := await _reachability(line, metadata, listener.port, known)) != known:
                 known = found
                 tell(found)
             return pb.Register(
@@ -144,9 +142,8 @@ async def _take_part(options: Options, tell: PeerTeller) -> int:
             cards,
             identity,
             listener,
-            stub,
+            line,
             metadata,
-            (link.host, link.port),
             folder,
             tell,
             options.give_up_after,

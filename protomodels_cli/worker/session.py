@@ -27,13 +27,11 @@ from protomodels_cli.protocol.parts import Part
 from protomodels_cli.retry import Backoff, retry
 from protomodels_cli.spec.schema import RunSpec
 from protomodels_cli.wire import troubles
-from protomodels_cli.wire.client import Metadata
+from protomodels_cli.wire.client import Line, Metadata
 from protomodels_cli.wire.emulated import Connection
 from protomodels_cli.wire.frames import Message
-from protomodels_cli.wire.join_link import Address
 from protomodels_cli.wire.parts import part_message, part_of
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
-from protomodels_cli.wire.pb import pmtrain_pb2_grpc as rpc
 from protomodels_cli.wire.tls import Identity
 from protomodels_cli.worker import device as devices
 from protomodels_cli.worker import notices, orders, problems
@@ -62,30 +60,29 @@ class Session:
         cards: Cards,
         identity: Identity,
         listener: Listener,
-        stub: rpc.PeeringStub,
+        line: Line,
         metadata: Metadata,
-        door: Address,
         folder: Path,
         tell: Tell,
         give_up_after: float,
     ):
-        self.spec, self.stub, self.metadata, self.tell = spec, stub, metadata, tell
+        self.spec, self._line, self.metadata, self.tell = spec, line, metadata, tell
         self._loop = asyncio.get_running_loop()
         self._over: asyncio.Future[int] = self._loop.create_future()
         self._described: asyncio.Future[orders.Described] = self._loop.create_future()
         self._control = ControlStream(
-            stub, metadata, spec.limits.lease_seconds, give_up_after, self._over, self._tell_of_loss
+            line, metadata, spec.limits.lease_seconds, give_up_after, self._over, self._tell_of_loss
         )
         self._cards, self._chooser = cards, Chooser(cards)
         self._engine = Engine(cards.first, spec.compute.threads, self._post, cards.reset_peak)
         connection = Connection(spec.wire.link) if spec.wire.link.emulated else None
-        self._network = Network(identity, listener, door, connection)
+        self._network = Network(identity, listener, lambda: line.address, connection)
         self._generation: Generation | None = None
         self._in_memory: pb.Assignment | None = None  # the stage there, also while its generation is over
         self._right: pb.Sync | None = None  # the hashes of U and T_fixed that a sync under way compares with
         self._chores: set[asyncio.Task[Any]] = set()
         self._snapshots = SnapshotExchange(
-            spec.snapshots, folder / "parts", stub, metadata, self._chore, self._control.send, tell
+            spec.snapshots, folder / "parts", line, metadata, self._chore, self._control.send, tell
         )
         self._cpu_before: float | None = None
         self._interrupts = 0
@@ -342,7 +339,7 @@ class Session:
 
         async def upload() -> None:
             try:
-                await transfer.upload_bytes(self.stub, self.metadata, header, content)
+                await transfer.upload_bytes(self._line, self.metadata, header, content)
             except grpc.aio.AioRpcError as e:
                 if e.code() not in transfer.NOT_WANTED:  # whoever misses it asks again with the next assignment
                     raise

@@ -1,4 +1,5 @@
-"""The snapshots' files, beside everything else: brought in line with the history, copied elsewhere, mended."""
+"""The snapshots' files, beside everything else: brought in line with the history, copied elsewhere, mended. And the
+journal's copy."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from protomodels_cli.coordinator import notices
 from protomodels_cli.coordinator.history import History, Mark
@@ -17,6 +18,9 @@ from protomodels_cli.coordinator.snapshots.store import Snapshots, patiently
 from protomodels_cli.errors import UserError
 from protomodels_cli.observe.logs import SNAPSHOTS
 from protomodels_cli.retry import Backoff, retry
+
+if TYPE_CHECKING:
+    from protomodels_cli.coordinator.deposit import Deposit
 
 T = TypeVar("T")
 TRIES, AGAIN = 10, 6.0  # to reach the store, and seconds between two
@@ -77,9 +81,10 @@ class Upkeep:
         tell: Callable[[notices.Notice], None],
         fail: Callable[[OSError], None],
         first: FirstSnapshot | None = None,  # where the run starts from a checkpoint
+        deposit: Deposit | None = None,  # where the journal goes to the store as well
     ):
         self._snapshots, self._copies, self._history, self._tell, self._fail = snapshots, copies, history, tell, fail
-        self._first = first
+        self._first, self._deposit = first, deposit
         self._settling, self._copying = Repeated(self._settle), Repeated(self._copy)
         self._looks: dict[tuple[int, int, int], asyncio.Task[bool]] = {}
 
@@ -92,6 +97,13 @@ class Upkeep:
         if self._copies is not None and self._copying.under_way:
             self._tell(notices.CopyingLast(self._copies.url))
         await self._copying.end()
+        if self._deposit is not None:
+            await self._deposit.end()
+
+    def journalled(self) -> None:
+        """The journal has grown."""
+        if self._deposit is not None:
+            self._deposit.again()
 
     async def _settle(self) -> None:
         try:
