@@ -150,7 +150,8 @@ class SnapshotSpec(Section):
     copy_to: str | None = Field(
         None,
         description="Where the coordinator copies every complete snapshot to: a folder or any URL that fsspec knows, "
-        "as `s3://bucket/runs`. A damaged part in the run directory is restored from this copy.",
+        "as `s3://bucket/runs`. A damaged part in the run directory is restored from this copy, and another machine "
+        "can continue the run from it (`pmtrain coordinator --from`).",
     )
 
     @field_validator("every")
