@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 from conftest import make_spec
+from machine_bench import peer
 from test_rebuild import PLACED, decided
 from test_snapshots import CONTENTS, HASHES
 
+from protomodels_cli.coordinator import events, machine
 from protomodels_cli.coordinator.assigning import is_current
 from protomodels_cli.coordinator.deposit import AUTHORITY, JOURNALS, Deposit
 from protomodels_cli.coordinator.history import Began, History, Record, RolledBack, Saved, beginning, fold
@@ -123,6 +125,16 @@ def test_what_is_in_memory_counts_where_the_journal_was_copied_to_the_last(lost:
         assert (taken.path / "snapshots/0001-00000002" / part).read_bytes() == (
             lost.run_dir.path / "snapshots/0001-00000002" / part
         ).read_bytes()
+
+
+def test_a_peer_that_the_lost_coordinator_gave_a_stage_unheard_is_no_liar(lost: Lost):
+    """Its claim counts for nothing, and it stays."""
+    spec, (_, history) = lost.run_dir.spec, lost.taken()
+    state = machine.resume(spec, (1, "t"), history, 0.0)
+    unheard = replace(peer(7), holding=Holding(1, 0, (2, 2), 3))
+    state, records, commands = machine.apply(state, events.Joined(unheard), 0.0)
+    assert unheard.id in state.peers
+    assert (state.holds, records, [c for c in commands if isinstance(c, events.Dismiss)]) == ({}, [], [])
 
 
 def test_a_rollback_after_it_opens_a_lineage_that_nobody_has_seen(lost: Lost):

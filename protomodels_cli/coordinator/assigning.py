@@ -40,7 +40,9 @@ def fresh(history: History) -> bool:
 def join(moves: Moves, peer: Peer) -> None:
     """A peer joined or reconnected."""
     state, held = moves.state, peer.holding
-    if held is not None and held.lineage == state.history.lineage and peer.id not in state.history.held:
+    # In a lineage that a lost coordinator led too, that one may have given a peer a stage: no lie, and of no use.
+    known = state.history.lineage > state.history.reserved
+    if held is not None and held.lineage == state.history.lineage and peer.id not in state.history.held and known:
         why = reasons.FalseClaim(held.stage)
         moves.do(Dismiss(peer.id, why, EXIT_OUTSIDE))
         moves.tell(notices.PeerDismissed(peer.id, peer.name, None, why))

@@ -159,11 +159,19 @@ RECORDS: dict[str, type[Record]] = {kind.__name__: kind for kind in Record.__arg
 
 
 @dataclass(frozen=True)
-class Mark:
-    """Where a run stood after a step: what must be known, beside the stages' own state, to go on from there."""
-
+class _OfStep:
     lineage: int
     step: int
+
+    @property
+    def key(self) -> tuple[int, int]:
+        return self.lineage, self.step
+
+
+@dataclass(frozen=True)
+class Mark(_OfStep):
+    """Where a run stood after a step: what must be known, beside the stages' own state, to go on from there."""
+
     basis_version: int
     basis_sha256: str
     next_basis: Adopted | None = None
@@ -182,27 +190,17 @@ class Mark:
     paused: Paused | None = None
     source: str = ""  # of the beginning: the hash of the checkpoint that it was cut from
 
-    @property
-    def key(self) -> tuple[int, int]:
-        return self.lineage, self.step
-
     def as_parts(self) -> list[Part]:
         return [Part(self.lineage, self.step, stage, sha256) for stage, sha256 in enumerate(self.parts)]
 
 
 @dataclass(frozen=True)
-class Dropped:
+class Dropped(_OfStep):
     """A snapshot that this history has had, and needs no longer: its files may go, unless it is `unusable`. Of such a
     one most parts may be whole, and a store that could not be reached may have all of it."""
 
-    lineage: int
-    step: int
     complete: bool
     unusable: bool = False
-
-    @property
-    def key(self) -> tuple[int, int]:
-        return self.lineage, self.step
 
 
 @dataclass(frozen=True)
@@ -251,8 +249,7 @@ class History:
         return self.snapshots[-1]
 
     @property
-    def highest_lineage(self) -> int:
-        """The next is new to every peer, whoever led it before."""
+    def highest_lineage(self) -> int:  # the next is new to every peer, whoever led it before
         return max(self.lineage, self.reserved)
 
     @property

@@ -195,7 +195,6 @@ def _fetch(stored: Stored, path: Path, base: Path | None, say: Callable[[str], N
         history = continued(copy.history, set(manifests), damaged, lineage)
     else:
         history = history_from(_beginning(stored, path), _marks(manifests), lineage, 0)
-        history = replace(history, reserved=lineage)
     stored.files.pipe_file(f"{stored.root}/taken-over-{lineage}", b"")
     _write_run(stored, path, base, names)
     create(path / JOURNAL, stored.identity, history, time.time())
