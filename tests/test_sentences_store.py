@@ -7,13 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from starting import pmtrain
 from test_takeover import Lost, lost  # noqa: F401
 
 from protomodels_cli.coordinator import notices as n
 from protomodels_cli.coordinator.deposit import AUTHORITY
 from protomodels_cli.coordinator.seal import KEY_FILE, StoreKey, own_key, read_key
 from protomodels_cli.coordinator.takeover import open_store, take_over
-from protomodels_cli.errors import UserError
+from protomodels_cli.errors import EXIT_SPEC, UserError
 
 STORE: list[tuple[n.Notice, str]] = [
     (
@@ -100,3 +101,28 @@ def test_keys_that_cannot_be_used(tmp_path: Path):
         "FOLDER/store.key is another key than the one that was named",
         "leave out --key and PMTRAIN_STORE_KEY: the store's copy of this run is sealed under FOLDER/store.key",
     )
+
+
+@pytest.mark.parametrize(
+    ("options", "what", "fix"),
+    [
+        (
+            ["--from", "s3://b/home"],
+            "--from s3://b/home needs the key of the run",
+            "name the run's store.key with --key FILE, or put its line into PMTRAIN_STORE_KEY",
+        ),
+        (
+            ["--from", "s3://b/home", "--resume"],
+            "--from s3://b/home makes a new run directory",
+            "leave out --resume and --rebuild: they are for a run directory that is still there",
+        ),
+        (
+            ["--from", "s3://b/home", "--also-at", "2001:db8::1:7420"],
+            "--also-at 2001:db8::1:7420: must be HOST:PORT",
+            "write for example 203.0.113.9:7420, and an IPv6 address in brackets",
+        ),
+    ],
+)
+def test_options_that_do_not_go_together(options: list[str], what: str, fix: str):
+    done = pmtrain("coordinator", *options)
+    assert (done.returncode, done.stderr) == (EXIT_SPEC, f"{what}\n    fix:  {fix}\n")

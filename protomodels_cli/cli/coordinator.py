@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,6 +14,9 @@ from protomodels_cli.cli.log_options import LogLevelOption, Verbose
 from protomodels_cli.cli.say import say
 from protomodels_cli.errors import OptionError, UserError
 from protomodels_cli.observe import logs
+
+if TYPE_CHECKING:
+    from protomodels_cli.wire.join_link import Address
 
 DEFAULT_PORT = 7420
 MOST_INHERITED = 3  # addresses of earlier coordinators that a link goes on naming, unless --also-at says which
@@ -97,11 +100,10 @@ def coordinator(
     from protomodels_cli.coordinator.seal import given_key
     from protomodels_cli.coordinator.snapshots.room import check_room
     from protomodels_cli.wire.channels import bind_address, own_address
-    from protomodels_cli.wire.join_link import parse_address
 
     gc.freeze()
     gc.enable()
-    others = [parse_address(text) for text in also_at or ()]
+    others = _addresses(also_at or [])
     base, given = Path() if spec_file is None else spec_file.parent, given_key(key)
     if store is not None:
         from protomodels_cli.cli.taking_over import taken_over
@@ -142,3 +144,19 @@ def coordinator(
 
         say(in_words(read_summary(folder.path)))
     raise typer.Exit(code)
+
+
+def _addresses(texts: list[str]) -> list[Address]:
+    from protomodels_cli.wire.join_link import MOST_ADDRESSES, LinkError, parse_address
+
+    found: list[Address] = []
+    for text in texts:
+        try:
+            found.append(parse_address(text))
+        except LinkError:
+            fix = "write for example 203.0.113.9:7420, and an IPv6 address in brackets"
+            raise OptionError(f"--also-at {text}: must be HOST:PORT", fix, "also_at") from None
+    if len(found) >= MOST_ADDRESSES:
+        what = f"--also-at is given {len(found)} times, and a join link names {MOST_ADDRESSES} addresses at most"
+        raise OptionError(what, "name fewer", "also_at")
+    return found
