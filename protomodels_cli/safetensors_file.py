@@ -44,8 +44,8 @@ Described = tuple[str, str, tuple[int, ...]]  # name, dtype, shape
 
 
 def bytes_of(dtype: str) -> int:
-    """What one number takes, by a name of DTYPES."""
-    return _BYTES[DTYPES[dtype]]
+    """What one number takes, by a name of DTYPES or as the format writes it."""
+    return _BYTES[DTYPES.get(dtype, dtype)]
 
 
 class SafetensorsError(ValueError):
@@ -64,8 +64,8 @@ class TensorInfo:
 class SafetensorsFile:
     """A file opened for reading; closes with its `with` block. OSError where it cannot be read at all."""
 
-    def __init__(self, path: Path):
-        self.path = path
+    def __init__(self, path: Path, largest_header: int = LARGEST_HEADER):
+        self.path, self._largest_header = path, largest_header
         self._handle = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
         try:
             self.tensors, self.metadata = self._header()
@@ -110,12 +110,21 @@ class SafetensorsFile:
         found = np.frombuffer(content, _NUMPY[info.dtype]).reshape(info.shape)
         return found.astype("<f4") if info.dtype == "F16" else found
 
+    def is_finite(self, name: str) -> bool:
+        """Whether all of a tensor's numbers are, of F32 or F64. Read piece by piece."""
+        info = self.tensors[name]
+        for start in range(info.start, info.end, _HASHED):  # which is a multiple of either width
+            piece = self._read(start, min(info.end, start + _HASHED), f"tensor {name}")
+            if not np.isfinite(np.frombuffer(piece, _NUMPY[info.dtype])).all():
+                return False
+        return True
+
     def _header(self) -> tuple[dict[str, TensorInfo], dict[str, str]]:
         size = os.fstat(self._handle).st_size
         if size < 8:
             raise SafetensorsError(f"{size} bytes are fewer than the length of a header takes")
         length = int.from_bytes(self._read(0, 8, "the header's length"), "little")
-        if length > min(size - 8, LARGEST_HEADER):
+        if length > min(size - 8, self._largest_header):
             raise SafetensorsError(
                 f"the header would be {length} bytes long, and the file has {size}: cut short, or no safetensors file"
             )

@@ -18,6 +18,8 @@ from protomodels_cli.codecs.base import (
     Codec,
     Extent,
     Feedback,
+    Kept,
+    Remembered,
     Slot,
     Surroundings,
     bounded_sum,
@@ -64,9 +66,10 @@ class AQSGD(Feedback):
     def offered_positions(self, e: Extent) -> int:
         return 0
 
-    def remembered_bytes(self, e: Extent) -> AtEnds:
-        cache = e.samples * (e.window_bytes + NAME_BYTES)
-        return AtEnds(cache, cache)
+    def remembered(self, e: Extent) -> Remembered:
+        names = Kept("U8", (e.samples, NAME_BYTES), at_most=True)
+        cache = {"samples": names, "last": Kept(e.number, (e.samples, e.context, e.width), at_most=True)}
+        return Remembered(cache, cache)
 
     def staged_bytes(self, e: Extent) -> AtEnds:
         step = e.microbatches * e.message_bytes

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 from protomodels_cli import counter
 from protomodels_cli.lazy import lazy_import, resolve
 from protomodels_cli.protocol.messages import Leg, MessageKey
+from protomodels_cli.safetensors_file import bytes_of
 
 if TYPE_CHECKING:
     import torch
@@ -77,6 +78,18 @@ class Slot:
     compiled: bool = False  # whether `Fused` functions are
 
 
+class Kept(NamedTuple):
+    """A tensor as a snapshot's part has it."""
+
+    dtype: str  # as safetensors files write it
+    shape: tuple[int, ...]
+    at_most: bool = False  # there may be fewer rows, but as many as in all others that are remembered with it
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * bytes_of(self.dtype)
+
+
 class Extent(NamedTuple):
     """A run in the numbers that sizes depend on."""
 
@@ -101,12 +114,29 @@ class Extent(NamedTuple):
     def message_bytes(self) -> int:
         return self.windows * self.window_bytes
 
+    @property
+    def number(self) -> str:
+        """The type of a number as a stage computes with it, as safetensors files write it."""
+        return "F64" if self.number_bytes == 8 else "F32"
+
+    @property
+    def message(self) -> Kept:
+        """A message's numbers, unrounded."""
+        return Kept(self.number, (self.windows, self.context, self.width))
+
 
 class AtEnds(NamedTuple):
     """Bytes at the end of a boundary that sends a leg's messages, and at the one that receives them."""
 
     sender: int = 0
     receiver: int = 0
+
+
+class Remembered(NamedTuple):
+    """Tensors by name, at the end of a boundary that sends a leg's messages and at the one that receives them."""
+
+    sender: Mapping[str, Kept] = {}
+    receiver: Mapping[str, Kept] = {}
 
 
 class Surroundings(NamedTuple):
@@ -167,9 +197,13 @@ class Codec(Word, ABC):
     def message_bytes(self, e: Extent) -> int:
         """Bytes of a microbatch's tensors, exactly; for a codec that remembers samples, once all samples were seen."""
 
+    def remembered(self, e: Extent) -> Remembered:
+        """What the codec remembers between steps, as `saved` has it, once a step was applied."""
+        return Remembered()
+
     def remembered_bytes(self, e: Extent) -> AtEnds:
         """Most bytes that the codec remembers between steps."""
-        return AtEnds()
+        return AtEnds(*(sum(kept.nbytes for kept in end.values()) for end in self.remembered(e)))
 
     def staged_bytes(self, e: Extent) -> AtEnds:
         """Most bytes held beside `remembered_bytes` while a step is under way."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from protomodels_cli.codecs.base import LARGEST, AtEnds, Extent, Feedback, Slot, bounded_sum
+from protomodels_cli.codecs.base import LARGEST, AtEnds, Extent, Feedback, Remembered, Slot, bounded_sum
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -17,8 +17,8 @@ class EF(Feedback):
     name, usage = "ef", "+ef"
     help = "send C(x + e), keep e ← x + e − C(x + e) at the sender"
 
-    def remembered_bytes(self, e: Extent) -> AtEnds:
-        return AtEnds(sender=e.message_bytes)
+    def remembered(self, e: Extent) -> Remembered:
+        return Remembered(sender={"error": e.message})
 
     def staged_bytes(self, e: Extent) -> AtEnds:
         return AtEnds(sender=e.message_bytes)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from protomodels_cli.codecs.base import LARGEST, AtEnds, Extent, Feedback, Slot, bounded_sum
+from protomodels_cli.codecs.base import LARGEST, AtEnds, Extent, Feedback, Remembered, Slot, bounded_sum
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -17,8 +17,8 @@ class EF21(Feedback):
     name, usage = "ef21", "+ef21"
     help = "keep A at both ends, send C(x − A), A ← A + C(x − A)"
 
-    def remembered_bytes(self, e: Extent) -> AtEnds:
-        return AtEnds(e.message_bytes, e.message_bytes)
+    def remembered(self, e: Extent) -> Remembered:
+        return Remembered({"mirror": e.message}, {"mirror": e.message})
 
     def staged_bytes(self, e: Extent) -> AtEnds:
         return AtEnds(e.message_bytes, e.message_bytes)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
-from protomodels_cli.codecs.base import AtEnds, Codec, Extent
+from protomodels_cli.codecs.base import AtEnds, Codec, Extent, Kept
 from protomodels_cli.codecs.registry import parse_codec
 from protomodels_cli.cost.units import number_bytes
 from protomodels_cli.protocol.messages import Leg
@@ -56,6 +57,17 @@ class Home(NamedTuple):
 def remembered_by_codecs(spec: RunSpec, windows: int | None = None) -> Home:
     """What codecs remember between steps. `windows`: how many samples the data has, where that is known."""
     return _by_home([(c, c.remembered_bytes(extent)) for c, extent in _legs(spec, windows)])
+
+
+def memories_of_codecs(spec: RunSpec) -> dict[tuple[str, Leg], Mapping[str, Kept]]:
+    """The same as tensors by name: of each leg, at a stage's end towards the previous stage and the next."""
+    forward, backward = (codec.remembered(extent) for codec, extent in _legs(spec))
+    return {
+        ("previous", "forward"): forward.receiver,
+        ("previous", "backward"): backward.sender,
+        ("next", "forward"): forward.sender,
+        ("next", "backward"): backward.receiver,
+    }
 
 
 def staged_by_codecs(spec: RunSpec) -> Home:

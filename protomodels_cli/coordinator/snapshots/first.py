@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from protomodels_cli.coordinator.snapshots.store import Snapshots
+from protomodels_cli.cost.part import APPLIED
 from protomodels_cli.files import hash_file, put_in_place
 from protomodels_cli.huggingface.checkpoint import Checkpoint
 from protomodels_cli.huggingface.names import modules
@@ -21,8 +22,6 @@ from protomodels_cli.spec.schema import RunSpec
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
-
-APPLIED = "optimizer/applied"
 
 
 @dataclass(frozen=True)

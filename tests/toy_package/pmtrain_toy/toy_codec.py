@@ -12,6 +12,7 @@ from protomodels_cli.codecs.base import (
     BaseCodec,
     CodecError,
     Extent,
+    Remembered,
     Slot,
     bounded_sum,
     parse_number,
@@ -52,8 +53,8 @@ class Delta(BaseCodec):
     def message_bytes(self, e: Extent) -> int:
         return 2 * e.tokens * e.width
 
-    def remembered_bytes(self, e: Extent) -> AtEnds:
-        return AtEnds(e.message_bytes, e.message_bytes)
+    def remembered(self, e: Extent) -> Remembered:
+        return Remembered({"last": e.message}, {"last": e.message})
 
     def staged_bytes(self, e: Extent) -> AtEnds:
         return AtEnds(e.message_bytes, e.message_bytes)
