@@ -14,6 +14,7 @@ import math
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -64,9 +65,12 @@ class TensorInfo:
 class SafetensorsFile:
     """A file opened for reading; closes with its `with` block. OSError where it cannot be read at all."""
 
-    def __init__(self, path: Path, largest_header: int = LARGEST_HEADER):
-        self.path, self._largest_header = path, largest_header
-        self._handle = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+    def __init__(self, file: Path | BufferedReader, largest_header: int = LARGEST_HEADER):
+        self._largest_header = largest_header
+        if isinstance(file, Path):
+            self.path, self._handle = file, os.open(file, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+        else:
+            self.path, self._handle = Path(file.name), os.dup(file.fileno())
         try:
             self.tensors, self.metadata = self._header()
         except BaseException:

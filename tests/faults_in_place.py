@@ -149,6 +149,46 @@ def spoils_its_part(patch: Any, step: int) -> None:
     patch.setattr(PartStore, "write", and_spoil)
 
 
+def withholds_its_part(patch: Any, stage: int) -> None:
+    """The first that holds this stage never hands a part in, and is well otherwise."""
+    import asyncio
+
+    from protomodels_cli.worker.snapshots import transfer
+
+    upload, liar = transfer.upload_part, list[bool]()
+
+    async def or_never(stub: Any, metadata: Any, parts: Any, part: Any, throttle: Any) -> bool:
+        if part.stage == stage and not liar:
+            liar.append(first())
+        if part.stage == stage and liar[0]:
+            mark(stage=stage)
+            await asyncio.Event().wait()
+        return await upload(stub, metadata, parts, part, throttle)
+
+    patch.setattr(transfer, "upload_part", or_never)
+
+
+def saves_nonsense(patch: Any, stage: int, what: str) -> None:
+    """The first that holds this stage saves parts with the right hash whose norm is of another shape, or no number."""
+    import torch
+
+    from protomodels_cli.worker.snapshots.part_store import PartStore
+
+    write, liar = PartStore.write, list[bool]()
+
+    def or_nonsense(self: PartStore, lineage: int, step: int, of: int, state: Any) -> Any:
+        if of == stage and not liar:
+            liar.append(first())
+        if of == stage and liar[0]:
+            mark(stage=stage, what=what, step=step)
+            name = next(name for name in state if name.endswith("attn_norm.weight"))
+            norm = state[name][:1].clone() if what == "shape" else torch.full_like(state[name], torch.nan)
+            state = {**state, name: norm}
+        return write(self, lineage, step, of, state)
+
+    patch.setattr(PartStore, "write", or_nonsense)
+
+
 def slow_disk(patch: Any, seconds: float) -> None:
     """Whatever is synced of snapshots, parts and bases takes its time, and must not take the event loop's."""
     import threading

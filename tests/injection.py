@@ -20,10 +20,12 @@ from faults_in_place import (
     other_defaults,
     other_protocol,
     other_table,
+    saves_nonsense,
     slow,
     slow_disk,
     spoils_its_part,
     stuck_device,
+    withholds_its_part,
     wrong_clock,
 )
 from faults_in_transit import (
@@ -54,6 +56,8 @@ FAULTS = {
         cannot_build,
         false_claim,
         spoils_its_part,
+        saves_nonsense,
+        withholds_its_part,
         slow_disk,
         slow,
         stuck_device,

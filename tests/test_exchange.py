@@ -11,13 +11,14 @@ from pathlib import Path
 import grpc
 import pytest
 import torch
-from test_snapshots import Desk
+from safetensors.torch import load
+from test_snapshots import CONTENTS, Desk
 
 from protomodels_cli.coordinator import events as ev
 from protomodels_cli.coordinator.run_dir import open_run_dir
 from protomodels_cli.coordinator.service import Service
 from protomodels_cli.coordinator.snapshots import failures
-from protomodels_cli.coordinator.snapshots.uploads import TooLarge
+from protomodels_cli.coordinator.snapshots.uploads import Refused
 from protomodels_cli.observe import logs
 from protomodels_cli.protocol.parts import Part
 from protomodels_cli.quantities import size
@@ -27,7 +28,7 @@ from protomodels_cli.worker import notices
 from protomodels_cli.worker.snapshots import exchange as exchanges
 from protomodels_cli.worker.snapshots.exchange import SnapshotExchange
 
-STATE = {"weights": torch.zeros(64)}
+STATE = load(CONTENTS[0])
 
 
 @asynccontextmanager
@@ -59,7 +60,7 @@ async def uploaded(exchange: SnapshotExchange) -> None:
 
 def test_a_part_that_is_too_large_is_said_by_both_sides_and_its_snapshot_given_up(tmp_path: Path):
     desk = Desk(tmp_path)
-    with pytest.raises(TooLarge):
+    with pytest.raises(Refused):
         desk.uploads.offered("p0", desk.header(0, size=1 << 40))
     desk.told.clear()
     noted: list[notices.Notice] = []
@@ -101,7 +102,7 @@ def test_a_part_counts_as_uploaded_once_it_is_stored_and_until_then_the_log_says
         asyncio.run(story())
     finally:
         logs.SNAPSHOTS.removeHandler(handler)
-    assert [type(event) for event in desk.told] == [ev.PartFailed]
+    assert [type(event) for event in desk.told] == [ev.PartFailed, ev.PartsArrived]
     assert noted == [(notices.PartUploaded(3, 0), True)]
     assert logging.WARNING in {record.levelno for record in logged}
 

@@ -24,6 +24,8 @@ HELD = no_placement.InFlight(600 * MIB, more_microbatches=True, recompute=True)
 WORK = r.StagesWorking("step", 5, (DESK,), 612.4)
 LR = 0.001
 FULL = failures.NotWritten("No space left on device")
+LATE = r.SpoiltSnapshots(2, 2, failures.Overdue(9.0))
+NARROW = r.SpoiltSnapshots(2, 3, failures.WrongTensor("weights/x", "F32 [1]", "F32 [32]"))
 
 NOTICES: list[tuple[n.Notice, str]] = [
     (n.PeerJoined("p2", "desk", "cuda:0"), "desk (p2) joined with cuda:0"),
@@ -171,6 +173,10 @@ LOSSES: list[tuple[r.Loss, str]] = [
     (r.TooSlow(2, "reuse", 90.0), "did not continue with stage 2 from memory within 1 min 30 s"),
     (r.TooSlow(2, "link", 45.0), "did not link stage 2 within 45 s"),
     (r.PartUnreadable(6), "could not read a part of the snapshot at step 6"),
+    (LATE, "spoilt 2 snapshots in a row: the part was not uploaded within 9 s"),
+    (NARROW, "spoilt 3 snapshots in a row: the part's weights/x is F32 [1] instead of F32 [32]"),
+    (r.TooManyMessages(200.0), "sent more messages than 200 a second"),
+    (r.NotReading(1234), "left 1,234 messages unread"),
     (r.PeerReport(t.Failed("KeyError: 7")), "failed: KeyError: 7"),
     (r.InvalidMessage("a squared norm below zero"), "sent an invalid message: a squared norm below zero"),
     (
@@ -198,6 +204,13 @@ DISMISSALS: list[tuple[r.Dismissal, str, str]] = [
     ),
     (r.DamagedBasis(3), "dismissed: received basis 3 damaged (hash mismatch)", AGAIN),
     (r.FalseClaim(2), "dismissed: said that it has stage 2 in memory, which it was never given", AGAIN),
+    (
+        r.SpoiltSnapshots(2, 2, failures.NoTensors("the header is not JSON")),
+        "dismissed: spoilt 2 snapshots in a row: the part is not a safetensors file: the header is not JSON",
+        "check this machine's disk, upload speed and version of pmtrain, then join again",
+    ),
+    (r.TooManyMessages(200.0), "dismissed: sent more messages than 200 a second", AGAIN),
+    (r.NotReading(2000), "dismissed: left 2,000 messages unread", AGAIN),
     (r.PartUnreadable(6), "dismissed: could not read a part of the snapshot at step 6", AGAIN),
     (r.PeerReport(t.Failed("KeyError: 7")), "dismissed: failed: KeyError: 7", AGAIN),
     (r.InvalidMessage("x"), "dismissed: sent an invalid message: x", AGAIN),
@@ -213,6 +226,12 @@ REFUSALS: list[tuple[no.Refusal, str, str]] = [
     (no.WrongToken(), "the join token is not this run's", "ask the run's owner for a fresh join link"),
     (no.NotOwner(), "only the run's owner may do this", "run the command where the run directory is, as the owner"),
     (no.NotEnrolled(), "this peer is not enrolled in this run", "join again"),
+    (no.Dismissed(), "this peer was dismissed from this run", AGAIN),
+    (
+        no.CoolingOff(41.2),
+        "a peer from this network was dismissed for sending too many messages",
+        "join again in 42 s",
+    ),
     (
         no.OtherProtocol("0.2", 3, "0.3", 4),
         "this peer has pmtrain 0.2 (protocol 3), the coordinator 0.3 (protocol 4)",

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import os
 import shutil
+import tempfile
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -33,13 +34,28 @@ from protomodels_cli.coordinator.snapshots.store import Snapshots
 from protomodels_cli.coordinator.snapshots.upkeep import Upkeep
 from protomodels_cli.coordinator.snapshots.uploads import Damaged, Later, Uploads
 from protomodels_cli.coordinator.state import State
+from protomodels_cli.cost.part import part_contents
 from protomodels_cli.errors import UserError
+from protomodels_cli.safetensors_file import write_safetensors
+from protomodels_cli.wire.channels import PIECE
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.worker.snapshots.part_store import PartStore
 from protomodels_cli.worker.snapshots.transfer import Throttle
 
 RUN = RunIdentity("run", "spec")
-CONTENTS = [b"a" * 5000, b"b" * 7000]
+SPEC = make_spec(stages=2)
+
+
+def a_part(layers: range) -> bytes:
+    """A stage's part of a snapshot, all zeros."""
+    tensors = part_contents(SPEC, layers, 3, applied=True).always
+    described = [(name, kept.dtype, kept.shape) for name, kept in tensors.items()]
+    with tempfile.NamedTemporaryFile() as file:
+        write_safetensors(Path(file.name), described, lambda name: bytes(tensors[name].nbytes))
+        return Path(file.name).read_bytes()
+
+
+CONTENTS = [a_part(range(2)), a_part(range(2, 4))]
 HASHES = tuple(hashlib.sha256(content).hexdigest() for content in CONTENTS)
 
 
@@ -49,7 +65,7 @@ class Desk:
     def __init__(self, folder: Path):
         begun = Mark(1, 3, 0, "u")
         history = replace(beginning("u"), layers=(2, 2), stage_holders=(("p0",), ("p1",)), step=3, pending=(begun,))
-        self.state = State(make_spec(stages=2), (1, "t"), history)
+        self.state = State(SPEC, (1, "t"), history)
         self.told: list[events.Event] = []
         self.snapshots = Snapshots(folder / "snapshots", RUN, (1, "t"), folder / "basis")
         self.uploads = Uploads(lambda: self.state, None, self.snapshots, self.told.append, self.fail)
@@ -63,8 +79,8 @@ class Desk:
 
     def hand_in(self, stage: int, content: bytes, **changes: object) -> None:
         async def chunks() -> AsyncIterator[pb.UploadChunk]:
-            for start in range(0, len(content), 1000):
-                yield pb.UploadChunk(data=content[start : start + 1000])
+            for start in range(0, len(content), PIECE):
+                yield pb.UploadChunk(data=content[start : start + PIECE])
 
         asyncio.run(self.uploads.receive(f"p{stage}", self.header(stage, **changes), chunks()))
 
@@ -79,9 +95,9 @@ def test_an_upload_that_broke_off_goes_on_where_it_was(tmp_path: Path):
         desk.hand_in(0, CONTENTS[0])  # not from the beginning
     desk.hand_in(0, CONTENTS[0][3000:], offset=3000)
     assert desk.uploads.offered("p0", desk.header(0)) is None, "it is here"
-    assert desk.told == []
+    assert desk.told == [events.PartsArrived(1, 3, frozenset({0}))]
     desk.hand_in(1, CONTENTS[1])
-    assert desk.told == [events.SnapshotWhole(1, 3, HASHES)]
+    assert desk.told[1:] == [events.SnapshotWhole(1, 3, HASHES)]
 
 
 def test_an_upload_that_is_answered_is_stored(tmp_path: Path):

@@ -8,6 +8,7 @@ lineage; if that is true of no peer, all stages are restored from the newest com
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from protomodels_cli.coordinator import notices, reasons
 from protomodels_cli.coordinator.events import (
@@ -189,6 +190,15 @@ def fill(state: State, held: dict[int, str]) -> dict[int, str] | reasons.StagesW
         return wanted.get(stage) in state.peers[peer].parts
 
     return fill_on_cards(state.spec, state.history.layers, held, state.peers.values(), has)
+
+
+def is_replaceable(state: State, holder: str) -> bool:
+    """Whether somebody who is here could hold its stage in its place."""
+    if state.stands_still or holder not in state.history.holders:
+        return False
+    held = {stage: peer for stage, peer in enumerate(state.history.holders) if peer != holder}
+    others = {i: peer for i, peer in state.peers.items() if i != holder}
+    return isinstance(fill(replace(state, peers=others), held), dict)
 
 
 def roll_back(moves: Moves, mark: Mark, why: reasons.Rollback, answered: int = 0) -> None:

@@ -20,12 +20,12 @@ from protomodels_cli.coordinator.books import open_books
 from protomodels_cli.coordinator.deposit import Deposit
 from protomodels_cli.coordinator.dispatch import Dispatch
 from protomodels_cli.coordinator.feed import Feed
-from protomodels_cli.coordinator.history import Decided, History, Record
+from protomodels_cli.coordinator.history import Decided, History, Mark, Record
 from protomodels_cli.coordinator.journal import create
 from protomodels_cli.coordinator.messages import keep_message
 from protomodels_cli.coordinator.reasons import NoHeartbeat, UnprocessableMessage
 from protomodels_cli.coordinator.run_dir import BASES, JOURNAL, METRICS, SNAPSHOTS, RunDir
-from protomodels_cli.coordinator.sentences import sentence
+from protomodels_cli.coordinator.sentences import part_failure, sentence
 from protomodels_cli.coordinator.service import Service
 from protomodels_cli.coordinator.snapshots.copies import SPEC, Copies
 from protomodels_cli.coordinator.snapshots.first import FirstSnapshot
@@ -97,6 +97,7 @@ class Coordinator:
         self._writing, self._books = ThreadPoolExecutor(1), contextlib.ExitStack()
         self._interrupted = asyncio.Event()
         self._hosts: list[str] = []  # at which peers may look for a coordinator
+        self._looked: dict[str, int] = {}  # the generation in which a peer's word on a part was last looked into
         self._silent: dict[str, float] = {}  # when peers were lost that may still live
 
     @staticmethod
@@ -254,16 +255,30 @@ class Coordinator:
             self._end_with(error)
 
     async def _look_into(self, lost: events.SnapshotLost) -> None:
-        """A peer cannot read its part of a snapshot. What is here decides: a peer's word costs nobody a snapshot."""
+        """A peer cannot read its part of a snapshot, or build a stage from it. What is here decides: a peer's word
+        costs nobody a snapshot, and is looked into once in a generation."""
         stage, history = self.state.stage_of(lost.peer), self.state.history
         mark = next((m for m in history.snapshots if m.key == (lost.lineage, lost.step)), None)
         if stage is None or lost.generation != history.generation or mark is None or not mark.parts:
             return
-        whole = await self._upkeep.is_whole(mark, stage)
+        if self._looked.get(lost.peer) == lost.generation:
+            return
+        self._looked[lost.peer] = lost.generation
+        whole, why = await self._upkeep.is_whole(mark, stage), lost.why
+        if whole and (flaw := await self._unfit(mark, stage)):
+            whole, why = False, flaw
         if not whole and mark == history.snapshots[0]:
             self._end_with(no_beginning(stage, self.spec.model.init or ""))
             return
-        self._events.put_nowait(replace(lost, whole_here=whole))
+        self._events.put_nowait(replace(lost, whole_here=whole, why=why))
+
+    async def _unfit(self, mark: Mark, stage: int) -> str:
+        """What is wrong with a part whose bytes are right; empty: nothing."""
+        try:
+            flaw = await self._uploads.unfit(mark, stage)
+        except OSError as e:
+            return e.strerror or str(e)
+        return "" if flaw is None else part_failure(flaw)
 
     async def _cut(self, layers: tuple[int, ...], first: FirstSnapshot) -> None:
         try:

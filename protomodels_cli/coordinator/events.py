@@ -87,6 +87,15 @@ class PartFailed:
 
 
 @dataclass(frozen=True)
+class PartsArrived:
+    """These stages' parts of a snapshot are here and verified, so far."""
+
+    lineage: int
+    step: int
+    stages: frozenset[int]
+
+
+@dataclass(frozen=True)
 class SnapshotWhole:
     """All parts of a snapshot are here and verified."""
 
@@ -147,7 +156,7 @@ class Tick:
 
 FromPeers = Joined | Left | Leaving | Trouble | Done | BasisTaken | SubspaceReported | SnapshotLost | Prefetched
 FromOwner = PauseRun | ResumeRun | StopRun
-Event = FromPeers | FromOwner | PartFailed | SnapshotWhole | CheckpointCut | Tick
+Event = FromPeers | FromOwner | PartFailed | PartsArrived | SnapshotWhole | CheckpointCut | Tick
 
 
 # Commands

@@ -22,6 +22,7 @@ from protomodels_cli.coordinator.events import (
     Leaving,
     Left,
     PartFailed,
+    PartsArrived,
     PauseRun,
     Prefetched,
     Quit,
@@ -51,7 +52,7 @@ from protomodels_cli.coordinator.history import (
 )
 from protomodels_cli.coordinator.moves import Moves
 from protomodels_cli.coordinator.next_task import next_task
-from protomodels_cli.coordinator.snapshots import policy
+from protomodels_cli.coordinator.snapshots import blame, policy
 from protomodels_cli.coordinator.state import Absence, Report, State, Task
 from protomodels_cli.protocol import steps
 from protomodels_cli.protocol.hashes import weights_sha256
@@ -121,9 +122,11 @@ def _take(moves: Moves, event: Event) -> None:
         case SnapshotWhole():
             policy.hear_whole(moves, event)
             _go_on_if_idle(moves)
+        case PartsArrived():
+            blame.hear_arrived(moves, event)
         case PartFailed():
             if event.peer is None or event.peer in state.history.holders:
-                policy.give_up(moves, event)
+                blame.hear_failed(moves, event)
                 _go_on_if_idle(moves)
         case CheckpointCut():
             assigning.take_first_snapshot(moves, event)
@@ -150,6 +153,7 @@ def _take(moves: Moves, event: Event) -> None:
         case Tick(room):
             moves.set(room=room)
             absences.weigh(moves)
+            blame.watch(moves)
             if policy.may_try_again(moves):
                 _go_on_if_idle(moves)
             patience.watch(moves)

@@ -90,6 +90,16 @@ class PartUnreadable(Fact):
 
 
 @dataclass(frozen=True)
+class SpoiltSnapshots(Fact):
+    """So many snapshots in a row were given up for a peer's part, the last for this reason."""
+
+    stage: int
+    snapshots: int
+    reason: PartFailure
+    kind: Literal["spoilt_snapshots"] = "spoilt_snapshots"
+
+
+@dataclass(frozen=True)
 class PeerReport(Fact):
     """What a peer says of itself."""
 
@@ -106,6 +116,22 @@ class InvalidMessage(Fact):
 
 
 @dataclass(frozen=True)
+class TooManyMessages(Fact):
+    """A peer says more than any honest one does."""
+
+    per_second: float  # that would be fine
+    kind: Literal["too_many_messages"] = "too_many_messages"
+
+
+@dataclass(frozen=True)
+class NotReading(Fact):
+    """A peer does not read what it is sent, and sends heartbeats all the same."""
+
+    messages: int  # that wait for it
+    kind: Literal["not_reading"] = "not_reading"
+
+
+@dataclass(frozen=True)
 class UnprocessableMessage(Fact):
     """It broke the coordinator's machine: a bug, whose traceback is in the log."""
 
@@ -119,8 +145,9 @@ class InvalidBasis(Fact):
     kind: Literal["invalid_basis"] = "invalid_basis"
 
 
-Complaint = PeerReport | InvalidMessage | UnprocessableMessage | InvalidBasis
-Fault = Complaint | HashMismatch | DamagedBasis | FalseClaim | TooSlow | PartUnreadable  # a peer with it is dismissed
+Complaint = PeerReport | InvalidMessage | TooManyMessages | NotReading | UnprocessableMessage | InvalidBasis
+# A peer with it is dismissed.
+Fault = Complaint | HashMismatch | DamagedBasis | FalseClaim | TooSlow | PartUnreadable | SpoiltSnapshots
 Silence = NoHeartbeat | ConnectionClosed
 Loss = Silence | Fault | AskedToLeave
 

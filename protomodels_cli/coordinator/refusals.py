@@ -24,6 +24,21 @@ class NotEnrolled(Fact):
 
 
 @dataclass(frozen=True)
+class Dismissed(Fact):
+    """The peer was sent away for good, and may join as another."""
+
+    kind: Literal["was_dismissed"] = "was_dismissed"
+
+
+@dataclass(frozen=True)
+class CoolingOff(Fact):
+    """A peer from the same network was sent away for sending too much."""
+
+    seconds: float  # until another may join
+    kind: Literal["cooling_off"] = "cooling_off"
+
+
+@dataclass(frozen=True)
 class OtherProtocol(Fact):
     version: str  # of pmtrain, the caller's
     protocol: int
@@ -50,5 +65,5 @@ class OtherSpec(Fact):
     kind: Literal["other_spec"] = "other_spec"
 
 
-Denial = WrongToken | NotOwner | NotEnrolled  # the caller has not shown the right to call
-Refusal = Denial | OtherProtocol | TooManyPeers | InvalidKey | OtherSpec
+Denial = WrongToken | NotOwner | NotEnrolled | Dismissed  # the caller has not shown the right to call
+Refusal = Denial | CoolingOff | OtherProtocol | TooManyPeers | InvalidKey | OtherSpec

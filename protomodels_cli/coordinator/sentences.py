@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import assert_never
 
@@ -9,7 +10,7 @@ from protomodels_cli.coordinator import notices as n
 from protomodels_cli.coordinator import reasons as r
 from protomodels_cli.coordinator import refusals as no
 from protomodels_cli.coordinator.placement_sentences import no_placement
-from protomodels_cli.coordinator.snapshots.failures import NoRoom, NotWritten, PartFailure, TooLarge
+from protomodels_cli.coordinator.snapshots import failures as f
 from protomodels_cli.observe import troubles
 from protomodels_cli.quantities import duration, plural, size
 
@@ -173,10 +174,16 @@ def loss(reason: r.Loss) -> str:
             return f"did not {work} within {duration(seconds)}"
         case r.PartUnreadable(step):
             return f"could not read a part of the snapshot at step {step}"
+        case r.SpoiltSnapshots(_, snapshots, why):
+            return f"spoilt {plural(snapshots, 'snapshot')} in a row: {part_failure(why)}"
         case r.PeerReport(trouble):
             return troubles.in_words(trouble)
         case r.InvalidMessage(detail):
             return f"sent an invalid message: {detail}"
+        case r.TooManyMessages(per_second):
+            return f"sent more messages than {per_second:g} a second"
+        case r.NotReading(messages):
+            return f"left {messages:,} messages unread"
         case r.UnprocessableMessage(event):
             return f"sent a message that the coordinator could not process ({event}); see coordinator.log"
         case r.InvalidBasis(detail):
@@ -198,12 +205,16 @@ def dismissal(reason: r.Dismissal) -> tuple[str, str]:
             fix = "install the coordinator's version of pmtrain; if the versions agree, test this machine's memory"
         case r.TooSlow(_, doing):
             fix = f"use a faster machine, or ask the run's owner to raise limits.{doing}_seconds"
+        case r.SpoiltSnapshots():
+            fix = "check this machine's disk, upload speed and version of pmtrain, then join again"
         case (
             r.DamagedBasis()
             | r.FalseClaim()
             | r.PartUnreadable()
             | r.PeerReport()
             | r.InvalidMessage()
+            | r.TooManyMessages()
+            | r.NotReading()
             | r.UnprocessableMessage()
             | r.InvalidBasis()
         ):
@@ -223,6 +234,14 @@ def refusal(reason: no.Refusal) -> tuple[str, str]:
             return "only the run's owner may do this", "run the command where the run directory is, as the owner"
         case no.NotEnrolled():
             return "this peer is not enrolled in this run", "join again"
+        case no.Dismissed():
+            return (
+                "this peer was dismissed from this run",
+                "join again; if the same happens again, tell the run's owner",
+            )
+        case no.CoolingOff(seconds):
+            wait = f"join again in {duration(math.ceil(seconds))}"
+            return "a peer from this network was dismissed for sending too many messages", wait
         case no.OtherProtocol(version, protocol, our_version, our_protocol):
             theirs, ours = f"{version} (protocol {protocol})", f"{our_version} (protocol {our_protocol})"
             return f"this peer has pmtrain {theirs}, the coordinator {ours}", f"install pmtrain {our_version} here"
@@ -239,15 +258,27 @@ def refusal(reason: no.Refusal) -> tuple[str, str]:
             assert_never(reason)
 
 
-def part_failure(reason: PartFailure) -> str:
+def part_failure(reason: f.PartFailure) -> str:
     """After "could not save stage 2's part of the snapshot at step 6: desk: "."""
     match reason:
-        case NotWritten(detail):
+        case f.NotWritten(detail):
             return detail
-        case TooLarge(found, most):
+        case f.TooLarge(found, most):
             return f"the part has {size(found)}, and may have {size(most)} at most"
-        case NoRoom(missing):
+        case f.NoRoom(missing):
             return f"the coordinator's disk lacks {size(missing)}"
+        case f.NoTensors(detail):
+            return f"the part is not a safetensors file: {detail}"
+        case f.WrongTensor(tensor, found="", right=right):
+            return f"the part lacks {tensor} ({right})"
+        case f.WrongTensor(tensor, found, right=""):
+            return f"the part has {tensor} ({found}), which the stage does not have"
+        case f.WrongTensor(tensor, found="not finite"):
+            return f"the part's {tensor} is not finite"
+        case f.WrongTensor(tensor, found, right):
+            return f"the part's {tensor} is {found} instead of {right}"
+        case f.Overdue(seconds):
+            return f"the part was not uploaded within {duration(seconds)}"
         case _:
             assert_never(reason)
 

@@ -28,14 +28,14 @@ from protomodels_cli.coordinator.reasons import ConnectionClosed, InvalidMessage
 from protomodels_cli.coordinator.run_dir import RunDir
 from protomodels_cli.coordinator.sentences import refusal
 from protomodels_cli.coordinator.snapshots.failures import NotWritten
-from protomodels_cli.coordinator.snapshots.uploads import Damaged, Later, TooLarge, Uploads
+from protomodels_cli.coordinator.snapshots.uploads import Damaged, Later, Refused, Uploads
 from protomodels_cli.observe.logs import WIRE
 from protomodels_cli.quantities import duration
 from protomodels_cli.spec.plugins import packages_used
 from protomodels_cli.spec.schema import RunSpec
 from protomodels_cli.wire.channels import HEARTBEATS, SERVER_OPTIONS
 from protomodels_cli.wire.join_link import address
-from protomodels_cli.wire.parts import TOO_LARGE
+from protomodels_cli.wire.parts import REFUSED
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.pb import pmtrain_pb2_grpc as rpc
 from protomodels_cli.wire.tls import COORDINATOR_NAME, Identity, client_context, peer_name
@@ -309,8 +309,8 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
             offset = self._uploads.offered(peer, request)
         except BadRequest as e:
             await _reject(context, e.reason)
-        except TooLarge as e:
-            await context.abort(TOO_LARGE, str(e))
+        except Refused as e:
+            await context.abort(REFUSED, str(e))
         except OSError as e:
             why = e.strerror or str(e)
             self._submit(events.PartFailed(None, request.lineage, request.step, request.stage, NotWritten(why)))
@@ -333,8 +333,8 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
             await self._uploads.receive(peer, first.header, request_iterator)
         except BadRequest as e:
             await _reject(context, e.reason)
-        except TooLarge as e:
-            await context.abort(TOO_LARGE, str(e))
+        except Refused as e:
+            await context.abort(REFUSED, str(e))
         except Later as e:
             await context.abort(grpc.StatusCode.UNAVAILABLE, str(e))
         except Damaged as e:

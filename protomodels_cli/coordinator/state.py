@@ -114,6 +114,10 @@ class State:
     stopped: bool = False  # … and it was
     asked: tuple[int, int] = (0, 0)  # generation and step in which the stages were last asked for their parts
     whole: Mapping[int, tuple[str, ...]] = field(default_factory=dict)  # begun snapshot → the hashes of all its parts
+    arrived: Mapping[tuple[int, int], frozenset[int]] = field(default_factory=dict)  # … → stages whose part is here
+    due: Mapping[tuple[int, int], float] = field(default_factory=dict)  # … → until when its parts are waited for
+    late: int = 0  # snapshots in a row that were given up because most parts were late
+    spoilt: Mapping[str, int] = field(default_factory=dict)  # holder → … in a row that were given up for its part
     unsaved: tuple[int, PartFailure, float] | None = None  # the snapshot of this step failed: why, and when
     pace: Pace = field(default_factory=Pace)  # of snapshots
     room: int | None = None  # bytes that are free on the disk for snapshots; None: nobody has looked

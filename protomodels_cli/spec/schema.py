@@ -206,6 +206,13 @@ class LimitsSpec(Section):
         description="Time for neighbours to open their links; after that all links go through the coordinator, and a "
         "peer that has not opened them after the same time again is dismissed.",
     )
+    part_seconds: Positive | None = Field(
+        None,
+        description="Time for the parts of a snapshot to arrive at the coordinator; after that the snapshot is given "
+        "up, and a peer whose part was missing twice in a row is dismissed where a spare can take its stage. "
+        "Default: 120 plus what the largest part takes at 8 Mbit/s, or at half of `snapshots.max_bandwidth` or of the "
+        "emulated link if that is less.",
+    )
     device_seconds: Positive = Field(
         600.0,
         description="Time for a device to do one piece of work (a microbatch, building a stage); after that the device "

@@ -1,4 +1,4 @@
-"""The identity of a snapshot's part to and from protobuf, and the status code for a part that is too large."""
+"""The identity of a snapshot's part to and from protobuf, and the status code for a part that is refused."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import grpc
 from protomodels_cli.protocol.parts import Part
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 
-TOO_LARGE = grpc.StatusCode.OUT_OF_RANGE  # a part larger than its stage can be: trying again does not help
+REFUSED = grpc.StatusCode.OUT_OF_RANGE  # a part that cannot be its stage's: trying again does not help
 
 
 def part_message(part: Part) -> pb.Part:

@@ -14,7 +14,6 @@ from collections.abc import Callable
 from typing import Any, assert_never
 
 import torch
-from safetensors.torch import load_file
 
 from protomodels_cli.model.basis import Basis
 from protomodels_cli.model.state import parameter_hashes
@@ -36,6 +35,7 @@ from protomodels_cli.worker.orders import (
     HashWeights,
     HoldBasis,
     Order,
+    PartUnusable,
     ReportSync,
     Reuse,
     Run,
@@ -44,6 +44,7 @@ from protomodels_cli.worker.orders import (
     TaskReport,
 )
 from protomodels_cli.worker.pinning import HostMemory, memory_for
+from protomodels_cli.worker.snapshots.loading import UnusablePart, load_part
 from protomodels_cli.worker.stage_work import Pass, Pending, StageWork
 
 
@@ -280,7 +281,11 @@ class Engine(threading.Thread):
                 self._generation = assignment.generation  # also of the failure to build it
                 self._run = self._pass = self._work = self._held = None  # two would not fit
                 self._reset_peak()
-                saved = None if path is None else load_file(path)
+                try:
+                    saved = None if path is None else load_part(path, spec, layers.layers, assignment.step)
+                except UnusablePart as error:
+                    self._post(PartUnusable(str(error)))
+                    return
                 self._work = StageWork(
                     spec, layers, basis, layout, saved, assignment.step, assignment.recompute, self._memory
                 )

@@ -41,6 +41,12 @@ def decision_of(message: pb.Decision) -> Decide:
     return Decide(message.step, message.apply, message.lr, message.clip)
 
 
+def lost_message(assigned: pb.Assignment, why: str) -> pb.SnapshotLost:
+    """The snapshot that this stage should be restored from."""
+    lost = assigned.restore
+    return pb.SnapshotLost(generation=assigned.generation, lineage=lost.lineage, step=lost.step, why=why)
+
+
 def done_message(report: TaskReport, generation: Generation, memory: Mapping[str, int], cpu_seconds: float) -> pb.Done:
     sync, used = report.sync, report.usage
     return pb.Done(

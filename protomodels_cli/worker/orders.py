@@ -139,6 +139,13 @@ class Described:
 
 
 @dataclass(frozen=True)
+class PartUnusable:
+    """No stage can be built from the file: nothing is in memory."""
+
+    why: str
+
+
+@dataclass(frozen=True)
 class Copied:
     """The stage's whole state after this step."""
 

@@ -41,7 +41,7 @@ from protomodels_cli.worker.control import ControlStream, Lost
 from protomodels_cli.worker.engine import Engine
 from protomodels_cli.worker.generation import Generation, Network
 from protomodels_cli.worker.links import Listener
-from protomodels_cli.worker.messages import assigned_notice, assignment_of, decision_of, done_message
+from protomodels_cli.worker.messages import assigned_notice, assignment_of, decision_of, done_message, lost_message
 from protomodels_cli.worker.signals import signals_call
 from protomodels_cli.worker.snapshots import transfer
 from protomodels_cli.worker.snapshots.exchange import SnapshotExchange
@@ -218,9 +218,7 @@ class Session:
         try:
             path = await self._snapshots.find(wanted)
         except ValueError as e:
-            lost = pb.SnapshotLost(generation=assigned.generation, lineage=wanted.lineage, step=wanted.step)
-            lost.why = str(e)
-            self._control.send(snapshot_lost=lost)
+            self._control.send(snapshot_lost=lost_message(assigned, str(e)))
             return
         layers = slices(spec)[assigned.stage]
         self._engine.order(orders.Build(assignment, spec, layers, self._cards.layout(spec, layers), None, path))
@@ -311,6 +309,8 @@ class Session:
                 generation.send(item)
             case orders.Taken(leg):
                 generation.take(leg)
+            case orders.PartUnusable(why) if self._in_memory is not None:
+                self._control.send(snapshot_lost=lost_message(self._in_memory, why))
             case orders.Copied():
                 self._chore(self._snapshots.save(item.lineage, item.step, generation.stage, item.state))
             case orders.TaskReport():

@@ -31,4 +31,32 @@ class NoRoom(Fact):
     kind: Literal["no_room"] = "no_room"
 
 
-PartFailure = NotWritten | TooLarge | NoRoom
+
+@dataclass(frozen=True)
+class NoTensors(Fact):
+    """A part that is no whole safetensors file."""
+
+    detail: str
+    kind: Literal["no_tensors"] = "no_tensors"
+
+
+@dataclass(frozen=True)
+class WrongTensor(Fact):
+    """A part with a tensor that its stage does not have, or has otherwise."""
+
+    tensor: str
+    found: str  # its type and shape; empty: it is missing
+    right: str  # what they must be; empty: it does not belong there
+    kind: Literal["wrong_tensor"] = "wrong_tensor"
+
+
+@dataclass(frozen=True)
+class Overdue(Fact):
+    """A part that was not here in time, while the run went on: limits.part_seconds."""
+
+    seconds: float
+    kind: Literal["overdue"] = "overdue"
+
+
+Unfit = NoTensors | WrongTensor  # the part is here, and not what its stage saves
+PartFailure = NotWritten | TooLarge | NoRoom | Unfit | Overdue

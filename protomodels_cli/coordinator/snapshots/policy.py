@@ -127,7 +127,14 @@ def complete(moves: Moves) -> None:
             continue
         moves.record(Saved(step, parts))
         _note_parts(moves)
-        moves.set(whole={s: p for s, p in moves.state.whole.items() if s > step}, suspects=frozenset())
+        begun = {mark.key for mark in moves.state.history.pending}
+        moves.set(
+            whole={s: p for s, p in moves.state.whole.items() if s > step},
+            arrived={key: stages for key, stages in moves.state.arrived.items() if key in begun},
+            suspects=frozenset(),
+            spoilt={},
+            late=0,
+        )
         moves.write_row("snapshot", step)
         moves.tell(notices.SnapshotComplete(step))
         for old in moves.state.history.snapshots[1 : -moves.state.spec.snapshots.keep]:
@@ -149,20 +156,26 @@ def note_part(moves: Moves, peer: str, part: Part) -> None:
         moves.set(peers={**moves.state.peers, peer: replace(known, parts=(known.parts | {part}) & needed)})
 
 
-def give_up(moves: Moves, event: PartFailed) -> None:
-    history = moves.state.history
-    if event.lineage != history.lineage or all(mark.step != event.step for mark in history.pending):
-        return
+def give_up(moves: Moves, *failed: PartFailed) -> bool:
+    """A snapshot that was begun, for these parts of it. Returns whether it was."""
+    state, event = moves.state, failed[0]
+    snapshot = event.lineage, event.step
+    if snapshot not in [mark.key for mark in state.history.pending] or event.lineage != state.history.lineage:
+        return False
     moves.record(GaveUp(event.step))
     moves.set(
-        whole={s: p for s, p in moves.state.whole.items() if s != event.step},
+        whole={s: p for s, p in state.whole.items() if s != event.step},
+        arrived={key: stages for key, stages in state.arrived.items() if key != snapshot},
+        due={key: until for key, until in state.due.items() if key != snapshot},
         unsaved=(event.step, event.why, moves.now),
         asked=(0, 0),
     )
     moves.do(KeepSnapshots())
-    peer = moves.state.peers.get(event.peer or "")
-    name = peer.name if peer else ""
-    moves.tell(notices.SnapshotFailed(event.step, event.stage, event.peer, name, event.why))
+    for part in failed:
+        peer = state.peers.get(part.peer or "")
+        name = peer.name if peer else ""
+        moves.tell(notices.SnapshotFailed(part.step, part.stage, part.peer, name, part.why))
+    return True
 
 
 def may_try_again(moves: Moves) -> bool:

@@ -76,17 +76,13 @@ class Snapshots:
         sync_folder(path.parent)
 
     def has(self, lineage: int, step: int, stage: int) -> bool:
-        return stage in self._arrived(lineage, step)
+        return stage in self.here(lineage, step)
 
-    def _arrived(self, lineage: int, step: int) -> dict[int, str]:
+    def here(self, lineage: int, step: int) -> dict[int, str]:
+        """The parts that have arrived of a snapshot that was begun: stage → hash."""
         folder = self._begun(lineage, step)
         found = [ARRIVED.fullmatch(path.name) for path in folder.iterdir()] if folder.exists() else []
         return {int(m[1]): m[2] for m in found if m}
-
-    def whole(self, lineage: int, step: int, stages: int) -> tuple[str, ...] | None:
-        """The hashes of all parts, once all are here."""
-        here = self._arrived(lineage, step)
-        return tuple(here[i] for i in range(stages)) if len(here) == stages else None
 
     def settle(self, history: Callable[[], History]) -> None:
         """Give the complete ones their names, delete those that the journal says it needs no longer, and set the

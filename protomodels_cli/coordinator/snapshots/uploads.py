@@ -13,8 +13,10 @@ from pathlib import Path
 
 from protomodels_cli.coordinator import bad_requests, events, reasons
 from protomodels_cli.coordinator.bad_requests import BadRequest
+from protomodels_cli.coordinator.history import Mark
 from protomodels_cli.coordinator.sentences import part_failure
 from protomodels_cli.coordinator.snapshots import failures
+from protomodels_cli.coordinator.snapshots.content import ROOM_FOR_NAMES, unfit
 from protomodels_cli.coordinator.snapshots.store import Snapshots, patiently
 from protomodels_cli.coordinator.state import State
 from protomodels_cli.coordinator.subspace import Subspace
@@ -26,8 +28,6 @@ from protomodels_cli.spec.cut import spans
 from protomodels_cli.wire.channels import PIECE
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 
-ROOM_FOR_NAMES = 1 << 20  # beside the numbers of a snapshot's part
-
 Chunks = AsyncIterator[pb.UploadChunk]
 
 
@@ -35,8 +35,8 @@ class Later(Exception):
     """The upload is needed, but not now: the peer retries."""
 
 
-class TooLarge(Exception):
-    """A part with more bytes than its stage can have: a retry does not help."""
+class Refused(Exception):
+    """A part that cannot be its stage's: a retry does not help."""
 
 
 class Damaged(Exception):
@@ -66,7 +66,7 @@ class Uploads:
     # Parts of snapshots
 
     def offered(self, peer: str, header: pb.UploadHeader) -> int | None:
-        """The byte from which on this part is needed; None: not at all. Raises BadRequest, and TooLarge, with which the
+        """The byte from which on this part is needed; None: not at all. Raises BadRequest, and Refused, with which the
         snapshot is given up."""
         history = self._state().history
         if not self._is_pending(header):
@@ -79,16 +79,18 @@ class Uploads:
         span = spans(history.layers)[header.stage]
         most = StageMemory(self._state().spec).saved(span.start, span.stop) + ROOM_FOR_NAMES
         if header.size > most:
-            why = failures.TooLarge(header.size, most)
-            self._submit(events.PartFailed(peer, header.lineage, header.step, header.stage, why))
-            raise TooLarge(part_failure(why))
+            raise self._refused(peer, header, failures.TooLarge(header.size, most))
         if self._snapshots.has(header.lineage, header.step, header.stage):
             return None
         path = self._snapshots.coming(header.lineage, header.step, header.stage, header.sha256)
         return path.stat().st_size if path.exists() else 0
 
+    def _refused(self, peer: str, header: pb.UploadHeader, why: failures.TooLarge | failures.Unfit) -> Refused:
+        self._submit(events.PartFailed(peer, header.lineage, header.step, header.stage, why))
+        return Refused(part_failure(why))
+
     async def receive(self, peer: str, header: pb.UploadHeader, chunks: Chunks) -> None:
-        """Returns once all of it is on our disk. Raises BadRequest, TooLarge, Damaged and Later; Later also where our
+        """Returns once all of it is on our disk. Raises BadRequest, Refused, Damaged and Later; Later also where our
         own disk failed, which is not the peer's fault."""
         if header.kind == pb.UploadHeader.BASIS:
             await self._receive_basis(peer, header, chunks)
@@ -121,14 +123,28 @@ class Uploads:
             if await asyncio.to_thread(hash_file, path) != header.sha256:
                 path.unlink()
                 raise Damaged(f"the part of stage {header.stage} arrived damaged (hash mismatch)")
+            if (flaw := await asyncio.to_thread(self._unfit, path, header)) is not None:
+                path.unlink()
+                raise self._refused(peer, header, flaw)
             await asyncio.to_thread(self._snapshots.arrived, path)
             SNAPSHOTS.info("stage %d's part of the snapshot at step %d arrived", header.stage, header.step)
         finally:
             self._coming.discard(path)
         self.look(header.lineage, header.step)
 
+    def _pending(self, header: pb.UploadHeader) -> Mark | None:
+        """The snapshot that was begun and that this part is of."""
+        marks = self._state().history.pending
+        return next((m for m in marks if m.key == (header.lineage, header.step)), None)
+
     def _is_pending(self, header: pb.UploadHeader) -> bool:
-        return any(m.key == (header.lineage, header.step) for m in self._state().history.pending)
+        return self._pending(header) is not None
+
+    def _unfit(self, path: Path, header: pb.UploadHeader) -> failures.Unfit | None:
+        state, mark = self._state(), self._pending(header)
+        if mark is None:  # given up meanwhile
+            return None
+        return unfit(path, state.spec, state.history.layers, mark, header.stage)
 
     async def _append(self, chunks: Chunks, header: pb.UploadHeader, path: Path) -> int:
         """Returns the size of the file then. The bytes of an upload that broke off stay."""
@@ -145,10 +161,24 @@ class Uploads:
         return arrived
 
     def look(self, lineage: int, step: int) -> None:
-        """Are all parts of this snapshot here?"""
-        parts = self._snapshots.whole(lineage, step, len(self._state().history.layers))
-        if parts is not None:
-            self._submit(events.SnapshotWhole(lineage, step, parts))
+        """Which parts of this snapshot are here?"""
+        here, stages = self._snapshots.here(lineage, step), len(self._state().history.layers)
+        if len(here) == stages:
+            self._submit(events.SnapshotWhole(lineage, step, tuple(here[i] for i in range(stages))))
+        else:
+            self._submit(events.PartsArrived(lineage, step, frozenset(here)))
+
+    async def unfit(self, mark: Mark, stage: int) -> failures.Unfit | None:
+        """What is wrong with a part of a complete snapshot, its numbers included. Raises OSError."""
+
+        def look() -> failures.Unfit | None:
+            state, part = self._state(), self._snapshots.open_part(mark, stage)
+            if part is None:
+                raise FileNotFoundError
+            with part:
+                return unfit(part, state.spec, state.history.layers, mark, stage, numbers=True)
+
+        return await patiently(look)
 
     async def read_part(self, request: pb.FetchRequest) -> AsyncIterator[bytes]:
         """A part of a complete snapshot, in pieces. Raises FileNotFoundError where there is none, and OSError where it

@@ -19,7 +19,7 @@ from protomodels_cli.protocol.parts import Part
 from protomodels_cli.retry import Backoff, retry
 from protomodels_cli.spec.schema import SnapshotSpec
 from protomodels_cli.wire.client import Metadata
-from protomodels_cli.wire.parts import TOO_LARGE, part_message, part_of
+from protomodels_cli.wire.parts import REFUSED, part_message, part_of
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.pb import pmtrain_pb2_grpc as rpc
 from protomodels_cli.wire.troubles import PartNotWritten
@@ -122,7 +122,7 @@ class SnapshotExchange:
         except grpc.aio.AioRpcError as e:
             if e.code() in transfer.NOT_WANTED:
                 return  # not any more
-            if e.code() == TOO_LARGE:
+            if e.code() == REFUSED:
                 self.parts.remove(part)
                 self._tell(notices.PartRefused(part.step, part.stage, e.details() or ""))
             elif e.code() == grpc.StatusCode.DATA_LOSS and not await asyncio.to_thread(self.parts.is_whole, part):

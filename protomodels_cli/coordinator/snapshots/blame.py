@@ -1,0 +1,96 @@
+"""Who keeps snapshots from being complete: parts that do not come in time, or are not what they should be. Pure.
+
+A snapshot whose parts are not all here in time is given up, so that the next can be begun. A holder for whose part two
+in a row were given up is replaced where somebody can take its stage: once may be an accident, and replacing a holder
+costs the steps since the newest snapshot. Without anybody to take over, steps without snapshots are better than none.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from protomodels_cli.coordinator import assigning, reasons
+from protomodels_cli.coordinator.events import PartFailed, PartsArrived
+from protomodels_cli.coordinator.history import Mark
+from protomodels_cli.coordinator.moves import Moves
+from protomodels_cli.coordinator.snapshots import policy
+from protomodels_cli.coordinator.snapshots.failures import Overdue
+from protomodels_cli.coordinator.state import State
+from protomodels_cli.cost.memory import StageMemory
+from protomodels_cli.spec.cut import spans
+from protomodels_cli.spec.schema import RunSpec
+
+SLOW_LINE = 8e6  # bits a second that an upload must reach on average, where the spec does not make it slower
+AT_LEAST = 120.0  # seconds: to copy and write a part, and for a line that is gone for a while
+MOST_SPOILT = 2  # snapshots in a row
+MOST_LATE = 3  # times in a row that there is twice the time
+
+
+def part_seconds(spec: RunSpec, layers: Sequence[int]) -> float:
+    """How long the parts of a snapshot may take to arrive: the largest, over a slow line."""
+    if spec.limits.part_seconds is not None:
+        return spec.limits.part_seconds
+    memory = StageMemory(spec)
+    largest = max(memory.saved(span.start, span.stop) for span in spans(layers))
+    allowed = min(spec.snapshots.bits_per_second or math.inf, spec.wire.link.bits_per_second)
+    return AT_LEAST + 8 * largest / min(SLOW_LINE, allowed / 2)
+
+
+def hear_arrived(moves: Moves, event: PartsArrived) -> None:
+    snapshot = event.lineage, event.step
+    if snapshot in [mark.key for mark in moves.state.history.pending]:
+        moves.set(arrived={**moves.state.arrived, snapshot: event.stages})
+
+
+def hear_failed(moves: Moves, event: PartFailed) -> None:
+    if policy.give_up(moves, event) and event.peer is not None:
+        _blame(moves, event)
+
+
+def watch(moves: Moves) -> None:
+    """Give up what is overdue. The time runs while all holders are here: who is not is no slow uploader."""
+    state, history = moves.state, moves.state.history
+    awaited = [m for m in history.pending if m.step not in state.whole and not state.stands_still]
+    due = {m.key: state.due[m.key] for m in awaited if m.key in state.due}
+    if len(due) < len(awaited):
+        until = moves.now + _limit(state)
+        due = dict.fromkeys((m.key for m in awaited), until) | due
+    if due != state.due:
+        moves.set(due=due)
+    for mark in awaited:
+        if due[mark.key] <= moves.now:
+            _give_up_overdue(moves, mark)
+
+
+def _limit(state: State) -> float:
+    return part_seconds(state.spec, state.history.layers) * 2.0 ** min(state.late, MOST_LATE)
+
+
+def _give_up_overdue(moves: Moves, mark: Mark) -> None:
+    """Those who are late are at fault where at least half have delivered; otherwise the coordinator's own line may be
+    slow. Where that does not change who is to deliver, there is twice the time the next time."""
+    state, history = moves.state, moves.state.history
+    here = state.arrived.get(mark.key, frozenset())
+    why = Overdue(_limit(state))
+    late = [
+        PartFailed(holder, *mark.key, stage, why) for stage, holder in enumerate(history.holders) if stage not in here
+    ]
+    holders = [history.holders[failed.stage] for failed in late]
+    if not late or not policy.give_up(moves, *late):
+        return
+    if 2 * len(late) <= state.stages:
+        for failed in late:
+            _blame(moves, failed)
+        if any(moves.state.spoilt[holder] < MOST_SPOILT or holder not in moves.state.peers for holder in holders):
+            return
+    moves.set(late=state.late + 1)
+
+
+def _blame(moves: Moves, failed: PartFailed) -> None:
+    state, peer = moves.state, failed.peer
+    assert peer is not None
+    many = state.spoilt.get(peer, 0) + 1
+    moves.set(spoilt={**state.spoilt, peer: many})
+    if many >= MOST_SPOILT and assigning.is_replaceable(state, peer):
+        assigning.dismiss(moves, reasons.SpoiltSnapshots(failed.stage, many, failed.why), peer)
