@@ -126,4 +126,4 @@ def unreachable(patch: Any) -> None:
         mark()
         return "BLOCKED"
 
-    patch.setattr("protomodels_cli.coordinator.service.Service._dial_back", nobody)
+    patch.setattr("protomodels_cli.coordinator.service.dial_back", nobody)

@@ -254,8 +254,8 @@ async def test_one_address_cannot_take_all_the_room(authority):
 def test_an_ipv6_household_counts_as_one():
     callers = [doors._plain_ip(host) for host in ("::ffff:192.0.2.7", "2001:db8::1", "2001:db8::ff:1", "fe80::1%eth0")]
     assert callers == ["192.0.2.7", "2001:db8::1", "2001:db8::ff:1", "fe80::1"]
-    assert len({doors._neighbourhood(caller) for caller in callers}) == 3
-    assert doors._neighbourhood("192.0.2.7") != doors._neighbourhood("192.0.2.8")
+    assert len({doors.network_of(caller) for caller in callers}) == 3
+    assert doors.network_of("192.0.2.7") != doors.network_of("192.0.2.8")
 
 
 @pytest.mark.parametrize(

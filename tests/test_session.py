@@ -19,7 +19,8 @@ from waiting import until
 from protomodels_cli.coordinator import events, machine
 from protomodels_cli.coordinator.messages import turn_message
 from protomodels_cli.coordinator.run_dir import open_run_dir
-from protomodels_cli.coordinator.service import ControlStream, EnrolledPeer, Service
+from protomodels_cli.coordinator.service import Service
+from protomodels_cli.coordinator.sessions import ControlStream, EnrolledPeer
 from protomodels_cli.coordinator.state import Task
 from protomodels_cli.model.stage import Sync
 from protomodels_cli.protocol.messages import BadMessage

@@ -240,6 +240,7 @@ class Coordinator:
 
     def submit(self, event: events.Event) -> None:
         if isinstance(event, events.SnapshotLost):
+            self._service.taken(event)
             self._chore(self._look_into(event))
         else:
             self._events.put_nowait(event)
@@ -306,6 +307,7 @@ class Coordinator:
         """One event after another, also when the run is over: whoever comes then is told so."""
         while True:
             event, now = await self._events.get(), self._now()
+            self._service.taken(event)
             over_before = self.state.history.over
             try:
                 self.state, records, commands = machine.apply(self.state, event, now)

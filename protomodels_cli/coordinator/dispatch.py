@@ -30,7 +30,10 @@ class Dispatch:
 
     def explain(self, command: events.MakeSpare | events.Wait | events.Dismiss) -> None:
         """To a peer that has nothing to do now, or nothing any more."""
-        self._service.send(command.peer, **explanation(command))
+        if isinstance(command, events.Dismiss):
+            self._service.dismiss(command.peer, for_good=command.exit_code != 0, **explanation(command))
+        else:
+            self._service.send(command.peer, **explanation(command))
 
     def basis(self, state: State, version: int) -> None:
         assert self._subspace is not None

@@ -98,7 +98,7 @@ class Door:
     def _come_in(self, reader: StreamReader, writer: StreamWriter) -> None:
         peer = writer.get_extra_info("peername")
         caller = _plain_ip(peer[0]) if peer else None  # None: gone again already
-        neighbourhood = _neighbourhood(caller) if caller else ""
+        neighbourhood = network_of(caller) if caller else ""
         kind = None
         if len(self._tasks) >= self._most:
             kind = "too_many_connections"
@@ -204,7 +204,7 @@ def _plain_ip(host: str) -> str:
     return str(mapped or ip)
 
 
-def _neighbourhood(ip: str) -> str:
+def network_of(ip: str) -> str:
     """What is limited together: one IPv4 address, or one IPv6 /64, in which a household has addresses without end."""
     return str(ipaddress.ip_network(f"{ip}/64", strict=False)) if ":" in ip else ip
 

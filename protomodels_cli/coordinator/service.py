@@ -10,35 +10,46 @@ import hmac
 import json
 import re
 import secrets
-import ssl
 import time
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
-from cryptography import x509
 
 from protomodels_cli import PROTOCOL, __version__
 from protomodels_cli.coordinator import bad_requests, events, refusals
 from protomodels_cli.coordinator.bad_requests import BadRequest
+from protomodels_cli.coordinator.dial_back import dial_back
 from protomodels_cli.coordinator.door import Door
 from protomodels_cli.coordinator.messages import clean, event_of, owners_event, peer_of
-from protomodels_cli.coordinator.reasons import ConnectionClosed, InvalidMessage, NoHeartbeat
+from protomodels_cli.coordinator.reasons import (
+    ConnectionClosed,
+    InvalidMessage,
+    NoHeartbeat,
+    NotReading,
+    TooManyMessages,
+)
 from protomodels_cli.coordinator.run_dir import RunDir
 from protomodels_cli.coordinator.sentences import refusal
+from protomodels_cli.coordinator.sessions import (
+    FROM_PEER,
+    MOST_UNTAKEN,
+    UNTAKEN_SECONDS,
+    ControlStream,
+    CoolingOff,
+    EnrolledPeer,
+    most_waiting,
+)
 from protomodels_cli.coordinator.snapshots.failures import NotWritten
 from protomodels_cli.coordinator.snapshots.uploads import Damaged, Later, Refused, Uploads
 from protomodels_cli.observe.logs import WIRE
-from protomodels_cli.quantities import duration
 from protomodels_cli.spec.plugins import packages_used
 from protomodels_cli.spec.schema import RunSpec
 from protomodels_cli.wire.channels import HEARTBEATS, SERVER_OPTIONS
-from protomodels_cli.wire.join_link import address
 from protomodels_cli.wire.parts import REFUSED
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.pb import pmtrain_pb2_grpc as rpc
-from protomodels_cli.wire.tls import COORDINATOR_NAME, Identity, client_context, peer_name
+from protomodels_cli.wire.tls import COORDINATOR_NAME, Identity, peer_name
 
 DENIED, UNFIT = grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.FAILED_PRECONDITION
 MOST_ENROLLED = 10_000
@@ -46,32 +57,6 @@ MOST_UPLOADS = 2  # of one peer: a basis and a part of a snapshot may fall toget
 MOST_OFFSET = 2**63 - 1  # at which a file can be read
 SESSION_WITHIN = 600.0  # seconds after Enrol
 REGISTER_SECONDS, STRANGER_SECONDS = 30.0, 1.0  # for the first message of a session
-REACH_SECONDS = 4.0
-
-
-@dataclass
-class ControlStream:
-    """The stream of one session, from the coordinator's side. A peer that reconnects opens another."""
-
-    outbox: asyncio.Queue[pb.CoordinatorMessage | None] = field(default_factory=asyncio.Queue)  # None: the end
-    sent: int = 0  # messages
-    last_received: float = field(default_factory=time.monotonic)
-
-    def send(self, message: pb.CoordinatorMessage) -> None:
-        self.sent += 1
-        message.number = self.sent
-        self.outbox.put_nowait(message)
-
-
-@dataclass
-class EnrolledPeer:
-    """A peer that showed the token, to this coordinator or to the one before a restart."""
-
-    since: float
-    reached: tuple[str, int] | None = None  # where the coordinator has dialled the peer
-    uploads: int = 0
-    stream: ControlStream | None = None
-    unannounced: int = 0  # streams of which the machine has not processed the Joined event yet
 
 
 class Service(rpc.PeeringServicer, rpc.OperatorServicer):
@@ -86,6 +71,8 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
         self._spec, self._run_dir = spec, run_dir
         self._submit, self._uploads, self._status = submit, uploads, status
         self._enrolled: dict[str, EnrolledPeer] = {}
+        self._most_waiting, self._cooling = most_waiting(spec), CoolingOff()
+        self._untaken: dict[int, EnrolledPeer] = {}  # whose events wait for the machine
         self._watching: asyncio.Task[None] | None = None
         self._identity: Identity = run_dir.authority.issue_with_key(COORDINATOR_NAME)
         self._server = grpc.aio.server(options=SERVER_OPTIONS)
@@ -108,15 +95,28 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
             self._watching.cancel()
         for peer in self._enrolled.values():
             if peer.stream is not None:
-                peer.stream.outbox.put_nowait(None)
+                peer.stream.end()
         await self._server.stop(grace=2)
         if self.door is not None:
             await self.door.close()
 
     def send(self, peer: str, **body: Any) -> None:
         known = self._enrolled.get(peer)
-        if known is not None and known.stream is not None and not known.unannounced:
-            known.stream.send(pb.CoordinatorMessage(**body))
+        if known is None or known.stream is None or known.unannounced:
+            return
+        stream = known.stream
+        stream.send(pb.CoordinatorMessage(**body))
+        if stream.outbox.qsize() > self._most_waiting and not stream.refused:
+            stream.refused = True
+            self._submit(events.Trouble(peer, NotReading(stream.outbox.qsize())))
+
+    def dismiss(self, peer: str, for_good: bool, **body: Any) -> None:
+        """Send it the reason and close its stream."""
+        self.send(peer, **body)
+        if (known := self._enrolled.get(peer)) is not None:
+            known.dismissed |= for_good
+            if known.stream is not None:
+                known.stream.end_soon()
 
     def send_all(self, **body: Any) -> None:
         for peer in list(self._enrolled):
@@ -150,14 +150,14 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
                 if now - stream.last_received > lease - every:
                     self._end(peer, stream, events.Left(peer, NoHeartbeat(lease)))
                 else:
-                    stream.outbox.put_nowait(pb.CoordinatorMessage(number=stream.sent, heartbeat=pb.Heartbeat()))
+                    stream.beat()
 
     def _end(self, peer: str, stream: ControlStream, event: events.Left) -> None:
         """A stream has ended: the peer is gone, unless it has opened another."""
         known = self._enrolled.get(peer)
         if known is not None and known.stream is stream:
             known.stream, known.since = None, time.monotonic()
-            stream.outbox.put_nowait(None)
+            stream.end()
             self._submit(event)
 
     # Joining
@@ -169,6 +169,8 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
             theirs = clean(request.version), request.protocol
             await _refuse(context, refusals.OtherProtocol(*theirs, __version__, PROTOCOL))
         self._forget_the_absent()
+        if left := self._cooling.seconds_left(self._address(context), time.monotonic()):
+            await _refuse(context, refusals.CoolingOff(left))
         if len(self._enrolled) >= MOST_ENROLLED:
             await _refuse(context, refusals.TooManyPeers(MOST_ENROLLED))
         peer = f"p{secrets.token_hex(4)}"
@@ -199,7 +201,8 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
         if not self._is_enrolled(context):
             await _refuse(context, refusals.NotEnrolled())
         peer = _metadata(context, "peer")
-        self._enrolled.setdefault(peer, EnrolledPeer(time.monotonic()))
+        if self._enrolled.setdefault(peer, EnrolledPeer(time.monotonic())).dismissed:
+            await _refuse(context, refusals.Dismissed())
         return peer
 
     def _is_enrolled(self, context: grpc.aio.ServicerContext) -> bool:
@@ -215,30 +218,10 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
         self, request: pb.ReachabilityRequest, context: grpc.aio.ServicerContext
     ) -> pb.ReachabilityReply:
         peer, host = await self._caller(context), self._address(context)
-        reason = await self._dial_back(peer, host, request.port)
+        reason = await dial_back(self._identity, peer, host, request.port)
         if not reason and peer in self._enrolled:
             self._enrolled[peer].reached = host, request.port
         return pb.ReachabilityReply(reachable=not reason, host=host, reason=reason)
-
-    async def _dial_back(self, peer: str, host: str, port: int) -> str:
-        """Do a TLS handshake with whoever answers there. Empty: it is that peer; otherwise the reason."""
-        if not 1 <= port <= 65535 or not host:
-            return "the coordinator does not know the peer's address or port"
-        where = address(host, port)
-        try:
-            async with asyncio.timeout(REACH_SECONDS):
-                _, writer = await asyncio.open_connection(host, port, ssl=client_context(self._identity))
-        except TimeoutError:
-            return f"no answer from {where} within {duration(REACH_SECONDS)}"
-        except (OSError, ssl.SSLError) as e:
-            return f"cannot reach {where}: {getattr(e, 'strerror', None) or e}"
-        try:
-            der = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
-            names = x509.load_der_x509_certificate(der).extensions.get_extension_for_class(x509.SubjectAlternativeName)
-            right = peer_name(peer) in names.value.get_values_for_type(x509.DNSName)
-            return "" if right else f"another peer answers at {where}"
-        finally:
-            writer.transport.abort()
 
     # The run
 
@@ -252,15 +235,15 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
         if register is None or register.spec_sha256 != self._spec.sha256():
             await _refuse(context, refusals.OtherSpec())
             return
-        known, stream = self._enrolled.setdefault(peer, EnrolledPeer(time.monotonic())), ControlStream()
+        known, stream = self._enrolled.setdefault(peer, EnrolledPeer(time.monotonic())), ControlStream(address)
         reached = known.reached == (address, register.port)
         try:
             joined = events.Joined(peer_of(peer, register, address, reached, time.time()))
         except ValueError as e:
             await _reject(context, bad_requests.InvalidRegistration(str(e)))
         if known.stream is not None:  # of a connection that broke unnoticed
-            known.stream.outbox.put_nowait(None)
-        known.stream = stream
+            known.stream.end()
+        known.stream, stream.serving = stream, asyncio.current_task()
         known.unannounced += 1
         self._submit(joined)
         reading = asyncio.create_task(self._receive(peer, stream, request_iterator))
@@ -296,12 +279,33 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
             stream.last_received = time.monotonic()
             if self._enrolled[peer].stream is not stream:
                 return  # the peer has opened another stream
+            if not self._enrolled[peer].may_say(message, stream.last_received):
+                stream.refused = True
+                self._cooling.begin(stream.address, stream.last_received)
+                self._submit(events.Trouble(peer, TooManyMessages(FROM_PEER.per_second)))
+            if stream.refused:
+                await asyncio.Event().wait()  # nothing more is read: the stream ends once the peer has been told why
             try:
                 event = event_of(peer, message, self._spec)
             except ValueError as e:
                 event = events.Trouble(peer, InvalidMessage(str(e)))
             if event is not None:
-                self._submit(event)
+                await self._pass_on(peer, stream, event)
+
+    async def _pass_on(self, peer: str, stream: ControlStream, event: events.Event) -> None:
+        """Returns once there is room for more from this peer: what it says meanwhile waits on its own machine."""
+        known = self._enrolled[peer]
+        self._untaken[id(event)] = known
+        known.untaken += 1
+        self._submit(event)
+        while known.untaken >= MOST_UNTAKEN:
+            await asyncio.sleep(UNTAKEN_SECONDS)
+            stream.last_received = time.monotonic()  # it is not the peer that is silent
+
+    def taken(self, event: events.Event) -> None:
+        """The machine has processed this event."""
+        if (known := self._untaken.pop(id(event), None)) is not None:
+            known.untaken -= 1
 
     async def Offer(self, request: pb.UploadHeader, context: grpc.aio.ServicerContext) -> pb.OfferReply:
         peer = await self._caller(context)

@@ -1,0 +1,98 @@
+"""A peer's session as the coordinator has it: one stream of messages each way, with bounds on both.
+
+Knows no gRPC and no machine. What a peer says beyond its rate is not read any more, and what it does not read is not
+kept for it without end: either is a reason to dismiss it, which is not decided here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+
+from protomodels_cli.coordinator.door import network_of
+from protomodels_cli.coordinator.rates import Bucket, Rate
+from protomodels_cli.spec.schema import RunSpec
+from protomodels_cli.wire.pb import pmtrain_pb2 as pb
+
+# Of a peer's messages, each of which costs a token and another for every so many bytes. An honest peer sends five
+# heartbeats a lease and a word or two a step; one that joins or reconnects, a few more. The finest steps take 10 ms.
+FROM_PEER, TOKEN_BYTES = Rate(per_second=200.0, burst=500.0), 4096
+COOLING_SECONDS = 60.0  # in which nobody joins from where a peer was sent away for sending more
+MOST_UNTAKEN = 1000  # events of one peer that may wait for the machine; then nothing is read from it for a while
+UNTAKEN_SECONDS = 0.05  # until the next look
+FOR_OTHERS = 1000  # messages that may wait for a peer beside its token ids
+FEEDS = 4  # times the token ids of a step, the next step and an evaluation: generations may follow each other quickly
+CLOSE_SECONDS = 2.0  # for a peer that was dismissed to read why
+
+
+def most_waiting(spec: RunSpec) -> int:
+    """Messages that may wait for one peer: no honest one is that far behind."""
+    rows = spec.batch.size // spec.batch.microbatches
+    return FOR_OTHERS + FEEDS * (2 * spec.batch.microbatches + -(-spec.eval.windows // rows))
+
+
+@dataclass
+class ControlStream:
+    """The stream of one session, from the coordinator's side. A peer that reconnects opens another."""
+
+    address: str = ""  # where the peer is
+    outbox: asyncio.Queue[pb.CoordinatorMessage | None] = field(default_factory=asyncio.Queue)  # None: the end
+    sent: int = 0  # messages
+    last_received: float = field(default_factory=time.monotonic)
+    serving: asyncio.Task[object] | None = None  # what ends with it
+    refused: bool = False  # the machine was told that this peer says or leaves too much: it is heard no more
+
+    def send(self, message: pb.CoordinatorMessage) -> None:
+        self.sent += 1
+        message.number = self.sent
+        self.outbox.put_nowait(message)
+
+    def beat(self) -> None:
+        """Unless something else waits to be sent, which says as much."""
+        if self.outbox.empty():
+            self.outbox.put_nowait(pb.CoordinatorMessage(number=self.sent, heartbeat=pb.Heartbeat()))
+
+    def end(self) -> None:
+        """After what waits to be sent."""
+        self.outbox.put_nowait(None)
+
+    def end_soon(self) -> None:
+        """The same, whether or not the peer reads it."""
+        self.end()
+        if self.serving is not None:
+            asyncio.get_running_loop().call_later(CLOSE_SECONDS, self.serving.cancel)
+
+
+class CoolingOff:
+    """Networks from which nobody may join for a while: whoever is sent away could be back at once as another."""
+
+    def __init__(self) -> None:
+        self._until: dict[str, float] = {}
+
+    def begin(self, ip: str, now: float) -> None:
+        self._until = {known: until for known, until in self._until.items() if until > now}
+        self._until[network_of(ip)] = now + COOLING_SECONDS
+
+    def seconds_left(self, ip: str, now: float) -> float:
+        return max(0.0, self._until.get(network_of(ip), now) - now) if ip else 0.0
+
+
+@dataclass
+class EnrolledPeer:
+    """A peer that showed the token, to this coordinator or to the one before a restart."""
+
+    since: float
+    reached: tuple[str, int] | None = None  # where the coordinator has dialled the peer
+    uploads: int = 0
+    stream: ControlStream | None = None
+    unannounced: int = 0  # streams of which the machine has not processed the Joined event yet
+    untaken: int = 0  # events that the machine has not processed yet
+    dismissed: bool = False  # for good: it is not let in again under this name
+    bucket: Bucket | None = None  # of its messages, on whichever stream; None: it has sent none
+
+    def may_say(self, message: pb.PeerMessage, now: float) -> bool:
+        bucket = self.bucket or Bucket.full(FROM_PEER, now)
+        left = bucket.take(FROM_PEER, 1 + message.ByteSize() / TOKEN_BYTES, now)
+        self.bucket = left or bucket
+        return left is not None
