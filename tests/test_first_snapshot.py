@@ -24,7 +24,7 @@ from protomodels_cli.coordinator import events as ev
 from protomodels_cli.coordinator import notices, reasons
 from protomodels_cli.coordinator.history import History, Initialised, Mark, Placed, beginning, fold
 from protomodels_cli.coordinator.identity import RunIdentity
-from protomodels_cli.coordinator.rebuild import _history
+from protomodels_cli.coordinator.rebuild import history_from
 from protomodels_cli.coordinator.snapshots.first import FirstSnapshot
 from protomodels_cli.coordinator.snapshots.store import Snapshots
 from protomodels_cli.coordinator.snapshots.upkeep import Upkeep
@@ -167,8 +167,8 @@ def test_a_beginning_that_a_new_journal_does_not_have_is_cut_again(folder):
     b.tell(CUT)
     b.answer_until(lambda: b.state.history.step == 5 and b.state.history.newest.step == 5)
     found = b.state.history.newest
-    lost = _history(beginning(""), [found], 1000, 5)
-    kept = _history(beginning(""), [b.state.history.snapshots[0], found], 1000, 5)
+    lost = history_from(beginning(""), [found], 1000, 5)
+    kept = history_from(beginning(""), [b.state.history.snapshots[0], found], 1000, 5)
     assert [m.key for m in kept.snapshots] == [(0, 0), found.key]
     assert (kept.snapshots[0].parts, lost.snapshots[0].parts) == (("a", "b"), ())
     for history, again in ((lost, [(2, 1)]), (kept, [])):

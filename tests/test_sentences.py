@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
+from sentences_of_refusals import AGAIN, REFUSALS
 from test_sentences_store import STORE
 from wording import check_kinds, check_row, check_wording, facts_of, members
 
@@ -186,7 +187,6 @@ LOSSES: list[tuple[r.Loss, str]] = [
     (r.InvalidBasis("not orthonormal"), "sent an invalid basis: not orthonormal"),
 ]
 
-AGAIN = "join again; if the same happens again, tell the run's owner"
 DISMISSALS: list[tuple[r.Dismissal, str, str]] = [
     (r.RunFinished(), "the run is done", ""),
     (r.RunStopped(5), "the run was stopped by the owner, saved up to step 5", ""),
@@ -220,30 +220,6 @@ DISMISSALS: list[tuple[r.Dismissal, str, str]] = [
         AGAIN,
     ),
     (r.InvalidBasis("x"), "dismissed: sent an invalid basis: x", AGAIN),
-]
-
-REFUSALS: list[tuple[no.Refusal, str, str]] = [
-    (no.WrongToken(), "the join token is not this run's", "ask the run's owner for a fresh join link"),
-    (no.NotOwner(), "only the run's owner may do this", "run the command where the run directory is, as the owner"),
-    (no.NotEnrolled(), "this peer is not enrolled in this run", "join again"),
-    (no.Dismissed(), "this peer was dismissed from this run", AGAIN),
-    (
-        no.CoolingOff(41.2),
-        "a peer from this network was dismissed for sending too many messages",
-        "join again in 42 s",
-    ),
-    (
-        no.OtherProtocol("0.2", 3, "0.3", 4),
-        "this peer has pmtrain 0.2 (protocol 3), the coordinator 0.3 (protocol 4)",
-        "install pmtrain 0.3 here",
-    ),
-    (
-        no.TooManyPeers(10_000),
-        "10,000 peers have joined this run already",
-        "ask the run's owner to restart the coordinator",
-    ),
-    (no.InvalidKey("not a key", "0.3"), "this peer's key cannot be signed: not a key", "install pmtrain 0.3 here"),
-    (no.OtherSpec(), "this peer's spec is not the run's (hash mismatch)", "join again with this run's link"),
 ]
 
 PAUSES: list[tuple[r.Pause, str]] = [

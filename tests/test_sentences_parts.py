@@ -13,6 +13,7 @@ from protomodels_cli.coordinator.snapshots import failures as f
 SAID: list[tuple[f.PartFailure, str]] = [
     (f.NotWritten("No space left on device"), "No space left on device"),
     (f.TooLarge(3 << 20, 2 << 20), "the part has 3 MiB, and may have 2 MiB at most"),
+    (f.NoRoom(3 << 20), "the coordinator's disk lacks 3 MiB"),
     (f.NoTensors("the header is not JSON"), "the part is not a safetensors file: the header is not JSON"),
     (f.WrongTensor("basis/u", "", "F32 [32, 6]"), "the part lacks basis/u (F32 [32, 6])"),
     (f.WrongTensor("weights/y", "F32 [2]", ""), "the part has weights/y (F32 [2]), which the stage does not have"),

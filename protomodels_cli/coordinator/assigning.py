@@ -19,9 +19,10 @@ from protomodels_cli.coordinator.events import (
     GoOn,
     KeepSnapshots,
     MakeSpare,
+    SnapshotLost,
     Wait,
 )
-from protomodels_cli.coordinator.history import History, Initialised, Mark, Placed, RolledBack
+from protomodels_cli.coordinator.history import Forgot, History, Initialised, Mark, Placed, RolledBack
 from protomodels_cli.coordinator.moves import Moves
 from protomodels_cli.coordinator.placement import Placement
 from protomodels_cli.coordinator.sharing import fill_on_cards, place_on_cards
@@ -267,3 +268,22 @@ def _wait(moves: Moves, what: reasons.Missing) -> None:
     moves.set(missing=what)
     for peer in moves.state.peers:
         moves.do(Wait(peer, what) if peer in moves.state.holds else MakeSpare(peer, what))
+
+
+def lose_snapshot(moves: Moves, event: SnapshotLost) -> None:
+    """A stage's part is damaged wherever it was looked for: what it belongs to is worth nothing. If it is only the peer
+    that cannot read it, it may try again, a few times."""
+    state, history = moves.state, moves.state.history
+    known = state.stage_of(event.peer) is not None and event.generation == history.generation
+    snapshot = (event.lineage, event.step)
+    if not known or snapshot not in [m.key for m in history.snapshots if m.parts]:
+        return
+    if event.whole_here:
+        assign_again(moves, reasons.PartUnreadable(event.step), event.peer)
+        return
+    if snapshot == history.snapshots[0].key:
+        return  # there is nothing before it: the coordinator ends
+    moves.tell(notices.SnapshotUnusable(event.step, event.why))
+    moves.record(Forgot(*snapshot, unusable=True))
+    roll_back(moves, moves.state.history.newest, reasons.SnapshotDamaged(event.step))
+    regroup(moves)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import signal
 import time
 import traceback
@@ -19,13 +18,14 @@ from protomodels_cli.coordinator.as_json import as_json
 from protomodels_cli.coordinator.books import open_books
 from protomodels_cli.coordinator.deposit import Deposit
 from protomodels_cli.coordinator.dispatch import Dispatch
+from protomodels_cli.coordinator.failing import cannot_write, flaw_of, no_beginning, no_memory
 from protomodels_cli.coordinator.feed import Feed
-from protomodels_cli.coordinator.history import Decided, History, Mark, Record
+from protomodels_cli.coordinator.history import Decided, History, Record
 from protomodels_cli.coordinator.journal import create
 from protomodels_cli.coordinator.messages import keep_message
 from protomodels_cli.coordinator.reasons import NoHeartbeat, UnprocessableMessage
 from protomodels_cli.coordinator.run_dir import BASES, JOURNAL, METRICS, SNAPSHOTS, RunDir
-from protomodels_cli.coordinator.sentences import part_failure, sentence
+from protomodels_cli.coordinator.sentences import sentence
 from protomodels_cli.coordinator.service import Service
 from protomodels_cli.coordinator.snapshots.copies import SPEC, Copies
 from protomodels_cli.coordinator.snapshots.first import FirstSnapshot
@@ -266,20 +266,12 @@ class Coordinator:
             return
         self._looked[lost.peer] = lost.generation
         whole, why = await self._upkeep.is_whole(mark, stage), lost.why
-        if whole and (flaw := await self._unfit(mark, stage)):
+        if whole and (flaw := await flaw_of(self._uploads.unfit(mark, stage))):
             whole, why = False, flaw
         if not whole and mark == history.snapshots[0]:
             self._end_with(no_beginning(stage, self.spec.model.init or ""))
             return
         self._events.put_nowait(replace(lost, whole_here=whole, why=why))
-
-    async def _unfit(self, mark: Mark, stage: int) -> str:
-        """What is wrong with a part whose bytes are right; empty: nothing."""
-        try:
-            flaw = await self._uploads.unfit(mark, stage)
-        except OSError as e:
-            return e.strerror or str(e)
-        return "" if flaw is None else part_failure(flaw)
 
     async def _cut(self, layers: tuple[int, ...], first: FirstSnapshot) -> None:
         try:
@@ -287,8 +279,7 @@ class Coordinator:
         except OSError as e:
             self._fail(e)
         except MemoryError:
-            what = f"there is too little memory to cut {self.spec.model.init}: its largest tensor is needed three times"
-            raise UserError(what, "free memory, or lead the run from a larger machine", "memory") from None
+            raise no_memory(self.spec.model.init or "") from None
         else:
             self.submit(events.CheckpointCut(layers, cut.parts, cut.source, cut.tied))
 
@@ -407,22 +398,3 @@ class Coordinator:
     def _write_summary(self) -> None:
         path = self.run_dir.path / "summary.json"
         self._totals.write(path, self.state.history, self.spec, self._dispatch.relayed())
-
-
-def no_beginning(stage: int, checkpoint: str) -> UserError:
-    return UserError(
-        f"stage {stage}'s part of the first snapshot is missing or damaged, and cannot be cut from {checkpoint} again",
-        f"put the checkpoint that the run began with at {checkpoint}, and start the coordinator again",
-        kind="no_beginning",
-    )
-
-
-def cannot_write(folder: Path, error: OSError) -> UserError:
-    again = "start the coordinator again with the same command: the journal has every decision"
-    if isinstance(error, FileExistsError):
-        what = f"{error.filename} is there already, and belongs to no run that has begun"
-        return UserError(what, f"move it away, or choose another run directory than {folder}", kind="leftover")
-    what = f"cannot write to {folder}: {error.strerror or error}"
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return UserError(what, f"free some space and {again}", kind="disk_full")
-    return UserError(what, f"check the disk and the permissions of {folder}, then {again}", kind="cannot_write")

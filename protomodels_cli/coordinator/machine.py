@@ -41,7 +41,6 @@ from protomodels_cli.coordinator.history import (
     Decided,
     Ended,
     Evaluated,
-    Forgot,
     History,
     Paused,
     Record,
@@ -131,7 +130,7 @@ def _take(moves: Moves, event: Event) -> None:
         case CheckpointCut():
             assigning.take_first_snapshot(moves, event)
         case SnapshotLost():
-            _lose_snapshot(moves, event)
+            assigning.lose_snapshot(moves, event)
         case Prefetched(peer_id, part):
             policy.note_part(moves, peer_id, part)
             absences.weigh(moves)
@@ -374,28 +373,6 @@ def _take_basis(moves: Moves, event: BasisTaken) -> None:
     moves.set(took_basis=state.took_basis | {stage})
     if len(moves.state.took_basis) == state.stages:
         _go_on_if_idle(moves)
-
-
-# What goes wrong
-
-
-def _lose_snapshot(moves: Moves, event: SnapshotLost) -> None:
-    """A stage's part is damaged wherever it was looked for: what it belongs to is worth nothing. If it is only the peer
-    that cannot read it, it may try again, a few times."""
-    state, history = moves.state, moves.state.history
-    known = state.stage_of(event.peer) is not None and event.generation == history.generation
-    snapshot = (event.lineage, event.step)
-    if not known or snapshot not in [m.key for m in history.snapshots if m.parts]:
-        return
-    if event.whole_here:
-        assigning.assign_again(moves, reasons.PartUnreadable(event.step), event.peer)
-        return
-    if snapshot == history.snapshots[0].key:
-        return  # there is nothing before it: the coordinator ends
-    moves.tell(notices.SnapshotUnusable(event.step, event.why))
-    moves.record(Forgot(*snapshot, unusable=True))
-    assigning.roll_back(moves, moves.state.history.newest, reasons.SnapshotDamaged(event.step))
-    assigning.regroup(moves)
 
 
 def _dismiss_all(moves: Moves) -> None:

@@ -11,6 +11,7 @@ from protomodels_cli.coordinator import reasons as r
 from protomodels_cli.coordinator import refusals as no
 from protomodels_cli.coordinator.placement_sentences import no_placement
 from protomodels_cli.coordinator.snapshots import failures as f
+from protomodels_cli.coordinator.store_sentences import about_copies, about_rebuilding, about_store, part_of
 from protomodels_cli.observe import troubles
 from protomodels_cli.quantities import duration, plural, size
 
@@ -60,7 +61,7 @@ def sentence(notice: n.Notice) -> str:
             return f"skipped the snapshot at step {step}: {lacks}; retrying after every step"
         case n.SnapshotFailed(step, stage, peer, name, reason):
             who = "the coordinator" if peer is None else name or peer
-            return f"could not save {_part(stage, step)}: {who}: {part_failure(reason)}"
+            return f"could not save {part_of(stage, step)}: {who}: {part_failure(reason)}"
         case n.SnapshotUnusable(step, detail):
             return f"the snapshot at step {step} is unusable: {detail}; what is left of it is set aside"
         case (
@@ -71,11 +72,11 @@ def sentence(notice: n.Notice) -> str:
             | n.PartRestored()
             | n.PartDamaged()
         ):
-            return _copy(notice)
+            return about_copies(notice)
         case n.StoreKeyMade() | n.JournalNotCopied() | n.StoredUnusable() | n.TookOver():
-            return _store(notice)
+            return about_store(notice)
         case n.JournalRefused() | n.SnapshotSetAside() | n.JournalRebuilt():
-            return _rebuilding(notice)
+            return about_rebuilding(notice)
         case n.Paused(reason):
             return pause(reason)
         case n.Resumed():
@@ -95,58 +96,6 @@ def sentence(notice: n.Notice) -> str:
             return f"cannot write to {path}: {detail}; mend that and start the coordinator again"
         case n.Ended(_, detail):
             return detail
-        case _:
-            assert_never(notice)
-
-
-def _store(notice: n.AboutStore) -> str:
-    match notice:
-        case n.StoreKeyMade(file, url):
-            return (
-                f"made the key {file}: keep a copy of it away from this machine. If this machine is lost, `pmtrain "
-                f"coordinator --from {url} --key FILE` continues the run on another, and without the key nothing does"
-            )
-        case n.JournalNotCopied(url, detail):
-            return f"could not copy the journal to {url}: {detail}; retrying"
-        case n.StoredUnusable(name, detail):
-            return f"not using {name}: {detail}"
-        case n.TookOver(url, step, snapshot, in_memory):
-            newest = f"the snapshot at step {snapshot}" if snapshot else "the beginning"
-            if in_memory:
-                return f"taking over from {url} after step {step}; where a stage is not in memory, from {newest}"
-            return f"taking over from {url}: from {newest}, since no journal there is newer"
-        case _:
-            assert_never(notice)
-
-
-def _copy(notice: n.AboutCopies) -> str:
-    match notice:
-        case n.CopyFailed(url, detail):
-            return f"could not copy all snapshots to {url}: {detail}; retrying after the next snapshot"
-        case n.CopyingLast(url):
-            return f"copying the last snapshot to {url} … (Ctrl-C leaves without the copy)"
-        case n.CopyAbandoned():
-            return "interrupted: the last snapshot is not copied"
-        case n.CopyUnreachable(stage, step, url, detail):
-            return f"{_part(stage, step)} is damaged, and the copy at {url} cannot be read: {detail}; retrying"
-        case n.PartRestored(stage, step, url):
-            return f"restored {_part(stage, step)}, which was damaged, from {url}"
-        case n.PartDamaged(stage, step, url):
-            return f"{_part(stage, step)} is damaged, and missing or damaged at {url} too"
-        case _:
-            assert_never(notice)
-
-
-def _rebuilding(notice: n.AboutRebuilding) -> str:
-    match notice:
-        case n.JournalRefused(detail):
-            return detail
-        case n.SnapshotSetAside(snapshot, detail):
-            return f"set aside the snapshot {snapshot}, which cannot be used: {detail}"
-        case n.JournalRebuilt(step, lost, aside):
-            start = f"the snapshot at step {step}" if step else "the beginning, without a complete snapshot"
-            redo = f"{plural(lost, 'step')} to redo" if lost else "nothing to redo"
-            return f"made a new journal from {start}, {redo}; a paused run continues; the old journal is in {aside}"
         case _:
             assert_never(notice)
 
@@ -388,10 +337,6 @@ def _peer(name: str, stage: int | None) -> str:
 
 def _saved(step: int) -> str:
     return f"saved up to step {step}" if step else "nothing was saved yet"
-
-
-def _part(stage: int, step: int) -> str:
-    return f"stage {stage}'s part of the snapshot at step {step}"
 
 
 def _stages(holders: Sequence[r.Holder]) -> str:

@@ -31,7 +31,6 @@ class NoRoom(Fact):
     kind: Literal["no_room"] = "no_room"
 
 
-
 @dataclass(frozen=True)
 class NoTensors(Fact):
     """A part that is no whole safetensors file."""
