@@ -35,9 +35,7 @@ from protomodels_cli.coordinator import door as doors
 from protomodels_cli.coordinator.door import Door, DoorLimits
 from protomodels_cli.errors import EXIT_OUTSIDE, UserError
 from protomodels_cli.wire import tls
-from protomodels_cli.wire.join_link import (
-    fetch_authority,
-)
+from protomodels_cli.wire.join_link import UnreachableError, fetch_authority, refusal
 
 # --- TLS through the door ---------------------------------------------------------------------------------------
 
@@ -236,14 +234,19 @@ async def test_one_address_cannot_take_all_the_room(authority):
     async with a_door(authority, limits=limits) as (door, port):
         crowd = [await dial(port) for _ in range(3)]
         await until(lambda: door.connections == 3)
-        assert await answer_to(port, b"PMTRAIN 1 CA\n") == b""
+        with pytest.raises(UnreachableError) as error:
+            await fetch_authority(link_to(port, authority), 5)
+        assert error.value.kind == "too_many_from_one_address"
         assert door.refused == {"too_many_from_one_address": 1}
+        assert await answer_to(port, HELLO) == b"", "nothing can be said within TLS"
         assert await answer_to(port, b"PMTRAIN 1 CA\n", "127.0.0.2") == authority.certificate_pem
         await until(lambda: door.connections == 3)
         crowd += [await dial(port, source=f"127.0.0.{n}") for n in (3, 4)]
         await until(lambda: door.connections == 5)
-        assert await answer_to(port, b"PMTRAIN 1 CA\n", "127.0.0.5") == b""
+        assert await answer_to(port, b"PMTRAIN 1 CA\n", "127.0.0.5") == refusal("too_many_connections")
         assert door.refused["too_many_connections"] == 1
+        silent = [await dial(port, source=f"127.0.1.{n}") for n in range(1, doors.MOST_TOLD + 2)]
+        assert await to_the_end(silent[-1][0]) == b"", "only so many are listened to, to be told"
         for _, writer in crowd:
             writer.close()
         await until(lambda: door.connections == 0)

@@ -33,7 +33,7 @@ from protomodels_cli.coordinator.snapshots.copies import Copies
 from protomodels_cli.coordinator.trust import believe
 from protomodels_cli.errors import UserError
 from protomodels_cli.wire import tls
-from protomodels_cli.wire.join_link import JoinLink, fetch_authority
+from protomodels_cli.wire.join_link import JoinLink, fetch_authority, refusal
 from protomodels_cli.wire.relay import RelayedAcceptor, dial_relay
 
 GOOD = "pm://example.org:7070/" + "t" * 22 + "#" + "f" * 43
@@ -101,23 +101,35 @@ def test_a_join_link(text: str, what: str, fix: str):
     assert said(lambda: JoinLink.parse(text)) == (f"join link: {what}", f"{fix}; {form}")
 
 
+CHECK = "check the host and the port; if both are right, the coordinator may have too many connections: try again in a "
+NO_ROOM = "try again in a minute; the limit is {} in the spec"
+
+
 @pytest.mark.parametrize(
-    ("answer", "what"),
+    ("answer", "what", "fix"),
     [
-        (b"HTTP/1.1 400\r\n\r\n", "{} answers, but is not a pmtrain coordinator"),
-        (b"", "{} closed the connection without an answer"),
+        (b"HTTP/1.1 400\r\n\r\n", "answers, but is not a pmtrain coordinator", f"{CHECK}minute"),
+        (b"", "closed the connection without an answer", f"{CHECK}minute"),
+        (
+            refusal("too_many_connections"),
+            "has as many connections as the spec of the run allows",
+            NO_ROOM.format("limits.connections"),
+        ),
+        (
+            refusal("too_many_from_one_address"),
+            "has as many connections from this address as the spec of the run allows",
+            NO_ROOM.format("limits.connections_per_address"),
+        ),
     ],
 )
-def test_an_address_without_a_coordinator(authority: tls.Authority, answer: bytes, what: str):
+def test_an_address_without_a_coordinator_or_without_room(authority: tls.Authority, answer: bytes, what: str, fix: str):
     async def story() -> None:
         async def other(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await reader.readline()
             writer.write(answer)
 
         async with a_server(other) as port:
-            fix = "check the host and the port; if both are right, the coordinator may have too many connections: try "
-            right = what.format(f"127.0.0.1:{port}"), f"{fix}again in a minute"
-            assert await asaid(fetch_authority(link_to(port, authority), 5)) == right
+            assert await asaid(fetch_authority(link_to(port, authority), 5)) == (f"127.0.0.1:{port} {what}", fix)
 
     asyncio.run(story())
 

@@ -16,13 +16,14 @@ from dataclasses import dataclass
 
 from protomodels_cli.errors import UserError
 from protomodels_cli.observe.logs import WIRE
-from protomodels_cli.wire.join_link import ASK_AUTHORITY, Address, address
+from protomodels_cli.wire.join_link import ASK_AUTHORITY, Address, address, refusal
 from protomodels_cli.wire.relay import RELAY, WAIT_SECONDS, Meetings, Role
 from protomodels_cli.wire.splice import BACK, Stream, Watch, send_last, splice, tune
 
 TLS_RECORD = b"\x16\x03"  # a handshake record of any TLS version
 FILES_EACH = 3  # descriptors a connection takes: the caller's, ours to gRPC, and gRPC's end of that
 FILES_FOR_OTHERS = 256  # and what the journal and snapshots must always find free
+MOST_TOLD = 64  # callers at a time that are told why there is no room for them
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,7 @@ class Door:
         self._most = self.limits.connections
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._telling: set[asyncio.Task[None]] = set()
         self._by_neighbourhood: Counter[str] = Counter()
         self._meetings = Meetings(self.limits.relay_seconds)
         self._callers: dict[int, tuple[str, StreamWriter]] = {}
@@ -73,7 +75,7 @@ class Door:
     async def close(self) -> None:
         if self._server is not None:
             self._server.close()
-        tasks = list(self._tasks)
+        tasks = [*self._tasks, *self._telling]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -107,12 +109,27 @@ class Door:
         if kind or caller is None or self._server is None or not self._server.is_serving():
             if kind:
                 self._refuse(kind, caller)
-            writer.transport.abort()
+            if kind and len(self._telling) < MOST_TOLD:
+                self._telling.add(telling := asyncio.create_task(self._tell((reader, writer), kind)))
+                telling.add_done_callback(self._telling.discard)
+            else:
+                writer.transport.abort()
             return
         self._by_neighbourhood[neighbourhood] += 1
         task = asyncio.create_task(self._serve((reader, writer), caller))
         self._tasks.add(task)
         task.add_done_callback(lambda done: self._went(done, neighbourhood))
+
+    async def _tell(self, stream: Stream, kind: str) -> None:
+        """Why there is no room. Within TLS nothing can be said before a handshake; but whoever joins asks for the CA
+        first, and its question has to be read: a socket that is closed over unread bytes takes the answer with it."""
+        try:
+            if await self._opening(stream[0]) == ASK_AUTHORITY:
+                await send_last(stream[1], refusal(kind))
+        except (_Refused, OSError):
+            pass  # it has been counted
+        finally:
+            stream[1].transport.abort()
 
     def _refuse(self, kind: str, caller: str | None) -> None:
         self.refused[kind] += 1

@@ -218,6 +218,14 @@ class LimitsSpec(Section):
         description="Time for a device to do one piece of work (a microbatch, building a stage); after that the device "
         "counts as hung, and its peer reports that and leaves.",
     )
+    connections: Annotated[int, Field(ge=1, le=100_000)] = Field(
+        1024,
+        description="Connections that the coordinator has open at one time, at most; fewer where its system allows it "
+        "fewer than three open files for each. A peer takes one, and another for each of its links that is relayed.",
+    )
+    connections_per_address: Annotated[int, Field(ge=1, le=100_000)] = Field(
+        64, description="Likewise from one IPv4 address, or from one IPv6 network of 64 bits."
+    )
 
 
 class ComputeSpec(Section):

@@ -21,6 +21,11 @@ from protomodels_cli.wire.tls import MAX_PEM, fingerprint_of, one_certificate
 LOOKS_LIKE = "pm://HOST:PORT/TOKEN#FINGERPRINT"
 Address = tuple[str, int]  # host and port
 ASK_AUTHORITY = b"PMTRAIN 1 CA\n"
+REFUSED = b"PMTRAIN 1 REFUSED "
+NO_ROOM = {  # why a coordinator's port refuses: what it has too many of, and the limit
+    "too_many_connections": ("connections", "limits.connections"),
+    "too_many_from_one_address": ("connections from this address", "limits.connections_per_address"),
+}
 MAX_LINK = 512
 MOST_ADDRESSES = 8
 TOKEN_LENGTH, FINGERPRINT_LENGTH = 22, 43  # 16 and 32 bytes in base64url
@@ -142,6 +147,10 @@ async def fetch_authority(link: JoinLink, timeout: float = 10.0) -> bytes:
     """The run's CA certificate, fetched from the link's first address and compared with the link's fingerprint."""
     where = address(link.host, link.port)
     answer = await _ask_authority(link, timeout)
+    if (kind := answer.removeprefix(REFUSED).strip().decode(errors="replace")) in NO_ROOM:
+        many, limit = NO_ROOM[kind]
+        fix = f"try again in a minute; the limit is {limit} in the spec"
+        raise UnreachableError(f"{where} has as many {many} as the spec of the run allows", fix, kind=kind)
     try:
         authority_pem = one_certificate(answer)
     except ValueError:
@@ -160,6 +169,11 @@ async def fetch_authority(link: JoinLink, timeout: float = 10.0) -> bytes:
             kind="fingerprint_mismatch",
         )
     return authority_pem
+
+
+def refusal(kind: str) -> bytes:
+    """What a coordinator's port answers where there is no room."""
+    return REFUSED + kind.encode() + b"\n"
 
 
 async def _ask_authority(link: JoinLink, timeout: float) -> bytes:
