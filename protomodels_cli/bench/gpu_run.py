@@ -34,6 +34,7 @@ from protomodels_cli.launch.local import LocalRun, local_run, process_failed
 from protomodels_cli.quantities import duration
 from protomodels_cli.spec.link import parse_link
 from protomodels_cli.spec.schema import RunSpec
+from protomodels_cli.wire.usage import by_stage
 
 TOKENS = 1 << 20  # random ids on disk: windows are taken from anywhere in them
 POLL_SECONDS = 0.1
@@ -157,7 +158,8 @@ def steps_in(path: Path) -> list[Entry]:
     if not path.exists():
         return []
     lines = [line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
-    return [row for row in map(json.loads, lines) if row["event"] == "step"]
+    steps = (row for row in map(json.loads, lines) if row["event"] == "step")
+    return [row | {"stages": by_stage(row["stages"])} for row in steps]
 
 
 def _kill(running: LocalRun) -> None:

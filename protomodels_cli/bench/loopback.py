@@ -21,6 +21,7 @@ from protomodels_cli.launch.local import cores, local_run, start
 from protomodels_cli.quantities import size
 from protomodels_cli.spec.load import spec_from
 from protomodels_cli.spec.schema import RunSpec
+from protomodels_cli.wire.usage import by_stage
 
 ROUND_TRIP = 0.1
 TURNS = 3
@@ -68,7 +69,7 @@ def pipeline_rows(spec: RunSpec, **options: Any) -> tuple[dict[str, Any], list[d
                 raise running.failure()
         rows = [json.loads(line) for line in (running.folder / "metrics.jsonl").read_text().splitlines()]
         summary = json.loads((running.folder / "summary.json").read_text())
-        return summary, [row for row in rows if row["event"] == "step"]
+        return summary, [row | {"stages": by_stage(row["stages"])} for row in rows if row["event"] == "step"]
 
 
 def reference(spec: RunSpec, core: int | None) -> dict[str, Any]:

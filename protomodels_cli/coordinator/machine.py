@@ -7,7 +7,6 @@ was decided, and reach the journal before the commands that follow from them lea
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import assert_never
 
 from protomodels_cli.coordinator import absences, assigning, checking, notices, patience, reasons, recovery
@@ -56,6 +55,7 @@ from protomodels_cli.coordinator.state import Absence, Report, State, Task
 from protomodels_cli.protocol import steps
 from protomodels_cli.protocol.hashes import weights_sha256
 from protomodels_cli.spec.schema import RunSpec
+from protomodels_cli.wire.usage import columns
 
 RECONNECT_SECONDS = 2.0  # for a holder whose connection broke to come back before another takes its place
 
@@ -279,7 +279,7 @@ def _decide(moves: Moves, task: Task, reports: list[Report]) -> None:
         tokens=outcome.tokens,
         seconds=seconds,
         basis_version=history.basis_version if spec.subspace.has_basis else None,
-        stages=[asdict(r.usage) for r in reports],
+        stages=columns([r.usage for r in reports]),
     )
     policy.look_at_the_clock(moves, task.started)
     if history.skipped_in_a_row >= spec.limits.nonfinite_steps:

@@ -12,7 +12,7 @@ from protomodels_cli.coordinator.history import History
 from protomodels_cli.files import write_whole
 from protomodels_cli.observe.metrics import JsonLines, first_step, last_step, strict
 from protomodels_cli.spec.schema import RunSpec
-from protomodels_cli.wire.usage import Usage
+from protomodels_cli.wire.usage import Usage, by_stage
 
 
 class Totals:
@@ -39,7 +39,7 @@ class Totals:
 
     def add(self, row: Mapping[str, Any]) -> None:
         """Take a step's row of metrics into the sums."""
-        self._last = [Usage(**stage) for stage in row["stages"]]
+        self._last = [Usage(**stage) for stage in by_stage(row["stages"])]
         before = self._most_in_flight or [0] * len(self._last)
         self._most_in_flight = [max(b, s.most_in_flight) for b, s in zip(before, self._last, strict=True)]
 

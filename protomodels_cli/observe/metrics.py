@@ -24,7 +24,7 @@ class JsonLines:
 
     def write(self, row: dict[str, Any]) -> None:
         """With the time of writing, in seconds since 1970."""
-        self._file.write(json.dumps(strict({**row, "at": time.time()})) + "\n")
+        self._file.write(json.dumps(strict({**row, "at": time.time()}), separators=(",", ":")) + "\n")
         self._file.flush()
 
     def close(self) -> None:

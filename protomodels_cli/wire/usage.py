@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 
@@ -27,3 +29,14 @@ class Usage:
 
     def to_message(self) -> pb.Usage:
         return pb.Usage(**asdict(self))
+
+
+def columns(stages: Sequence[Usage]) -> dict[str, list[float]]:
+    """All stages' figures by name, as the metrics have them: names once a row, not once a stage; seconds to the
+    microsecond."""
+    return {name: [round(getattr(used, name), 6) for used in stages] for name in Usage.__dataclass_fields__}
+
+
+def by_stage(figures: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    """The same, stage by stage."""
+    return [dict(zip(figures, of_stage, strict=True)) for of_stage in zip(*figures.values(), strict=True)]
