@@ -25,6 +25,10 @@ def a_peer(name: str, memory: int, card: str = "", free: int = 0, host: int | No
     return Peer(name, name, "gpu", memory, 8e9, "", "", 0, 0.0, host_memory=host, cards=cards, card_memory=free)
 
 
+def by_id(peers: list[Peer]) -> dict[str, Peer]:
+    return {peer.id: peer for peer in peers}
+
+
 @pytest.mark.parametrize(
     ("peers", "memory", "flops"),
     [
@@ -80,12 +84,12 @@ def test_stages_of_different_sizes_share_a_card_that_holds_them_all():
     assert isinstance(found, Placement)
     assert found.layers == layers
 
-    shares = [share_of(spec, peers, found.layers, found.holders, stage) for stage in range(8)]
+    shares = [share_of(spec, by_id(peers), found.layers, found.holders, stage) for stage in range(8)]
     assert memory - 8 <= sum(shares) <= memory
     beyond = {share - taken[holder] for share, holder in zip(shares, found.holders, strict=True)}
     assert max(beyond) - min(beyond) <= 1
     with_spares = [*peers, *on_card(3, memory, first=8)]
-    assert [share_of(spec, with_spares, found.layers, found.holders, stage) for stage in range(8)] == shares
+    assert [share_of(spec, by_id(with_spares), found.layers, found.holders, stage) for stage in range(8)] == shares
 
 
 @pytest.mark.parametrize(
@@ -101,7 +105,7 @@ def test_a_card_is_full_when_its_stages_together_fill_it(missing, spares, fits):
     assert isinstance(found, Placement) == fits
     if isinstance(found, Placement):
         taken = needs(spec, peers, found.layers, found.holders)
-        shares = [share_of(spec, peers, found.layers, found.holders, stage) for stage in range(8)]
+        shares = [share_of(spec, by_id(peers), found.layers, found.holders, stage) for stage in range(8)]
         assert shares == [taken[holder] for holder in found.holders]
 
 

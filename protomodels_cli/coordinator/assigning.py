@@ -240,8 +240,9 @@ def _assign(moves: Moves, layers: tuple[int, ...], held: dict[int, str]) -> None
     task = moves.begin("build", state.history.step)
     for stage, peer in enumerate(holders):
         moves.do(AssignStage(peer, stage, task.number, peer in reuse))
+    seated = set(holders)
     for peer in state.peers:
-        if peer not in holders:
+        if peer not in seated:
             moves.do(MakeSpare(peer, reasons.AllStagesHeld(len(holders))))
     moves.tell(notices.StagesAssigned(generation, layers, moves.state.holders_of(range(len(layers)))))
 

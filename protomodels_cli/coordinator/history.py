@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from protomodels_cli.coordinator.reasons import Pause, Rollback
@@ -239,9 +240,8 @@ class History:
             return self.next_basis.version, self.next_basis.sha256
         return self.basis_version, self.basis_sha256
 
-    @property
-    def holders(self) -> tuple[str, ...]:
-        """The one holder of each stage."""
+    @cached_property
+    def holders(self) -> tuple[str, ...]:  # the one of each stage
         return tuple(holder for [holder] in self.stage_holders)
 
     @property

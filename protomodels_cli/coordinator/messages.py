@@ -157,7 +157,7 @@ def assignment_message(state: State, stage: int, task: int, reuse: bool) -> pb.A
         step=history.step,
         reuse=reuse,
         owed=(state.owed or 0) if stage == len(history.layers) - 1 else 0,
-        memory=share_of(state.spec, state.peers.values(), history.layers, history.holders, stage),
+        memory=share_of(state.spec, state.peers, history.layers, history.holders, stage),
     )
     if reuse and history.decision is not None:
         assignment.decision.CopyFrom(decision_message(history.decision))

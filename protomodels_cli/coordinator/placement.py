@@ -25,7 +25,7 @@ import numpy as np
 
 from protomodels_cli.coordinator import no_placement, reasons
 from protomodels_cli.cost.activations import Computation
-from protomodels_cli.cost.memory import StageMemory
+from protomodels_cli.cost.memory import StageMemory, stage_memory
 from protomodels_cli.cost.units import unit_flops
 from protomodels_cli.forms import Sizes
 from protomodels_cli.spec.cut import atom, layers_per_stage, spans
@@ -82,7 +82,7 @@ def fill(
     Whoever `has` a stage's part on its disk is asked first, then whoever joined first; but all stages get a peer if
     that can be, and a peer has the memory for its stage.
     """
-    ranges, memory = spans(layers), StageMemory(spec)
+    ranges, memory = spans(layers), stage_memory(spec)
     needs = {i: memory.total(ranges[i].start, ranges[i].stop, len(layers) - 1 - i) for i in empty}
     on_host = {i: memory.on_host(ranges[i].start, ranges[i].stop) for i in empty}
     able = {i: [o.peer for o in offers if o.fits(memory, ranges[i], len(layers) - 1 - i)] for i in empty}
@@ -215,7 +215,7 @@ def _place_fixed(spec: RunSpec, offers: Sequence[Offer]) -> Placement | no_place
     if len(offers) < len(layers):
         return no_placement.TooFewPeers(len(offers), len(layers))
     ranges = spans(layers)
-    memory, flops = StageMemory(spec), list(unit_flops(spec).values())
+    memory, flops = stage_memory(spec), list(unit_flops(spec).values())
     needs = [memory.total(span.start, span.stop, len(layers) - 1 - i) for i, span in enumerate(ranges)]
     work = [sum(flops[i] for i in _units(span, spec)) for span in ranges]
     last = len(layers) - 1
@@ -246,7 +246,7 @@ def _units(span: range, spec: RunSpec) -> range:
 def _place_auto(spec: RunSpec, offers: Sequence[Offer]) -> Placement | no_placement.NoPlacement:
     if len(offers) < spec.min_peers:
         return no_placement.TooFewPeers(len(offers), spec.min_peers, at_least=True)
-    memory, one = StageMemory(spec), atom(spec)
+    memory, one = stage_memory(spec), atom(spec)
     least_last = -(-spec.form.least_last_layers(Sizes.of(spec)) // one)
     rooms = _auto_rooms(spec, offers, memory, least_last)
     found = _best(rooms)

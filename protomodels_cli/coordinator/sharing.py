@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from protomodels_cli.coordinator import no_placement, reasons
 from protomodels_cli.coordinator.placement import Offer, Placement, fill, place
 from protomodels_cli.coordinator.state import Peer
-from protomodels_cli.cost.memory import StageMemory
+from protomodels_cli.cost.memory import stage_memory
 from protomodels_cli.spec.cut import spans
 from protomodels_cli.spec.schema import RunSpec
 
@@ -53,20 +53,23 @@ def fill_on_cards(
     return found
 
 
-def share_of(spec: RunSpec, peers: Collection[Peer], layers: Sequence[int], holders: Sequence[str], stage: int) -> int:
+def share_of(
+    spec: RunSpec, peers: Mapping[str, Peer], layers: Sequence[int], holders: Sequence[str], stage: int
+) -> int:
     """Bytes for a stage, once all are placed: what it needs, and an equal part of what they leave on its cards. A peer
     without a stage needs nothing."""
-    holder = next((peer for peer in peers if peer.id == holders[stage]), None)
+    holder = peers.get(holders[stage])
     if holder is None:
         return 0
-    beside = [p for p in peers if p.id in holders and (p is holder or set(p.cards) & set(holder.cards))]
+    others = (peers[peer] for peer in holders if peer in peers)
+    beside = [p for p in others if p is holder or not set(holder.cards).isdisjoint(p.cards)]
     needed = needs(spec, beside, layers, holders)
     return needed[holder.id] + _shares(beside, needed, beside)[holder.id]
 
 
 def needs(spec: RunSpec, peers: Collection[Peer], layers: Sequence[int], holders: Sequence[str]) -> Needs:
     """Of those peers that hold a stage of this cut."""
-    memory, last, by_id = StageMemory(spec), len(layers) - 1, {peer.id: peer for peer in peers}
+    memory, last, by_id = stage_memory(spec), len(layers) - 1, {peer.id: peer for peer in peers}
     found = {}
     for stage, (span, holder) in enumerate(zip(spans(layers), holders, strict=True)):
         if (peer := by_id.get(holder)) is not None:
@@ -84,10 +87,7 @@ def offers(peers: Collection[Peer], taken: Needs = NOTHING, whole: bool = False)
     for together in _by_card(peers).values():
         for peer in together:
             speed[peer.id] += 1 / _cards(peer) / (1 if peer.host_memory is None else len(together))
-    if whole:
-        memory = {peer.id: _shares(peers, taken, [peer])[peer.id] for peer in free}
-    else:
-        memory = _shares(peers, taken, free)
+    memory = _all_that_is_left(peers, taken) if whole else _shares(peers, taken, free)
     return [Offer(p.id, memory[p.id], p.flops * speed[p.id], p.host_memory, p.computation) for p in free]
 
 
@@ -103,6 +103,16 @@ def _shares(peers: Collection[Peer], taken: Needs, among: Collection[Peer]) -> d
             left -= share
             shares[peer] += share
     return shares
+
+
+def _all_that_is_left(peers: Collection[Peer], taken: Needs) -> dict[str, int]:
+    """What each peer that holds nothing would get, if it were the only one to get anything."""
+    found: dict[str, int] = defaultdict(int)
+    for together in _by_card(peers).values():
+        left = max(0, _left(together, taken))
+        for peer in together:
+            found[peer.id] += min(left, peer.memory // _cards(peer))
+    return found
 
 
 def _fit(peers: Collection[Peer], taken: Needs) -> bool:

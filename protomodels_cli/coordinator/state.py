@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from protomodels_cli.coordinator.history import History
 from protomodels_cli.coordinator.notices import Relinking
@@ -144,7 +145,7 @@ class State:
 
     def stage_of(self, peer: str) -> int | None:
         """The stage that this peer holds in this generation; None: it holds none."""
-        return self.history.holders.index(peer) if self.placed and peer in self.history.holders else None
+        return _by_holder(self.history.holders).get(peer) if self.placed else None
 
     @property
     def stands_still(self) -> bool:
@@ -159,3 +160,9 @@ class State:
         """The holders of these stages with their names, for notices; one that is not connected has no name."""
         ids = self.history.holders
         return tuple(Holder(i, ids[i], self.peers[ids[i]].name if ids[i] in self.peers else "") for i in stages)
+
+
+@lru_cache(maxsize=4)
+def _by_holder(holders: tuple[str, ...]) -> Mapping[str, int]:
+    """Stages by holder: asked for with every report, and for every peer of a status."""
+    return {peer: stage for stage, peer in enumerate(holders)}

@@ -79,16 +79,20 @@ class StageMemory:
         self._covariance = 4 * 8 * m.width**2 if spec.form.has_basis else 0  # of the stream's gradients, in float64
         self._computations = computations(spec.compute)
         self._activations: dict[Computation, Activations] = {}
+        self._totals: dict[tuple[int, int, int, Computation | None], int] = {}  # a thousand peers ask for the same few
 
     def total(self, first_layer: int, end_layer: int, stages_after: int, computation: Computation | None = None) -> int:
         """At most, on its device, with the least that recomputation can reach. `computation`: how the peer computes;
         None: of all that are possible, the one that takes most. `on_host` comes on top, of the same memory where the
         device is the host."""
-        ways, held = recomputations(self.spec), least_in_flight(self.spec, stages_after)
-        return max(
-            min(self.with_recompute(first_layer, end_layer, way, held, one) for way in ways)
-            for one in ([computation] if computation is not None else self._computations)
-        )
+        asked = first_layer, end_layer, stages_after, computation
+        if asked not in self._totals:
+            ways, held = recomputations(self.spec), least_in_flight(self.spec, stages_after)
+            self._totals[asked] = max(
+                min(self.with_recompute(first_layer, end_layer, way, held, one) for way in ways)
+                for one in ([computation] if computation is not None else self._computations)
+            )
+        return self._totals[asked]
 
     def with_recompute(
         self, first_layer: int, end_layer: int, recompute: Recompute, held: int, computation: Computation | None = None
@@ -174,6 +178,18 @@ class StageMemory:
         if first_layer and not (kept and a.came_is_input):
             each += a.came
         return held * (each + kept)
+
+
+_newest: tuple[RunSpec, StageMemory] | None = None
+
+
+def stage_memory(spec: RunSpec) -> StageMemory:
+    """One and the same for a spec that is asked for again, as a coordinator does with every change of holders: what it
+    has found out is not computed again. A spec does not change."""
+    global _newest
+    if _newest is None or _newest[0] is not spec:
+        _newest = spec, StageMemory(spec)
+    return _newest[1]
 
 
 def _stepping(spec: RunSpec) -> tuple[int, int, int, int]:

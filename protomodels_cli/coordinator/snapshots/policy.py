@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Iterable
 from dataclasses import replace
 
 from protomodels_cli.coordinator import notices
@@ -145,15 +146,21 @@ def complete(moves: Moves) -> None:
 def _note_parts(moves: Moves) -> None:
     """A peer that uploaded a part has it on its own disk too."""
     history = moves.state.history
-    for peer, part in zip(history.holders, history.newest.as_parts(), strict=False):
-        note_part(moves, peer, part)
+    _note(moves, zip(history.holders, history.newest.as_parts(), strict=False))
 
 
 def note_part(moves: Moves, peer: str, part: Part) -> None:
-    known = moves.state.peers.get(peer)
-    if known is not None:
-        needed = {p for mark in moves.state.history.snapshots for p in mark.as_parts()}
-        moves.set(peers={**moves.state.peers, peer: replace(known, parts=(known.parts | {part}) & needed)})
+    _note(moves, [(peer, part)])
+
+
+def _note(moves: Moves, found: Iterable[tuple[str, Part]]) -> None:
+    """Once for all of them: the peers may be many."""
+    peers = dict(moves.state.peers)
+    needed = {part for mark in moves.state.history.snapshots for part in mark.as_parts()}
+    for peer, part in found:
+        if (known := peers.get(peer)) is not None:
+            peers[peer] = replace(known, parts=(known.parts | {part}) & needed)
+    moves.set(peers=peers)
 
 
 def give_up(moves: Moves, *failed: PartFailed) -> bool:

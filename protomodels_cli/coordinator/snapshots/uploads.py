@@ -20,7 +20,7 @@ from protomodels_cli.coordinator.snapshots.content import ROOM_FOR_NAMES, unfit
 from protomodels_cli.coordinator.snapshots.store import Snapshots, patiently
 from protomodels_cli.coordinator.state import State
 from protomodels_cli.coordinator.subspace import Subspace
-from protomodels_cli.cost.memory import StageMemory
+from protomodels_cli.cost.memory import stage_memory
 from protomodels_cli.files import hash_file
 from protomodels_cli.observe.logs import SNAPSHOTS
 from protomodels_cli.protocol import steps
@@ -77,7 +77,7 @@ class Uploads:
         if history.holders[header.stage : header.stage + 1] != (peer,):
             raise BadRequest(bad_requests.NotHolder(header.stage))
         span = spans(history.layers)[header.stage]
-        most = StageMemory(self._state().spec).saved(span.start, span.stop) + ROOM_FOR_NAMES
+        most = stage_memory(self._state().spec).saved(span.start, span.stop) + ROOM_FOR_NAMES
         if header.size > most:
             raise self._refused(peer, header, failures.TooLarge(header.size, most))
         if self._snapshots.has(header.lineage, header.step, header.stage):
