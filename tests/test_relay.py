@@ -209,7 +209,7 @@ async def test_splice_does_not_wait_for_the_dead(monkeypatch):
 @in_loop
 async def test_bytes_are_counted_by_boundary_over_all_tickets_and_a_withdrawn_ticket_leaves_nothing(authority):
     async with a_door(authority) as (door, port):
-        dispatch = Dispatch(SimpleNamespace(door=door), None, None)
+        dispatch = Dispatch(SimpleNamespace(door=door), None, None, lambda: None)
         for generation in (1, 2):
             dispatch._renew_tickets(1)
             [ticket] = dispatch._tickets

@@ -22,7 +22,6 @@ from protomodels_cli.coordinator.failing import cannot_write, flaw_of, no_beginn
 from protomodels_cli.coordinator.feed import Feed
 from protomodels_cli.coordinator.history import Decided, History, Record
 from protomodels_cli.coordinator.journal import create
-from protomodels_cli.coordinator.messages import keep_message
 from protomodels_cli.coordinator.reasons import NoHeartbeat, UnprocessableMessage
 from protomodels_cli.coordinator.run_dir import BASES, JOURNAL, METRICS, SNAPSHOTS, RunDir
 from protomodels_cli.coordinator.sentences import sentence
@@ -32,7 +31,7 @@ from protomodels_cli.coordinator.snapshots.first import FirstSnapshot
 from protomodels_cli.coordinator.snapshots.store import Snapshots
 from protomodels_cli.coordinator.snapshots.upkeep import Upkeep, beside
 from protomodels_cli.coordinator.snapshots.uploads import Uploads
-from protomodels_cli.coordinator.status import describe
+from protomodels_cli.coordinator.status import Board
 from protomodels_cli.coordinator.subspace import Subspace, bases_needed
 from protomodels_cli.coordinator.summary import Totals, mend_metrics
 from protomodels_cli.data.kept import KEPT, keep
@@ -76,7 +75,7 @@ class Coordinator:
         self._snapshots = Snapshots(run_dir.path / SNAPSHOTS, run_dir.identity, t_fixed, bases)
         self._uploads = Uploads(lambda: self.state, self._subspace, self._snapshots, self.submit, self._fail)
         self._service = Service(self.spec, run_dir, self.submit, self._uploads, self._status)
-        self._dispatch = Dispatch(self._service, Feed(self.spec, corpus), self._subspace)
+        self._dispatch = Dispatch(self._service, Feed(self.spec, corpus), self._subspace, lambda: self.state.history)
         here = with_absolute_paths(self.spec, run_dir.base)
         copy_to, init = here.snapshots.copy_to, here.model.init
         self._first = None if init is None else FirstSnapshot(self.spec, Path(init), self._snapshots)
@@ -91,7 +90,7 @@ class Coordinator:
         self._progress, self._totals = Progress(self.spec.steps), Totals()
         # Wall time that a step of the system's clock does not disturb: timeouts are measured with it.
         self._clock = time.time() - time.monotonic()
-        self._started = self._now()
+        self._board = Board(self._now())
         self._over: asyncio.Future[None] = asyncio.get_event_loop().create_future()
         self._chores: set[asyncio.Task[None]] = set()
         self._writing, self._books = ThreadPoolExecutor(1), contextlib.ExitStack()
@@ -310,13 +309,14 @@ class Coordinator:
                 await asyncio.get_running_loop().run_in_executor(self._writing, self._journal.append, records, now)
                 self._note(records)
                 self._upkeep.journalled()
-            if isinstance(event, events.Left) and isinstance(event.why, NoHeartbeat):
-                self._silent[event.peer] = time.monotonic()
+            if isinstance(event, events.Left):
+                self._dispatch.forget(event.peer)
+                if isinstance(event.why, NoHeartbeat):
+                    self._silent[event.peer] = time.monotonic()
             if isinstance(event, events.Joined):
                 self._silent.pop(event.peer.id, None)
                 self._service.joined_processed(event.peer.id)
-                # It may have parts that are not needed, or that never arrived.
-                self._service.send(event.peer.id, keep=keep_message(self.state.history))
+                self._dispatch.greet(event.peer.id)
                 if len(self._hosts) > 1:
                     self._service.send(event.peer.id, addresses=pb.Addresses(hosts=self._hosts))
             for command in commands:
@@ -372,7 +372,7 @@ class Coordinator:
             case events.SendBasis(version):
                 self._dispatch.basis(self.state, version)
             case events.KeepSnapshots():
-                self._service.send_all(keep=keep_message(self.state.history))
+                self._dispatch.keep(self.state)
                 self._upkeep.settle()
                 if self._subspace is not None:
                     self._subspace.forget(self.state.history.basis_version, set(bases_needed(self.state.history)))
@@ -386,7 +386,7 @@ class Coordinator:
     def _status(self) -> pb.RunStatus:
         door = self._service.door
         refused = sum(door.refused.values()) if door else 0
-        return describe(self.state, self._now(), self._started, refused)
+        return self._board.show(self.state, self._now(), refused)
 
     def _write_row(self, row: dict[str, Any]) -> None:
         self._metrics.write(row)

@@ -9,19 +9,19 @@ from cryptography import x509
 
 from protomodels_cli.quantities import duration
 from protomodels_cli.wire.join_link import address
-from protomodels_cli.wire.tls import Identity, client_context, peer_name
+from protomodels_cli.wire.tls import peer_name
 
 REACH_SECONDS = 4.0
 
 
-async def dial_back(identity: Identity, peer: str, host: str, port: int) -> str:
+async def dial_back(context: ssl.SSLContext, peer: str, host: str, port: int) -> str:
     """Do a TLS handshake with whoever answers there. Empty: it is that peer; otherwise the reason."""
     if not 1 <= port <= 65535 or not host:
         return "the coordinator does not know the peer's address or port"
     where = address(host, port)
     try:
         async with asyncio.timeout(REACH_SECONDS):
-            _, writer = await asyncio.open_connection(host, port, ssl=client_context(identity))
+            _, writer = await asyncio.open_connection(host, port, ssl=context)
     except TimeoutError:
         return f"no answer from {where} within {duration(REACH_SECONDS)}"
     except (OSError, ssl.SSLError) as e:

@@ -3,23 +3,38 @@ messages, and the tickets under which neighbours meet at the relay. Decides noth
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 from protomodels_cli.coordinator import events
 from protomodels_cli.coordinator.feed import Feed
-from protomodels_cli.coordinator.messages import assignment_message, explanation, route_pair, turn_message
+from protomodels_cli.coordinator.history import History
+from protomodels_cli.coordinator.messages import (
+    assignment_message,
+    explanation,
+    keep_message,
+    route_pair,
+    turn_message,
+)
+from protomodels_cli.coordinator.reasons import Spare
 from protomodels_cli.coordinator.service import Service
 from protomodels_cli.coordinator.state import State, Task
 from protomodels_cli.coordinator.subspace import Subspace
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.relay import Role
 
+# What a crowd of spares is told can wait for whoever holds a stage: so many of them at once, and a pause.
+FEW, PAUSE = 8, 0.01
+
 
 class Dispatch:
-    def __init__(self, service: Service, feed: Feed, subspace: Subspace | None):
-        self._service, self._feed, self._subspace = service, feed, subspace
+    def __init__(self, service: Service, feed: Feed, subspace: Subspace | None, history: Callable[[], History]):
+        self._service, self._feed, self._subspace, self._history = service, feed, subspace, history
+        self._spares: dict[str, Spare] = {}  # peers that know that they hold nothing, and why
+        self._later: dict[str, set[str]] = {}  # peer → "spare", "keep": what it is told in its turn, as it is then
         self._fed = 0  # the last step whose ids stage 0 has
         self._tickets: list[str] = []  # by boundary
         self._moved: dict[int, Counter[Role]] = {}  # boundary → role → bytes under the tickets before these
@@ -29,17 +44,62 @@ class Dispatch:
             self._service.send(peer, **body)
 
     def explain(self, command: events.MakeSpare | events.Wait | events.Dismiss) -> None:
-        """To a peer that has nothing to do now, or nothing any more."""
-        if isinstance(command, events.Dismiss):
-            self._service.dismiss(command.peer, for_good=command.exit_code != 0, **explanation(command))
+        """To a peer that has nothing to do now, or nothing any more. A spare that stays one hears only of another
+        reason, and in its turn."""
+        peer, before = command.peer, self._spares.get(command.peer)
+        if isinstance(command, events.MakeSpare):
+            self._spares[peer] = command.why
+            if before is not None:
+                if before != command.why:
+                    self._tell_later(peer, "spare")
+                return
         else:
-            self._service.send(command.peer, **explanation(command))
+            self._spares.pop(peer, None)
+        if isinstance(command, events.Dismiss):
+            self._service.dismiss(peer, for_good=command.exit_code != 0, **explanation(command))
+        else:
+            self._service.send(peer, **explanation(command))
+
+    def keep(self, state: State) -> None:
+        """Tell all peers which snapshots are needed."""
+        self._to_holders(state, keep=keep_message(state.history))
+        holders = set(state.history.holders)
+        for peer in state.peers:
+            if peer not in holders:
+                self._tell_later(peer, "keep")
+
+    def greet(self, peer: str) -> None:
+        """Of a new stream: it may have parts that are not needed, or that never arrived."""
+        self.forget(peer)
+        self._service.send(peer, keep=keep_message(self._history()))
+
+    def forget(self, peer: str) -> None:
+        """It is gone, or has opened another stream, on which it has not heard anything."""
+        self._spares.pop(peer, None)
+        self._later.pop(peer, None)
+
+    def _tell_later(self, peer: str, what: str) -> None:
+        if not self._later:
+            asyncio.get_running_loop().call_later(PAUSE, self._tell_some)
+        self._later.setdefault(peer, set()).add(what)
+
+    def _tell_some(self) -> None:
+        keep = keep_message(self._history())
+        for peer in list(self._later)[:FEW]:
+            told = self._later.pop(peer)
+            if "keep" in told:
+                self._service.send(peer, keep=keep)
+            if "spare" in told and (why := self._spares.get(peer)) is not None:
+                self._service.send(peer, **explanation(events.MakeSpare(peer, why)))
+        if self._later:
+            asyncio.get_running_loop().call_later(PAUSE, self._tell_some)
 
     def basis(self, state: State, version: int) -> None:
         assert self._subspace is not None
         self._to_holders(state, basis=pb.NewBasis(basis=self._subspace.basis_message(version)))
 
     def assign(self, state: State, command: events.AssignStage) -> None:
+        self._spares.pop(command.peer, None)
         stage, history, holders = command.stage, state.history, [state.peers[p] for p in state.history.holders]
         if stage == 0:
             self._fed = history.step

@@ -20,7 +20,7 @@ from protomodels_cli import PROTOCOL, __version__
 from protomodels_cli.coordinator import bad_requests, events, refusals
 from protomodels_cli.coordinator.bad_requests import BadRequest
 from protomodels_cli.coordinator.dial_back import dial_back
-from protomodels_cli.coordinator.door import Door
+from protomodels_cli.coordinator.door import Door, DoorLimits
 from protomodels_cli.coordinator.messages import clean, event_of, owners_event, peer_of
 from protomodels_cli.coordinator.reasons import (
     ConnectionClosed,
@@ -39,17 +39,18 @@ from protomodels_cli.coordinator.sessions import (
     CoolingOff,
     EnrolledPeer,
     most_waiting,
+    watch,
 )
 from protomodels_cli.coordinator.snapshots.failures import NotWritten
 from protomodels_cli.coordinator.snapshots.uploads import Damaged, Later, Refused, Uploads
 from protomodels_cli.observe.logs import WIRE
 from protomodels_cli.spec.plugins import packages_used
 from protomodels_cli.spec.schema import RunSpec
-from protomodels_cli.wire.channels import HEARTBEATS, SERVER_OPTIONS
+from protomodels_cli.wire.channels import SERVER_OPTIONS
 from protomodels_cli.wire.parts import REFUSED
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.pb import pmtrain_pb2_grpc as rpc
-from protomodels_cli.wire.tls import COORDINATOR_NAME, Identity, peer_name
+from protomodels_cli.wire.tls import COORDINATOR_NAME, Identity, client_context, peer_name
 
 DENIED, UNFIT = grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.FAILED_PRECONDITION
 MOST_ENROLLED = 10_000
@@ -75,6 +76,7 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
         self._untaken: dict[int, EnrolledPeer] = {}  # whose events wait for the machine
         self._watching: asyncio.Task[None] | None = None
         self._identity: Identity = run_dir.authority.issue_with_key(COORDINATOR_NAME)
+        self._dialling = client_context(self._identity)
         self._server = grpc.aio.server(options=SERVER_OPTIONS)
         rpc.add_PeeringServicer_to_server(self, self._server)
         rpc.add_OperatorServicer_to_server(self, self._server)
@@ -84,9 +86,11 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
         credentials = grpc.ssl_server_credentials([(self._identity.key_pem, self._identity.certificate_pem)])
         inner = self._server.add_secure_port("127.0.0.1:0", credentials)
         await self._server.start()
-        self.door = Door(self._identity.authority_pem, ("127.0.0.1", inner))
+        most = self._spec.limits
+        limits = DoorLimits(most.connections, most.connections_per_address)
+        self.door = Door(self._identity.authority_pem, ("127.0.0.1", inner), limits)
         port = await self.door.open(host, port)
-        self._watching = asyncio.create_task(self._watch())
+        self._watching = asyncio.create_task(watch(self._enrolled, most.lease_seconds, self._give_up))
         return port
 
     async def close(self) -> None:
@@ -118,10 +122,6 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
             if known.stream is not None:
                 known.stream.end_soon()
 
-    def send_all(self, **body: Any) -> None:
-        for peer in list(self._enrolled):
-            self.send(peer, **body)
-
     def joined_processed(self, peer: str) -> None:
         """The machine has processed the Joined event of the newest stream. What was decided before that was meant for
         the stream before, and is not sent on the new one."""
@@ -130,27 +130,8 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
 
     # Leases
 
-    async def _watch(self) -> None:
-        """Send heartbeats, and give up whoever sent none for four fifths of a lease: at the next look the whole lease
-        may be over."""
-        lease = self._spec.limits.lease_seconds
-        every, before = lease / HEARTBEATS, time.monotonic()
-        while True:
-            await asyncio.sleep(every)
-            now = time.monotonic()
-            if now - before > 2 * every:  # this process was stopped: heartbeats have arrived and wait unread
-                for known in self._enrolled.values():
-                    if known.stream is not None:
-                        known.stream.last_received = now
-            before = now
-            for peer, known in list(self._enrolled.items()):
-                stream = known.stream
-                if stream is None:
-                    continue
-                if now - stream.last_received > lease - every:
-                    self._end(peer, stream, events.Left(peer, NoHeartbeat(lease)))
-                else:
-                    stream.beat()
+    def _give_up(self, peer: str, stream: ControlStream) -> None:
+        self._end(peer, stream, events.Left(peer, NoHeartbeat(self._spec.limits.lease_seconds)))
 
     def _end(self, peer: str, stream: ControlStream, event: events.Left) -> None:
         """A stream has ended: the peer is gone, unless it has opened another."""
@@ -218,7 +199,7 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
         self, request: pb.ReachabilityRequest, context: grpc.aio.ServicerContext
     ) -> pb.ReachabilityReply:
         peer, host = await self._caller(context), self._address(context)
-        reason = await dial_back(self._identity, peer, host, request.port)
+        reason = await dial_back(self._dialling, peer, host, request.port)
         if not reason and peer in self._enrolled:
             self._enrolled[peer].reached = host, request.port
         return pb.ReachabilityReply(reachable=not reason, host=host, reason=reason)
@@ -247,8 +228,9 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
         known.unannounced += 1
         self._submit(joined)
         reading = asyncio.create_task(self._receive(peer, stream, request_iterator))
+        reading.add_done_callback(lambda _: stream.outbox.put_nowait(None))  # the peer has closed the stream
         try:
-            while (message := await self._next_message(stream, reading)) is not None:
+            while (message := await stream.outbox.get()) is not None:
                 yield message
         finally:
             reading.cancel()
@@ -262,17 +244,6 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
         except TimeoutError:
             return None
         return first.register if first is not None and first.HasField("register") else None
-
-    async def _next_message(self, stream: ControlStream, reading: asyncio.Task[None]) -> pb.CoordinatorMessage | None:
-        """The next message to the peer; None at the end, or when the peer has closed the stream."""
-        if not stream.outbox.empty():
-            return stream.outbox.get_nowait()
-        waiting = asyncio.ensure_future(stream.outbox.get())
-        try:
-            await asyncio.wait({waiting, reading}, return_when=asyncio.FIRST_COMPLETED)
-            return waiting.result() if waiting.done() else None
-        finally:
-            waiting.cancel()
 
     async def _receive(self, peer: str, stream: ControlStream, messages: AsyncIterator[pb.PeerMessage]) -> None:
         async for message in messages:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from protomodels_cli.coordinator.door import network_of
 from protomodels_cli.coordinator.rates import Bucket, Rate
 from protomodels_cli.spec.schema import RunSpec
+from protomodels_cli.wire.channels import HEARTBEATS
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 
 # Of a peer's messages, each of which costs a token and another for every so many bytes. An honest peer sends five
@@ -23,6 +25,7 @@ MOST_UNTAKEN = 1000  # events of one peer that may wait for the machine; then no
 UNTAKEN_SECONDS = 0.05  # until the next look
 FOR_OTHERS = 1000  # messages that may wait for a peer beside its token ids
 FEEDS = 4  # times the token ids of a step, the next step and an evaluation: generations may follow each other quickly
+TURNS = 50  # in which all streams are looked after
 CLOSE_SECONDS = 2.0  # for a peer that was dismissed to read why
 
 
@@ -96,3 +99,31 @@ class EnrolledPeer:
         left = bucket.take(FROM_PEER, 1 + message.ByteSize() / TOKEN_BYTES, now)
         self.bucket = left or bucket
         return left is not None
+
+
+async def watch(
+    enrolled: Mapping[str, EnrolledPeer], lease: float, give_up: Callable[[str, ControlStream], None]
+) -> None:
+    """Look after every stream five times a lease, a few at a time: a thousand heartbeats at once would keep a decision
+    waiting. Whoever sent none for four fifths of a lease is given up: at the next look the whole lease may be over."""
+    every = lease / HEARTBEATS
+    began = before = time.monotonic()
+    while True:
+        peers = list(enrolled)
+        for turn in range(TURNS):
+            began += every / TURNS
+            await asyncio.sleep(began - time.monotonic())
+            now = time.monotonic()
+            if now - before > every:  # this process was stopped: heartbeats have arrived and wait unread
+                began = now
+                for known in enrolled.values():
+                    if known.stream is not None:
+                        known.stream.last_received = now
+            before = now
+            for peer in peers[turn::TURNS]:
+                if peer not in enrolled or (stream := enrolled[peer].stream) is None:
+                    continue
+                if now - stream.last_received > lease - every:
+                    give_up(peer, stream)
+                else:
+                    stream.beat()

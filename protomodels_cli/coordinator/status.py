@@ -1,14 +1,16 @@
-"""What a run is doing, as one message: for `status`, `peers`, the live view and the summary. Pure."""
+"""What a run is doing, as one message: for `status`, `peers`, the live view and the summary. Pure, but for the board,
+which remembers what it has shown."""
 
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
 
 from protomodels_cli.coordinator import reasons
 from protomodels_cli.coordinator.next_task import waiting_for
 from protomodels_cli.coordinator.reasons import TaskKind
 from protomodels_cli.coordinator.sentences import pause, sentence, waiting
-from protomodels_cli.coordinator.state import State
+from protomodels_cli.coordinator.state import Peer, State
 from protomodels_cli.spec.cut import spans
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.usage import Usage
@@ -23,7 +25,37 @@ DOING: dict[TaskKind, pb.StageStatus.State] = {
 }
 
 
-def describe(state: State, now: float, started: float, refused: int) -> pb.RunStatus:
+FRESH = 0.2  # seconds that a status may be old: however many ask, it is made five times a second at most
+
+
+class Board:
+    """The status of a run, for whoever asks. What it says of a peer is made again only when that has changed: of a
+    thousand peers, few do."""
+
+    def __init__(self, started: float):
+        self._started = started
+        self._rows: dict[str, tuple[Peer, pb.PeerStatus]] = {}
+        self._made: tuple[float, pb.RunStatus] | None = None
+
+    def show(self, state: State, now: float, refused: int) -> pb.RunStatus:
+        if self._made is None or not 0 <= now - self._made[0] < FRESH:
+            self._rows = {id_: self._row(state, peer, now) for id_, peer in state.peers.items()}
+            rows = [row for _, row in self._rows.values()]
+            self._made = now, describe(state, now, self._started, refused, rows)
+        return self._made[1]
+
+    def _row(self, state: State, peer: Peer, now: float) -> tuple[Peer, pb.PeerStatus]:
+        known, row = self._rows.get(peer.id, (None, pb.PeerStatus()))
+        if known is not peer:
+            row = _peer(peer)
+        _update(row, state, peer, now)
+        return peer, row
+
+
+def describe(
+    state: State, now: float, started: float, refused: int, peers: Sequence[pb.PeerStatus] | None = None
+) -> pb.RunStatus:
+    """`peers`: where they are known already."""
     history, spec, waits = state.history, state.spec, waiting_for(state, now)
     status = pb.RunStatus(
         name=spec.name,
@@ -51,7 +83,7 @@ def describe(state: State, now: float, started: float, refused: int) -> pb.RunSt
         trouble="" if state.trouble is None else sentence(state.trouble),
         trouble_kind="" if state.trouble is None else _kind(state.trouble.reason),
         stages=_stages(state),
-        peers=_peers(state, now),
+        peers=_peers(state, now) if peers is None else peers,
     )
     if history.decision is not None:
         status.loss = history.decision.loss
@@ -139,23 +171,30 @@ def _doing(state: State, stage: int) -> pb.StageStatus.State:
 
 
 def _peers(state: State, now: float) -> list[pb.PeerStatus]:
-    def doing(peer: str) -> pb.PeerStatus.State:
-        if state.stage_of(peer) is None:
-            return pb.PeerStatus.SPARE
-        return pb.PeerStatus.LEAVING if peer in state.leaving else pb.PeerStatus.HOLDING
+    rows = [_peer(peer) for peer in state.peers.values()]
+    for row, peer in zip(rows, state.peers.values(), strict=True):
+        _update(row, state, peer, now)
+    return rows
 
-    return [
-        pb.PeerStatus(
-            peer=p.id,
-            name=p.name,
-            state=doing(p.id),
-            stage=state.stage_of(p.id),
-            device=p.device,
-            memory=p.memory,
-            flops=p.flops,
-            address=p.address,
-            reachable=bool(p.host),
-            joined_s=now - p.since,
-        )
-        for p in state.peers.values()
-    ]
+
+def _peer(peer: Peer) -> pb.PeerStatus:
+    """What stays the same while it is connected."""
+    return pb.PeerStatus(
+        peer=peer.id,
+        name=peer.name,
+        device=peer.device,
+        memory=peer.memory,
+        flops=peer.flops,
+        address=peer.address,
+        reachable=bool(peer.host),
+    )
+
+
+def _update(row: pb.PeerStatus, state: State, peer: Peer, now: float) -> None:
+    row.joined_s = now - peer.since
+    if (stage := state.stage_of(peer.id)) is None:
+        row.state = pb.PeerStatus.SPARE
+        row.ClearField("stage")
+    else:
+        row.state = pb.PeerStatus.LEAVING if peer.id in state.leaving else pb.PeerStatus.HOLDING
+        row.stage = stage
