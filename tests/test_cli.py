@@ -79,6 +79,7 @@ def test_every_help_page_comes_without_torch():
         "bench loopback",
         "bench recovery",
         "bench stage",
+        "bench swarm",
         "bench wan",
         "plan",
         "export",
@@ -138,6 +139,7 @@ def test_the_set_of_commands_and_options_is_deliberate():
             {"--shape", "--stages", "--stage", "--method", "--k", "--microbatch", "--windows", "--device"}
             | {"--trace", "--json"}
         ),
+        "bench swarm": ["--churn", "--clients", "--json", "--minutes", "--stages", "--step-seconds"],
         "bench wan": ["--emulated", "--json", "--link", "--method", "--plot", "--steps", "--torch", "--turns"],
         "plan": ["--device", "--json", "--link", "--memory", "--peers", "--speed"],
         "reference": ["--device", "--json", "--run-dir", "--steps"],
@@ -246,6 +248,7 @@ def test_a_run_that_cannot_start_leaves_no_folder(small):
         (["bench", "gpu", "--shape", "3b"], 2, "--shape 3b"),
         (["bench", "gpu", "--device", "cpu", "--windows", "30"], 2, "--windows 30"),
         (["bench", "stage", "--stages", "2", "--stage", "2"], 2, "--stage 2"),
+        (["bench", "swarm", "--clients", "30"], 2, "--clients 30"),
         (["bench", "wan", "--method", "dense"], 2, "--method dense"),
         (["bench", "wan", "--method", "dense/int9"], 2, "'int9'"),
         (

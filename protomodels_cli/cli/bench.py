@@ -9,6 +9,7 @@ import typer
 
 from protomodels_cli.cli.bench_gpu import gpu
 from protomodels_cli.cli.bench_stage import stage
+from protomodels_cli.cli.bench_swarm import swarm
 from protomodels_cli.cli.say import say
 
 Measurement = Literal["overhead", "commit", "wire", "memory", "link"]
@@ -18,6 +19,7 @@ app = typer.Typer(no_args_is_help=True, help="Benchmarks: real runs, compared wi
 
 app.command()(gpu)
 app.command()(stage)
+app.command()(swarm)
 
 
 @app.callback()

@@ -100,6 +100,33 @@ def local_run(
     coordinator somewhere else; `core` pins every process to one core. With `hosts` the coordinator is on the first and
     peers are on the others. `speak`: the coordinator's words are shown. `options` go to all of them, `join_options` to
     peers."""
+
+    def run(host: int, name: str, arguments: Sequence[str], speak: bool = False) -> Process[bytes]:
+        wrap = (lambda argv: hosts.command(host, argv)) if hosts else list
+        return start(folder, name, arguments, core, wrap, speak)
+
+    devices = [device] if isinstance(device, str) else device
+    coordinate = partial(run, 0, "coordinator", speak=speak)
+    with local_coordinator(spec, folder, coordinate, hosts.address(0) if hosts else "127.0.0.1", options) as running:
+        for i in range(1, peers_of(spec) + spares + 1):
+            name = f"peer-{i}"
+            on = devices[(i - 1) % len(devices)]
+            arguments = ["--device", on, "--name", name, "--dir", str(_peer_folder(folder, name))]
+            command = ["join", str(through(i, running.link)), *arguments, *join_options, *options]
+            running.commands[name] = partial(run, i, name, command)
+            running.start_again(name)
+        yield running
+
+
+@contextmanager
+def local_coordinator(
+    spec: RunSpec,
+    folder: Path,
+    run: Callable[[Sequence[str]], Process[bytes]] | None = None,
+    host: str = "127.0.0.1",
+    options: Sequence[str] = (),
+) -> Iterator[LocalRun]:
+    """Start a coordinator, by `run` where it is given; end it, and what peers the block adds, when the block ends."""
     if (folder / "journal.sqlite").exists() or (folder / "link").exists():
         raise UserError(
             f"{folder} already holds a run", "choose another --run-dir; runs are never overwritten", "run_exists"
@@ -107,26 +134,12 @@ def local_run(
     (folder / "logs").mkdir(parents=True, exist_ok=True)
     spec_file = folder / f"{spec.name}.yaml"
     spec_file.write_text(yaml.safe_dump(spec.model_dump(mode="json"), sort_keys=False))
-    where = ["--host", hosts.address(0) if hosts else "127.0.0.1", "--port", "0", "--run-dir", str(folder)]
-
-    def run(host: int, name: str, arguments: Sequence[str], speak: bool = False) -> Process[bytes]:
-        wrap = (lambda argv: hosts.command(host, argv)) if hosts else list
-        return start(folder, name, arguments, core, wrap, speak)
-
-    devices = [device] if isinstance(device, str) else device
-    commands = {"coordinator": lambda: run(0, "coordinator", ["coordinator", str(spec_file), *where, *options], speak)}
-    coordinator = commands["coordinator"]()
+    arguments = ["coordinator", str(spec_file), "--host", host, "--port", "0", "--run-dir", str(folder), *options]
+    command = partial(run or partial(start, folder, "coordinator"), arguments)
+    coordinator = command()
     running: LocalRun | None = None
     try:
-        link = _wait_for_link(folder, coordinator)
-        running = LocalRun(folder, link, coordinator, commands)
-        for i in range(1, peers_of(spec) + spares + 1):
-            name = f"peer-{i}"
-            on = devices[(i - 1) % len(devices)]
-            arguments = ["--device", on, "--name", name, "--dir", str(_peer_folder(folder, name))]
-            command = ["join", str(through(i, link)), *arguments, *join_options, *options]
-            commands[name] = partial(run, i, name, command)
-            running.start_again(name)
+        running = LocalRun(folder, _wait_for_link(folder, coordinator), coordinator, {"coordinator": command})
         yield running
     finally:
         everyone = (coordinator,) if running is None else (running.coordinator, *running.peers.values())
