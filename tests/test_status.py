@@ -88,7 +88,16 @@ def test_what_a_crash_would_cost_now():
     assert (found.snapshot_step, found.step) == (3, 4)
     assert found.crash_redo_s == pytest.approx(10, abs=0.5), "the median"
     assert found.crash_restore_s == pytest.approx(5 + 40, abs=0.5), "a fetch like the upload, and building"
+    first, second = b.state.history.newest.as_parts()
+    b.tell(ev.Prefetched("p2", first))
+    b.tell(ev.Prefetched("p2", second))
     b.lose(b.state.history.holders[0])
+    b.now += 30
+    to_step(b, 4)
+    assert status(b).crash_restore_s == pytest.approx(5 + 30, abs=0.5), "whoever has the part shows what building takes"
+    b.join(3)
+    to_step(b, 5)
+    b.lose("p2")
     b.now += 7
     to_step(b, 4)
     found = status(b)

@@ -198,7 +198,7 @@ def _hear(moves: Moves, task: Task, stage: int, report: Report) -> None:
     if task.kind == "build":
         peer, newest = state.history.holders[stage], state.history.newest
         if peer not in state.holds:
-            policy.note_built(moves, moves.now - task.started)
+            policy.note_built(moves, peer, stage, moves.now - task.started)
         moves.set(holds={**moves.state.holds, peer: stage})
         if newest.parts and newest.step == state.history.step:
             policy.note_part(moves, peer, newest.as_parts()[stage])

@@ -100,8 +100,8 @@ def describe(
 
 
 def _restore_seconds(state: State) -> float | None:
-    """As the last time; where there was none, what an upload took, for the fetch, and building a stage from the seed,
-    as far as that was measured."""
+    """As the last time that a part had to be fetched; where there was none, what an upload took, for the fetch, and
+    building a stage, as far as that was measured."""
     pace = state.pace
     if not state.history.newest.parts:
         return pace.build

@@ -14,5 +14,5 @@ class Pace:
     no_room: bool = False  # the last one that was due was skipped, since the disk has no room for it
     # Seconds, as measured last; none: not yet
     upload: float | None = None  # from its beginning until all parts of a snapshot were here
-    build: float | None = None  # the slowest stage, from the seed
-    restore: float | None = None  # … with its part of a snapshot, fetching that included
+    build: float | None = None  # the slowest stage, from the seed or from a part on its peer's disk
+    restore: float | None = None  # … with a part that had to be fetched, that included

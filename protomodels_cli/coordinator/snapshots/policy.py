@@ -101,11 +101,11 @@ def look_at_the_clock(moves: Moves, granted: float) -> None:
         moves.set(pace=replace(moves.state.pace, no_room=False))
 
 
-def note_built(moves: Moves, seconds: float) -> None:
-    """A stage was built that was in nobody's memory. The slowest one reports last."""
-    history, pace = moves.state.history, moves.state.pace
-    from_seed = history.step == 0 and not history.newest.parts
-    moves.set(pace=replace(pace, build=seconds) if from_seed else replace(pace, restore=seconds))
+def note_built(moves: Moves, peer: str, stage: int, seconds: float) -> None:
+    """This peer has built a stage that it did not have in memory. The slowest one reports last."""
+    pace, parts = moves.state.pace, moves.state.history.newest.as_parts()
+    fetched = bool(parts) and parts[stage] not in moves.state.peers[peer].parts
+    moves.set(pace=replace(pace, restore=seconds) if fetched else replace(pace, build=seconds))
 
 
 def hear_whole(moves: Moves, event: SnapshotWhole) -> None:
