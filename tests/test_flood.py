@@ -50,12 +50,13 @@ def test_a_bucket_lets_through_its_burst_and_then_its_rate(asked: list[tuple[flo
 
 
 def test_honest_bursts_are_far_below():
-    """A step every 10 ms with a heartbeat five times a second, a rejoin with many parts, the end of a large run."""
+    """A step every 2 ms with a heartbeat five times a second, a spare that has many parts, the end of a large run."""
     peer, now = sessions.EnrolledPeer(0.0), 0.0
     for i in range(5000):
-        now += 0.01
+        now += 0.002
+        peer.was_sent()
         assert peer.may_say(WORD, now)
-        assert i % 20 or peer.may_say(BEAT, now)
+        assert i % 100 or peer.may_say(BEAT, now)
     part = pb.PeerMessage(prefetched=pb.Part(lineage=1, step=1, stage=1, sha256="0" * 64))
     assert all(peer.may_say(part, now) for _ in range(200))
     names = [pb.ParameterHash(name=f"layers.{i}.attn.q.weight", sha256="0" * 64) for i in range(12 * 126)]
@@ -92,7 +93,6 @@ async def joined(guest: Guest, told: list[ev.Event]) -> tuple[Any, str]:
 
 @pytest.mark.parametrize("message", [BEAT, WORD], ids=["heartbeats", "reports"])
 def test_no_more_is_taken_than_the_bucket_has_and_the_peer_is_hung_up_on(tmp_path: Path, monkeypatch, message):
-    monkeypatch.setattr("protomodels_cli.coordinator.service.FROM_PEER", Rate(1.0, 50.0))
     monkeypatch.setattr(sessions, "FROM_PEER", Rate(1.0, 50.0))
     told: list[ev.Event] = []
 
@@ -127,7 +127,7 @@ def test_no_more_is_taken_than_the_bucket_has_and_the_peer_is_hung_up_on(tmp_pat
 
 def test_what_waits_for_the_machine_is_bounded(tmp_path: Path, monkeypatch):
     """A machine that does not come to it is not the peer's fault: it is read from again."""
-    monkeypatch.setattr("protomodels_cli.coordinator.service.MOST_UNTAKEN", 20)
+    monkeypatch.setattr(sessions, "MOST_UNTAKEN", 20)
     told: list[ev.Event] = []
 
     async def story() -> None:

@@ -22,6 +22,10 @@ class Bucket:
     def full(cls, rate: Rate, now: float) -> Bucket:
         return cls(rate.burst, now)
 
+    def give(self, rate: Rate, tokens: float) -> Bucket:
+        """With these on top, as far as there is room."""
+        return Bucket(min(rate.burst, self.tokens + tokens), self.at)
+
     def take(self, rate: Rate, tokens: float, now: float) -> Bucket | None:
         """What is left after these were taken; None: there are not so many."""
         left = min(rate.burst, self.tokens + rate.per_second * max(0.0, now - self.at)) - tokens

@@ -119,7 +119,7 @@ class InvalidMessage(Fact):
 class TooManyMessages(Fact):
     """A peer says more than any honest one does."""
 
-    per_second: float  # that would be fine
+    per_second: float  # that would be fine beside answers
     kind: Literal["too_many_messages"] = "too_many_messages"
 
 

@@ -130,7 +130,7 @@ def loss(reason: r.Loss) -> str:
         case r.InvalidMessage(detail):
             return f"sent an invalid message: {detail}"
         case r.TooManyMessages(per_second):
-            return f"sent more messages than {per_second:g} a second"
+            return f"sent more than {per_second:g} messages a second unasked"
         case r.NotReading(messages):
             return f"left {messages:,} messages unread"
         case r.UnprocessableMessage(event):

@@ -17,7 +17,7 @@ from typing import Any
 import grpc
 
 from protomodels_cli import PROTOCOL, __version__
-from protomodels_cli.coordinator import bad_requests, events, refusals
+from protomodels_cli.coordinator import bad_requests, events, refusals, sessions
 from protomodels_cli.coordinator.bad_requests import BadRequest
 from protomodels_cli.coordinator.dial_back import dial_back
 from protomodels_cli.coordinator.door import Door, DoorLimits
@@ -31,16 +31,7 @@ from protomodels_cli.coordinator.reasons import (
 )
 from protomodels_cli.coordinator.run_dir import RunDir
 from protomodels_cli.coordinator.sentences import refusal
-from protomodels_cli.coordinator.sessions import (
-    FROM_PEER,
-    MOST_UNTAKEN,
-    UNTAKEN_SECONDS,
-    ControlStream,
-    CoolingOff,
-    EnrolledPeer,
-    most_waiting,
-    watch,
-)
+from protomodels_cli.coordinator.sessions import ControlStream, CoolingOff, EnrolledPeer, most_waiting, watch
 from protomodels_cli.coordinator.snapshots.failures import NotWritten
 from protomodels_cli.coordinator.snapshots.uploads import Damaged, Later, Refused, Uploads
 from protomodels_cli.observe.logs import WIRE
@@ -110,6 +101,7 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
             return
         stream = known.stream
         stream.send(pb.CoordinatorMessage(**body))
+        known.was_sent()
         if stream.outbox.qsize() > self._most_waiting and not stream.refused:
             stream.refused = True
             self._submit(events.Trouble(peer, NotReading(stream.outbox.qsize())))
@@ -253,7 +245,7 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
             if not self._enrolled[peer].may_say(message, stream.last_received):
                 stream.refused = True
                 self._cooling.begin(stream.address, stream.last_received)
-                self._submit(events.Trouble(peer, TooManyMessages(FROM_PEER.per_second)))
+                self._submit(events.Trouble(peer, TooManyMessages(sessions.FROM_PEER.per_second)))
             if stream.refused:
                 await asyncio.Event().wait()  # nothing more is read: the stream ends once the peer has been told why
             try:
@@ -269,8 +261,8 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
         self._untaken[id(event)] = known
         known.untaken += 1
         self._submit(event)
-        while known.untaken >= MOST_UNTAKEN:
-            await asyncio.sleep(UNTAKEN_SECONDS)
+        while known.untaken >= sessions.MOST_UNTAKEN:
+            await asyncio.sleep(sessions.UNTAKEN_SECONDS)
             stream.last_received = time.monotonic()  # it is not the peer that is silent
 
     def taken(self, event: events.Event) -> None:

@@ -17,9 +17,9 @@ from protomodels_cli.spec.schema import RunSpec
 from protomodels_cli.wire.channels import HEARTBEATS
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 
-# Of a peer's messages, each of which costs a token and another for every so many bytes. An honest peer sends five
-# heartbeats a lease and a word or two a step; one that joins or reconnects, a few more. The finest steps take 10 ms.
-FROM_PEER, TOKEN_BYTES = Rate(per_second=200.0, burst=500.0), 4096
+# Of a peer's messages, each of which costs a token and another for every so many bytes. What the coordinator says
+# brings some: most of what an honest peer sends is an answer, however short the steps are. The rest are heartbeats.
+FROM_PEER, TOKEN_BYTES, FOR_EACH_MESSAGE = Rate(per_second=20.0, burst=500.0), 4096, 2
 COOLING_SECONDS = 60.0  # in which nobody joins from where a peer was sent away for sending more
 MOST_UNTAKEN = 1000  # events of one peer that may wait for the machine; then nothing is read from it for a while
 UNTAKEN_SECONDS = 0.05  # until the next look
@@ -93,6 +93,11 @@ class EnrolledPeer:
     untaken: int = 0  # events that the machine has not processed yet
     dismissed: bool = False  # for good: it is not let in again under this name
     bucket: Bucket | None = None  # of its messages, on whichever stream; None: it has sent none
+
+    def was_sent(self) -> None:
+        """A message: it may answer."""
+        if self.bucket is not None:
+            self.bucket = self.bucket.give(FROM_PEER, FOR_EACH_MESSAGE)
 
     def may_say(self, message: pb.PeerMessage, now: float) -> bool:
         bucket = self.bucket or Bucket.full(FROM_PEER, now)
