@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
 import random
 import resource
@@ -113,6 +114,7 @@ async def run() -> None:
     random.seed(order.number)
     swarm = Swarm(order)
     await swarm.fill()
+    gc.freeze()  # a look for garbage among all that was imported would be measured as latency
     print(READY, flush=True)
     await _line()
     wanted = ((order.leaves_per_s > 0, swarm.churn), (order.watch, swarm.watch))
