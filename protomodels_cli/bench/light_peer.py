@@ -20,7 +20,8 @@ import grpc
 from protomodels_cli import PROTOCOL, __version__
 from protomodels_cli.errors import UserError
 from protomodels_cli.protocol.steps import units
-from protomodels_cli.wire.client import Metadata, coordinator_channel
+from protomodels_cli.wire.channels import MOST_FROM_COORDINATOR
+from protomodels_cli.wire.client import Metadata, coordinator_line
 from protomodels_cli.wire.join_link import JoinLink, fetch_authority
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.pb import pmtrain_pb2_grpc as rpc
@@ -87,8 +88,7 @@ class LightPeer:
         link = self._work.link
         async with contextlib.AsyncExitStack() as closing:
             authority, key = await fetch_authority(link), new_key()
-            channel = await closing.enter_async_context(coordinator_channel(link, authority))
-            stub = rpc.PeeringStub(channel)
+            stub = await closing.enter_async_context(coordinator_line(link, authority, MOST_FROM_COORDINATOR))
             request = pb.EnrolRequest(
                 token=link.token, version=__version__, protocol=PROTOCOL, public_key_pem=public_key_of(key)
             )
