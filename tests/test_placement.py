@@ -258,9 +258,9 @@ def test_many_peers_and_layers_are_placed_at_once(tight):
     offers = [
         Offer(f"p{i}", int(unit * tight * (0.5 + i * 29 % 64 / 40)), 1e12 * (1 + i * 37 % 64 / 10)) for i in range(64)
     ]
-    begin = time.perf_counter()
+    begin = time.process_time()
     found = place(spec, offers)
-    assert time.perf_counter() - begin < 5, "0.2 to 0.7 s on one core"
+    assert time.process_time() - begin < 5, "0.2 to 0.7 s on one core"
     assert isinstance(found, Placement), found
     assert sum(found.layers) == 128
     assert len(found.layers) > 30

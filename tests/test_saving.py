@@ -197,8 +197,8 @@ def test_a_coordinator_looks_at_its_disk_while_it_leads(tmp_path: Path):
             raise answer
         return answer
 
-    async def lead(*how: Callable[[Path], int]) -> list[int | None]:
-        coordinator, seen = Coordinator(corpus_of(spec), folder, print, *how), []
+    async def lead(**how: Callable[[Path], int]) -> list[int | None]:
+        coordinator, seen = Coordinator(corpus_of(spec), folder, print, **how), []
         ticking = asyncio.create_task(coordinator._tick())
         for _ in range(2):
             tick = await coordinator._events.get()
@@ -208,6 +208,6 @@ def test_a_coordinator_looks_at_its_disk_while_it_leads(tmp_path: Path):
         return seen
 
     with contextlib.closing(folder.lock):
-        assert asyncio.run(lead(free)) == [None, 7], "a disk that does not answer stops nobody"
+        assert asyncio.run(lead(free=free)) == [None, 7], "a disk that does not answer stops nobody"
         usage, [first, _] = shutil.disk_usage(tmp_path), asyncio.run(lead())
     assert first == pytest.approx(usage.free, abs=1 << 30)

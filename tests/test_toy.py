@@ -87,7 +87,7 @@ def test_a_pipeline_that_is_killed_resumes_from_its_snapshot_and_equals_the_refe
         leader, link = lead()
         started += [leader, *(begin("join", link, "--dir", folder / f"p{i}", cwd=folder) for i in range(2))]
         metrics = folder / "run" / "metrics.jsonl"
-        wait_for(lambda: metrics.exists() and metrics.read_text().count('"event": "step"') > 12, "no steps")
+        wait_for(lambda: metrics.exists() and metrics.read_text().count('"event":"step"') > 12, "no steps")
         for process in started:  # nobody is left, and all that is left is the coordinator's newest snapshot
             process.kill()
             process.communicate()

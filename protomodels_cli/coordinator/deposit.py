@@ -94,6 +94,7 @@ class Deposit:
         self._backoff, self._next = Backoff(*AGAIN), 0.0
         self._store: tuple[fsspec.AbstractFileSystem, str] | None = None
         self._slot, self._bases = 0, set[int]()
+        self._copied: History | None = None
 
     def again(self) -> None:
         """The journal has more than was copied."""
@@ -141,13 +142,15 @@ class Deposit:
                 return self._copy()  # it was forgotten meanwhile
             files.pipe_file(f"{root}/{BASES}/{basis_name(version)}", content)
             self._bases.add(version)
+        if history is self._copied:  # the older copy is worth more than this one twice
+            return None
         copy = JournalCopy(self._run_dir.identity, history, time.time(), self._run_dir.addresses())
         files.pipe_file(f"{root}/{JOURNALS[self._slot]}", sealed(self._key, copy))
         self._slot = 1 - self._slot
         for version in sorted(self._bases - needed):
             files.rm_file(f"{root}/{BASES}/{basis_name(version)}")
             self._bases.discard(version)
-        self._store = files, root
+        self._store, self._copied = (files, root), history
         return None
 
     def _open(self) -> tuple[fsspec.AbstractFileSystem, str]:
