@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from scene import Scene
 
 torch.set_num_threads(1)
+os.environ["OMP_NUM_THREADS"] = "1"  # of what tests start too: two test processes share the cores already
 # The same examples every time, and no deadline on a busy machine: a failure here is a fault, not the weather.
 hypothesis.settings.register_profile("steady", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("steady")

@@ -18,12 +18,12 @@ from protomodels_cli.coordinator import absences, assigning, checking, machine, 
 from protomodels_cli.coordinator.history import RECORDS, Placed, RolledBack
 from protomodels_cli.coordinator.snapshots import policy
 
-SEEDS = 300
+SEEDS, BLOCK = 120, 20  # scripts/simulate.sh tries as many as you like
 
 
-@pytest.mark.parametrize("first", range(0, SEEDS, 50))
+@pytest.mark.parametrize("first", range(0, SEEDS, BLOCK))
 def test_no_seed_breaks_a_rule(first):
-    for seed in range(first, first + 50):
+    for seed in range(first, first + BLOCK):
         try:
             simulate(seed)
         except Violation as e:
