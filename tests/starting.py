@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -111,6 +111,12 @@ def begin(*arguments: object, cwd: Path) -> Started:
     os.close(write)
     process.stdout = os.fdopen(read, encoding="utf-8")
     return process
+
+
+def begin_logged(folder: Path, name: str, arguments: Sequence[str], *_: object) -> Started:
+    """For `launch.local.start`, whose processes are each other's neighbours on one host."""
+    with open(os.devnull) as nothing, (folder / "logs" / f"{name}.log").open("a") as log:
+        return Started(COMMANDS, ["pmtrain", *arguments], [nothing.fileno(), log.fileno(), log.fileno()])
 
 
 def begin_afresh(*arguments: object, cwd: Path, **env: str) -> subprocess.Popen[str]:

@@ -47,7 +47,10 @@ class Run:
 
 def a_spec(**changes: object) -> RunSpec:
     update = {"interval": 4, "window": 2, "delay": 1}
-    return make_spec(stages=2, steps=12, subspace={"update": update}, snapshots={"interval": 3}, **changes)
+    limits = {"lease_seconds": 2.0}  # how long a resumed run waits for those that were killed with it
+    return make_spec(
+        stages=2, steps=12, subspace={"update": update}, snapshots={"interval": 3}, limits=limits, **changes
+    )
 
 
 def kill_at(step: int) -> dict[str, object]:

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from protomodels_cli.cli.main import app
 from protomodels_cli.cli.run_plan import candidates
-from protomodels_cli.cost.forecast import Bottleneck, choices, forecast, recommended
+from protomodels_cli.cost.forecast import Bottleneck, choices, forecast, recommended, seconds_by_link
 from protomodels_cli.cost.memory import StageMemory
 from protomodels_cli.cost.pipeline import StageCost, Wires, play
 from protomodels_cli.cost.sizes import ModelSize, dense_model
@@ -48,6 +48,12 @@ def test_a_step_is_never_shorter_than_any_bound(stages, microbatches, line, late
     assert played.seconds >= 3 * stages + 2 * (stages - 1) * (line + latency) - 1e-6
     free = play(pipeline_of(stages, limit), microbatches, Wires(0, 0))
     assert played.seconds >= free.seconds - 1e-9
+
+
+@pytest.mark.parametrize("link", ["none", "2mbit,20ms", "80mbit,100ms,0ms,0.01"])
+def test_a_search_over_links_finds_the_forecasts_seconds(link):
+    spec = make_spec(wire={"forward": "int8"})
+    assert seconds_by_link(spec, 1e9)(parse_link(link)) == forecast(spec, parse_link(link), 1e9).step_seconds
 
 
 def test_stages_on_one_machine_share_its_cores():

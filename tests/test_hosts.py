@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from starting import begin_logged
 from waiting import wait_for
 
 from protomodels_cli.bench import wanlab
@@ -337,22 +338,26 @@ def test_a_whole_run_across_hosts(tmp_path, capfd):
 
 
 @needs_root
-def test_the_emulated_link_takes_the_time_that_real_tcp_takes():
+def test_the_emulated_link_takes_the_time_that_real_tcp_takes(monkeypatch: pytest.MonkeyPatch):
     """A pipeline that the link holds up, over `wire.link` and between hosts: each one's fastest step.
 
     Whatever else the machine does makes a step longer, never shorter; if it does so all the time, they run once more.
     """
     text = "10mbit,25ms"
     sizes = {
-        "steps": 6,
+        "steps": 4,
         "stages": 3,
         "model": {"layers": 3, "width": 64, "heads": 4, "context": 64},
         "subspace": {"form": "dense"},
+        "data": {"max_bytes": 200_000},
+        "tokenizer": {"vocab_size": 512},
         "batch": {"size": 64, "microbatches": 16, "in_flight": 4},  # a line that is full both ways slows TCP down
     }
     link = parse_link(text)
     for _ in range(3):
-        _, emulated = pipeline(small(**sizes, wire={"link": link.model_dump()}))
+        with monkeypatch.context() as patch:
+            patch.setattr("protomodels_cli.launch.local.start", begin_logged)
+            _, emulated = pipeline(small(**sizes, wire={"link": link.model_dump()}))
         with Hosts(4, link) as hosts:
             _, real = pipeline(small(**sizes), hosts=hosts)
         ratio = min(emulated[1:]) / min(real[1:])

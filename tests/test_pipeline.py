@@ -270,7 +270,9 @@ def test_coarser_wires_stay_near_float32_over_200_steps():
     """Through the reference, which the pipeline equals bit for bit."""
     curves = {}
     for wire in ("fp32", "bf16", "int8"):
-        spec = make_spec(steps=200, stages=4, batch={"size": 8}, wire={"forward": wire, "backward": wire})
+        spec = make_spec(
+            steps=200, stages=4, batch={"size": 8, "microbatches": 1}, wire={"forward": wire, "backward": wire}
+        )
         rows = Reference(spec, corpus_of(spec), Carrier(spec)).train()
         curves[wire] = [r["loss"] for r in rows if r["event"] == "step"]
     for wire, tolerance in (("bf16", 0.001), ("int8", 0.002)):

@@ -17,7 +17,7 @@ from test_run import ends, wait_for_line
 from waiting import wait_for
 
 TOY = Path(__file__).parent / "toy_package"
-SPEC = make_spec(stages=2, steps=30, snapshots={"interval": 5}).model_dump(mode="json")
+SPEC = make_spec(stages=2, steps=30, snapshots={"interval": 5}, limits={"lease_seconds": 2.0}).model_dump(mode="json")
 # Slow enough that the run is still under way when it is killed.
 WIRE = {"forward": "toydelta:0.001+zstd", "backward": "toydelta:1e-5", "link": {"latency": "25ms"}}
 

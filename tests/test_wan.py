@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from starting import begin_logged
 
 from protomodels_cli.bench import wan, wan_report
 from protomodels_cli.bench.wan import Method
@@ -54,7 +55,8 @@ def test_speedups_are_over_each_of_torchs_wires():
     assert (found["over_torch_fp32"], found["over_torch_bf16"]) == (5, 2.5)
 
 
-def test_a_small_measurement_has_the_promised_names_and_is_right_about_the_link(tmp_path):
+def test_a_small_measurement_has_the_promised_names_and_is_right_about_the_link(tmp_path, monkeypatch):
+    monkeypatch.setattr("protomodels_cli.launch.local.start", begin_logged)
     methods = [Method.parse("dense/fp32"), Method.parse("reparam/int8/4")]
     found = wan.measure(methods, ["2mbit,5ms"], 5, 1, hosts=False, torch=False, say=print, **SMALL)
     named = {"form", "codec", "link", "tokens_per_s", "bytes_per_token", "bound_compute", "bound_wire", "efficiency"}

@@ -133,7 +133,7 @@ def wire(steps: int) -> dict[str, Any]:
         spec = small(
             steps=3,
             stages=2,
-            model={"layers": 2, "context": 256},
+            model={"layers": 2, "width": 32, "context": 256},  # what crosses depends on k, not on the width
             batch={"size": 64, "microbatches": 4},
             wire={"forward": codec, "backward": codec},
             eval={"windows": 1, "interval": 0},

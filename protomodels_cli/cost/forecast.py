@@ -7,7 +7,7 @@ optimizer's own time and jitter, and what TCP does beyond its mean rate under lo
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -72,10 +72,7 @@ def forecast(
     most memory)."""
     cut, microbatches = spans(layers_per_stage(spec)), spec.batch.microbatches
     sizes = StageMemory(spec, windows)
-    picked = [
-        pick(sizes, span.start, span.stop, len(cut) - 1 - i, computation, 1 << 62 if memory is None else memory)
-        for i, span in enumerate(cut)
-    ]
+    picked = _picked(sizes, cut, memory, computation)
     wires, free = _wires(spec, link), _wires(spec, LinkSpec())
     costs = _costs(spec, cut, speed, picked)
     turn = 2 * (link.latency_s if control is None else control)  # a report and its answer
@@ -100,6 +97,20 @@ def forecast(
         bubble=1 - max(played.busy) / step,
         bottleneck=_bottleneck(spec, costs, wires, cores, played, lines, turn),
     )
+
+
+def seconds_by_link(spec: RunSpec, speed: float) -> Callable[[LinkSpec], float]:
+    """A forecast's `step_seconds` alone, for searches over links: what no link changes is worked out once."""
+    cut = spans(layers_per_stage(spec))
+    costs = _costs(spec, cut, speed, _picked(StageMemory(spec), cut))
+    return lambda link: play(costs, spec.batch.microbatches, _wires(spec, link)).seconds + 2 * link.latency_s
+
+
+def _picked(
+    sizes: StageMemory, cut: list[range], memory: int | None = None, computation: Computation | None = None
+) -> list[Picked]:
+    most = 1 << 62 if memory is None else memory
+    return [pick(sizes, span.start, span.stop, len(cut) - 1 - i, computation, most) for i, span in enumerate(cut)]
 
 
 def _wires(spec: RunSpec, link: LinkSpec) -> Wires:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from protomodels_cli.cost.forecast import SLACK, forecast
+from protomodels_cli.cost.forecast import SLACK, forecast, seconds_by_link
 from protomodels_cli.errors import UserError
 from protomodels_cli.lab.bench import Bench
 from protomodels_cli.lab.frontier_report import steps_to
@@ -123,11 +123,12 @@ def _link(mbit: float, ms: float) -> LinkSpec:
 
 def _free_from(spec: RunSpec, ms: float, flops: float) -> float:
     """The bandwidth from which on more of it speeds a step up by less than a tenth."""
-    most = forecast(spec, _link(1e6, ms), flops).step_seconds
+    seconds = seconds_by_link(spec, flops)
+    most = seconds(_link(1e6, ms))
     low, high = 0.01, 1e5
     for _ in range(20):
         middle = math.sqrt(low * high)
-        fine = forecast(spec, _link(middle, ms), flops).step_seconds <= SLACK * most
+        fine = seconds(_link(middle, ms)) <= SLACK * most
         low, high = (low, middle) if fine else (middle, high)
     return high
 
