@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from starting import begin, pmtrain
+from starting import begin, begin_logged, pmtrain
 from test_run import ends, wait_for_line
 from typer.testing import CliRunner
 
@@ -103,9 +103,11 @@ def test_the_walk_of_the_readme(tmp_path):
         leader.kill()
 
 
-def test_the_benchmark_counts_bytes_at_the_socket(tmp_path):
+def test_the_benchmark_counts_bytes_at_the_socket(tmp_path, monkeypatch):
     """… TLS and headers included: at most 1.05 × the payload, at 4096 tokens a microbatch."""
-    run(["bench", "loopback", "--only", "wire", "--json", str(tmp_path / "wire.json")])
+    monkeypatch.setattr("protomodels_cli.launch.local.start", begin_logged)
+    done = CliRunner().invoke(app, ["bench", "loopback", "--only", "wire", "--json", str(tmp_path / "wire.json")])
+    assert done.exit_code == 0, done.output
     wire = json.loads((tmp_path / "wire.json").read_text())["wire"]
     assert set(wire) == {"fp32", "bf16", "int8"}
     for codec, legs in wire.items():
@@ -123,10 +125,10 @@ LAB_KEYS = {
     "bandwidth": {"rows", "free_from_mbit", "best"},
 }
 SHORT = {
-    "grassmann": ["--updates", "6", "--interval", "3"],
+    "grassmann": ["--updates", "4", "--interval", "3"],
     "frontier": ["--steps", "6", "--seeds", "1", "--trials", "0", "--only", "two_stream segment k=8 int8"],
     "scaling": ["--steps", "6", "--only", "d=32"],
-    "bandwidth": ["--steps", "3", "--speed", "50gflops"],
+    "bandwidth": ["--steps", "1", "--speed", "50gflops"],
 }
 
 

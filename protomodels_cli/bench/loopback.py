@@ -135,6 +135,8 @@ def wire(steps: int) -> dict[str, Any]:
             stages=2,
             model={"layers": 2, "width": 32, "context": 256},  # what crosses depends on k, not on the width
             batch={"size": 64, "microbatches": 4},
+            data={"max_bytes": 1_000_000},
+            tokenizer={"vocab_size": 512},
             wire={"forward": codec, "backward": codec},
             eval={"windows": 1, "interval": 0},
         )
