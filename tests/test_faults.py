@@ -160,7 +160,7 @@ def test_a_peer_whose_line_is_cut_for_longer_than_its_lease(scene, spares):
     """As with one that is stopped; but it goes on computing, and finds out by itself."""
     s = scene(a_spec())
     with cable() as line:
-        s.start(2, {"kind": "slow", "seconds": 0.15})
+        s.start(2, {"kind": "slow", "seconds": 0.08})
         s.join(2, through=line)
         s.wait_for_step(1)
         if spares:

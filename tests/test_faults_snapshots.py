@@ -121,7 +121,7 @@ def test_a_damaged_snapshot_is_brought_back_from_its_copy(scene, tmp_path):
 
 def test_a_warm_spare_has_every_part_before_it_is_asked(scene):
     s = scene(a_spec(warm_spares=True, interval=6))
-    s.start(4, {"kind": "slow", "seconds": 0.15})
+    s.start(4, {"kind": "slow", "seconds": 0.1})
 
     def spares() -> list[int]:
         return [int(p.name.removeprefix("peer-")) for p in s.status().peers if p.state == PeerStatus.SPARE]

@@ -103,7 +103,7 @@ class Session:
 
         with signals_call(self._loop, self._interrupt):
             self._engine.start()
-            self._chore(devices.watch(lambda: self._engine.busy_with, self.spec.limits.device_seconds))
+            watch = self._chore(devices.watch(lambda: self._engine.busy_with, self.spec.limits.device_seconds))
             led = asyncio.create_task(self._control.run(introduce_all, self._obey))
             ends: set[asyncio.Future[Any]] = {led, self._over}
             try:
@@ -119,9 +119,10 @@ class Session:
                 led.cancel()
                 await self._end_generation()
                 self._engine.order(None)
+                hangs = watch.done()  # the device: what its thread is at has no end to wait for
                 for chore in self._chores:
                     chore.cancel()
-                await asyncio.to_thread(self._engine.join, 10)
+                await asyncio.to_thread(self._engine.join, 0 if hangs else 10)
 
     async def _add_what_is_here(self, register: pb.Register) -> None:
         """Add the stage in memory, as it is once all orders so far are carried out, and the parts on disk."""
