@@ -19,14 +19,15 @@ from simulated_words import Violation
 from simulated_world import World
 
 
-def simulate(seed: int, log: list[str] | None = None, peers: int = 0) -> None:
-    """Raises Violation."""
+def simulate(seed: int, log: list[str] | None = None, peers: int = 0) -> World:
+    """What the world has come to. Raises Violation."""
     calm = World(seed, peers, calm=True)
     expected = calm.live(0)
     world = World(seed, peers, log=log)
     found = world.live(world.random.randrange(5, 60))
     if found != expected:
         raise Violation("the weights are not those of a run to which nothing happened")
+    return world
 
 
 def try_seed(seed: int) -> tuple[int, str]:

@@ -18,19 +18,24 @@ from protomodels_cli.coordinator import absences, assigning, checking, machine, 
 from protomodels_cli.coordinator.history import RECORDS, Placed, RolledBack
 from protomodels_cli.coordinator.snapshots import policy
 
-SEEDS, BLOCK = 120, 20  # scripts/simulate.sh tries as many as you like
+SEEDS, BLOCK = range(80, 140), 20  # beside those of test_it_is_eventful; scripts/simulate.sh tries as many as you like
 
 
-@pytest.mark.parametrize("first", range(0, SEEDS, BLOCK))
+def tried(seed: int) -> World:
+    """What came of it; if it breaks a rule, the test's end, with all that happened."""
+    try:
+        return simulate(seed)
+    except Violation as e:
+        log: list[str] = []
+        with pytest.raises(Violation):
+            simulate(seed, log)
+        raise AssertionError(f"seed {seed}: {e}\n" + "\n".join(log)) from None
+
+
+@pytest.mark.parametrize("first", SEEDS[::BLOCK])
 def test_no_seed_breaks_a_rule(first):
     for seed in range(first, first + BLOCK):
-        try:
-            simulate(seed)
-        except Violation as e:
-            log: list[str] = []
-            with pytest.raises(Violation):
-                simulate(seed, log)
-            raise AssertionError(f"seed {seed}: {e}\n" + "\n".join(log)) from None
+        tried(seed)
 
 
 def test_a_seed_is_the_same_story_every_time():
@@ -44,12 +49,11 @@ def test_a_seed_is_the_same_story_every_time():
 
 
 def test_it_is_eventful():
-    """Otherwise the seeds would prove little."""
+    """No seed here breaks a rule either, and all that can be written happens: otherwise they would prove little."""
     kinds: set[str] = set()
     redone = went_back = 0
-    for seed in range(80):
-        world = World(seed)
-        world.live(world.random.randrange(5, 60))
+    for seed in range(SEEDS.start):
+        world = tried(seed)
         assert world.coordinator is not None
         history = world.coordinator.state.history
         kinds |= {type(record).__name__ for record in world.disk.journal}
@@ -181,7 +185,7 @@ def speaks_before_it_writes(patch: Any) -> None:
 # With the first seed to try: what is rare is looked for where it was last seen, and then everywhere.
 BROKEN: list[tuple[Callable[[Any], None], str, int]] = [
     (believes_anyone, "keeps|was told|was granted|not those of a run", 13),
-    (takes_any_generation, "was told|was granted|not those of a run|twice|beyond|reuse what it does not have", 234),
+    (takes_any_generation, "was told|was granted|not those of a run|twice|beyond|reuse what it does not have", 33),
     (goes_back_too_far, "past the snapshot", 0),
     (keeps_the_generation, "opened twice|both hold", 0),
     (keeps_the_lineage, "lineage|twice", 0),
