@@ -108,7 +108,7 @@ def test_the_plans_rows_are_those_promised():
     gpu = SCALES["gpu"]
     rows = {row.recipe.name: row for row in frontier.plan(gpu)}
     assert all(rows[name].matters for name in ("dense fp32", "dense segment fp32", "two_stream segment k=64 int8"))
-    assert all(parse_codec(row.recipe.codec) for row in rows.values())
+    assert all(parse_codec(codec) for row in rows.values() for codec in row.recipe.codecs)
     assert {
         "reparam fixed k=64 int8",
         "constrained fixed k=64 bf16",

@@ -72,7 +72,7 @@ def test_a_text_may_be_tokens_or_anything_that_data_files_takes():
 # Runs
 
 
-@pytest.mark.parametrize("codec", ["fp32", "bf16", "int8", "int4"])
+@pytest.mark.parametrize("codec", ["fp32", "bf16", "int8", "int4", "eden:4|eden:1"])
 def test_every_codec_sends_what_arithmetic_says(codec):
     for recipe in (DENSE, TWO_STREAM):
         found = train(Run(replace(TINY, steps=2), replace(recipe, codec=codec), 0, "cpu"))

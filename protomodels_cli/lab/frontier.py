@@ -57,7 +57,8 @@ def plan(scale: Scale) -> list[Row]:
     found += [Row(dense(codec)) for codec in DENSE_CODECS]
     found += [Row(Recipe("two_stream", "segment", 2 * mild, "eden:4"))]
     found += [Row(Recipe("two_stream", "segment", 2 * strong, "eden:4"))]
-    found += [Row(Recipe("two_stream", "segment", 4 * strong, "eden:2"))]
+    found += [Row(Recipe("two_stream", "segment", 4 * strong, codec)) for codec in ("eden:2", "eden:3|eden:1")]
+    found += [Row(Recipe("two_stream", "segment", 3 * mild, "eden:4|eden:1"))]  # gradients in fewer bits than the rest
     shared = [(k, sharing) for k in (mild, strong) for sharing in (AT_ONCE, CHEAP)] + [(strong, s) for s in SHARINGS]
     found += [Row(Recipe("two_stream", "shared", k, "int8", sharing=sharing)) for k, sharing in shared]
     found += [Row(Recipe(Relay.name, "segment", k, "int8")) for k in (mild, strong)]
@@ -66,7 +67,7 @@ def plan(scale: Scale) -> list[Row]:
     if alone != scale.segments:  # a layer a segment: the most boundaries
         found += [Row(replace(dense(EXACT, "segment"), segments=alone))]
         found += [Row(Recipe("two_stream", "segment", k, "int8", segments=alone)) for k in (mild, strong)]
-    return [row for row in found if is_installed(row.recipe.codec)]
+    return [row for row in found if is_installed(row.recipe)]
 
 
 def wanted(only: Sequence[str], recipe: Recipe) -> bool:

@@ -38,7 +38,7 @@ class Recipe:
     form: str
     anchor: Anchor
     k: int | None  # none: dense
-    codec: str  # both ways
+    codec: str  # both ways, or forward|backward
     lr: float = 4e-3  # the blocks' matrices, with Muon
     weight_decay: float = 1.0  # of the same
     embedding_lr: float = 0.016
@@ -50,6 +50,12 @@ class Recipe:
     anchor_rank: int | None = None  # none: the width
     sharing: Sharing | None = None  # with anchor `shared`, which no pipeline has: the reference plays it
     hidden: Literal["auto"] | int = "auto"  # auto: as many parameters as the dense model
+
+    @property
+    def codecs(self) -> tuple[str, str]:
+        """Forward and backward."""
+        forward, _, backward = self.codec.partition("|")
+        return forward, backward or forward
 
     @property
     def trains_anchors(self) -> bool:
@@ -105,9 +111,11 @@ def with_rates(recipe: Recipe, tuned: Recipe) -> Recipe:
     return replace(recipe, **rates)
 
 
-def is_installed(codec: str) -> bool:
+def is_installed(recipe: Recipe) -> bool:
+    """Whether its codecs are."""
     try:
-        parse_codec(codec)
+        for codec in recipe.codecs:
+            parse_codec(codec)
     except CodecError:
         return False
     return True
@@ -148,7 +156,7 @@ def spec_of(scale: Scale, recipe: Recipe, seed: int) -> RunSpec:
                 "writers": {"std": 0.0},
             },
             "batch": {"size": scale.batch, "microbatches": scale.microbatches},
-            "wire": {"forward": r.codec, "backward": r.codec},
+            "wire": dict(zip(("forward", "backward"), r.codecs, strict=True)),
             "eval": {"interval": math.ceil(steps / scale.evals), "windows": scale.eval_windows},
             "compute": {"loss_chunk": scale.loss_chunk, "recompute": "none"},
             **data_sections(scale),
