@@ -44,7 +44,10 @@ print(first, last, total)
 """
 SEND = """
 import socket, sys
-socket.create_connection((sys.argv[1], int(sys.argv[2]))).sendall(bytes(int(sys.argv[3])))
+connection = socket.create_connection((sys.argv[1], int(sys.argv[2])))
+print("ready", flush=True)
+sys.stdin.readline()
+connection.sendall(bytes(int(sys.argv[3])))
 """
 ECHO = """
 import socket, sys
@@ -84,11 +87,14 @@ def hosts() -> Iterator[Hosts]:
 
 def on(hosts: Hosts, host: int, program: str, *arguments: object) -> subprocess.Popen[str]:
     command = hosts.command(host, [sys.executable, "-IS", "-c", program, *map(str, arguments)])
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
 def serve(hosts: Hosts, host: int, program: str, *arguments: object) -> subprocess.Popen[str]:
-    process = on(hosts, host, program, hosts.address(host), *arguments)
+    return ready(on(hosts, host, program, hosts.address(host), *arguments))
+
+
+def ready(process: subprocess.Popen[str]) -> subprocess.Popen[str]:
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     return process
@@ -105,9 +111,9 @@ def serve(hosts: Hosts, host: int, program: str, *arguments: object) -> subproce
     ],
 )
 def test_flows_get_the_rate_of_the_lines_they_use(hosts: Hosts, flows: list[tuple[int, int]], lines: int) -> None:
-    """The fastest of up to three tries: a busy machine starts programs late, and nothing makes a line faster."""
+    """The fastest of up to five tries: a busy machine reads late, and nothing makes a line faster."""
     rates: list[float] = []
-    while len(rates) < 3 and (not rates or max(rates) < 0.9 * MBIT * lines):
+    while len(rates) < 5 and (not rates or max(rates) < 0.9 * MBIT * lines):
         rates.append(rate_of(hosts, flows, 2_500_000 * lines // len(flows)))
     assert max(rates) == pytest.approx(MBIT * lines, rel=0.1)
 
@@ -115,7 +121,10 @@ def test_flows_get_the_rate_of_the_lines_they_use(hosts: Hosts, flows: list[tupl
 def rate_of(hosts: Hosts, flows: list[tuple[int, int]], each: int) -> float:
     """Mbit/s of all flows together, on the wire."""
     receivers = [serve(hosts, b, RECEIVE, 6000 + i) for i, (_, b) in enumerate(flows)]
-    senders = [on(hosts, a, SEND, hosts.address(b), 6000 + i, each) for i, (a, b) in enumerate(flows)]
+    senders = [ready(on(hosts, a, SEND, hosts.address(b), 6000 + i, each)) for i, (a, b) in enumerate(flows)]
+    for sender in senders:  # all are connected: how long a busy machine takes to start a program does not count
+        assert sender.stdin is not None
+        sender.stdin.close()
     assert [process.wait(10) for process in senders] == [0] * len(flows)
     said = [[float(word) for word in process.communicate(timeout=10)[0].split()] for process in receivers]
     assert [total for *_, total in said] == [each] * len(flows)
