@@ -66,13 +66,13 @@ class SafetensorsFile:
     """A file opened for reading; closes with its `with` block. OSError where it cannot be read at all."""
 
     def __init__(self, file: Path | BufferedReader, largest_header: int = LARGEST_HEADER):
-        self._largest_header = largest_header
         if isinstance(file, Path):
             self.path, self._handle = file, os.open(file, os.O_RDONLY | getattr(os, "O_BINARY", 0))
         else:
             self.path, self._handle = Path(file.name), os.dup(file.fileno())
         try:
-            self.tensors, self.metadata = self._header()
+            size = os.fstat(self._handle).st_size
+            self.tensors, self.metadata = header_of(self._read, size, largest_header)
         except BaseException:
             self.close()
             raise
@@ -123,28 +123,6 @@ class SafetensorsFile:
                 return False
         return True
 
-    def _header(self) -> tuple[dict[str, TensorInfo], dict[str, str]]:
-        size = os.fstat(self._handle).st_size
-        if size < 8:
-            raise SafetensorsError(f"{size} bytes are fewer than the length of a header takes")
-        length = int.from_bytes(self._read(0, 8, "the header's length"), "little")
-        if length > min(size - 8, self._largest_header):
-            raise SafetensorsError(
-                f"the header would be {length} bytes long, and the file has {size}: cut short, or no safetensors file"
-            )
-        try:
-            header = json.loads(bytes(self._read(8, 8 + length, "the header")))
-        except (ValueError, RecursionError):
-            raise SafetensorsError("the header is not JSON") from None
-        if not isinstance(header, dict):
-            raise SafetensorsError("the header is not a JSON object")
-        metadata = header.pop("__metadata__", None) or {}
-        if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
-            raise SafetensorsError("the metadata are not texts")
-        tensors = [_info(name, fields, 8 + length) for name, fields in header.items()]
-        _check_gapless(tensors, 8 + length, size)
-        return {info.name: info for info in tensors}, metadata
-
     def _read(self, start: int, end: int, what: str) -> memoryview:
         content = memoryview(bytearray(end - start))
         got = 0
@@ -154,6 +132,32 @@ class SafetensorsFile:
                 raise SafetensorsError(f"cut short: the file ends within {what}")
             got += read
         return content
+
+
+def header_of(
+    read: Callable[[int, int, str], memoryview], size: int, largest: int = LARGEST_HEADER
+) -> tuple[dict[str, TensorInfo], dict[str, str]]:
+    """The tensors and the metadata of a file of `size` bytes, wherever it lies: `read` gets bytes from start to end, of
+    what."""
+    if size < 8:
+        raise SafetensorsError(f"{size} bytes are fewer than the length of a header takes")
+    length = int.from_bytes(read(0, 8, "the header's length"), "little")
+    if length > min(size - 8, largest):
+        raise SafetensorsError(
+            f"the header would be {length} bytes long, and the file has {size}: cut short, or no safetensors file"
+        )
+    try:
+        header = json.loads(bytes(read(8, 8 + length, "the header")))
+    except (ValueError, RecursionError):
+        raise SafetensorsError("the header is not JSON") from None
+    if not isinstance(header, dict):
+        raise SafetensorsError("the header is not a JSON object")
+    metadata = header.pop("__metadata__", None) or {}
+    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
+        raise SafetensorsError("the metadata are not texts")
+    tensors = [_info(name, fields, 8 + length) for name, fields in header.items()]
+    _check_gapless(tensors, 8 + length, size)
+    return {info.name: info for info in tensors}, metadata
 
 
 def _info(name: str, fields: Any, data: int) -> TensorInfo:

@@ -27,6 +27,7 @@ from protomodels_cli.coordinator.run_dir import BASES, JOURNAL, METRICS, SNAPSHO
 from protomodels_cli.coordinator.sentences import sentence
 from protomodels_cli.coordinator.service import Service
 from protomodels_cli.coordinator.snapshots.copies import SPEC, Copies
+from protomodels_cli.coordinator.snapshots.direct import direct_to
 from protomodels_cli.coordinator.snapshots.first import FirstSnapshot
 from protomodels_cli.coordinator.snapshots.store import Snapshots
 from protomodels_cli.coordinator.snapshots.upkeep import Upkeep, beside
@@ -41,7 +42,6 @@ from protomodels_cli.files import free_bytes
 from protomodels_cli.observe import logs
 from protomodels_cli.observe.notices import Teller
 from protomodels_cli.observe.progress import Progress
-from protomodels_cli.protocol.t_fixed import VERSION as T_FIXED_VERSION
 from protomodels_cli.spec.load import with_absolute_paths
 from protomodels_cli.wire.join_link import Address, address
 from protomodels_cli.wire.parts import part_message
@@ -70,21 +70,21 @@ class Coordinator:
         self._teller: Teller[notices.Notice] = Teller(sentence, logs.COORDINATOR, say)
         bases, has_basis = run_dir.path / BASES, self.spec.subspace.has_basis
         self._subspace = Subspace(self.spec, bases, run_dir.resumed) if has_basis else None
-        basis, t_fixed = ("", (0, "")) if self._subspace is None else self._first_hashes(self._subspace)
+        basis, t_fixed = ("", (0, "")) if self._subspace is None else self._subspace.first_hashes
         self.state = machine.start(self.spec, basis, t_fixed)
         self._snapshots = Snapshots(run_dir.path / SNAPSHOTS, run_dir.identity, t_fixed, bases)
-        self._uploads = Uploads(lambda: self.state, self._subspace, self._snapshots, self.submit, self._fail)
-        self._service = Service(self.spec, run_dir, self.submit, self._uploads, self._status)
-        self._dispatch = Dispatch(self._service, Feed(self.spec, corpus), self._subspace, lambda: self.state.history)
         here = with_absolute_paths(self.spec, run_dir.base)
         copy_to, init = here.snapshots.copy_to, here.model.init
         self._first = None if init is None else FirstSnapshot(self.spec, Path(init), self._snapshots)
-        name = f"{self.spec.name}-{run_dir.authority.fingerprint[:8]}"
 
         def journalled() -> History:
             return self._journal.history
 
-        copies = None if copy_to is None else Copies(copy_to, name, self._beside_copies, journalled)
+        copies = None if copy_to is None else Copies(copy_to, run_dir.name_there, self._beside_copies, journalled)
+        store = None if copies is None else (copies, direct_to(self.spec.snapshots, copies, self._teller))
+        self._uploads = Uploads(lambda: self.state, self._subspace, self._snapshots, self.submit, self._fail, store)
+        self._service = Service(self.spec, run_dir, self.submit, self._uploads, self._status)
+        self._dispatch = Dispatch(self._service, Feed(self.spec, corpus), self._subspace, lambda: self.state.history)
         deposit = None if copies is None else Deposit(copies, run_dir, journalled, self._teller)
         self._upkeep = Upkeep(self._snapshots, copies, journalled, self._teller, self._fail, self._first, deposit)
         self._progress, self._totals = Progress(self.spec.steps), Totals()
@@ -98,10 +98,6 @@ class Coordinator:
         self._hosts: list[str] = []  # at which peers may look for a coordinator
         self._looked: dict[str, int] = {}  # the generation in which a peer's word on a part was last looked into
         self._silent: dict[str, float] = {}  # when peers were lost that may still live
-
-    @staticmethod
-    def _first_hashes(subspace: Subspace) -> tuple[str, tuple[int, str]]:
-        return subspace.sha256(0), (T_FIXED_VERSION, subspace.t_fixed_sha256)
 
     def _beside_copies(self) -> dict[str, bytes]:
         kept = [path for name in KEPT if (path := self.run_dir.path / name).exists()]
@@ -141,6 +137,7 @@ class Coordinator:
             self._hosts = [address(*one) for one in link.addresses]
             announce(str(link))
             self._upkeep.journalled()
+            self._uploads.open_store()
             return await self._lead_until_over()
         except OSError as e:
             raise cannot_write(self.run_dir.path, e) from None

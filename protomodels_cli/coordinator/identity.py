@@ -16,6 +16,10 @@ class RunIdentity:
     spec_sha256: str
     format: int = FORMAT
 
+    def name_in_store(self, name: str) -> str:
+        """Of the folder of a run with this name: no other run has it."""
+        return f"{name}-{self.run[:8]}"
+
     def check(self, right: RunIdentity) -> None:
         """Raises WrongIdentity where this is not `right`."""
         if self.format != right.format:

@@ -250,6 +250,16 @@ class StoreKeyMade(Base):
 
 
 @dataclass(frozen=True)
+class StoreNotDirect(Base):
+    """Peers cannot be sent to the store: all parts go through the coordinator."""
+
+    level: ClassVar[int] = logging.WARNING
+    url: str
+    detail: str
+    kind: Literal["store_not_direct"] = "store_not_direct"
+
+
+@dataclass(frozen=True)
 class JournalNotCopied(Base):
     level: ClassVar[int] = logging.WARNING
     url: str
@@ -375,7 +385,7 @@ AboutSnapshots = (
     SnapshotComplete | CheckpointCut | SnapshotSkipped | SnapshotWithoutRoom | SnapshotFailed | SnapshotUnusable
 )
 AboutCopies = CopyFailed | CopyingLast | CopyAbandoned | CopyUnreachable | PartRestored | PartDamaged
-AboutStore = StoreKeyMade | JournalNotCopied | StoredUnusable | TookOver
+AboutStore = StoreKeyMade | StoreNotDirect | JournalNotCopied | StoredUnusable | TookOver
 AboutRun = Paused | Resumed | Continuing | RunDone | RunStopped | Interrupted | DiskFailed | Ended
 AboutRebuilding = JournalRefused | SnapshotSetAside | JournalRebuilt
 Notice = AboutPeers | AboutStages | AboutSnapshots | AboutCopies | AboutStore | AboutRun | AboutRebuilding

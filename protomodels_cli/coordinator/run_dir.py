@@ -62,6 +62,11 @@ class RunDir:
     def identity(self) -> RunIdentity:
         return RunIdentity(self.authority.fingerprint, self.spec.sha256())
 
+    @property
+    def name_there(self) -> str:
+        """Of the run's folder in the store."""
+        return self.identity.name_in_store(self.spec.name)
+
     def secret_of(self, peer: str) -> str:
         """What a peer authenticates itself with, also after a restart of the coordinator."""
         return hmac.new(self.peers_key, peer.encode(), hashlib.sha256).hexdigest()

@@ -73,7 +73,7 @@ def sentence(notice: n.Notice) -> str:
             | n.PartDamaged()
         ):
             return about_copies(notice)
-        case n.StoreKeyMade() | n.JournalNotCopied() | n.StoredUnusable() | n.TookOver():
+        case n.StoreKeyMade() | n.StoreNotDirect() | n.JournalNotCopied() | n.StoredUnusable() | n.TookOver():
             return about_store(notice)
         case n.JournalRefused() | n.SnapshotSetAside() | n.JournalRebuilt():
             return about_rebuilding(notice)

@@ -273,16 +273,18 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
     async def Offer(self, request: pb.UploadHeader, context: grpc.aio.ServicerContext) -> pb.OfferReply:
         peer = await self._caller(context)
         try:
-            offset = self._uploads.offered(peer, request)
+            return await self._uploads.offer(peer, request)
         except BadRequest as e:
             await _reject(context, e.reason)
         except Refused as e:
             await context.abort(REFUSED, str(e))
+        except Later as e:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, str(e))
         except OSError as e:
             why = e.strerror or str(e)
             self._submit(events.PartFailed(None, request.lineage, request.step, request.stage, NotWritten(why)))
             await context.abort(grpc.StatusCode.UNAVAILABLE, f"the coordinator cannot write the part: {why}")
-        return pb.OfferReply(wanted=offset is not None, offset=offset or 0)
+        return pb.OfferReply()
 
     async def Upload(
         self, request_iterator: AsyncIterator[pb.UploadChunk], context: grpc.aio.ServicerContext
@@ -322,6 +324,10 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
             await context.abort(grpc.StatusCode.NOT_FOUND, what)
         except OSError as e:  # and not just once
             await context.abort(grpc.StatusCode.DATA_LOSS, f"the coordinator cannot read the part: {e.strerror or e}")
+
+    async def Locate(self, request: pb.FetchRequest, context: grpc.aio.ServicerContext) -> pb.Location:
+        await self._caller(context)
+        return pb.Location(url=await self._uploads.locate(request))
 
     # Status and control
 

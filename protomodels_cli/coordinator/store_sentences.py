@@ -15,6 +15,8 @@ def about_store(notice: n.AboutStore) -> str:
                 f"made the key {file}: keep a copy of it away from this machine. If this machine is lost, `pmtrain "
                 f"coordinator --from {url} --key FILE` continues the run on another, and without the key nothing does"
             )
+        case n.StoreNotDirect(url, detail):
+            return f"peers cannot use {url} themselves: {detail}; their parts go through the coordinator"
         case n.JournalNotCopied(url, detail):
             return f"could not copy the journal to {url}: {detail}; retrying"
         case n.StoredUnusable(name, detail):

@@ -51,6 +51,11 @@ class Subspace:
     def basis_bytes(self) -> int:
         return self._width * self._k * np.dtype(self._dtype).itemsize
 
+    @property
+    def first_hashes(self) -> tuple[str, tuple[int, str]]:
+        """Of the first basis, and with its version of T_fixed."""
+        return self.sha256(0), (T_FIXED_VERSION, self.t_fixed_sha256)
+
     def sha256(self, version: int) -> str:
         return self._bases[version].sha256
 

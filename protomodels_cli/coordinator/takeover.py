@@ -37,6 +37,8 @@ from protomodels_cli.coordinator.snapshots.manifest import (
     basis_name,
     folder_name,
     part_name,
+    stored_mark,
+    stored_name,
 )
 from protomodels_cli.coordinator.snapshots.store import NAMED
 from protomodels_cli.coordinator.subspace import Subspace, bases_needed
@@ -291,6 +293,8 @@ def _fetch_snapshot(stored: Stored, one: Manifest, folder: Path) -> None:
         file, work = folder / name, folder / f"{name}.partial"
         if file.exists() and hash_file(file) == sha256:
             continue  # of a takeover that was interrupted
+        if _stays_there(stored, one, folder, name):
+            continue
         try:
             stored.files.get_file(f"{stored.root}/{folder.name}/{name}", str(work))
         except FileNotFoundError:
@@ -300,6 +304,19 @@ def _fetch_snapshot(stored: Stored, one: Manifest, folder: Path) -> None:
             raise ValueError(f"{name} is damaged (hash mismatch)")
         put_in_place(work, file)
     write_whole(folder / MANIFEST, as_json(one, indent=1))
+
+
+def _stays_there(stored: Stored, one: Manifest, folder: Path, name: str) -> bool:
+    """A part that its peer put into the store stays there, if it has the right size: whoever fetches it checks its
+    hash."""
+    for stage, sha256 in enumerate(one.mark.parts):
+        if name == part_name(stage) and name in one.files:
+            at = f"{stored.root}/{folder.name}/{stored_name(stage, sha256)}"
+            with contextlib.suppress(FileNotFoundError):
+                if stored.files.size(at) == one.files[name].size:
+                    write_whole(stored_mark(folder, stage, sha256), str(one.files[name].size).encode())
+                    return True
+    return False
 
 
 def _keep_bases(path: Path, one: Manifest) -> None:

@@ -17,7 +17,7 @@ from protomodels_cli.coordinator.identity import RunIdentity, WrongIdentity
 from protomodels_cli.coordinator.run_dir import METRICS, PRIVATE, SNAPSHOTS, private_of, run_of
 from protomodels_cli.coordinator.snapshots import manifest
 from protomodels_cli.coordinator.snapshots.copies import SPEC
-from protomodels_cli.coordinator.snapshots.manifest import MANIFEST, part_name
+from protomodels_cli.coordinator.snapshots.manifest import MANIFEST, part_name, stored_mark, stored_name
 from protomodels_cli.coordinator.snapshots.store import NAMED
 from protomodels_cli.errors import UserError
 from protomodels_cli.export.shelves import Folder, Shelf, shelf_at
@@ -37,11 +37,20 @@ class NotUsable(ValueError):
 
 
 @dataclass(frozen=True)
+class Located:
+    """A part, and where it lies."""
+
+    shelf: Shelf
+    path: str
+    sha256: str
+
+
+@dataclass(frozen=True)
 class Described:
     """A complete snapshot as it describes itself."""
 
     layers: tuple[int, ...]
-    parts: dict[str, str]  # path → hash, one per stage
+    parts: tuple[Located, ...]  # one per stage
     mark: Mark | None = None
 
 
@@ -63,8 +72,12 @@ class Run(Protocol):
 class PipelineRun:
     """A coordinator's, by its directory or by its copy in a store."""
 
-    def __init__(self, shelf: Shelf, spec: RunSpec, run: str | None, base: Path | None, at: str):
-        """`run`: its fingerprint, where that is known; `at`: where the snapshots lie on the shelf."""
+    def __init__(
+        self, shelf: Shelf, spec: RunSpec, run: str | None, base: Path | None, at: str, scratch: Path | None = None
+    ):
+        """`run`: its fingerprint, where that is known; `at`: where the snapshots lie on the shelf. `scratch`: where the
+        temporary files of a store lie."""
+        self._scratch = scratch
         self.shelf, self.spec, self.base, self._run, self._at = shelf, spec, base, run, at
         self.metrics = shelf.path / METRICS if base is not None and isinstance(shelf, Folder) else None
 
@@ -90,8 +103,21 @@ class PipelineRun:
         mark = found.mark
         if mark.key != key or not mark.parts or len(mark.layers) != len(mark.parts):
             raise NotUsable(file, "describes another snapshot")
-        parts = {self._path(folder, part_name(stage)): sha256 for stage, sha256 in enumerate(mark.parts)}
+        parts = tuple(self._locate(folder, stage, sha256) for stage, sha256 in enumerate(mark.parts))
         return Described(mark.layers, parts, mark)
+
+    def _locate(self, folder: str, stage: int, sha256: str) -> Located:
+        """On the shelf, where its peer may have put it itself; or in the store alone."""
+        plain, own = self._path(folder, part_name(stage)), stored_name(stage, sha256)
+        if self.shelf.exists(plain):
+            return Located(self.shelf, plain, sha256)
+        if self.shelf.exists(self._path(folder, own)):
+            return Located(self.shelf, self._path(folder, own), sha256)
+        url = self.spec.snapshots.copy_to
+        if url and self._run and self.shelf.exists(self._path(folder, stored_mark(Path(), stage, sha256).name)):
+            there = f"{url.rstrip('/')}/{RunIdentity(self._run, '').name_in_store(self.spec.name)}"
+            return Located(shelf_at(there, self._scratch), f"{folder}/{own}", sha256)
+        return Located(self.shelf, plain, sha256)  # it is missing
 
     def _path(self, *parts: str) -> str:
         return "/".join((self._at, *parts) if self._at else parts)
@@ -119,7 +145,8 @@ class ReferenceRun:
         content = _read(self.shelf, f"{folder}/{HASHES}")
         try:
             hashes: Any = json.loads(content)["sha256"]
-            parts = {f"{folder}/{part_name(i)}": str(hashes[part_name(i)]) for i in range(len(layers))}
+            names = [part_name(i) for i in range(len(layers))]
+            parts = tuple(Located(self.shelf, f"{folder}/{name}", str(hashes[name])) for name in names)
         except (ValueError, TypeError, KeyError):
             raise NotUsable(f"{folder}/{HASHES}", "is damaged") from None
         return Described(layers, parts)
@@ -150,7 +177,7 @@ def run_at(place: str, scratch: Path | None = None) -> tuple[Run, Key | None]:
     if isinstance(shelf, Folder):
         if (shelf.path / PRIVATE).exists():
             spec, identity = run_of(shelf.path)
-            return PipelineRun(shelf, spec, identity.run, Path(private_of(shelf.path).base), SNAPSHOTS), None
+            return PipelineRun(shelf, spec, identity.run, Path(private_of(shelf.path).base), SNAPSHOTS, scratch), None
         if (shelf.path / RUN).exists():
             return ReferenceRun(shelf.path), None
     above, _, name = place.rstrip("/").rpartition("/")

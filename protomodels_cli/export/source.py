@@ -151,16 +151,16 @@ def _choose(run: Run, saved: list[Key], step: int | None) -> Key:
 
 def _open_parts(run: Run, key: Key, described: Described, opened: ExitStack) -> tuple[Part, ...]:
     parts = []
-    for path, sha256 in described.parts.items():
+    for part in described.parts:
         try:
-            opener = run.shelf.opener(path, opened)
+            opener = part.shelf.opener(part.path, opened)
         except FileNotFoundError:
             raise
         except OSError as e:
-            raise NotUsable(path, f"cannot be read: {e.strerror}") from None
+            raise NotUsable(part.path, f"cannot be read: {e.strerror}") from None
         except SafetensorsError as e:
-            raise NotUsable(path, f"is damaged: {e}") from None
-        parts.append(Part(f"{run.shelf.place}/{path}", sha256, opener, partial(_refusal, run, key)))
+            raise NotUsable(part.path, f"is damaged: {e}") from None
+        parts.append(Part(f"{part.shelf.place}/{part.path}", part.sha256, opener, partial(_refusal, run, key)))
     return tuple(parts)
 
 

@@ -153,6 +153,11 @@ class SnapshotSpec(Section):
         "as `s3://bucket/runs`. A damaged part in the run directory is restored from this copy, and another machine "
         "can continue the run from it (`pmtrain coordinator --from`).",
     )
+    direct: Literal["auto", "never"] = Field(
+        "auto",
+        description="Where `copy_to` is an `s3://` URL: peers put their parts into that store and fetch them from "
+        "there themselves, by URLs that the coordinator signs; `never`: all parts go through the coordinator.",
+    )
 
     @field_validator("every")
     @classmethod

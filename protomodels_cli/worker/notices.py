@@ -214,6 +214,7 @@ class PartUploaded(Base):
     log: ClassVar[logging.Logger | None] = logs.SNAPSHOTS
     step: int
     stage: int
+    to_store: bool = False  # by this peer itself
     kind: Literal["part_uploaded"] = "part_uploaded"
 
 
@@ -236,6 +237,17 @@ class PartsNotDeleted(Base):
     path: str
     detail: str
     kind: Literal["parts_not_deleted"] = "parts_not_deleted"
+
+
+@dataclass(frozen=True)
+class StoreNotReached(Base):
+    """This peer cannot use the store itself: its parts go through the coordinator."""
+
+    level: ClassVar[int] = logging.WARNING
+    log: ClassVar[logging.Logger | None] = logs.SNAPSHOTS
+    host: str
+    detail: str
+    kind: Literal["store_not_reached"] = "store_not_reached"
 
 
 @dataclass(frozen=True)
@@ -292,6 +304,8 @@ AboutJoining = CoordinatorUnreachable | Joined | Reachable | NotReachable | Link
 AboutMachine = NotCompiled | NotPinned
 AboutStage = Spare | Waiting | StageAssigned | Computing | Building | AboutMachine | StepDecided | HashMismatch
 AboutConnections = ConnectionLost | RelayFailed | RelayWorks | TroubleReported
-AboutSnapshots = PartFailed | PartUploaded | PartRefused | PartsNotDeleted | Prefetched | PrefetchFailed
+AboutSnapshots = (
+    PartFailed | PartUploaded | StoreNotReached | PartRefused | PartsNotDeleted | Prefetched | PrefetchFailed
+)
 AboutEnd = LeavingAfterStep | LeavingAtOnce | Released | Ended
 Notice = AboutJoining | AboutStage | AboutConnections | AboutSnapshots | AboutEnd

@@ -21,7 +21,7 @@ def sentence(notice: n.Notice) -> str:
             return _joining(notice)
         case n.ConnectionLost() | n.RelayFailed() | n.RelayWorks() | n.TroubleReported():
             return _connection(notice)
-        case n.PartFailed() | n.PartUploaded() | n.PartRefused() | n.PartsNotDeleted():
+        case n.PartFailed() | n.PartUploaded() | n.StoreNotReached() | n.PartRefused() | n.PartsNotDeleted():
             return _snapshot(notice)
         case n.Prefetched() | n.PrefetchFailed():
             return _snapshot(notice)
@@ -134,8 +134,10 @@ def _snapshot(notice: n.AboutSnapshots) -> str:
     match notice:
         case n.PartFailed(step, stage, detail):
             return f"could not save {_part(stage, step)}: {detail}"
-        case n.PartUploaded(step, stage):
-            return f"uploaded {_part(stage, step)}"
+        case n.PartUploaded(step, stage, to_store):
+            return f"uploaded {_part(stage, step)}{' to the store' * to_store}"
+        case n.StoreNotReached(host, detail):
+            return f"cannot use the store at {host}: {detail}; parts go through the coordinator"
         case n.PartRefused(step, stage, detail):
             return f"the coordinator refused {_part(stage, step)}: {detail}"
         case n.PartsNotDeleted(path, detail):

@@ -1,6 +1,7 @@
 """A second copy of every complete snapshot, at any URL that fsspec knows. All of it blocks: call it in a thread.
 
 URL/NAME-FINGERPRINT/LINEAGE-STEP/stage-I.safetensors, VERSION.u, snapshot.json    the last comes last: it is whole then
+URL/NAME-FINGERPRINT/LINEAGE-STEP/stage-I.HASH.safetensors                         a part that its peer put there itself
 URL/NAME-FINGERPRINT/spec.json, corpus.json, tokenizer.json                        what is needed to use the weights
 URL/NAME-FINGERPRINT/taken-over-LINEAGE    by whoever went on from this copy: up to there no lineage is new any more
 """
@@ -12,10 +13,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from protomodels_cli.coordinator.history import History, beginning
-from protomodels_cli.coordinator.snapshots.manifest import MANIFEST
+from protomodels_cli.coordinator.snapshots.manifest import MANIFEST, STORED
 from protomodels_cli.errors import UserError
 from protomodels_cli.lazy import lazy_import
 
@@ -50,6 +51,7 @@ class Copies:
             raise UserError(f"cannot use snapshots.copy_to = {url}: {e}", fix, kind="store_unknown") from None
         self.url = f"{url.rstrip('/')}/{run}"
         self._beside, self._has_beside, self._history = beside, False, history
+        self.copied = set[str]()  # names of snapshots that are known to be there
 
     def bring_up_to_date(
         self,
@@ -73,11 +75,14 @@ class Copies:
             try:  # a store may raise anything
                 if folder.name not in there or not files.exists(f"{at}/{MANIFEST}"):
                     with reading(folder) as here:
-                        if here:
-                            _copy(files, folder, at)
+                        if not here:
+                            continue
+                        _copy(files, folder, at)
+                self.copied.add(folder.name)
             except Exception as e:
                 failures.append(e)
         for name in sorted(there & set(dropped)):
+            self.copied.discard(name)
             try:
                 files.rm(f"{root}/{name}", recursive=True)
             except Exception as e:
@@ -97,6 +102,11 @@ class Copies:
         """Raises FileNotFoundError if it is not there, and whatever else the store raises."""
         files, root = self.connect()
         files.get_file(f"{root}/{snapshot}/{file}", str(to))
+
+    def open(self, snapshot: str, file: str) -> BinaryIO:
+        """Raises FileNotFoundError if it is not there, and whatever else the store raises."""
+        files, root = self.connect()
+        return cast(BinaryIO, files.open(f"{root}/{snapshot}/{file}", "rb"))
 
     def check_ours(self, there: Iterable[str]) -> None:
         """Raises TakenOver. `there`: the names in the run's folder."""
@@ -129,6 +139,8 @@ def names_in(files: fsspec.AbstractFileSystem, root: str) -> set[str]:
 def _copy(files: fsspec.AbstractFileSystem, folder: Path, to: str) -> None:
     files.makedirs(to, exist_ok=True)
     for file in sorted(folder.iterdir(), key=lambda path: path.name == MANIFEST):
+        if file.suffix == STORED:
+            continue  # it is there already
         files.put_file(str(file), f"{to}/{file.name}")
 
 

@@ -2,6 +2,7 @@
 
 snapshots/LINEAGE-STEP/stage-I.safetensors, VERSION.u, snapshot.json     a complete one, which describes itself
 snapshots/.LINEAGE-STEP/stage-I.HASH.safetensors[.partial]               one that is being uploaded
+snapshots/[.]LINEAGE-STEP/stage-I.HASH.stored                            in place of a part that lies in the store alone
 snapshots/[.]LINEAGE-STEP.dropped/                                       one that is being deleted
 set-aside-LINEAGE/snapshots/                                             what is unusable, for the owner to look into
 """
@@ -24,7 +25,7 @@ from protomodels_cli.coordinator.history import Dropped, History, Mark
 from protomodels_cli.coordinator.identity import RunIdentity
 from protomodels_cli.coordinator.snapshots import manifest
 from protomodels_cli.coordinator.snapshots.manifest import folder_name, part_name
-from protomodels_cli.files import hash_file, put_in_place, sync_folder
+from protomodels_cli.files import hash_file, put_in_place, sync_folder, write_whole
 from protomodels_cli.retry import Backoff, retry
 
 T = TypeVar("T")
@@ -33,7 +34,7 @@ NAMED = re.compile(r"(\d{4,})-(\d{8,})")
 DROPPED = ".dropped"
 NOT_THERE = FileNotFoundError, IsADirectoryError, NotADirectoryError
 READ_TRIES, READ_AGAIN = 10, 2.0  # to read a file, and seconds between two
-ARRIVED = re.compile(r"stage-(\d+)\.([0-9a-f]{64})\.safetensors")
+ARRIVED = re.compile(r"stage-(\d+)\.([0-9a-f]{64})\.(?:safetensors|stored)")
 
 
 class Snapshots:
@@ -74,6 +75,16 @@ class Snapshots:
         """This part is whole, and on disk."""
         os.replace(path, path.with_suffix(""))
         sync_folder(path.parent)
+
+    def arrived_in_store(self, lineage: int, step: int, stage: int, sha256: str, size: int) -> None:
+        """This part is whole, and in the store. Raises FileNotFoundError where its snapshot was given up."""
+        folder = self._begun(lineage, step)
+        write_whole(manifest.stored_mark(folder, stage, sha256), str(size).encode())
+
+    def is_in_store(self, mark: Mark, stage: int) -> bool:
+        """Did its peer put this part of a complete one there?"""
+        folders = self._begun(*mark.key), self._named(mark)
+        return any(manifest.stored_mark(folder, stage, mark.parts[stage]).exists() for folder in folders)
 
     def has(self, lineage: int, step: int, stage: int) -> bool:
         return stage in self.here(lineage, step)

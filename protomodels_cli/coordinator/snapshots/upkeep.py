@@ -7,13 +7,15 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from protomodels_cli.coordinator import notices
 from protomodels_cli.coordinator.history import History, Mark
 from protomodels_cli.coordinator.snapshots.copies import Copies, in_words
 from protomodels_cli.coordinator.snapshots.first import FirstSnapshot
-from protomodels_cli.coordinator.snapshots.manifest import folder_name
+from protomodels_cli.coordinator.snapshots.manifest import folder_name, part_name, stored_name
 from protomodels_cli.coordinator.snapshots.store import Snapshots, patiently
 from protomodels_cli.errors import UserError
 from protomodels_cli.observe.logs import SNAPSHOTS
@@ -52,7 +54,7 @@ class Repeated:
             await self._working
 
 
-async def beside(work: Callable[..., T], *arguments: Any) -> T:
+async def beside(work: Callable[..., T], *arguments: Any, **options: Any) -> T:
     """In a daemon thread, which does not hold up the end of the program: a store may hang."""
     loop, result = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
 
@@ -62,7 +64,7 @@ async def beside(work: Callable[..., T], *arguments: Any) -> T:
 
     def run() -> None:
         try:
-            found: tuple[Any, Any] = result.set_result, work(*arguments)
+            found: tuple[Any, Any] = result.set_result, work(*arguments, **options)
         except BaseException as e:
             found = result.set_exception, e
         with contextlib.suppress(RuntimeError):  # the loop is closed
@@ -117,7 +119,9 @@ class Upkeep:
         assert self._copies is not None
         history = self._history()
         complete = self._snapshots.folders(history.snapshots)
-        dropped = [folder_name(*old.key) for old in history.dropped if old.complete and not old.unusable]
+        # Of one that was given up peers may have put parts there; until a later one is complete it may be begun again.
+        over = [old for old in history.dropped if old.complete or old.key < history.newest.key]
+        dropped = [folder_name(*old.key) for old in over if not old.unusable]
         try:
             await beside(self._copies.bring_up_to_date, complete, dropped, self._snapshots.reading)
         except Exception as e:  # a store may raise anything
@@ -175,7 +179,12 @@ class Upkeep:
         return whole
 
     async def _bring_back(self, mark: Mark, stage: int, copies: Copies) -> bool:
-        try:
-            return await beside(self._snapshots.replace_part, mark, stage, copies.get)
-        except FileNotFoundError:
-            return False
+        for name in (part_name(stage), stored_name(stage, mark.parts[stage])):
+            with contextlib.suppress(FileNotFoundError):
+                get = partial(_get_as, copies, name)
+                return await beside(self._snapshots.replace_part, mark, stage, get)
+        return False
+
+
+def _get_as(copies: Copies, name: str, snapshot: str, _: str, to: Path) -> None:
+    copies.get(snapshot, name, to)

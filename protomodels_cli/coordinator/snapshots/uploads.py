@@ -8,16 +8,21 @@ import json
 import os
 import re
 from collections.abc import AsyncIterator, Callable
-from io import BufferedReader, BufferedWriter
+from io import BufferedWriter
 from pathlib import Path
+from typing import Any, BinaryIO, TypeVar
 
 from protomodels_cli.coordinator import bad_requests, events, reasons
 from protomodels_cli.coordinator.bad_requests import BadRequest
 from protomodels_cli.coordinator.history import Mark
 from protomodels_cli.coordinator.sentences import part_failure
 from protomodels_cli.coordinator.snapshots import failures
-from protomodels_cli.coordinator.snapshots.content import ROOM_FOR_NAMES, unfit
+from protomodels_cli.coordinator.snapshots.content import LONGEST_HEADER, ROOM_FOR_NAMES, unfit, unfit_by_header
+from protomodels_cli.coordinator.snapshots.copies import Copies, in_words
+from protomodels_cli.coordinator.snapshots.direct import LARGEST, Direct
+from protomodels_cli.coordinator.snapshots.manifest import folder_name, part_name, stored_name
 from protomodels_cli.coordinator.snapshots.store import Snapshots, patiently
+from protomodels_cli.coordinator.snapshots.upkeep import beside
 from protomodels_cli.coordinator.state import State
 from protomodels_cli.coordinator.subspace import Subspace
 from protomodels_cli.cost.memory import stage_memory
@@ -29,6 +34,8 @@ from protomodels_cli.wire.channels import PIECE
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 
 Chunks = AsyncIterator[pb.UploadChunk]
+T = TypeVar("T")
+_NO_STORE: tuple[Copies | None, Direct | None] = None, None
 
 
 class Later(Exception):
@@ -51,17 +58,19 @@ class Uploads:
         snapshots: Snapshots,
         submit: Callable[[events.Event], None],
         fail: Callable[[OSError], None],
+        store: tuple[Copies, Direct | None] | None = None,  # and the peers' own way there
     ):
-        self._state, self._subspace, self._snapshots, self._submit, self._fail = (
-            state,
-            subspace,
-            snapshots,
-            submit,
-            fail,
-        )
+        self._state, self._subspace, self._snapshots = state, subspace, snapshots
+        self._submit, self._fail = submit, fail
+        self._copies, self._direct = store or _NO_STORE
         self._basis_offered = (0, 0)  # generation and step of the last basis that was uploaded
         self._one_basis = asyncio.Lock()
         self._coming: set[Path] = set()
+
+    def open_store(self) -> None:
+        """See whether peers can use the store themselves."""
+        if self._direct is not None:
+            self._direct.try_out()
 
     # Parts of snapshots
 
@@ -84,6 +93,81 @@ class Uploads:
             return None
         path = self._snapshots.coming(header.lineage, header.step, header.stage, header.sha256)
         return path.stat().st_size if path.exists() else 0
+
+    async def offer(self, peer: str, header: pb.UploadHeader) -> pb.OfferReply:
+        """Is this part needed, and how does it get here? One that its peer has put into the store is taken from there.
+        Raises what `offered` raises, and Later."""
+        have = self.offered(peer, header)
+        if have is None:
+            return pb.OfferReply()
+        if have or not header.direct or self._direct is None:
+            return pb.OfferReply(wanted=True, offset=have)
+        if header.size > LARGEST:
+            SNAPSHOTS.warning("stage %d's part is too large for one PUT: it goes through here", header.stage)
+            return pb.OfferReply(wanted=True)
+        self._direct.try_out()
+        if not self._direct.works:
+            return pb.OfferReply(wanted=True)
+        path = self._snapshots.coming(header.lineage, header.step, header.stage, header.sha256)
+        if path in self._coming:
+            raise Later("another upload of the part is under way; retry")
+        self._coming.add(path)
+        try:
+            return await self._from_store(peer, header, self._direct)
+        except (Refused, Later):
+            raise
+        except Exception as e:  # a store may raise anything
+            self._direct.failed(e)
+            return pb.OfferReply(wanted=True)
+        finally:
+            self._coming.discard(path)
+
+    async def _from_store(self, peer: str, header: pb.UploadHeader, direct: Direct) -> pb.OfferReply:
+        """Take the part if it lies there, and what it should be by its header: its name and the URL that put it there
+        vouch for the other bytes. If not, that URL."""
+        snapshot, name = folder_name(header.lineage, header.step), stored_name(header.stage, header.sha256)
+        if await direct.size(snapshot, name) != header.size:
+            return pb.OfferReply(wanted=True, url=await direct.upload_url(snapshot, name, header.size, header.sha256))
+        beginning = await direct.beginning(snapshot, name, min(header.size, LONGEST_HEADER))
+        state, mark = self._state(), self._pending(header)
+        if mark is None:  # given up meanwhile
+            return pb.OfferReply()
+        flaw = unfit_by_header(beginning, header.size, state.spec, state.history.layers, mark, header.stage)
+        if flaw is not None:
+            await direct.delete(snapshot, name)
+            raise self._refused(peer, header, flaw)
+        try:
+            await asyncio.to_thread(
+                self._snapshots.arrived_in_store,
+                header.lineage,
+                header.step,
+                header.stage,
+                header.sha256,
+                header.size,
+            )
+        except FileNotFoundError:
+            raise Later(f"the snapshot at step {header.step} was given up or begun again; retry") from None
+        SNAPSHOTS.info("stage %d's part of the snapshot at step %d is in the store", header.stage, header.step)
+        self.look(header.lineage, header.step)
+        return pb.OfferReply(stored=True)
+
+    async def locate(self, request: pb.FetchRequest) -> str:
+        """Where a peer finds this part of a complete snapshot in the store; empty: here, or nowhere."""
+        mark = self._complete(request)
+        if mark is None or self._direct is None or self._copies is None or not self._direct.works:
+            return ""
+        snapshot, stage = folder_name(*mark.key), request.stage
+        if self._snapshots.is_in_store(mark, stage):
+            name = stored_name(stage, mark.parts[stage])
+        elif snapshot in self._copies.copied:
+            name = part_name(stage)
+        else:
+            return ""
+        try:
+            return await self._direct.fetch_url(snapshot, name)
+        except Exception as e:  # a store may raise anything
+            self._direct.failed(e)
+            return ""
 
     def _refused(self, peer: str, header: pb.UploadHeader, why: failures.TooLarge | failures.Unfit) -> Refused:
         self._submit(events.PartFailed(peer, header.lineage, header.step, header.stage, why))
@@ -181,20 +265,29 @@ class Uploads:
         return await patiently(look)
 
     async def read_part(self, request: pb.FetchRequest) -> AsyncIterator[bytes]:
-        """A part of a complete snapshot, in pieces. Raises FileNotFoundError where there is none, and OSError where it
-        cannot be read for a while."""
-        with await patiently(self._open_part, request) as file:
-            at = request.offset
-            while piece := await patiently(_read_at, file, at):
+        """A part of a complete snapshot, in pieces; from the store, if it lies there alone. Raises FileNotFoundError
+        where there is none, and OSError where it cannot be read for a while."""
+        mark = self._complete(request)
+        if mark is None:
+            raise FileNotFoundError
+        part: BinaryIO | None = await patiently(self._snapshots.open_part, mark, request.stage)
+        read, at = _from_afar if part is None else patiently, request.offset
+        if part is None:
+            part = await _from_afar(self._open_stored, mark, request.stage)
+        with part as file:
+            while piece := await read(_read_at, file, at):
                 yield piece
                 at += len(piece)
 
-    def _open_part(self, request: pb.FetchRequest) -> BufferedReader:
-        for mark in self._state().history.snapshots:
-            wanted = mark.key == (request.lineage, request.step) and request.stage < len(mark.parts)
-            if wanted and (file := self._snapshots.open_part(mark, request.stage)):
-                return file
-        raise FileNotFoundError
+    def _complete(self, request: pb.FetchRequest) -> Mark | None:
+        """The complete snapshot that this part is of."""
+        marks = [m for m in self._state().history.snapshots if m.key == (request.lineage, request.step)]
+        return next((m for m in marks if request.stage < len(m.parts)), None)
+
+    def _open_stored(self, mark: Mark, stage: int) -> BinaryIO:
+        if self._copies is None or not self._snapshots.is_in_store(mark, stage):
+            raise FileNotFoundError
+        return self._copies.open(folder_name(*mark.key), stored_name(stage, mark.parts[stage]))
 
     # Bases
 
@@ -254,7 +347,17 @@ async def _bytes(chunks: Chunks, header: pb.UploadHeader) -> bytes:
     return bytes(content)
 
 
-def _read_at(file: BufferedReader, offset: int) -> bytes:
+async def _from_afar(work: Callable[..., T], *arguments: Any) -> T:
+    """In a thread that may hang. Whatever the store raises is an OSError then."""
+    try:
+        return await beside(work, *arguments)
+    except OSError:
+        raise
+    except Exception as e:
+        raise OSError(in_words(e)) from None
+
+
+def _read_at(file: BinaryIO, offset: int) -> bytes:
     file.seek(offset)
     return file.read(PIECE)
 

@@ -539,7 +539,7 @@ class UploadChunk(_message.Message):
     def __init__(self, header: _Optional[_Union[UploadHeader, _Mapping]] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class UploadHeader(_message.Message):
-    __slots__ = ("kind", "generation", "step", "size", "sha256", "row_json", "moved", "lineage", "stage", "offset")
+    __slots__ = ("kind", "generation", "step", "size", "sha256", "row_json", "moved", "lineage", "stage", "offset", "direct")
     class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         SNAPSHOT_PART: _ClassVar[UploadHeader.Kind]
@@ -556,6 +556,7 @@ class UploadHeader(_message.Message):
     LINEAGE_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
+    DIRECT_FIELD_NUMBER: _ClassVar[int]
     kind: UploadHeader.Kind
     generation: int
     step: int
@@ -566,19 +567,24 @@ class UploadHeader(_message.Message):
     lineage: int
     stage: int
     offset: int
-    def __init__(self, kind: _Optional[_Union[UploadHeader.Kind, str]] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., size: _Optional[int] = ..., sha256: _Optional[str] = ..., row_json: _Optional[str] = ..., moved: bool = ..., lineage: _Optional[int] = ..., stage: _Optional[int] = ..., offset: _Optional[int] = ...) -> None: ...
+    direct: bool
+    def __init__(self, kind: _Optional[_Union[UploadHeader.Kind, str]] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., size: _Optional[int] = ..., sha256: _Optional[str] = ..., row_json: _Optional[str] = ..., moved: bool = ..., lineage: _Optional[int] = ..., stage: _Optional[int] = ..., offset: _Optional[int] = ..., direct: bool = ...) -> None: ...
 
 class UploadReply(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class OfferReply(_message.Message):
-    __slots__ = ("wanted", "offset")
+    __slots__ = ("wanted", "offset", "url", "stored")
     WANTED_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
+    URL_FIELD_NUMBER: _ClassVar[int]
+    STORED_FIELD_NUMBER: _ClassVar[int]
     wanted: bool
     offset: int
-    def __init__(self, wanted: bool = ..., offset: _Optional[int] = ...) -> None: ...
+    url: str
+    stored: bool
+    def __init__(self, wanted: bool = ..., offset: _Optional[int] = ..., url: _Optional[str] = ..., stored: bool = ...) -> None: ...
 
 class FetchRequest(_message.Message):
     __slots__ = ("lineage", "step", "stage", "offset")
@@ -597,6 +603,12 @@ class Piece(_message.Message):
     DATA_FIELD_NUMBER: _ClassVar[int]
     data: bytes
     def __init__(self, data: _Optional[bytes] = ...) -> None: ...
+
+class Location(_message.Message):
+    __slots__ = ("url",)
+    URL_FIELD_NUMBER: _ClassVar[int]
+    url: str
+    def __init__(self, url: _Optional[str] = ...) -> None: ...
 
 class Frame(_message.Message):
     __slots__ = ("leg", "generation", "step", "microbatch", "basis_version", "ids", "size", "taken", "poison", "came")

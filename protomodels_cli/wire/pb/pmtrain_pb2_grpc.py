@@ -64,6 +64,11 @@ class PeeringStub(object):
                 request_serializer=protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.FetchRequest.SerializeToString,
                 response_deserializer=protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.Piece.FromString,
                 _registered_method=True)
+        self.Locate = channel.unary_unary(
+                '/pmtrain.Peering/Locate',
+                request_serializer=protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.FetchRequest.SerializeToString,
+                response_deserializer=protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.Location.FromString,
+                _registered_method=True)
 
 
 class PeeringServicer(object):
@@ -93,7 +98,8 @@ class PeeringServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Offer(self, request, context):
-        """Announces a part of a snapshot. The reply has the byte to upload from, so that an upload that broke off continues.
+        """Announces a part of a snapshot. The reply has the byte to upload from, so that an upload that broke off continues;
+        or the URL at which the peer puts the part into the store itself, and then announces it again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -109,6 +115,13 @@ class PeeringServicer(object):
 
     def Fetch(self, request, context):
         """Fetches a part of a complete snapshot, from a byte on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Locate(self, request, context):
+        """Where the peer can get such a part from the store itself.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -146,6 +159,11 @@ def add_PeeringServicer_to_server(servicer, server):
                     servicer.Fetch,
                     request_deserializer=protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.FetchRequest.FromString,
                     response_serializer=protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.Piece.SerializeToString,
+            ),
+            'Locate': grpc.unary_unary_rpc_method_handler(
+                    servicer.Locate,
+                    request_deserializer=protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.FetchRequest.FromString,
+                    response_serializer=protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.Location.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -310,6 +328,33 @@ class Peering(object):
             '/pmtrain.Peering/Fetch',
             protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.FetchRequest.SerializeToString,
             protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.Piece.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Locate(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pmtrain.Peering/Locate',
+            protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.FetchRequest.SerializeToString,
+            protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.Location.FromString,
             options,
             channel_credentials,
             insecure,

@@ -22,12 +22,15 @@ from protomodels_cli.wire.client import Metadata
 from protomodels_cli.wire.parts import REFUSED, part_message, part_of
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.pb import pmtrain_pb2_grpc as rpc
+from protomodels_cli.wire.store import StoreBroken
 from protomodels_cli.wire.troubles import PartNotWritten
 from protomodels_cli.worker import notices
 from protomodels_cli.worker.snapshots import transfer
+from protomodels_cli.worker.snapshots.direct import StoreAccess
 from protomodels_cli.worker.snapshots.part_store import PartStore
 from protomodels_cli.worker.telling import PeerError, Tell
 
+BROKEN = grpc.aio.AioRpcError, StoreBroken
 RETRY_SECONDS = 3.0  # for what nobody waits for
 URGENT_SECONDS = 0.2  # where the run waits for it
 
@@ -51,7 +54,7 @@ class SnapshotExchange:
         self._spec, self._stub, self._metadata = spec, stub, metadata
         self._chore, self._send, self._tell = chore, send, tell  # to the coordinator, and to whoever looks on
         self.parts = PartStore(folder)
-        self._throttle = transfer.Throttle(spec.bits_per_second)
+        self._throttle, self._store = transfer.Throttle(spec.bits_per_second), StoreAccess(tell)
         self._saving: set[tuple[int, int, int]] = set()  # lineage, step and stage of what is being written
         self._to_upload: dict[Part, None] = {}  # in order
         self._uploading: asyncio.Task[None] | None = None
@@ -107,14 +110,15 @@ class SnapshotExchange:
         while self._to_upload:
             part = next(iter(self._to_upload))
             work, log = partial(self._upload_one, part), transfer.logging_why(f"the upload of {_named(part)}")
-            await retry(work, Backoff(RETRY_SECONDS), grpc.aio.AioRpcError, log)
+            await retry(work, Backoff(RETRY_SECONDS), BROKEN, log)
             self._to_upload.pop(part, None)
 
     async def _upload_one(self, part: Part) -> None:
-        """Upload a part, or give it up. Raises AioRpcError where a retry may help."""
+        """Upload a part, or give it up. Raises BROKEN where a retry may help."""
         try:
-            if await transfer.upload_part(self._stub, self._metadata, self.parts, part, self._throttle):
-                self._tell(notices.PartUploaded(part.step, part.stage))
+            way = self._throttle, self._store
+            if at := await transfer.upload_part(self._stub, self._metadata, self.parts, part, *way):
+                self._tell(notices.PartUploaded(part.step, part.stage, to_store=at == "store"))
         except FileNotFoundError:
             pass  # we were told that it is not needed
         except OSError as e:
@@ -147,13 +151,13 @@ class SnapshotExchange:
         work, log = partial(self._fetch, part), transfer.logging_why(f"the fetch of {_named(part)}")
         try:
             # Without end: this generation will be over soon, if the coordinator is gone.
-            return await retry(work, Backoff(URGENT_SECONDS), grpc.aio.AioRpcError, log)
+            return await retry(work, Backoff(URGENT_SECONDS), BROKEN, log)
         except OSError as e:
             self.parts.remove(part)
             raise PeerError(PartNotWritten(f"{self.parts.folder}: {e.strerror or e}")) from None
 
     async def _fetch(self, part: Part, throttle: transfer.Throttle | None = None) -> Path:
-        return await transfer.fetch_part(self._stub, self._metadata, self.parts, part, throttle)
+        return await transfer.fetch_part(self._stub, self._metadata, self.parts, part, throttle, self._store)
 
     def fetch(self, part: Part) -> None:
         """Have this part before others: this spare may soon be asked to hold its stage."""
@@ -186,7 +190,7 @@ class SnapshotExchange:
             work = partial(self._fetch, part, throttle)
             log = transfer.logging_why(f"the prefetch of {_named(part)}")
             try:
-                await retry(work, Backoff(RETRY_SECONDS), grpc.aio.AioRpcError, log)
+                await retry(work, Backoff(RETRY_SECONDS), BROKEN, log)
             except ValueError:
                 return  # the coordinator does not have it any more: another snapshot took its place
             except OSError as e:

@@ -1,4 +1,5 @@
-"""Parts of snapshots on their way to the coordinator and back: in pieces, from where it broke off, not too fast.
+"""Parts of snapshots on their way to the coordinator or the store, and back: in pieces, from where it broke off, not
+too fast.
 
 One try each; whether to try again is the caller's to say. It must not know sessions or stages.
 """
@@ -9,7 +10,7 @@ import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Literal
 
 import grpc
 
@@ -20,8 +21,11 @@ from protomodels_cli.wire.channels import PIECE
 from protomodels_cli.wire.client import Metadata
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.pb import pmtrain_pb2_grpc as rpc
+from protomodels_cli.wire.store import StoreBroken
+from protomodels_cli.worker.snapshots.direct import StoreAccess
 from protomodels_cli.worker.snapshots.part_store import PartStore
 
+OFFER_SECONDS = 60.0  # for an answer: the coordinator may look into the store first
 NOT_WANTED = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.PERMISSION_DENIED  # a retry would not help
 
 
@@ -54,10 +58,11 @@ def logging_why(what: str) -> Callable[[Exception], None]:
 
 
 async def upload_part(
-    stub: rpc.PeeringStub, metadata: Metadata, parts: PartStore, part: Part, throttle: Throttle
-) -> bool:
-    """Upload a part. Returns true once the coordinator has stored it, false where it does not want it. Raises
-    AioRpcError where the connection breaks, OSError where the part cannot be read."""
+    stub: rpc.PeeringStub, metadata: Metadata, parts: PartStore, part: Part, throttle: Throttle, store: StoreAccess
+) -> Literal["coordinator", "store"] | None:
+    """Upload a part. Returns where it lies, once the coordinator has seen it there; None where it does not want it.
+    Raises AioRpcError where the connection breaks, StoreBroken where that to the store does, OSError where the part
+    cannot be read."""
     path = parts.path(part)
     header = pb.UploadHeader(
         kind=pb.UploadHeader.SNAPSHOT_PART,
@@ -68,9 +73,15 @@ async def upload_part(
         sha256=part.sha256,
     )
     with path.open("rb") as file:
-        offer = await stub.Offer(header, metadata=metadata, timeout=30)
+        header.direct = store.usable
+        offer = await stub.Offer(header, metadata=metadata, timeout=OFFER_SECONDS)
+        if offer.url and await store.upload(offer.url, file, header.size, part.sha256, throttle.wait):
+            offer = await stub.Offer(header, metadata=metadata, timeout=OFFER_SECONDS)
+            if offer.url:
+                raise StoreBroken("the store took a part and does not have it")
         if not offer.wanted:
-            return False
+            return "store" if offer.stored else None
+        file.seek(0)
         header.offset = offer.offset
         file.seek(offer.offset)
         failures: list[OSError] = []
@@ -78,7 +89,7 @@ async def upload_part(
             await stub.Upload(_pieces(header, file, throttle, failures), metadata=metadata)
         except grpc.aio.AioRpcError as e:
             raise failures[0] if failures else e from None
-        return True
+        return "coordinator"
 
 
 async def _pieces(
@@ -107,31 +118,43 @@ async def upload_bytes(stub: rpc.PeeringStub, metadata: Metadata, header: pb.Upl
 
 
 async def fetch_part(
-    stub: rpc.PeeringStub, metadata: Metadata, parts: PartStore, part: Part, throttle: Throttle | None = None
+    stub: rpc.PeeringStub,
+    metadata: Metadata,
+    parts: PartStore,
+    part: Part,
+    throttle: Throttle | None,
+    store: StoreAccess,
 ) -> Path:
-    """The part on this disk, from here if it is whole here, else from the coordinator.
+    """The part on this disk, from here if it is whole here, else from the store or the coordinator.
 
     Raises ValueError where the coordinator does not have the part that belongs to the snapshot, or does not give it."""
     if await asyncio.to_thread(parts.is_whole, part):
         return parts.path(part)
-    for _ in range(2):  # what was here of it may be what is damaged: then from the beginning
-        if await _fetch_rest(stub, metadata, parts, part, throttle or Throttle(None)):
+    for way in (store, None):  # what was here of it may be what is damaged: then from the beginning, and from here
+        if await _fetch_rest(stub, metadata, parts, part, throttle or Throttle(None), way):
             return parts.path(part)
     raise ValueError(f"stage {part.stage}'s part is damaged")
 
 
 async def _fetch_rest(
-    stub: rpc.PeeringStub, metadata: Metadata, parts: PartStore, part: Part, throttle: Throttle
+    stub: rpc.PeeringStub,
+    metadata: Metadata,
+    parts: PartStore,
+    part: Part,
+    throttle: Throttle,
+    store: StoreAccess | None,
 ) -> bool:
     """Fetch what is missing of a part. Returns whether the part is whole then; if not, nothing is left of it."""
     work = parts.fetching(part)
-    have = work.stat().st_size if work.exists() else 0
-    request = pb.FetchRequest(lineage=part.lineage, step=part.step, stage=part.stage, offset=have)
+    request = pb.FetchRequest(lineage=part.lineage, step=part.step, stage=part.stage)
     try:
-        with work.open("ab") as file:
-            async for piece in stub.Fetch(request, metadata=metadata):
-                await asyncio.to_thread(file.write, piece.data)
-                await throttle.wait(len(piece.data))
+        found = await stub.Locate(request, metadata=metadata) if store and store.usable else pb.Location()
+        if not (store and found.url and await store.fetch(found.url, work, throttle.wait)):
+            with work.open("ab") as file:
+                request.offset = file.tell()
+                async for piece in stub.Fetch(request, metadata=metadata):
+                    await asyncio.to_thread(file.write, piece.data)
+                    await throttle.wait(len(piece.data))
     except grpc.aio.AioRpcError as e:
         if e.code() in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.DATA_LOSS, *NOT_WANTED):
             raise ValueError(e.details()) from None

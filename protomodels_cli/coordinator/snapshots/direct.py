@@ -1,0 +1,133 @@
+"""The peers' own way to the store, where that speaks S3: URLs that are signed here, by which they put their parts there
+and fetch them, so that large snapshots need not pass the coordinator.
+
+A URL is for one object and one verb, and expires. That of an upload signs the size and the hash of the bytes too, and
+the store refuses others: whether it does is tried out before the first is handed out. The object's name has the hash as
+well, so that nobody can ever put other bytes in its place. The credentials stay here. s3fs signs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from protomodels_cli.coordinator import notices
+from protomodels_cli.coordinator.snapshots.copies import Copies, in_words
+from protomodels_cli.coordinator.snapshots.upkeep import Repeated, beside
+from protomodels_cli.observe.logs import SNAPSHOTS
+from protomodels_cli.spec.schema import SnapshotSpec
+from protomodels_cli.wire.store import StoreBroken, StoreRequest, checksum
+
+if TYPE_CHECKING:
+    import fsspec
+
+EXPIRES = 900  # seconds in which a transfer has to begin: it may end later
+LARGEST = 5 << 30  # bytes: S3 takes no more in one PUT
+AGAIN = 600.0  # seconds until a store that could not be used so is tried again
+
+
+class Unfit(Exception):
+    """Why peers cannot be sent to the store."""
+
+
+class Direct:
+    def __init__(self, copies: Copies, tell: Callable[[notices.Notice], None]):
+        self._copies, self._tell = copies, tell
+        self._trying, self._next = Repeated(self._try), 0.0
+        self._one_at_a_time = threading.Lock()
+        self._store: tuple[fsspec.AbstractFileSystem, str] | None = None
+        self._told = False
+        self.works = False
+
+    def try_out(self) -> None:
+        """See whether the store can be used so, unless that is known, or was just tried."""
+        if not self.works and not self._trying.under_way and time.monotonic() >= self._next:
+            self._trying.again()
+
+    async def upload_url(self, snapshot: str, name: str, size: int, sha256: str) -> str:
+        return await beside(self._sign_put, f"{snapshot}/{name}", size, sha256)
+
+    async def fetch_url(self, snapshot: str, name: str) -> str:
+        return await beside(self._sign, f"{snapshot}/{name}", "get_object")
+
+    async def size(self, snapshot: str, name: str) -> int | None:
+        """None: it is not there."""
+        try:
+            return int(await beside(self._at, f"{snapshot}/{name}", "size"))
+        except FileNotFoundError:
+            return None
+
+    async def beginning(self, snapshot: str, name: str, most: int) -> bytes:
+        return bytes(await beside(self._at, f"{snapshot}/{name}", "cat_file", start=0, end=most))
+
+    async def delete(self, snapshot: str, name: str) -> None:
+        await beside(self._at, f"{snapshot}/{name}", "rm_file")
+
+    def failed(self, error: Exception) -> None:
+        """Parts go through the coordinator until the store has been tried again."""
+        self.works, self._store, self._next = False, None, time.monotonic() + AGAIN
+        SNAPSHOTS.warning("peers are not sent to %s: %s", self._copies.url, in_words(error))
+        if not self._told:
+            self._told = True
+            self._tell(notices.StoreNotDirect(self._copies.url, in_words(error)))
+
+    async def _try(self) -> None:
+        try:
+            await beside(self._try_to_cheat)
+        except Exception as e:  # a store may raise anything
+            self.failed(e)
+        else:
+            self.works = True
+            SNAPSHOTS.info("peers put their parts into %s themselves", self._copies.url)
+
+    def _try_to_cheat(self) -> None:
+        """Blocks. Raises Unfit where the store takes other bytes than were signed, or not even those."""
+        right, wrong, name = b"right", b"wrong", f"trial-{secrets.token_hex(8)}"
+        url = self._sign_put(name, len(right), sha256 := hashlib.sha256(right).hexdigest())
+        try:
+            try:
+                _put(url, wrong, sha256)
+            except StoreBroken:
+                _put(url, right, sha256)
+            else:
+                raise Unfit("it does not check the hash of what is put there (x-amz-checksum-sha256)")
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                self._at(name, "rm_file")
+
+    def _sign_put(self, path: str, size: int, sha256: str) -> str:
+        return self._sign(path, "put_object", ContentLength=size, ChecksumSHA256=checksum(sha256))
+
+    def _sign(self, path: str, operation: str, **signed: object) -> str:
+        return str(self._at(path, "sign", expiration=EXPIRES, client_method=operation, **signed))
+
+    def _at(self, path: str, what: str, **options: object) -> Any:
+        """Over one connection, since making one takes longer than what is asked. One thread at a time."""
+        with self._one_at_a_time:
+            files, root = self._store = self._store or self._connect()
+            return getattr(files, what)(f"{root}/{path}", **options)
+
+    def _connect(self) -> tuple[fsspec.AbstractFileSystem, str]:
+        """Version 4 signs headers; the default, which depends on the region, may be one that does not."""
+        files, root = self._copies.connect()
+        config = {**(files.config_kwargs or {}), "signature_version": "s3v4"}
+        options = {**files.storage_options, "config_kwargs": config}
+        return type(files)(**options, skip_instance_cache=True), root
+
+
+def direct_to(spec: SnapshotSpec, copies: Copies | None, tell: Callable[[notices.Notice], None]) -> Direct | None:
+    """None where peers are never sent to the store."""
+    is_s3 = copies is not None and copies.url.startswith(("s3://", "s3a://"))
+    return Direct(copies, tell) if copies is not None and is_s3 and spec.direct == "auto" else None
+
+
+def _put(url: str, content: bytes, sha256: str) -> None:
+    with StoreRequest(url) as request:
+        request.begin_put(len(content), sha256)
+        request.send(content)
+        request.end_put()
