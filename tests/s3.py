@@ -36,8 +36,14 @@ class S3:
 
     def presigned(self, verb: str) -> list[str]:
         """Paths of requests with a URL that somebody else has signed, and that were granted."""
-        rows = [line.split() for line in self._log.read_text().splitlines()[1:]]
-        return [row[1] for row in rows if row[0] == verb and row[2] in ("200", "206") and row[3:] == ["1"]]
+        return [row[1] for row in self._rows() if row[0] == verb and row[2] in ("200", "206") and row[3:] == ["1"]]
+
+    def has(self, name: str) -> bool:
+        """Was a file put there whose path ends like this?"""
+        return any(row[:3:2] == ["PUT", "200"] and row[1].endswith(name) for row in self._rows())
+
+    def _rows(self) -> list[list[str]]:
+        return [line.split() for line in self._log.read_text().splitlines()[1:]]
 
 
 @contextmanager

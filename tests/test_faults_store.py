@@ -34,7 +34,7 @@ SLOW = {"kind": "slow", "seconds": 0.05}
 class Burning:
     """A run of three peers whose coordinator has a store. One peer's link names no other address: it is told."""
 
-    def __init__(self, s: Scene, tmp_path: Path, port: int):
+    def __init__(self, s: Scene, tmp_path: Path, port: int, slow: dict[str, Any] = SLOW):
         self.s, self.folder, self.port = s, tmp_path, port
         s.run_dir = s.pool.start(s.spec, [], also_at=[port])
         s.peers = [0, 1, 2]
@@ -42,7 +42,7 @@ class Burning:
         assert link.others == (("127.0.0.1", port),)
         for i in s.peers:
             mine = replace(link, others=()) if i == 0 else link
-            job = {"name": f"peer-{i}", "dir": str(tmp_path / f"p{i}"), "fault": SLOW}
+            job = {"name": f"peer-{i}", "dir": str(tmp_path / f"p{i}"), "fault": slow}
             s.pool.peers[i].start(kind="join", link=str(mine), **job)
         self.key = tmp_path / "kept.key"
         s.wait_for((s.run_dir / "store.key").exists, "no key")
@@ -72,7 +72,7 @@ class Burning:
     @contextmanager
     def continued(self) -> Iterator[Started]:
         options = ["--key", self.key, "--run-dir", self.folder / "new", "--host", "127.0.0.1", "--port", self.port]
-        leader = begin("coordinator", "--from", (self.folder / "store").as_uri(), *options, cwd=self.folder)
+        leader = begin("coordinator", "--from", self.s.spec.snapshots.copy_to, *options, cwd=self.folder)
         try:
             yield leader
         finally:
