@@ -56,6 +56,7 @@ class DirectDesk(Desk):
 
     def __init__(self, folder: Path):
         super().__init__(folder)
+        self.state = replace(self.state, spec=make_spec(stages=2, snapshots={"copy_to": URL}))
         self.notices: list[told.Notice] = []
         self.copies = Copies(URL, folder.name)
         self.direct = Direct(self.copies, self.notices.append)

@@ -22,6 +22,10 @@ STORE: list[tuple[n.Notice, str]] = [
         "made the key runs/home/store.key: keep a copy of it away from this machine. If this machine is lost, `pmtrain "
         "coordinator --from s3://b/home --key FILE` continues the run on another, and without the key nothing does",
     ),
+    (
+        n.StoreNotDirect("s3://b/home", "no credentials"),
+        "peers cannot use s3://b/home themselves: no credentials; all parts go through the coordinator",
+    ),
     (n.JournalNotCopied("s3://b/home", "no route"), "could not copy the journal to s3://b/home: no route; retrying"),
     (n.StoredUnusable("0001-00000006", "hash mismatch"), "not using 0001-00000006: hash mismatch"),
     (

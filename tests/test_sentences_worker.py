@@ -114,6 +114,11 @@ NOTICES: list[tuple[n.Notice, str]] = [
         "could not save stage 2's part of the snapshot at step 6: No space left on device",
     ),
     (n.PartUploaded(6, 2), "uploaded stage 2's part of the snapshot at step 6"),
+    (n.PartUploaded(6, 2, to_store=True), "uploaded stage 2's part of the snapshot at step 6 to the store"),
+    (
+        n.StoreNotReached("s3.home:9000", "no route"),
+        "cannot use the store at s3.home:9000: no route; parts go through the coordinator",
+    ),
     (
         n.PartRefused(6, 2, "too large"),
         "the coordinator refused stage 2's part of the snapshot at step 6: too large",

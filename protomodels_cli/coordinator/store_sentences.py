@@ -16,7 +16,7 @@ def about_store(notice: n.AboutStore) -> str:
                 f"coordinator --from {url} --key FILE` continues the run on another, and without the key nothing does"
             )
         case n.StoreNotDirect(url, detail):
-            return f"peers cannot use {url} themselves: {detail}; their parts go through the coordinator"
+            return f"peers cannot use {url} themselves: {detail}; all parts go through the coordinator"
         case n.JournalNotCopied(url, detail):
             return f"could not copy the journal to {url}: {detail}; retrying"
         case n.StoredUnusable(name, detail):

@@ -179,6 +179,11 @@ class SnapshotSpec(Section):
         return None if self.max_bandwidth is None else bits_per_second(self.max_bandwidth)
 
     @property
+    def is_direct(self) -> bool:
+        """Whether peers use the store themselves, if they and the store can."""
+        return self.direct == "auto" and (self.copy_to or "").startswith(("s3://", "s3a://"))
+
+    @property
     def every_seconds(self) -> float | None:
         return None if self.every is None else long_seconds(self.every)
 

@@ -122,8 +122,7 @@ class Direct:
 
 def direct_to(spec: SnapshotSpec, copies: Copies | None, tell: Callable[[notices.Notice], None]) -> Direct | None:
     """None where peers are never sent to the store."""
-    is_s3 = copies is not None and copies.url.startswith(("s3://", "s3a://"))
-    return Direct(copies, tell) if copies is not None and is_s3 and spec.direct == "auto" else None
+    return Direct(copies, tell) if copies is not None and spec.is_direct else None
 
 
 def _put(url: str, content: bytes, sha256: str) -> None:

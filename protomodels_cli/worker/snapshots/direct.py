@@ -7,6 +7,7 @@ not know sessions, stages or credentials.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -25,9 +26,10 @@ AGAIN = 600.0  # seconds until one that cannot be used is tried again
 
 
 class StoreAccess:
-    def __init__(self, tell: Tell):
+    def __init__(self, is_direct: bool, tell: Tell):
+        """`is_direct`: the run has a store for this."""
         self._tell, self._told = tell, False
-        self._failures, self._not_before = 0, 0.0
+        self._failures, self._not_before = 0, 0.0 if is_direct else math.inf
 
     @property
     def usable(self) -> bool:

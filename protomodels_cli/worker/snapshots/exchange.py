@@ -54,7 +54,7 @@ class SnapshotExchange:
         self._spec, self._stub, self._metadata = spec, stub, metadata
         self._chore, self._send, self._tell = chore, send, tell  # to the coordinator, and to whoever looks on
         self.parts = PartStore(folder)
-        self._throttle, self._store = transfer.Throttle(spec.bits_per_second), StoreAccess(tell)
+        self._throttle, self._store = transfer.Throttle(spec.bits_per_second), StoreAccess(spec.is_direct, tell)
         self._saving: set[tuple[int, int, int]] = set()  # lineage, step and stage of what is being written
         self._to_upload: dict[Part, None] = {}  # in order
         self._uploading: asyncio.Task[None] | None = None
