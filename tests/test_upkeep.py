@@ -17,6 +17,7 @@ from protomodels_cli.coordinator.notices import CopyFailed, Notice
 from protomodels_cli.coordinator.snapshots import store
 from protomodels_cli.coordinator.snapshots import upkeep as upkeeps
 from protomodels_cli.coordinator.snapshots.copies import Copies
+from protomodels_cli.coordinator.snapshots.manifest import stored_name
 from protomodels_cli.coordinator.snapshots.store import unknown_to
 from protomodels_cli.coordinator.snapshots.upkeep import Upkeep
 from protomodels_cli.coordinator.snapshots.uploads import Uploads
@@ -115,6 +116,27 @@ def test_a_snapshot_that_is_begun_again_is_not_deleted_by_a_look_at_the_history_
     given_up_again = fold(begun, GaveUp(6))
     snapshots.settle(lambda: given_up_again)
     assert names(tmp_path / "snapshots") == []
+
+
+@pytest.mark.parametrize(("saved", "stays"), [([3], True), ([3, 9], False)])
+def test_what_peers_put_into_the_store_of_a_snapshot_that_was_given_up_goes_once_it_cannot_be_begun_again(
+    tmp_path: Path, saved: list[int], stays: bool
+):
+    snapshots, marks = complete(tmp_path / "snapshots", saved)
+    part = tmp_path / "store/home/0001-00000006" / stored_name(0, HASHES[0])
+    part.parent.mkdir(parents=True)
+    part.touch()
+    history = replace(beginning("u"), snapshots=tuple(marks), dropped=(Dropped(1, 6, complete=False),))
+    told = list[Notice]()
+    upkeep = Upkeep(snapshots, Copies((tmp_path / "store").as_uri(), "home"), lambda: history, told.append, fail)
+
+    async def settle() -> None:
+        upkeep.settle()
+        await upkeep.end()
+
+    asyncio.run(settle())
+    assert part.exists() == stays
+    assert not [notice for notice in told if isinstance(notice, CopyFailed)]
 
 
 def test_a_slow_store_gets_a_whole_copy_although_the_snapshot_is_dropped_meanwhile(tmp_path: Path):
