@@ -81,7 +81,6 @@ async def upload_part(
                 raise StoreBroken("the store took a part and does not have it")
         if not offer.wanted:
             return "store" if offer.stored else None
-        file.seek(0)
         header.offset = offer.offset
         file.seek(offer.offset)
         failures: list[OSError] = []
