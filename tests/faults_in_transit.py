@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from marks import first, mark
@@ -86,6 +87,25 @@ def cut_link(patch: Any, step: int) -> None:
 
     patch.setattr(Frame, "to_bytes", or_break)
     patch.setattr(StageWork, "forward", counted)
+
+
+def lose_way(patch: Any, step: int) -> None:
+    """As cut_link, and from then on nobody can be dialled where they could be before."""
+    from protomodels_cli.worker import generation
+
+    dial = generation.dial
+    used: dict[tuple[int, int], int] = {}  # generation, boundary → the port of its first stream
+
+    async def or_hang(link: Any, host: str, port: int, identity: Any) -> None:
+        if link.broken.is_set() and port == used[link.generation, link.boundary]:
+            mark(lost=port)
+            await asyncio.sleep(3600)
+        used.setdefault((link.generation, link.boundary), port)
+        await dial(link, host, port, identity)
+
+    patch.setattr(generation, "dial", or_hang)
+    patch.setattr(generation, "DETOUR_SECONDS", 0.5)
+    cut_link(patch, step)
 
 
 def lose_message(patch: Any, step: int) -> None:

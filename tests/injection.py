@@ -34,6 +34,7 @@ from faults_in_transit import (
     feed_out_of_order,
     lose_message,
     lose_turn,
+    lose_way,
     poison,
     unreachable,
 )
@@ -68,6 +69,7 @@ FAULTS = {
         lose_turn,
         damage_bytes,
         cut_link,
+        lose_way,
     )
 }
 

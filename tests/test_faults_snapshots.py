@@ -31,16 +31,21 @@ def test_what_needs_nobody_to_go(scene, fault, given_up):
     assert given_up not in [row["step"] for row in s.records("Saved")]
 
 
-@pytest.mark.parametrize("step", [7, 6], ids=["in a step", "in the first step with a new U"])
-def test_a_link_that_breaks_costs_no_microbatch(scene, step):
+@pytest.mark.parametrize(
+    ("kind", "step"),
+    [("cut_link", 7), ("cut_link", 6), ("lose_way", 7)],
+    ids=["in a step", "in the first step with a new U", "and cannot be opened again but through the relay"],
+)
+def test_a_link_that_breaks_costs_no_microbatch(scene, kind, step):
     """What the stream lost is sent again over the next one: nothing is computed twice."""
     s = scene(a_spec())
-    s.start(3, {"kind": "cut_link", "step": step})
+    s.start(3, {"kind": kind, "step": step})
     summary = s.ends_well()
     assert (summary["steps_redone"], summary["generations"]) == (0, 1)
-    computed = [(m["stage"], m["computed"]) for m in s.marks("cut_link") if "computed" in m]
+    computed = [(m["stage"], m["computed"]) for m in s.marks(kind) if "computed" in m]
     microbatches = range(s.spec.batch.microbatches)
     assert sorted(computed) == [(stage, microbatch) for stage in range(3) for microbatch in microbatches]
+    assert any(sum(moved.values()) for moved in summary["relayed_bytes"]) is (kind == "lose_way")
 
 
 def test_bytes_that_a_relay_changes_are_not_used(scene):

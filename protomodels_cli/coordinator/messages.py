@@ -219,7 +219,8 @@ def turn_message(
 
 
 def route_pair(previous: Peer, following: Peer, ticket: str, relayed: bool) -> tuple[pb.Route, pb.Route]:
-    """How the earlier stage reaches the later one, and the other way round. Whoever can be dialled, is."""
+    """How the earlier stage reaches the later one, and the other way round. Whoever can be dialled, is; the ticket is
+    for when that stops working."""
     way = pb.Route
     if relayed or not (previous.host or following.host):
         return (
@@ -227,7 +228,7 @@ def route_pair(previous: Peer, following: Peer, ticket: str, relayed: bool) -> t
             pb.Route(way=way.RELAY_LISTEN, peer=previous.id, ticket=ticket),
         )
     if following.host:
-        dials = pb.Route(way=way.DIAL, peer=following.id, host=following.host, port=following.port)
-        return dials, pb.Route(way=way.LISTEN, peer=previous.id)
-    dials = pb.Route(way=way.DIAL, peer=previous.id, host=previous.host, port=previous.port)
-    return pb.Route(way=way.LISTEN, peer=following.id), dials
+        dials = pb.Route(way=way.DIAL, peer=following.id, host=following.host, port=following.port, ticket=ticket)
+        return dials, pb.Route(way=way.LISTEN, peer=previous.id, ticket=ticket)
+    dials = pb.Route(way=way.DIAL, peer=previous.id, host=previous.host, port=previous.port, ticket=ticket)
+    return pb.Route(way=way.LISTEN, peer=following.id, ticket=ticket), dials

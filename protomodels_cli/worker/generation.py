@@ -32,6 +32,7 @@ from protomodels_cli.worker.links import Link, Listener, dial
 from protomodels_cli.worker.telling import Tell
 
 GRACE = 1.0  # seconds for the coordinator to explain why a ticket is void
+DETOUR_SECONDS = 3.0  # for a stream to open before it is tried the other way: through the relay, directly again
 MEND_SECONDS = 10.0  # for a broken link to be open again before the coordinator hears of it, then as often
 REDIAL = 0.2, 2.0  # seconds between tries: at first, at most
 COMPLAIN_AT = 0.9  # of limits.link_seconds: before the coordinator gives the links up without knowing why
@@ -155,10 +156,7 @@ class Generation:
         self._links[side] = link
         self._network.listener.expect(link)
         if route.way == pb.Route.RELAY_LISTEN:
-            here = "127.0.0.1", self._network.listener.port
-            acceptor = RelayedAcceptor(self._network.door(), route.ticket, here, self._hears_of(side))
-            acceptor.start()
-            self._relays[side] = acceptor
+            self._accept_relayed(side)
 
     async def connect(self) -> None:
         """Open the links to both neighbours; returns when they are open."""
@@ -166,35 +164,70 @@ class Generation:
             dials = self._routes[side].way in (pb.Route.DIAL, pb.Route.RELAY_DIAL)
             self._serve(side, self._keep_dialling(side) if dials else self._wait_for_end(link))
             self.own(asyncio.create_task(self._watch(side)))
+            if self._routes[side].way == pb.Route.LISTEN:
+                self.own(asyncio.create_task(self._wait_for_detour(side)))
         self.own(asyncio.create_task(self._complain_of_relays()))
         for link in self._links.values():
             await link.open.wait()
 
     async def _keep_dialling(self, side: str) -> None:
-        """Open one stream after another, until the generation ends or the neighbour sends what it may not."""
-        link, backoff = self._links[side], Backoff(*REDIAL)
+        """Open one stream after another, until the generation ends or the neighbour sends what it may not. Where one
+        does not open directly, the next is tried through the relay, and the one after that directly again."""
+        link, backoff, route = self._links[side], Backoff(*REDIAL), self._routes[side]
+        relayed = only_relayed = route.way == pb.Route.RELAY_DIAL
         while not link.closed.is_set():
             before = link.streams
             try:
-                await dial(link, *await self._address(side), self._network.identity)
+                where = await self._relayed_address(side) if relayed else (route.host, route.port)
+                detour = notices.LinkRelayed(link.neighbour_stage) if relayed and not only_relayed else None
+                await self._dial(side, where, None if only_relayed else DETOUR_SECONDS, detour)
             except (grpc.RpcError, grpc.aio.UsageError, asyncio.InvalidStateError, OSError) as error:
                 WIRE.debug("the link to stage %d broke: %s", link.neighbour_stage, error)
             if link.streams > before:
                 backoff.reset()
+            else:
+                relayed = only_relayed or not relayed
             wait = backoff.after_failure(time.monotonic())
             assert wait is not None, "the generation ends it"
             await asyncio.sleep(wait)
         await self._wait_for_end(link)
 
-    async def _address(self, side: str) -> Address:
-        route = self._routes[side]
-        if route.way != pb.Route.RELAY_DIAL:
-            return route.host, route.port
+    async def _dial(self, side: str, where: Address, limit: float | None, once_open: notices.Notice | None) -> None:
+        """Serve a stream until it breaks, unless it has not opened after so many seconds."""
+        link = self._links[side]
+        dialling = asyncio.create_task(dial(link, *where, self._network.identity))
+        opened = asyncio.create_task(link.mended.wait())
+        try:
+            await asyncio.wait({dialling, opened}, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
+            if opened.done() and once_open is not None:
+                self._tell(once_open)
+            if opened.done() or dialling.done():
+                await dialling
+        finally:
+            for task in (dialling, opened):
+                task.cancel()
+            await asyncio.gather(dialling, opened, return_exceptions=True)
+
+    async def _relayed_address(self, side: str) -> Address:
+        """The port here that leads to the neighbour through the relay."""
         if side not in self._relays:
-            dialler = RelayedDialler(self._network.door(), route.ticket, self._hears_of(side))
+            dialler = RelayedDialler(self._network.door(), self._routes[side].ticket, self._hears_of(side))
             self._local_ports[side] = await dialler.open()
             self._relays[side] = dialler
         return "127.0.0.1", self._local_ports[side]
+
+    def _accept_relayed(self, side: str) -> None:
+        here = "127.0.0.1", self._network.listener.port
+        acceptor = RelayedAcceptor(self._network.door(), self._routes[side].ticket, here, self._hears_of(side))
+        acceptor.start()
+        self._relays[side] = acceptor
+
+    async def _wait_for_detour(self, side: str) -> None:
+        """Once the neighbour has not come, or not come back, for a while, wait for it at the relay as well."""
+        link = self._links[side]
+        while await _in_time(link.mended, DETOUR_SECONDS):
+            await link.broken.wait()
+        self._accept_relayed(side)
 
     async def _wait_for_end(self, link: Link) -> None:
         await link.closed.wait()
@@ -220,10 +253,7 @@ class Generation:
         await link.open.wait()
         while True:
             await link.broken.wait()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(MEND_SECONDS):
-                    await link.mended.wait()
-            if not link.mended.is_set():
+            if not await _in_time(link.mended, MEND_SECONDS):
                 relay = self._relays.get(side)
                 detail = relay.problem or "" if relay is not None else ""
                 self._report(troubles.LinkBroken(link.neighbour_stage, detail))
@@ -254,3 +284,10 @@ class Generation:
             if relay.problem and not link.open.is_set():
                 self._report(troubles.LinkNotOpened(link.neighbour_stage, relay.problem))
                 return
+
+
+async def _in_time(event: asyncio.Event, seconds: float) -> bool:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    return event.is_set()

@@ -177,6 +177,15 @@ class RelayFailed(Base):
 
 
 @dataclass(frozen=True)
+class LinkRelayed(Base):
+    """A link that did not open directly goes through the coordinator."""
+
+    log: ClassVar[logging.Logger | None] = logs.WIRE
+    stage: int
+    kind: Literal["link_relayed"] = "link_relayed"
+
+
+@dataclass(frozen=True)
 class RelayWorks(Base):
     """A relayed link that had failed works again."""
 
@@ -303,7 +312,7 @@ class Ended(Base):
 AboutJoining = CoordinatorUnreachable | Joined | Reachable | NotReachable | LinkEmulated
 AboutMachine = NotCompiled | NotPinned
 AboutStage = Spare | Waiting | StageAssigned | Computing | Building | AboutMachine | StepDecided | HashMismatch
-AboutConnections = ConnectionLost | RelayFailed | RelayWorks | TroubleReported
+AboutConnections = ConnectionLost | LinkRelayed | RelayFailed | RelayWorks | TroubleReported
 AboutSnapshots = (
     PartFailed | PartUploaded | StoreNotReached | PartRefused | PartsNotDeleted | Prefetched | PrefetchFailed
 )
