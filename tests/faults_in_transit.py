@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from typing import Any
 
 from marks import first, mark
@@ -45,22 +46,18 @@ def lose_turn(patch: Any, stage: int, step: int) -> None:
 
 def damage_bytes(patch: Any, after: int) -> None:
     """Every link goes through the coordinator, which changes one bit of one, once, after that many bytes."""
-    from protomodels_cli.wire import splice
+    from protomodels_cli.wire.splice import Pump
 
-    class Damaged:
-        def __init__(self, reader: Any):
-            self._reader, self._passed = reader, 0
+    receive, passed = Pump.data_received, Counter[Pump]()
 
-        async def read(self, most: int) -> bytes:
-            chunk = await self._reader.read(most)
-            self._passed += len(chunk)
-            if chunk and self._passed > after and first():
-                mark(after=after)
-                chunk = bytes([chunk[0] ^ 1]) + chunk[1:]
-            return bytes(chunk)
+    def damaged(self: Pump, data: bytes) -> None:
+        passed[self] += len(data)
+        if passed[self] > after and first():
+            mark(after=after)
+            data = bytes([data[0] ^ 1]) + data[1:]
+        receive(self, data)
 
-    pump = splice._pump
-    patch.setattr(splice, "_pump", lambda reader, *rest: pump(Damaged(reader), *rest))
+    patch.setattr(Pump, "data_received", damaged)
     unreachable(patch)
 
 

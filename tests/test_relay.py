@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 import socket
 import ssl
@@ -182,9 +183,9 @@ async def test_nobody_is_connected_to_someone_who_has_left(authority, rudely):
         assert error.value.kind == "other_peer_missing"
 
 
-@in_loop
-async def test_splice_does_not_wait_for_the_dead(monkeypatch):
-    """One side has finished and the other says nothing and does not leave: that ends after a while."""
+@contextlib.asynccontextmanager
+async def two_connections(*says):
+    """Near ends and far ends of two connections, over which this was said from near."""
     ends = asyncio.Queue()
 
     async def hand_over(reader, writer):
@@ -192,18 +193,70 @@ async def test_splice_does_not_wait_for_the_dead(monkeypatch):
         await asyncio.sleep(60)
 
     async with a_server(hand_over) as port:
-        monkeypatch.setattr("protomodels_cli.wire.splice.LINGER_SECONDS", 0.2)
-        a = await dial(port, b"12345")
-        a_far = await ends.get()
-        b = await dial(port, b"123")
-        b_far = await ends.get()
-        splicing = asyncio.create_task(splice(a_far, b_far))
+        pairs = [(await dial(port, first), await ends.get()) for first in says]
+        yield [near for near, _ in pairs], [far for _, far in pairs]
+
+
+@in_loop
+async def test_splice_does_not_wait_for_the_dead(monkeypatch):
+    """One side has finished and the other says nothing and does not leave: that ends after a while."""
+    monkeypatch.setattr("protomodels_cli.wire.splice.LINGER_SECONDS", 0.2)
+    async with two_connections(b"12345", b"123") as ((a, b), far):
+        splicing = asyncio.create_task(splice(*far))
         assert await b[0].readexactly(5) == b"12345"
         a[1].write_eof()
         assert await b[0].read() == b""
         await asyncio.wait_for(splicing, 5)
         assert await a[0].read() == b"123"
         assert await to_the_end(b[0]) == b""
+
+
+@in_loop
+async def test_what_was_said_and_ended_before_a_splice_goes_through_it():
+    async with two_connections(b"the first two and the rest", b"") as ((a, b), far):
+        a[1].write_eof()
+        reader = far[0][0]
+        assert await reader.readexactly(9) == b"the first"
+        await until(lambda: reader._eof)
+        splicing = asyncio.create_task(splice(*far))
+        assert await b[0].read() == b" two and the rest"
+        b[1].write(b"an answer")
+        b[1].write_eof()
+        assert await a[0].read() == b"an answer"
+        await asyncio.wait_for(splicing, 5)
+
+
+@pytest.mark.parametrize("broken", ["reset before", "cut off before", "reset later"])
+@in_loop
+async def test_a_connection_that_breaks_ends_a_splice_at_once_whichever_way_has_ended(broken):
+    async with two_connections(b"", b"") as ((a, b), far):
+        splicing = asyncio.create_task(splice(*far)) if broken == "reset later" else None
+        if splicing:
+            b[1].write_eof()
+            assert await a[0].read() == b""
+        b[1].get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        (far if broken == "cut off before" else (a, b))[1][1].transport.abort()
+        if splicing:
+            a[1].write(b"to nobody")
+        else:
+            await until(lambda: far[1][1].is_closing())
+            await asyncio.sleep(0.01)  # until all have been told
+        await asyncio.wait_for(splicing or splice(*far), 2)
+        assert await to_the_end(a[0]) == b""
+
+
+@in_loop
+async def test_bytes_pass_a_splice_without_a_task_for_either_direction():
+    """What two tasks for each of a thousand idle peers cost kept decisions waiting."""
+    async with two_connections(b"", b"") as ((a, b), far):
+        tasks = len(asyncio.all_tasks())
+        splicing = asyncio.create_task(splice(*far))
+        for near, other in ((a, b), (b, a)):
+            near[1].write(b"12345")
+            assert await other[0].readexactly(5) == b"12345"
+        assert len(asyncio.all_tasks()) == tasks + 1
+        splicing.cancel()
+        assert await to_the_end(a[0]) == b""
 
 
 @in_loop
