@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 
 DEFAULT_PORT = 7420
 MOST_INHERITED = 3  # addresses of earlier coordinators that a link goes on naming, unless --also-at says which
+# When Python looks for garbage in cycles: objects, times among the youngest, times among those that survived once. Of
+# such garbage there are some ten objects a second; at Python's own 700, 10, 10 the objects of a thousand sessions are
+# looked through three times a second, and each time a decision waits for 5 to 200 ms.
+GARBAGE = 10_000, 5, 5
 
 
 def coordinator(
@@ -102,6 +106,7 @@ def coordinator(
     from protomodels_cli.wire.channels import bind_address, own_address
 
     gc.freeze()
+    gc.set_threshold(*GARBAGE)
     gc.enable()
     others = _addresses(also_at or [])
     base, given = Path() if spec_file is None else spec_file.parent, given_key(key)
