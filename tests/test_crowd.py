@@ -45,14 +45,24 @@ def test_heartbeats_of_a_crowd_are_spread_and_whoever_is_silent_is_given_up():
         lease, enrolled = 2.0, {f"p{i}": EnrolledPeer(0.0, stream=ControlStream()) for i in range(CROWD)}
         streams = {name: known.stream for name, known in enrolled.items() if known.stream is not None}
         streams["p500"].last_received -= lease
+        streams["p501"].last_sent = time.monotonic()
         watching = asyncio.create_task(watch(enrolled, lease, lambda peer, _: given_up.append(peer)))
         every = lease / HEARTBEATS
         await asyncio.sleep(every / 2)
         served = sum(not stream.outbox.empty() for stream in streams.values())
         assert CROWD / 5 < served < CROWD * 4 / 5, "all at once would keep a decision waiting"
         await asyncio.sleep(every * 0.6)
+        assert {name for name, stream in streams.items() if stream.outbox.empty()} == {"p500", "p501"}
+        assert set(given_up) == {"p500"}
+        for stream in streams.values():
+            while not stream.outbox.empty():
+                stream.outbox.get_nowait()
+        async with asyncio.timeout(5 * every):
+            while streams["p501"].outbox.empty():  # it has heard nothing since
+                await asyncio.sleep(every / 50)
         watching.cancel()
-        assert {name for name, stream in streams.items() if stream.outbox.empty()} == {"p500"} == set(given_up)
+        told = sum(not stream.outbox.empty() for stream in streams.values())
+        assert told < CROWD / 2, "others have heard something half as long ago"
 
     asyncio.run(story())
 

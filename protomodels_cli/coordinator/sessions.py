@@ -25,6 +25,7 @@ MOST_UNTAKEN = 1000  # events of one peer that may wait for the machine; then no
 UNTAKEN_SECONDS = 0.05  # until the next look
 FOR_OTHERS = 1000  # messages that may wait for a peer beside its token ids
 FEEDS = 4  # times the token ids of a step, the next step and an evaluation: generations may follow each other quickly
+QUIET = 1.5  # times a peer's own interval without a word to it: at the next look it is sent a heartbeat
 TURNS = 50  # in which all streams are looked after
 CLOSE_SECONDS = 2.0  # for a peer that was dismissed to read why
 
@@ -42,18 +43,20 @@ class ControlStream:
     address: str = ""  # where the peer is
     outbox: asyncio.Queue[pb.CoordinatorMessage | None] = field(default_factory=asyncio.Queue)  # None: the end
     sent: int = 0  # messages
+    last_sent: float = 0.0
     last_received: float = field(default_factory=time.monotonic)
     serving: asyncio.Task[object] | None = None  # what ends with it
     refused: bool = False  # the machine was told that this peer says or leaves too much: it is heard no more
 
     def send(self, message: pb.CoordinatorMessage) -> None:
         self.sent += 1
-        message.number = self.sent
+        message.number, self.last_sent = self.sent, time.monotonic()
         self.outbox.put_nowait(message)
 
     def beat(self) -> None:
         """Unless something else waits to be sent, which says as much."""
         if self.outbox.empty():
+            self.last_sent = time.monotonic()
             self.outbox.put_nowait(pb.CoordinatorMessage(number=self.sent, heartbeat=pb.Heartbeat()))
 
     def end(self) -> None:
@@ -110,7 +113,9 @@ async def watch(
     enrolled: Mapping[str, EnrolledPeer], lease: float, give_up: Callable[[str, ControlStream], None]
 ) -> None:
     """Look after every stream five times a lease, a few at a time: a thousand heartbeats at once would keep a decision
-    waiting. Whoever sent none for four fifths of a lease is given up: at the next look the whole lease may be over."""
+    waiting. Whoever sent none for four fifths of a lease is given up: at the next look the whole lease may be over.
+    Peers wait longer for the coordinator: it sends half as many as they do, and none to whoever it has just told
+    something."""
     every = lease / HEARTBEATS
     began = before = time.monotonic()
     while True:
@@ -130,5 +135,5 @@ async def watch(
                     continue
                 if now - stream.last_received > lease - every:
                     give_up(peer, stream)
-                else:
+                elif now - stream.last_sent > QUIET * every:
                     stream.beat()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import socket
 
-HEARTBEATS = 5  # that each side sends in a lease
+HEARTBEATS = 5  # that a peer sends in a lease, and times that the coordinator looks whether it owes one
 PIECE = 1 << 20  # bytes of a larger whole that one message carries; gRPC's own limit for a message is 4 MiB
 MOST_FROM_COORDINATOR = 256 << 20  # a basis comes in one message; a peer trusts its coordinator that far
 
