@@ -1,7 +1,7 @@
 """What a crowd costs the coordinator: a real one, and light peers that join, send heartbeats, hold stages and leave.
 
-The same is measured with a few peers first: what the crowd adds is the difference. All processes share this machine;
-what is said of the coordinator's processor time and memory is its own alone.
+The same is measured with a few peers first: what the crowd adds is the difference. All processes share this machine,
+and the peers' make way for the coordinator; what is said of its processor time and memory is its own alone.
 """
 
 from __future__ import annotations
