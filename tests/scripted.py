@@ -30,6 +30,7 @@ from protomodels_cli.coordinator.state import Peer
 from protomodels_cli.model.basis import basis_to_bytes, initial_basis
 from protomodels_cli.protocol.parts import Part
 from protomodels_cli.spec import RunSpec
+from protomodels_cli.spec.cut import layers_per_stage
 from protomodels_cli.wire.parts import part_message
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.pb import pmtrain_pb2_grpc as rpc
@@ -84,6 +85,8 @@ def answer_of(event: ev.Event) -> Answer:
             return "snapshot lost", generation, lineage, step
         case ev.Prefetched(_, part):
             return "fetched", *part.snapshot, part.stage
+        case ev.Ready(_, part):
+            return "ready", *part.snapshot, part.stage
         case _:
             return (type(event).__name__,)
 
@@ -159,6 +162,8 @@ def with_hashes(word: Any, sha256_of: Any) -> Any:
     if isinstance(word, Assignment) and word.mark.parts:
         mark = word.mark
         return replace(word, mark=replace(mark, parts=tuple(known(p).sha256 for p in mark.as_parts())))
+    if isinstance(word, ev.PrepareStage):
+        return replace(word, part=known(word.part))
     if isinstance(word, Keep):
         return replace(word, newest=tuple(map(known, word.newest)))
     return word
@@ -279,6 +284,11 @@ class RealPeer(rpc.PeeringServicer):
                 return [{"basis": pb.NewBasis(basis=self._basis(version))}]
             case Assignment():
                 return [{"assignment": self._assignment(word)}]
+            case ev.PrepareStage(_, part):
+                restore = pb.Restore(lineage=part.lineage, step=part.step, sha256=part.sha256)
+                layers = layers_per_stage(self.spec)
+                prepare = pb.Assignment(stage=part.stage, layers_per_stage=layers, step=part.step, restore=restore)
+                return [{"prepare": prepare}]
             case Turn():
                 return [*self._feeds(word), {"turn": self._turn(word)}]
         raise AssertionError(word)

@@ -98,10 +98,9 @@ class CoordinatorProcess:
 
     def _is_whole(self, lost: ev.SnapshotLost) -> bool:
         """Looks for itself, as the shell does."""
-        history = self.state.history
-        if lost.peer not in history.holders:
+        history, stage = self.state.history, self.state.stage_to_build(lost.peer, lost.generation)
+        if stage is None:
             return True
-        stage = history.holders.index(lost.peer)
         mark = next((m for m in history.snapshots if (m.lineage, m.step) == (lost.lineage, lost.step)), None)
         if (lost.lineage, lost.step) == (0, 0) and mark and mark.parts:
             self._first_part(stage)  # it is cut again
@@ -144,7 +143,7 @@ class CoordinatorProcess:
                     self._say(peer, keep)
             case ev.CutCheckpoint(layers):
                 self.world.after(self.world.random.uniform(0.0, 5.0), lambda: self._cut(layers))
-            case ev.Dismiss(peer) | ev.MakeSpare(peer) | ev.Wait(peer) | ev.FetchPart(peer):
+            case ev.Dismiss(peer) | ev.MakeSpare(peer) | ev.Wait(peer) | ev.PrepareStage(peer):
                 self._say(peer, command)
             case ev.Tell(notice):
                 self.world.trace(sentence(notice))

@@ -43,7 +43,8 @@ class Process:
         self.uploads: dict[tuple[int, int, int], PartFile] = {}
         self.failed: dict[tuple[int, int], int] = {}  # snapshots for which it could not write the part of its stage
         self.is_spare = False
-        self.asked: Part | None = None  # to be fetched
+        self.preparing: Part | None = None  # whose stage it was told to build
+        self.built: tuple[Part, str, tuple[int, str]] | None = None  # … and has: its numbers and basis
         self.newest: tuple[Part, ...] = ()  # all parts of the newest complete snapshot
         self.redial()
 
@@ -117,7 +118,7 @@ class Process:
         self.world.to_coordinator(self, event)
 
     def _makespare(self, word: ev.MakeSpare) -> None:
-        self.memory = self.assigned = None
+        self.memory = self.assigned = self.preparing = self.built = None
         self.is_spare = True
         self._fetch_ahead()
 
@@ -143,9 +144,48 @@ class Process:
         self.newest = word.newest
         self._fetch_ahead()
 
-    def _fetchpart(self, word: ev.FetchPart) -> None:
-        self.asked = word.part
-        self.soon(lambda: self._fetch(word.part), 0.1, 3.0)
+    def _preparestage(self, word: ev.PrepareStage) -> None:
+        if self.memory is not None or self.assigned is not None:
+            return
+        self.preparing, self.built = word.part, None
+        self.soon(lambda: self._prepare(word.part), 0.1, 3.0)
+
+    def _prepare(self, wanted: Part) -> None:
+        if self.preparing != wanted:
+            return  # dropped, or assigned since
+        had = (*wanted.snapshot, wanted.stage) in self.home.disk
+        found = self._read(wanted, 0)
+        if found is None:
+            return
+        if wanted.sha256 and not had:
+            self.tell(ev.Prefetched(self.id, wanted))
+
+        def build() -> None:
+            if self.preparing == wanted:
+                self.built = wanted, *found
+                self.tell(ev.Ready(self.id, wanted))
+
+        self.soon(build, 0.05, 0.5)
+
+    def _read(self, wanted: Part, generation: int) -> tuple[str, tuple[int, str]] | None:
+        """Numbers and basis to build a stage from; none where they cannot be had, which it says."""
+        if not wanted.sha256:
+            return digest("seed", wanted.stage), (0, self.world.disk.first.basis_sha256)
+        key = (*wanted.snapshot, wanted.stage)
+        part = self.home.disk.get(key)
+        if self.world.random.random() < self.world.loss:  # its own disk, or memory
+            self.tell(ev.SnapshotLost(self.id, generation, *wanted.snapshot, "not to be read"))
+            return None
+        if part is None or part.spoilt or part.sha256 != wanted.sha256:
+            part = self.world.fetch(self, key)
+            if part is None:
+                self.redial_if_lost()
+                return None
+            if part.spoilt or part.sha256 != wanted.sha256:
+                self.tell(ev.SnapshotLost(self.id, generation, *wanted.snapshot, "damaged"))
+                return None
+            self.home.disk[key] = part
+        return part.numbers, part.basis
 
     def _fetch_ahead(self) -> None:
         if self.world.spec.snapshots.warm_spares and self.is_spare:
@@ -154,7 +194,7 @@ class Process:
 
     def _fetch(self, wanted: Part) -> None:
         key = (*wanted.snapshot, wanted.stage)
-        if self.is_spare and (wanted in self.newest or wanted == self.asked) and key not in self.home.disk:
+        if self.is_spare and wanted in self.newest and key not in self.home.disk:
             part = self.world.fetch(self, key)
             if part is not None and not part.spoilt and part.sha256 == wanted.sha256:
                 self.home.disk[key] = part
@@ -167,7 +207,7 @@ class Process:
         m.frames = {"forward": deque(), "backward": deque()}
 
     def _assignment(self, word: Assignment) -> None:
-        self.assigned, self.is_spare = word, False
+        self.assigned, self.is_spare, self.preparing = word, False, None
         if word.reuse:
             m = self.memory
             assert m is not None, "told to reuse what it does not have"
@@ -186,24 +226,12 @@ class Process:
     def _restore(self, word: Assignment) -> None:
         if self.assigned is not word:
             return  # another assignment was given since
-        mark = word.mark
-        numbers, basis = digest("seed", word.stage), (0, mark.basis_sha256)
-        if mark.parts:
-            key = (mark.lineage, mark.step, word.stage)
-            part = self.home.disk.get(key)
-            if self.world.random.random() < self.world.loss:  # its own disk, or memory
-                self.tell(ev.SnapshotLost(self.id, word.generation, mark.lineage, mark.step, "not to be read"))
-                return
-            if part is None or part.spoilt or part.sha256 != mark.parts[word.stage]:
-                part = self.world.fetch(self, key)
-                if part is None:
-                    self.redial_if_lost()
-                    return
-                if part.spoilt or part.sha256 != mark.parts[word.stage]:
-                    self.tell(ev.SnapshotLost(self.id, word.generation, mark.lineage, mark.step, "damaged"))
-                    return
-                self.home.disk[key] = part
-            numbers, basis = part.numbers, part.basis
+        mark, (built, self.built) = word.mark, (self.built, None)
+        wanted = Part(mark.lineage, mark.step, word.stage, mark.parts[word.stage] if mark.parts else "")
+        found = built[1:] if built is not None and built[0] == wanted else self._read(wanted, word.generation)
+        if found is None:
+            return
+        numbers, basis = found
         self.memory = StageMemory(word.lineage, word.stage, word.layers, mark.step, numbers, basis, word.generation)
         self._built(word)
 

@@ -13,9 +13,10 @@ from machine_bench import SILENT, Bench, holding, peer, to_step, told
 
 from protomodels_cli.coordinator import events as ev
 from protomodels_cli.coordinator import notices, reasons
-from protomodels_cli.coordinator.absences import LEAST_FETCH
-from protomodels_cli.coordinator.history import Placed, RolledBack
+from protomodels_cli.coordinator.history import Forgot, Placed, RolledBack
+from protomodels_cli.coordinator.readiness import LEAST
 from protomodels_cli.coordinator.recovery import FETCH_AFTER, Costs, decide, patience
+from protomodels_cli.wire.troubles import OutOfMemory
 
 LEASE = 5.0
 
@@ -85,30 +86,91 @@ def test_a_silent_holder_that_comes_back_goes_on_where_it_was():
     assert (b.state.history.redone, b.state.history.generation) == (0, generation)
 
 
-def test_one_that_does_not_come_back_is_replaced_when_waiting_has_cost_as_much_and_its_part_is_there():
+def test_one_that_does_not_come_back_is_replaced_when_waiting_has_cost_as_much_and_its_stage_is_built():
     b = a_run()
     gone, before = b.state.history.holders[0], len(b.records)
     b.tell(ev.Left(gone, SILENT))
     wanted = b.state.history.newest.as_parts()[0]
-    assert ev.FetchPart("p2", wanted) in b.tell(ev.Tick())
-    assert not any(isinstance(c, ev.FetchPart) for c in b.tell(ev.Tick())), "once"
+    assert ev.PrepareStage("p2", wanted) in b.tell(ev.Tick())
+    assert not any(isinstance(c, ev.PrepareStage) for c in b.tell(ev.Tick())), "once"
     b.now += 50.0
     b.tell(ev.Tick())
-    assert b.state.history.holders[0] == gone, "nobody could take over yet"
     b.tell(ev.Prefetched("p2", wanted))
+    assert b.records[before:] == [], "the stage is not built yet, and that may fail"
+    b.tell(ev.Ready("p2", replace(wanted, stage=1)))
+    assert b.records[before:] == [], "another stage"
+    commands = b.tell(ev.Ready("p2", wanted))
     assert [type(r) for r in b.records[before:]] == [RolledBack, Placed]
     assert b.state.history.holders[0] == "p2"
+    assert [c.peer for c in commands if isinstance(c, ev.AssignStage) and not c.reuse] == list(b.state.history.holders)
+    assert b.state.pace.build == pytest.approx(0.2), "from the part on its disk to its word"
+    b.finish()
+    assert not b.state.preparing
+
+
+def test_a_holder_that_comes_back_before_its_time_is_up_finds_its_stage_though_another_has_built_it():
+    b = a_run()
+    gone, generation = b.state.history.holders[0], b.state.history.generation
+    b.state = replace(b.state, step_seconds=(100.0,) * 5)
+    b.tell(ev.Left(gone, SILENT))
+    b.now += 30.0
+    [asked] = [c for c in b.tell(ev.Tick()) if isinstance(c, ev.PrepareStage)]
+    assert told(b.tell(ev.Ready(asked.peer, asked.part)), notices.StagePrepared)
+    assert b.state.history.generation == generation
+    back = replace(peer(int(gone[1:])), holding=holding(b, 0, generation=generation))
+    commands = b.tell(ev.Joined(back))
+    assert ev.GoOn(gone) in commands
+    assert ev.MakeSpare(asked.peer, reasons.AllStagesHeld(2)) in commands, "it drops what it has built"
+    assert not b.state.preparing
+    b.finish()
+    assert (b.state.history.redone, b.state.history.generation) == (0, generation)
+
+
+def test_a_spare_that_cannot_build_costs_nothing_and_the_next_is_asked():
+    b = a_run()
+    b.join(3)
+    gone, before = b.state.history.holders[0], len(b.records)
+    b.tell(ev.Left(gone, SILENT))
+    [first] = [c for c in b.tell(ev.Tick()) if isinstance(c, ev.PrepareStage)]
+    b.tell(ev.Trouble(first.peer, reasons.PeerReport(OutOfMemory("no room"))))
+    [second] = [c for c in b.tell(ev.Tick()) if isinstance(c, ev.PrepareStage)]
+    assert {first.peer, second.peer} == {"p2", "p3"}
+    assert b.records[before:] == []
+    b.now += 50.0
+    b.tell(ev.Ready(second.peer, second.part))
+    assert b.state.history.holders[0] == second.peer
     b.finish()
 
 
-def test_a_fetch_that_never_ends_is_not_waited_for():
+def test_a_snapshot_that_no_spare_can_build_from_gives_way_to_the_one_before_and_nothing_is_rolled_back_yet():
+    b = a_run(interval=2)
+    gone, before, newest = b.state.history.holders[0], len(b.records), b.state.history.newest
+    b.tell(ev.Left(gone, SILENT))
+    [first] = [c for c in b.tell(ev.Tick()) if isinstance(c, ev.PrepareStage)]
+    b.tell(ev.SnapshotLost("p2", 0, *newest.key, "not a number"))
+    assert b.records[before:] == [Forgot(*newest.key, unusable=True)]
+    [second] = [c for c in b.tell(ev.Tick()) if isinstance(c, ev.PrepareStage)]
+    assert (second.peer, second.part.step) == ("p2", first.part.step - 2)
+    b.tell(ev.SnapshotLost("p2", 0, *second.part.snapshot, "its own disk", whole_here=True))
+    assert "p2" not in b.state.peers
+    back = replace(peer(int(gone[1:])), holding=holding(b, 0, generation=b.state.history.generation))
+    b.tell(ev.Joined(back))
+    b.finish()
+    assert b.state.history.redone == 0
+
+
+def test_whoever_is_late_comes_after_the_others_and_both_go_on():
     b = a_run()
+    b.join(3)
     gone = b.state.history.holders[0]
     b.tell(ev.Left(gone, SILENT))
-    b.tell(ev.Tick())
-    b.now += LEAST_FETCH
-    b.tell(ev.Tick())
-    assert b.state.history.holders[0] == "p2"
+    [first] = [c for c in b.tell(ev.Tick()) if isinstance(c, ev.PrepareStage)]
+    b.now += LEAST
+    [second] = [c for c in b.tell(ev.Tick()) if isinstance(c, ev.PrepareStage)]
+    assert second.peer != first.peer
+    commands = b.tell(ev.Ready(first.peer, first.part))
+    assert b.state.history.holders[0] == first.peer, "the first that is ready"
+    assert ev.MakeSpare(second.peer, reasons.AllStagesHeld(2)) in commands
     b.finish()
 
 

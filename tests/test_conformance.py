@@ -57,6 +57,10 @@ def keep(*complete: int, begun: tuple[int, ...] = (), newest: int | None = None)
     return Keep(frozenset((1, step) for step in complete) | pending, pending, parts)
 
 
+def prepare(step: int) -> ev.PrepareStage:
+    return ev.PrepareStage("p", Part(1, step, 0, "?"))
+
+
 def done(generation: int, task: int) -> Answer:
     return "done", generation, task
 
@@ -207,6 +211,38 @@ SCRIPTS: dict[str, list[tuple[Any, ...]]] = {
         (HangUp(), register(2)),
         (SPARE, ("fetched", 1, 2, 0)),
     ],
+    "a stage that is built ahead, and then assigned": [
+        *SAVED,
+        (keep(0),),
+        (SPARE,),
+        (prepare(2), ("fetched", 1, 2, 0), ("ready", 1, 2, 0)),
+        (assign(2, 6, step=2, restore=2), done(2, 6)),
+        (turn(2, 7, "step", 3), done(2, 7)),
+        (HangUp(), register(2, prepared=2, parts=(2,), generation=2), done(2, 7)),
+    ],
+    "a stage that is built ahead, and not needed": [
+        *SAVED,
+        (keep(0, 2),),
+        (SPARE,),
+        (prepare(2), ("ready", 1, 2, 0)),
+        (SPARE,),
+        (HangUp(), register(parts=(2,))),
+        (SPARE,),
+        (prepare(2), ("ready", 1, 2, 0)),
+        (HangUp(), register(parts=(2,))),
+        (assign(2, 6), done(2, 6)),
+        (turn(2, 7, "step", 1), done(2, 7)),
+    ],
+    "a stage that is told to be built ahead twice": [
+        *SAVED,
+        (keep(0, 2),),
+        (SPARE,),
+        (prepare(2), ("ready", 1, 2, 0)),
+        (prepare(2), ("ready", 1, 2, 0)),
+        (assign(2, 6, step=2, restore=2), done(2, 6)),
+    ],
+    "nothing to build ahead from": [(SPARE,), (prepare(4), ("snapshot lost", 0, 1, 4)), (SPARE,)],
+    "a holder builds nothing ahead": [*ONE_STEP, (prepare(2),), (turn(1, 4, "sync", 1, decided=1), done(1, 4))],
     "a disk that is full": [
         *TWO_STEPS,
         (DiskFull(True),),

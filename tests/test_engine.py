@@ -107,6 +107,27 @@ def test_what_came_for_an_old_generation_is_void(first_stage):
     assert posts.until(Message)[-1].step == 1
 
 
+def test_a_stage_that_was_built_ahead_is_not_built_again_and_any_other_is(first_stage):
+    engine, posts = first_stage
+
+    def build(generation: int, index: int = 0) -> StageWork:
+        part, assignment = slices(SPEC)[index], orders.Assignment(7, generation, 2, 0, 4, 0)
+        layout = [(torch.device("cpu"), part.layers)]
+        engine.order(orders.Build(assignment, SPEC, part, layout, None, None))
+        assert posts.until(orders.TaskReport)[-1].task == 7
+        assert engine._work is not None
+        return engine._work
+
+    in_a_generation = build(2)
+    assert build(3) is not in_a_generation, "it may have been trained since"
+    engine.order(orders.Drop())
+    ahead = build(-1)
+    assert build(4) is ahead
+    assert build(5) is not ahead
+    ahead = build(-2)
+    assert build(6, 1) is not ahead
+
+
 def test_it_can_be_seen_from_outside_whether_it_is_still_at_the_same_work(first_stage, monkeypatch):
     engine, _ = first_stage
     at_it, may_go = threading.Semaphore(0), threading.Semaphore(0)

@@ -151,6 +151,8 @@ def test_a_peer_that_is_stopped_for_longer_than_its_lease(scene, spares):
     s.wait_for(lambda: "no_heartbeat" in s.reasons("peer_lost"), "nobody noticed")
     if spares:
         s.wait_for(lambda: s.events("rolled_back"), "nobody took over")
+        kinds = [event["kind"] for event in s.events()]
+        assert kinds.index("stage_prepared") < kinds.index("rolled_back"), "not before the spare could take over"
     s.go_on()
     assert s.ends_well()["lineage"] == 1 + spares
 
@@ -184,6 +186,22 @@ def test_a_silent_holder_is_waited_for_while_that_costs_less_than_a_rollback(sce
     s.wait_for_fault("fail_at")
     s.wait_for(lambda: s.events("holder_away"), "nobody noticed")
     time.sleep(1.0)  # in all 3 s: longer than its lease, shorter than two
+    s.go_on()
+    summary = s.ends_well()
+    assert (summary["steps_redone"], summary["generations"]) == (0, 1)
+
+
+def test_a_spare_that_cannot_build_the_stage_of_a_silent_holder_costs_nothing(scene):
+    """Nothing is given up before a spare has built the stage: the holder comes back to it, minutes later if need be."""
+    s = scene(a_spec())
+    s.start(3, s.fail_at("forward", 1, 8, "SIGSTOP"))
+    s.wait_for_step(2)
+    s.join(3, fault={"kind": "cannot_build"})
+    s.wait_for_fault("fail_at")
+    s.wait_for(lambda: "peer_report" in s.reasons("peer_dismissed"), "it did not say so")
+    assert s.pool.peers[3].result()["reason"] == "out_of_memory"
+    s.peers.remove(3)
+    time.sleep(3.0)  # in all longer than two leases
     s.go_on()
     summary = s.ends_well()
     assert (summary["steps_redone"], summary["generations"]) == (0, 1)

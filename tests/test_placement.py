@@ -10,7 +10,8 @@ from conftest import make_spec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protomodels_cli.coordinator.placement import Offer, Placement, fill, place
+from protomodels_cli.coordinator.filling import fill
+from protomodels_cli.coordinator.placement import Offer, Placement, place
 from protomodels_cli.cost.memory import StageMemory
 from protomodels_cli.cost.units import unit_flops
 from protomodels_cli.facts import Fact
@@ -269,7 +270,7 @@ def test_many_peers_and_layers_are_placed_at_once(tight):
 
 
 @given(st.data())
-def test_empty_seats_are_filled_if_they_can_be_by_whoever_has_the_part_first(data):
+def test_empty_seats_are_filled_if_they_can_be_for_the_least_cost(data):
     """Against every way to seat them."""
     wire = {"forward": data.draw(st.sampled_from(["fp32", "int8+aqsgd"]))}
     spec, layers = make_spec(stages=[1, 2, 1], wire=wire), (1, 2, 1)
@@ -280,19 +281,19 @@ def test_empty_seats_are_filled_if_they_can_be_by_whoever_has_the_part_first(dat
     hosts = st.sampled_from([None, *on_host, max(0, min(on_host) - 1)])
     offers = [Offer(f"p{i}", room, 1e9, data.draw(hosts)) for i, room in enumerate(rooms)]
     empty = data.draw(st.lists(st.integers(0, 2), unique=True, min_size=1).map(sorted))
-    has = data.draw(st.frozensets(st.tuples(st.sampled_from([o.peer for o in offers] or [""]), st.integers(0, 2))))
+    costs = {(o.peer, stage): data.draw(st.integers(0, 5)) for o in offers for stage in range(3)}
     ways = [
         seats
         for seats in permutations(offers, len(empty))
         if all(stages[stage].fits(offer) for offer, stage in zip(seats, empty, strict=True))
     ]
-    found = fill(spec, layers, empty, offers, lambda peer, stage: (peer, stage) in has)
+    found = fill(spec, layers, empty, offers, lambda peer, stage: float(costs[peer, stage]))
     assert isinstance(found, dict) == bool(ways)
     if isinstance(found, dict):
         seats = tuple(found[stage] for stage in empty)
         assert seats in [tuple(offer.peer for offer in way) for way in ways]
-        if any(all((o.peer, stage) in has for o, stage in zip(way, empty, strict=True)) for way in ways):
-            assert all((peer, stage) in has for peer, stage in zip(seats, empty, strict=True)), "all could be at home"
+        least = min(sum(costs[o.peer, stage] for o, stage in zip(way, empty, strict=True)) for way in ways)
+        assert sum(costs[peer, stage] for peer, stage in zip(seats, empty, strict=True)) == least
     else:
         assert {s.stage for s in found.stages} <= set(empty)
         assert all((s.need, s.on_host) == (needs[s.stage], on_host[s.stage]) for s in found.stages)

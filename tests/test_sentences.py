@@ -49,6 +49,10 @@ NOTICES: list[tuple[n.Notice, str]] = [
     (n.StagesAssigned(1, (4,), (r.Holder(0, "p1", "loft"),)), "generation 1: 1 stage of 4 layers, held by loft"),
     (n.StagesLinked(3), "generation 3: all stages are linked"),
     (
+        n.StagePrepared("p4", "attic", 2, 40),
+        "attic has built stage 2 from the snapshot at step 40, should the holder not come back",
+    ),
+    (
         n.Relinking("p2", "desk", 1, r.PeerReport(t.LinkBroken(2))),
         "trouble at desk (stage 1): the link to stage 2 broke; relinking all stages",
     ),

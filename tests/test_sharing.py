@@ -115,14 +115,14 @@ def test_a_lost_stage_goes_where_those_that_stay_leave_room(missing, fits):
     layers, _, together = holdings(spec, on_card(8, 1))
     peers = on_card(10, together - missing)  # of whom two are spares: one for the lost stage
     held = {stage: f"p{stage}" for stage in range(7)}
-    found = fill_on_cards(spec, layers, held, peers, lambda *_: False)
+    found = fill_on_cards(spec, layers, held, peers, lambda *_: 0.0)
     assert isinstance(found, dict) == fits
     if isinstance(found, dict):
         assert found.keys() == {7}
     else:
         assert isinstance(found, StagesWithoutPeer)
     elsewhere = [*peers, *on_card(1, together, first=10, card="y")]
-    assert fill_on_cards(spec, layers, held, elsewhere, lambda *_: False) == {7: "p10"}
+    assert fill_on_cards(spec, layers, held, elsewhere, lambda *_: 0.0) == {7: "p10"}
 
 
 def test_a_stage_that_fits_no_card_waits_for_one():

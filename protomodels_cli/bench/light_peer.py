@@ -152,6 +152,8 @@ class LightPeer:
                 self._assigned = None
             case "wait":
                 self._stop_working()
+            case "prepare":
+                self._prepare(message.prepare)
             case "assignment":
                 self._take_assignment(message.assignment)
             case "turn":
@@ -159,6 +161,12 @@ class LightPeer:
             case "dismissal":
                 if not self._over.done():
                     self._over.set_result(message.dismissal.exit_code)
+
+    def _prepare(self, assigned: pb.Assignment) -> None:
+        restore, control = assigned.restore, self._control
+        assert control is not None
+        part = pb.Part(lineage=restore.lineage, step=restore.step, stage=assigned.stage, sha256=restore.sha256)
+        control.send(ready=part)
 
     def _take_assignment(self, assigned: pb.Assignment) -> None:
         self._stop_working()

@@ -1,23 +1,22 @@
 """Holders that are away: their stage stays theirs, and their generation open, until going on without them costs less.
 
 A connection that was closed without a goodbye is a process that died, unless it comes back at once. A silent one is
-mostly a blip of somebody's line: recovery.py weighs what a rollback would cost against what waiting has cost.
+mostly a blip of somebody's line: recovery.py weighs what a rollback would cost against what waiting has cost. Meanwhile
+a spare fetches the part and builds the stage. Until it has, nothing is given up.
 """
 
 from __future__ import annotations
 
-import math
 import statistics
+from dataclasses import replace
 
-from protomodels_cli.coordinator import assigning, notices, reasons, recovery
-from protomodels_cli.coordinator.events import FetchPart
+from protomodels_cli.coordinator import assigning, notices, readiness, reasons, recovery
+from protomodels_cli.coordinator.events import KeepSnapshots, MakeSpare, PrepareStage, SnapshotLost
+from protomodels_cli.coordinator.history import Forgot
 from protomodels_cli.coordinator.moves import Moves
-from protomodels_cli.coordinator.state import Absence, State
-from protomodels_cli.cost.memory import StageMemory
-from protomodels_cli.spec.cut import spans
-
-FETCH_RATE = 10e6  # bytes a second that a part is expected to be fetched with: 80 Mbit/s
-TIMES, LEAST_FETCH = 3, 60.0  # so many times what is expected, and at least so many seconds, is a fetch waited for
+from protomodels_cli.coordinator.snapshots import policy
+from protomodels_cli.coordinator.state import Absence, Preparation, State
+from protomodels_cli.protocol.parts import Part
 
 
 def miss(moves: Moves, peer: str, why: reasons.Silence, absence: Absence) -> None:
@@ -40,12 +39,13 @@ def miss(moves: Moves, peer: str, why: reasons.Silence, absence: Absence) -> Non
 
 
 def weigh(moves: Moves) -> None:
-    """Stop waiting for those whose time is up; have parts fetched that may soon be needed."""
+    """Stop waiting for those whose time is up; have stages prepared that may soon be needed."""
     state = moves.state
     late = {peer for peer, absence in state.absent.items() if _is_late(moves, peer, absence)}
     if late:
         moves.set(absent={p: absence for p, absence in state.absent.items() if p not in late})
         assigning.regroup(moves)
+    _stand_down(moves)
 
 
 def _is_late(moves: Moves, peer: str, absence: Absence) -> bool:
@@ -55,26 +55,77 @@ def _is_late(moves: Moves, peer: str, absence: Absence) -> bool:
     if peer not in state.history.holders:
         return True  # another has its stage
     stage = state.history.holders.index(peer)
-    successor = _successor(state, stage)
+    successor = _successor(moves, stage)
     if successor is None:
         return False  # nobody could take over: waiting is all there is
-    parts, price = state.history.newest.as_parts(), costs(state, peer)
-    asked = moves.state.fetching.get((successor, stage), math.inf)
-    ready = not parts or parts[stage] in state.peers[successor].parts
-    ready = ready or moves.now - asked > max(LEAST_FETCH, TIMES * price.fetch)  # assigned the stage, it will say why
+    part, preparation = readiness.wanted(state.history, stage), state.preparing.get(successor)
+    asked = preparation is not None and preparation.part == part
+    ready = asked and preparation is not None and preparation.ready
     away, lease = moves.now - absence.since, state.spec.limits.lease_seconds
-    action = recovery.decide(price, away, state.returned.get(peer, 0.0), lease, ready)
-    if action == "fetch" and asked == math.inf:
-        moves.set(fetching={**moves.state.fetching, (successor, stage): moves.now})
-        moves.do(FetchPart(successor, parts[stage]))
+    action = recovery.decide(costs(state, peer), away, state.returned.get(peer, 0.0), lease, ready)
+    if action == "fetch" and not asked:
+        here = moves.now if not part.sha256 or part in state.peers[successor].parts else None
+        moves.set(preparing={**moves.state.preparing, successor: Preparation(part, moves.now, here)})
+        moves.do(PrepareStage(successor, part))
     return action == "replace"
 
 
-def _successor(state: State, stage: int) -> str | None:
+def _successor(moves: Moves, stage: int) -> str | None:
     """Who would hold this stage, if all that are absent were given up."""
-    held = {s: peer for peer, s in state.holds.items()}
-    found = assigning.fill(state, held)
+    held = {s: peer for peer, s in moves.state.holds.items()}
+    found = assigning.fill(moves.state, held, moves.now)
     return found.get(stage) if isinstance(found, dict) else None
+
+
+def _stand_down(moves: Moves) -> None:
+    """Who prepares a stage whose holder is back drops what it has, and stays a spare."""
+    state = moves.state
+    if not state.placed or not state.preparing:
+        return
+    absent = set(state.absent_stages)
+    done = [
+        peer
+        for peer, preparation in state.preparing.items()
+        if preparation.part.stage not in absent and state.stage_of(peer) is None
+    ]
+    moves.set(preparing={p: preparation for p, preparation in state.preparing.items() if p not in done})
+    moves.do(*(MakeSpare(peer, reasons.AllStagesHeld(state.stages)) for peer in done))
+
+
+def hear_fetched(moves: Moves, peer: str, part: Part) -> None:
+    policy.note_part(moves, peer, part)
+    state, preparation = moves.state, moves.state.preparing.get(peer)
+    if preparation is not None and preparation.part == part and preparation.here is None:
+        moves.set(preparing={**state.preparing, peer: replace(preparation, here=moves.now)})
+
+
+def hear_ready(moves: Moves, peer: str, part: Part) -> None:
+    state, preparation = moves.state, moves.state.preparing.get(peer)
+    if preparation is None or preparation.part != part or preparation.ready:
+        return
+    moves.set(preparing={**state.preparing, peer: replace(preparation, ready=True)})
+    took, since = moves.now - preparation.asked, preparation.here or preparation.asked
+    pace = replace(state.pace, build=moves.now - since)
+    moves.set(pace=replace(pace, restore=took) if since > preparation.asked else pace)
+    moves.tell(notices.StagePrepared(peer, state.peers[peer].name, part.stage, part.step))
+
+
+def lose_snapshot(moves: Moves, event: SnapshotLost) -> bool:
+    """Whether it was a spare that cannot build its stage from the part: the snapshot is worth nothing, and the one
+    before it takes its place, should the run have to go back. If it is only the spare that cannot, it goes."""
+    state, history = moves.state, moves.state.history
+    preparation = state.preparing.get(event.peer)
+    if preparation is None or preparation.part.snapshot != (event.lineage, event.step):
+        return False
+    if state.stage_of(event.peer) is not None:
+        return False  # it was assigned the stage since
+    if event.whole_here:
+        assigning.dismiss(moves, reasons.PartUnreadable(event.step), event.peer)
+    elif (event.lineage, event.step) in [mark.key for mark in history.snapshots[1:]]:
+        moves.tell(notices.SnapshotUnusable(event.step, event.why))
+        moves.record(Forgot(event.lineage, event.step, unusable=True))
+        moves.do(KeepSnapshots())
+    return True
 
 
 def costs(state: State, peer: str) -> recovery.Costs:
@@ -84,6 +135,5 @@ def costs(state: State, peer: str) -> recovery.Costs:
     under_way = 0.0
     if state.placed and task is not None and task.kind == "step":
         under_way = max(0.0, min(a.since for a in state.absent.values()) - task.started) if state.absent else 0.0
-    span = spans(history.layers)[stage]
-    size = StageMemory(state.spec).saved(span.start, span.stop)
-    return recovery.Costs((history.step - history.newest.step) * usual + under_way, size / FETCH_RATE)
+    redo = (history.step - history.newest.step) * usual + under_way
+    return recovery.Costs(redo, readiness.fetch_seconds(state, stage) + readiness.build_seconds(state))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from protomodels_cli.coordinator import notices, reasons
+from protomodels_cli.coordinator import notices, readiness, reasons
 from protomodels_cli.coordinator.events import (
     AssignStage,
     CheckpointCut,
@@ -109,6 +109,7 @@ def part_with(moves: Moves, gone: Mapping[str, reasons.Loss]) -> bool:
         peers={i: p for i, p in state.peers.items() if i not in gone},
         holds={i: stage for i, stage in state.holds.items() if i not in gone},
         leaving=state.leaving - gone.keys(),
+        preparing={i: preparation for i, preparation in state.preparing.items() if i not in gone},
     )
     for peer in lost:
         moves.tell(_parting(peer, _stage(state, peer.id), gone[peer.id]))
@@ -160,7 +161,7 @@ def assign_again(moves: Moves, what: reasons.Complaint | reasons.PartUnreadable,
 
 def regroup(moves: Moves) -> None:
     """Assign the stages to the peers that are here, if they suffice; otherwise tell them what is missing."""
-    moves.set(placed=False, task=None, blocked=None, heard={}, took_basis=frozenset(), usage={}, fetching={})
+    moves.set(placed=False, task=None, blocked=None, heard={}, took_basis=frozenset(), usage={})
     history = moves.state.history
     if history.over:
         return
@@ -174,7 +175,7 @@ def regroup(moves: Moves) -> None:
     if absent and moves.state.absent and not must_go_back:
         _wait(moves, reasons.HoldersDisconnected(tuple(absent)))
         return
-    found = fill(moves.state, held)
+    found = fill(moves.state, held, moves.now)
     if not isinstance(found, dict):
         _wait(moves, found)
         return
@@ -183,23 +184,22 @@ def regroup(moves: Moves) -> None:
     _assign(moves, history.layers, {**held, **found})
 
 
-def fill(state: State, held: dict[int, str]) -> dict[int, str] | reasons.StagesWithoutPeer:
-    """Holders for the other stages, from the peers without a stage."""
-    wanted = dict(enumerate(state.history.newest.as_parts()))
+def fill(state: State, held: dict[int, str], now: float) -> dict[int, str] | reasons.StagesWithoutPeer:
+    """Holders for the other stages, from the peers without a stage: those who could go on the soonest."""
 
-    def has(peer: str, stage: int) -> bool:
-        return wanted.get(stage) in state.peers[peer].parts
+    def cost(peer: str, stage: int) -> float:
+        return readiness.seconds_left(state, peer, stage, now)
 
-    return fill_on_cards(state.spec, state.history.layers, held, state.peers.values(), has)
+    return fill_on_cards(state.spec, state.history.layers, held, state.peers.values(), cost)
 
 
-def is_replaceable(state: State, holder: str) -> bool:
+def is_replaceable(state: State, holder: str, now: float) -> bool:
     """Whether somebody who is here could hold its stage in its place."""
     if state.stands_still or holder not in state.history.holders:
         return False
     held = {stage: peer for stage, peer in enumerate(state.history.holders) if peer != holder}
     others = {i: peer for i, peer in state.peers.items() if i != holder}
-    return isinstance(fill(replace(state, peers=others), held), dict)
+    return isinstance(fill(replace(state, peers=others), held, now), dict)
 
 
 def roll_back(moves: Moves, mark: Mark, why: reasons.Rollback, answered: int = 0) -> None:
@@ -241,6 +241,7 @@ def _assign(moves: Moves, layers: tuple[int, ...], held: dict[int, str]) -> None
     for stage, peer in enumerate(holders):
         moves.do(AssignStage(peer, stage, task.number, peer in reuse))
     seated = set(holders)
+    moves.set(preparing={peer: preparation for peer, preparation in state.preparing.items() if peer in seated})
     for peer in state.peers:
         if peer not in seated:
             moves.do(MakeSpare(peer, reasons.AllStagesHeld(len(holders))))
@@ -266,9 +267,13 @@ def take_first_snapshot(moves: Moves, event: CheckpointCut) -> None:
 
 
 def _wait(moves: Moves, what: reasons.Missing) -> None:
+    """Who prepares a stage goes on with that: it may be wanted all the more."""
     moves.set(missing=what)
     for peer in moves.state.peers:
-        moves.do(Wait(peer, what) if peer in moves.state.holds else MakeSpare(peer, what))
+        if peer in moves.state.holds:
+            moves.do(Wait(peer, what))
+        elif peer not in moves.state.preparing:
+            moves.do(MakeSpare(peer, what))
 
 
 def lose_snapshot(moves: Moves, event: SnapshotLost) -> None:

@@ -44,7 +44,6 @@ from protomodels_cli.observe.notices import Teller
 from protomodels_cli.observe.progress import Progress
 from protomodels_cli.spec.load import with_absolute_paths
 from protomodels_cli.wire.join_link import Address, address
-from protomodels_cli.wire.parts import part_message
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 
 TICK = 0.5
@@ -96,7 +95,7 @@ class Coordinator:
         self._writing, self._books = ThreadPoolExecutor(1), contextlib.ExitStack()
         self._interrupted = asyncio.Event()
         self._hosts: list[str] = []  # at which peers may look for a coordinator
-        self._looked: dict[str, int] = {}  # the generation in which a peer's word on a part was last looked into
+        self._looked: dict[str, tuple[int, int]] = {}  # generation and step of a peer's part that was last looked into
         self._silent: dict[str, float] = {}  # when peers were lost that may still live
 
     def _beside_copies(self) -> dict[str, bytes]:
@@ -254,13 +253,13 @@ class Coordinator:
     async def _look_into(self, lost: events.SnapshotLost) -> None:
         """A peer cannot read its part of a snapshot, or build a stage from it. What is here decides: a peer's word
         costs nobody a snapshot, and is looked into once in a generation."""
-        stage, history = self.state.stage_of(lost.peer), self.state.history
+        history, stage = self.state.history, self.state.stage_to_build(lost.peer, lost.generation)
         mark = next((m for m in history.snapshots if m.key == (lost.lineage, lost.step)), None)
-        if stage is None or lost.generation != history.generation or mark is None or not mark.parts:
+        if stage is None or mark is None or not mark.parts:
             return
-        if self._looked.get(lost.peer) == lost.generation:
+        if self._looked.get(lost.peer) == (history.generation, lost.step):
             return
-        self._looked[lost.peer] = lost.generation
+        self._looked[lost.peer] = history.generation, lost.step
         whole, why = await self._upkeep.is_whole(mark, stage), lost.why
         if whole and (flaw := await flaw_of(self._uploads.unfit(mark, stage))):
             whole, why = False, flaw
@@ -360,8 +359,8 @@ class Coordinator:
                 self._dispatch.assign(self.state, command)
             case events.GoOn(peer):
                 self._dispatch.go_on(self.state, peer)
-            case events.FetchPart(peer, part):
-                self._service.send(peer, fetch=part_message(part))
+            case events.PrepareStage():
+                self._dispatch.prepare(self.state, command)
             case events.SendTurn(_, task):
                 if task is not None and task.kind == "step" and self._totals.saw_grant():
                     self._progress.start_clock()

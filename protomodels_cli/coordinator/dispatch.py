@@ -16,6 +16,7 @@ from protomodels_cli.coordinator.messages import (
     assignment_message,
     explanation,
     keep_message,
+    preparation_message,
     route_pair,
     turn_message,
 )
@@ -105,10 +106,7 @@ class Dispatch:
             self._fed = history.step
             self._renew_tickets(len(holders) - 1)
         assignment = assignment_message(state, stage, command.task, command.reuse)
-        if self._subspace is not None:
-            assignment.t_fixed.CopyFrom(self._subspace.table_message())
-            if not command.reuse and not history.newest.parts:
-                assignment.basis.CopyFrom(self._subspace.basis_message(0))
+        self._add_subspace(assignment, history)
         if stage > 0:
             pair = route_pair(holders[stage - 1], holders[stage], self._tickets[stage - 1], state.relay_all)
             assignment.previous.append(pair[1])
@@ -116,6 +114,18 @@ class Dispatch:
             pair = route_pair(holders[stage], holders[stage + 1], self._tickets[stage], state.relay_all)
             assignment.next.append(pair[0])
         self._service.send(command.peer, assignment=assignment)
+
+    def _add_subspace(self, assignment: pb.Assignment, history: History) -> None:
+        if self._subspace is not None:
+            assignment.t_fixed.CopyFrom(self._subspace.table_message())
+            if not assignment.reuse and not history.newest.parts:
+                assignment.basis.CopyFrom(self._subspace.basis_message(0))
+
+    def prepare(self, state: State, command: events.PrepareStage) -> None:
+        self._spares.pop(command.peer, None)  # whoever is told that it stays a spare drops what it has built
+        prepare = preparation_message(state, command.peer, command.part.stage)
+        self._add_subspace(prepare, state.history)
+        self._service.send(command.peer, prepare=prepare)
 
     def _renew_tickets(self, boundaries: int) -> None:
         door = self._service.door

@@ -135,6 +135,14 @@ class Prefetched:
 
 
 @dataclass(frozen=True)
+class Ready:
+    """A spare has built the stage of this part, as it was told to."""
+
+    peer: str
+    part: Part
+
+
+@dataclass(frozen=True)
 class PauseRun:
     pass
 
@@ -154,7 +162,7 @@ class Tick:
     room: int | None = None  # bytes that are free on the coordinator's disk; None: not known
 
 
-FromPeers = Joined | Left | Leaving | Trouble | Done | BasisTaken | SubspaceReported | SnapshotLost | Prefetched
+FromPeers = Joined | Left | Leaving | Trouble | Done | BasisTaken | SubspaceReported | SnapshotLost | Prefetched | Ready
 FromOwner = PauseRun | ResumeRun | StopRun
 Event = FromPeers | FromOwner | PartFailed | PartsArrived | SnapshotWhole | CheckpointCut | Tick
 
@@ -203,8 +211,9 @@ class GoOn:
 
 
 @dataclass(frozen=True)
-class FetchPart:
-    """To a spare: fetch this part, since it may soon be asked to hold that stage; Prefetched follows."""
+class PrepareStage:
+    """To a spare: fetch this part and build its stage, which it may soon be asked to hold; Prefetched follows where it
+    had to be fetched, then Ready. A part without a hash: build it from the seed."""
 
     peer: str
     part: Part
@@ -256,5 +265,5 @@ class Quit:
     """End the coordinator's process; `pmtrain coordinator --resume` continues the run."""
 
 
-ToPeers = AssignStage | MakeSpare | Wait | GoOn | FetchPart | SendTurn | SendBasis | Dismiss
+ToPeers = AssignStage | MakeSpare | Wait | GoOn | PrepareStage | SendTurn | SendBasis | Dismiss
 Command = ToPeers | CutCheckpoint | KeepSnapshots | WriteRow | Tell | Quit

@@ -25,6 +25,7 @@ from protomodels_cli.coordinator.events import (
     PauseRun,
     Prefetched,
     Quit,
+    Ready,
     ResumeRun,
     SendBasis,
     SendTurn,
@@ -130,9 +131,12 @@ def _take(moves: Moves, event: Event) -> None:
         case CheckpointCut():
             assigning.take_first_snapshot(moves, event)
         case SnapshotLost():
-            assigning.lose_snapshot(moves, event)
+            if not absences.lose_snapshot(moves, event):
+                assigning.lose_snapshot(moves, event)
         case Prefetched(peer_id, part):
-            policy.note_part(moves, peer_id, part)
+            absences.hear_fetched(moves, peer_id, part)
+        case Ready(peer_id, part):
+            absences.hear_ready(moves, peer_id, part)
             absences.weigh(moves)
         case PauseRun():
             if state.history.paused is None:
@@ -197,9 +201,10 @@ def _hear(moves: Moves, task: Task, stage: int, report: Report) -> None:
     moves.set(heard={**state.heard, stage: report})
     if task.kind == "build":
         peer, newest = state.history.holders[stage], state.history.newest
-        if peer not in state.holds:
+        if peer not in state.holds and peer not in state.preparing:
             policy.note_built(moves, peer, stage, moves.now - task.started)
-        moves.set(holds={**moves.state.holds, peer: stage})
+        others = {p: preparation for p, preparation in state.preparing.items() if p != peer}
+        moves.set(holds={**moves.state.holds, peer: stage}, preparing=others)
         if newest.parts and newest.step == state.history.step:
             policy.note_part(moves, peer, newest.as_parts()[stage])
     if task.kind == "step":

@@ -70,6 +70,8 @@ def event_of(peer: str, message: pb.PeerMessage, spec: RunSpec) -> events.Event 
             return events.SnapshotLost(peer, lost.generation, lost.lineage, lost.step, clean(lost.why))
         case "prefetched":
             return events.Prefetched(peer, part_of(message.prefetched))
+        case "ready":
+            return events.Ready(peer, part_of(message.ready))
         case _:
             return None
 
@@ -165,6 +167,21 @@ def assignment_message(state: State, stage: int, task: int, reuse: bool) -> pb.A
         mark = history.newest
         assignment.restore.CopyFrom(pb.Restore(lineage=mark.lineage, step=mark.step, sha256=mark.parts[stage]))
     return assignment
+
+
+def preparation_message(state: State, peer: str, stage: int) -> pb.Assignment:
+    """What this peer would be assigned, had the run gone back to its newest snapshot for it. Without a basis."""
+    history, mark = state.history, state.history.newest
+    holders = [peer if i == stage else holder for i, holder in enumerate(history.holders)]
+    prepare = pb.Assignment(
+        stage=stage,
+        layers_per_stage=history.layers,
+        step=mark.step,
+        memory=share_of(state.spec, state.peers, history.layers, holders, stage),
+    )
+    if mark.parts:
+        prepare.restore.CopyFrom(pb.Restore(lineage=mark.lineage, step=mark.step, sha256=mark.parts[stage]))
+    return prepare
 
 
 def explanation(command: events.MakeSpare | events.Wait | events.Dismiss) -> dict[str, Any]:

@@ -93,6 +93,17 @@ class StagesLinked(Base):
 
 
 @dataclass(frozen=True)
+class StagePrepared(Base):
+    """A spare has built a stage, in case its silent holder does not come back."""
+
+    peer: str
+    name: str
+    stage: int
+    step: int  # of the snapshot that it is built from; 0: the beginning
+    kind: Literal["stage_prepared"] = "stage_prepared"
+
+
+@dataclass(frozen=True)
 class Relinking(Base):
     """A holder has trouble, which a new generation may cure."""
 
@@ -380,7 +391,7 @@ class JournalRebuilt(Base):
 
 
 AboutPeers = PeerJoined | PeerReturned | PeerLost | HolderAway | PeerLeft | PeerDismissed
-AboutStages = StagesAssigned | StagesLinked | Relinking | Stalled | RelayingAll | RolledBack
+AboutStages = StagesAssigned | StagesLinked | StagePrepared | Relinking | Stalled | RelayingAll | RolledBack
 AboutSnapshots = (
     SnapshotComplete | CheckpointCut | SnapshotSkipped | SnapshotWithoutRoom | SnapshotFailed | SnapshotUnusable
 )

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
@@ -23,7 +23,7 @@ from typing import Literal
 
 import numpy as np
 
-from protomodels_cli.coordinator import no_placement, reasons
+from protomodels_cli.coordinator import no_placement
 from protomodels_cli.cost.activations import Computation
 from protomodels_cli.cost.memory import StageMemory, stage_memory
 from protomodels_cli.cost.units import unit_flops
@@ -74,45 +74,6 @@ def place(spec: RunSpec, offers: Sequence[Offer]) -> Placement | no_placement.No
     return found if isinstance(found, Placement) else replace(found, unusable=len(offers) - len(usable))
 
 
-def fill(
-    spec: RunSpec, layers: Sequence[int], empty: Sequence[int], offers: Sequence[Offer], has: Callable[[str, int], bool]
-) -> dict[int, str] | reasons.StagesWithoutPeer:
-    """A peer for each empty stage of a cut that stands, or what is missing.
-
-    Whoever `has` a stage's part on its disk is asked first, then whoever joined first; but all stages get a peer if
-    that can be, and a peer has the memory for its stage.
-    """
-    ranges, memory = spans(layers), stage_memory(spec)
-    needs = {i: memory.total(ranges[i].start, ranges[i].stop, len(layers) - 1 - i) for i in empty}
-    on_host = {i: memory.on_host(ranges[i].start, ranges[i].stop) for i in empty}
-    able = {i: [o.peer for o in offers if o.fits(memory, ranges[i], len(layers) - 1 - i)] for i in empty}
-    at_home = {i: [peer for peer in able[i] if has(peer, i)] for i in empty}
-    seated: dict[str, int] = {}
-    for stage in empty:
-        _find_holder(stage, at_home, seated, set())
-    without = [
-        stage for stage in empty if stage not in seated.values() and not _find_holder(stage, able, seated, set())
-    ]
-    if without:
-        return reasons.StagesWithoutPeer(tuple(reasons.StageNeed(i, needs[i], on_host[i]) for i in without))
-    return {stage: peer for peer, stage in seated.items()}
-
-
-def _find_holder(stage: int, welcome: Mapping[int, Sequence[str]], seated: dict[str, int], asked: set[str]) -> bool:
-    """Whoever is free; else along an augmenting path: whoever sits elsewhere, if that stage finds another."""
-    free = next((peer for peer in welcome[stage] if peer not in seated), None)
-    if free is not None:
-        seated[free] = stage
-        return True
-    for peer in welcome[stage]:
-        if peer not in asked:
-            asked.add(peer)
-            if _find_holder(seated[peer], welcome, seated, asked):
-                seated[peer] = stage
-                return True
-    return False
-
-
 # Rooms. A matrix of them has a row for each stage and a column for each peer.
 
 
@@ -144,7 +105,7 @@ def _seat(room: np.ndarray, needed: int) -> list[int] | None:
     most_by_peer = np.sort(room.max(axis=0))[-len(room) :]
     if room.max(axis=1).sum() < needed or most_by_peer.sum() < needed:  # quick, and settles most cases
         return None
-    peers = _assign(room)
+    peers = best_columns(room)
     return peers if sum(room[stage, peer] for stage, peer in enumerate(peers)) >= needed else None
 
 
@@ -165,10 +126,10 @@ def _holders(room: np.ndarray, needed: int) -> list[int]:
         left = others
     # Of these, the ones who joined first to the earlier stages, as far as it takes no room.
     order = np.outer(np.arange(stages), np.arange(stages))
-    return [left[column] for column in _assign(room[:, left] * (stages**3 + 1) + order)]
+    return [left[column] for column in best_columns(room[:, left] * (stages**3 + 1) + order)]
 
 
-def _assign(gain: np.ndarray) -> list[int]:
+def best_columns(gain: np.ndarray) -> list[int]:
     """A column for each row, all different, with the largest sum of gains.
 
     The Hungarian method by shortest augmenting paths. Rooms are small numbers, so that many columns are equally near:
@@ -369,7 +330,7 @@ def _no_cut(spec: RunSpec, offers: Sequence[Offer], memory: StageMemory, least_l
     most, most_stages = 0, 0
     for stages in rooms.counts:
         room = rooms.at(stages, math.inf)
-        held = sum(int(room[stage, peer]) for stage, peer in enumerate(_assign(room)))
+        held = sum(int(room[stage, peer]) for stage, peer in enumerate(best_columns(room)))
         if held > most:
             most, most_stages = held, stages
     if most <= 0:

@@ -18,6 +18,10 @@ from protomodels_cli.quantities import duration, plural, size
 CONTINUE = "continue with `pmtrain resume RUN_DIR`"
 
 
+def _mark(step: int) -> str:
+    return f"the snapshot at step {step}" if step else "the beginning"
+
+
 def sentence(notice: n.Notice) -> str:
     """What the owner reads."""
     match notice:
@@ -39,6 +43,8 @@ def sentence(notice: n.Notice) -> str:
             return f"generation {generation}: {cut}, held by {', '.join(holder.name for holder in holders)}"
         case n.StagesLinked(generation):
             return f"generation {generation}: all stages are linked"
+        case n.StagePrepared(_, name, stage, step):
+            return f"{name} has built stage {stage} from {_mark(step)}, should the holder not come back"
         case n.Relinking(_, name, stage, reason):
             return f"trouble at {_peer(name, stage)}: {loss(reason)}; relinking all stages"
         case n.Stalled(work):
@@ -47,8 +53,7 @@ def sentence(notice: n.Notice) -> str:
             late = f"{_stages(holders)} did not link within {duration(seconds)}"
             return f"{late}; relaying all links through the coordinator"
         case n.RolledBack(reason, step, redone):
-            where = f"the snapshot at step {step}" if step else "the beginning"
-            return f"rolled back to {where}, {plural(redone, 'step')} to redo: {rollback(reason)}"
+            return f"rolled back to {_mark(step)}, {plural(redone, 'step')} to redo: {rollback(reason)}"
         case n.SnapshotComplete(step):
             return f"saved the snapshot at step {step}"
         case n.CheckpointCut(path, sha256, layers, tied):

@@ -9,7 +9,8 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from protomodels_cli.coordinator import no_placement, reasons
-from protomodels_cli.coordinator.placement import Offer, Placement, fill, place
+from protomodels_cli.coordinator.filling import fill
+from protomodels_cli.coordinator.placement import Offer, Placement, place
 from protomodels_cli.coordinator.state import Peer
 from protomodels_cli.cost.memory import stage_memory
 from protomodels_cli.spec.cut import spans
@@ -36,16 +37,16 @@ def fill_on_cards(
     layers: Sequence[int],
     held: Mapping[int, str],
     peers: Collection[Peer],
-    has: Callable[[str, int], bool],
+    cost: Callable[[str, int], float],
 ) -> dict[int, str] | reasons.StagesWithoutPeer:
     """A peer for each stage of this cut that none has, beside those that hold theirs; or what is missing."""
     empty = [stage for stage in range(len(layers)) if stage not in held]
     taken = needs(spec, peers, layers, [held.get(stage, "") for stage in range(len(layers))])
     shared, whole = offers(peers, taken), offers(peers, taken, whole=True)
-    found = fill(spec, layers, empty, shared, has)
+    found = fill(spec, layers, empty, shared, cost)
     if isinstance(found, dict) or whole == shared:
         return found
-    other = fill(spec, layers, empty, whole, has)
+    other = fill(spec, layers, empty, whole, cost)
     if isinstance(other, dict):
         holders = {**held, **other}
         if _fit(peers, needs(spec, peers, layers, [holders[stage] for stage in range(len(layers))])):

@@ -63,6 +63,16 @@ class Absence:
 
 
 @dataclass(frozen=True)
+class Preparation:
+    """Of a spare that was told to build a stage, in case its holder does not come back."""
+
+    part: Part  # that it builds the stage from; without a hash: from the seed
+    asked: float
+    here: float | None  # since when the part is on its disk, as far as it has said
+    ready: bool = False
+
+
+@dataclass(frozen=True)
 class Task:
     number: int
     kind: TaskKind
@@ -103,7 +113,7 @@ class State:
     absent: Mapping[str, Absence] = field(default_factory=dict)  # holders that may come back
     returned: Mapping[str, float] = field(default_factory=dict)  # holder → its longest absence that it came back from
     resumed: float = 0.0  # when a holder last came back into its generation
-    fetching: Mapping[tuple[str, int], float] = field(default_factory=dict)  # (spare, stage) → when it was asked to
+    preparing: Mapping[str, Preparation] = field(default_factory=dict)  # spare → what it was told to build
     cutting: bool = False  # the first snapshot is being cut from a checkpoint
     task: Task | None = None  # none: waiting for something that is not a stage's report
     blocked: tuple[Blocker, float] | None = None  # what comes before the next task, and since when
@@ -146,6 +156,13 @@ class State:
     def stage_of(self, peer: str) -> int | None:
         """The stage that this peer holds in this generation; None: it holds none."""
         return _by_holder(self.history.holders).get(peer) if self.placed else None
+
+    def stage_to_build(self, peer: str, generation: int) -> int | None:
+        """The stage that this peer was told to build: in this generation, or (0) ahead of one."""
+        if generation == self.history.generation:
+            return self.stage_of(peer)
+        preparation = self.preparing.get(peer)
+        return preparation.part.stage if preparation is not None and generation == 0 else None
 
     @property
     def stands_still(self) -> bool:

@@ -124,6 +124,7 @@ class Engine(threading.Thread):
         self._run: Run | None = None  # with its pass, while one is under way
         self._pass: Pass | None = None
         self._held: Basis | None = None
+        self._ahead: tuple[Any, ...] | None = None  # what the stage here was built from, ahead of an assignment
         self._limit = 1
         self._usage = Usage()
         self._idle = {True: 0.0, False: 0.0}  # seconds without work, by whether own messages were leaving
@@ -271,7 +272,7 @@ class Engine(threading.Thread):
     def _obey(self, order: Order) -> None:
         match order:
             case Drop():
-                self._run = self._pass = self._work = self._held = None
+                self._run = self._pass = self._work = self._held = self._ahead = None
                 return
             case Describe():
                 work = self._work
@@ -279,6 +280,11 @@ class Engine(threading.Thread):
                 return
             case Build(assignment, spec, layers, layout, basis, path):
                 self._generation = assignment.generation  # also of the failure to build it
+                ahead, self._ahead = self._ahead, None
+                if ahead == order.source:
+                    assert self._work is not None
+                    self._begin(assignment, self._work)
+                    return
                 self._run = self._pass = self._work = self._held = None  # two would not fit
                 self._reset_peak()
                 try:
@@ -291,6 +297,7 @@ class Engine(threading.Thread):
                 )
                 if self._work.not_compiled is not None:
                     self._post(NotCompiled(self._work.not_compiled))
+                self._ahead = order.source if assignment.generation < 0 else None
                 self._begin(assignment, self._work)
                 return
         work = self._work

@@ -275,6 +275,15 @@ class PrefetchFailed(Base):
     kind: Literal["prefetch_failed"] = "prefetch_failed"
 
 
+@dataclass(frozen=True)
+class Preparing(Base):
+    """A spare builds a stage, in case its silent holder does not come back."""
+
+    stage: int
+    step: int  # of the snapshot that it is built from; 0: the beginning
+    kind: Literal["preparing"] = "preparing"
+
+
 # Ends
 
 
@@ -311,7 +320,8 @@ class Ended(Base):
 
 AboutJoining = CoordinatorUnreachable | Joined | Reachable | NotReachable | LinkEmulated
 AboutMachine = NotCompiled | NotPinned
-AboutStage = Spare | Waiting | StageAssigned | Computing | Building | AboutMachine | StepDecided | HashMismatch
+AboutBuilding = Preparing | StageAssigned | Computing | Building
+AboutStage = Spare | Waiting | AboutBuilding | AboutMachine | StepDecided | HashMismatch
 AboutConnections = ConnectionLost | LinkRelayed | RelayFailed | RelayWorks | TroubleReported
 AboutSnapshots = (
     PartFailed | PartUploaded | StoreNotReached | PartRefused | PartsNotDeleted | Prefetched | PrefetchFailed

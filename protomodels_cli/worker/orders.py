@@ -37,7 +37,8 @@ class Assignment:
 
 @dataclass(frozen=True)
 class Build:
-    """Make the stage anew: from the seed, or from this file."""
+    """Make the stage anew: from the seed, or from this file; ahead of an assignment where the generation is below zero.
+    One that was built ahead of the next one from the same is used as it is."""
 
     assignment: Assignment
     spec: RunSpec
@@ -45,6 +46,11 @@ class Build:
     layout: Layout
     basis: Basis | None
     saved: Path | None
+
+    @property
+    def source(self) -> tuple[Slice, str | None, Path | None]:
+        """What tells stages apart that are built."""
+        return self.layers, None if self.basis is None else self.basis.sha256, self.saved
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,9 @@ def sentence(notice: n.Notice) -> str:
             return detail
         case n.Waiting(_, detail, stage):
             return detail if stage is None else f"{detail}; stage {stage} stays in memory"
+        case n.Preparing(stage, step):
+            mark = f"the snapshot at step {step}" if step else "the beginning"
+            return f"building stage {stage} from {mark}, in case the holder does not come back"
         case n.StageAssigned():
             return _assigned(notice)
         case n.Computing():

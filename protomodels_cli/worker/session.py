@@ -20,28 +20,27 @@ import grpc
 
 from protomodels_cli.errors import EXIT_INTERRUPTED
 from protomodels_cli.model.basis import Basis, basis_from_bytes, basis_to_bytes
-from protomodels_cli.model.shape import Shape, slices
+from protomodels_cli.model.shape import Shape
 from protomodels_cli.model.stage import Sync
 from protomodels_cli.protocol.messages import BadMessage, Leg
-from protomodels_cli.protocol.parts import Part
 from protomodels_cli.retry import Backoff, retry
 from protomodels_cli.spec.schema import RunSpec
 from protomodels_cli.wire import troubles
 from protomodels_cli.wire.client import Line, Metadata
 from protomodels_cli.wire.emulated import Connection
 from protomodels_cli.wire.frames import Message
-from protomodels_cli.wire.parts import part_message, part_of
+from protomodels_cli.wire.parts import part_message
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.tls import Identity
 from protomodels_cli.worker import device as devices
 from protomodels_cli.worker import notices, orders, problems
+from protomodels_cli.worker.building import Building
 from protomodels_cli.worker.cards import Cards
-from protomodels_cli.worker.computing import Chooser
 from protomodels_cli.worker.control import ControlStream, Lost
 from protomodels_cli.worker.engine import Engine
 from protomodels_cli.worker.generation import Generation, Network
 from protomodels_cli.worker.links import Listener
-from protomodels_cli.worker.messages import assigned_notice, assignment_of, decision_of, done_message, lost_message
+from protomodels_cli.worker.messages import decision_of, done_message, lost_message
 from protomodels_cli.worker.signals import signals_call
 from protomodels_cli.worker.snapshots import transfer
 from protomodels_cli.worker.snapshots.exchange import SnapshotExchange
@@ -73,7 +72,6 @@ class Session:
         self._control = ControlStream(
             line, metadata, spec.limits.lease_seconds, give_up_after, self._over, self._tell_of_loss
         )
-        self._cards, self._chooser = cards, Chooser(cards)
         self._engine = Engine(cards.first, spec.compute.threads, self._post, cards.reset_peak)
         connection = Connection(spec.wire.link) if spec.wire.link.emulated else None
         self._network = Network(identity, listener, lambda: line.address, connection)
@@ -83,6 +81,9 @@ class Session:
         self._chores: set[asyncio.Task[Any]] = set()
         self._snapshots = SnapshotExchange(
             spec.snapshots, folder / "parts", line, metadata, self._chore, self._control.send, tell
+        )
+        self._building = Building(
+            spec, cards, self._engine, self._snapshots, self._basis, self._chore, self._control.send, tell
         )
         self._cpu_before: float | None = None
         self._interrupts = 0
@@ -156,6 +157,7 @@ class Session:
         match message.WhichOneof("body"):
             case "spare":
                 await self._end_generation()
+                await self._building.drop()
                 self._in_memory = None
                 self._engine.order(orders.Drop())
                 self.tell(notices.Spare(message.spare.kind, message.spare.why))
@@ -176,8 +178,8 @@ class Session:
                 self._take_basis(self._basis(message.basis.basis))
             case "keep":
                 await self._snapshots.keep(message.keep)
-            case "fetch":
-                self._snapshots.fetch(part_of(message.fetch))
+            case "prepare" if self._in_memory is None:
+                await self._building.prepare(message.prepare)
             case "dismissal":
                 self._leave(message.dismissal)
 
@@ -195,34 +197,10 @@ class Session:
         await self._end_generation(assigned.generation)
         await self._snapshots.be_spare(False)
         self._in_memory = assigned
-        spec = self.spec.model_copy(update={"stages": list(assigned.layers_per_stage)})
+        spec, _ = self._building.cut(assigned)
         self._generation = Generation(assigned, spec, self._network, self._engine, self._report, self.tell)
-        layers = slices(spec)[assigned.stage]
-        self.tell(assigned_notice(assigned, layers))
-        picked = self._chooser.pick(spec, layers, assigned.memory)
-        for notice in self._chooser.notices(spec, picked, assigned.reuse):
-            self.tell(notice)
-        assignment = assignment_of(assigned, picked)
-        if assigned.reuse:
-            decision = decision_of(assigned.decision) if assigned.decision.step else None
-            self._engine.order(orders.Reuse(assignment, decision))
-        elif assigned.HasField("restore"):
-            self._generation.own(self._chore(self._restore(assigned, assignment, spec)))
-        else:
-            basis = self._basis(assigned.basis) if assigned.HasField("basis") else None
-            self._engine.order(orders.Build(assignment, spec, layers, self._cards.layout(spec, layers), basis, None))
-
-    async def _restore(self, assigned: pb.Assignment, assignment: orders.Assignment, spec: RunSpec) -> None:
-        """Build the stage from its part of a snapshot, wherever that can be had."""
-        self._engine.order(orders.Drop())  # the memory will be needed
-        wanted = Part(assigned.restore.lineage, assigned.restore.step, assigned.stage, assigned.restore.sha256)
-        try:
-            path = await self._snapshots.find(wanted)
-        except ValueError as e:
-            self._control.send(snapshot_lost=lost_message(assigned, str(e)))
-            return
-        layers = slices(spec)[assigned.stage]
-        self._engine.order(orders.Build(assignment, spec, layers, self._cards.layout(spec, layers), None, path))
+        if (fetching := self._building.take(assigned)) is not None:
+            self._generation.own(fetching)
 
     async def _end_generation(self, following: int = 0) -> None:
         ended, self._generation, self._right = self._generation, None, None
@@ -302,6 +280,9 @@ class Session:
         if isinstance(item, orders.Failure) and not isinstance(item.error, BadMessage):
             self._fail(item.error)  # whichever generation it was in: what is in memory may be half done
             return
+        if number < 0:
+            self._building.hear(number, item)
+            return
         generation = self._generation
         if generation is None or number != generation.number or self._over.done():
             return  # of a stage that we do not hold any more
@@ -317,7 +298,7 @@ class Session:
             case orders.TaskReport():
                 self._compare_with_the_runs(generation.stage, item.sync)
                 cpu = 0.0 if self._cpu_before is None else time.process_time() - self._cpu_before
-                generation.done = done_message(item, generation, self._chooser.memory_used(), cpu)
+                generation.done = done_message(item, generation, self._building.memory_used(), cpu)
                 self._control.send(done=generation.done)
             case orders.SubspaceReport():
                 generation.own(self._chore(self._report_subspace(generation.number, item)))

@@ -61,7 +61,7 @@ class ReachabilityReply(_message.Message):
     def __init__(self, reachable: bool = ..., host: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class PeerMessage(_message.Message):
-    __slots__ = ("register", "done", "basis_taken", "leaving", "trouble", "heartbeat", "part_failed", "snapshot_lost", "prefetched")
+    __slots__ = ("register", "done", "basis_taken", "leaving", "trouble", "heartbeat", "part_failed", "snapshot_lost", "prefetched", "ready")
     REGISTER_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
     BASIS_TAKEN_FIELD_NUMBER: _ClassVar[int]
@@ -71,6 +71,7 @@ class PeerMessage(_message.Message):
     PART_FAILED_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_LOST_FIELD_NUMBER: _ClassVar[int]
     PREFETCHED_FIELD_NUMBER: _ClassVar[int]
+    READY_FIELD_NUMBER: _ClassVar[int]
     register: Register
     done: Done
     basis_taken: BasisTaken
@@ -80,7 +81,8 @@ class PeerMessage(_message.Message):
     part_failed: PartFailed
     snapshot_lost: SnapshotLost
     prefetched: Part
-    def __init__(self, register: _Optional[_Union[Register, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., basis_taken: _Optional[_Union[BasisTaken, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., trouble: _Optional[_Union[Trouble, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., part_failed: _Optional[_Union[PartFailed, _Mapping]] = ..., snapshot_lost: _Optional[_Union[SnapshotLost, _Mapping]] = ..., prefetched: _Optional[_Union[Part, _Mapping]] = ...) -> None: ...
+    ready: Part
+    def __init__(self, register: _Optional[_Union[Register, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., basis_taken: _Optional[_Union[BasisTaken, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., trouble: _Optional[_Union[Trouble, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., part_failed: _Optional[_Union[PartFailed, _Mapping]] = ..., snapshot_lost: _Optional[_Union[SnapshotLost, _Mapping]] = ..., prefetched: _Optional[_Union[Part, _Mapping]] = ..., ready: _Optional[_Union[Part, _Mapping]] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ()
@@ -265,7 +267,7 @@ class Trouble(_message.Message):
     def __init__(self, detail: _Optional[str] = ..., about: _Optional[int] = ..., generation: _Optional[int] = ..., kind: _Optional[str] = ..., seconds: _Optional[float] = ...) -> None: ...
 
 class CoordinatorMessage(_message.Message):
-    __slots__ = ("spare", "assignment", "turn", "feed", "basis", "dismissal", "wait", "keep", "heartbeat", "fetch", "addresses", "number")
+    __slots__ = ("spare", "assignment", "turn", "feed", "basis", "dismissal", "wait", "keep", "heartbeat", "prepare", "addresses", "number")
     SPARE_FIELD_NUMBER: _ClassVar[int]
     ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
     TURN_FIELD_NUMBER: _ClassVar[int]
@@ -275,7 +277,7 @@ class CoordinatorMessage(_message.Message):
     WAIT_FIELD_NUMBER: _ClassVar[int]
     KEEP_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
-    FETCH_FIELD_NUMBER: _ClassVar[int]
+    PREPARE_FIELD_NUMBER: _ClassVar[int]
     ADDRESSES_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     spare: Spare
@@ -287,10 +289,10 @@ class CoordinatorMessage(_message.Message):
     wait: Wait
     keep: Keep
     heartbeat: Heartbeat
-    fetch: Part
+    prepare: Assignment
     addresses: Addresses
     number: int
-    def __init__(self, spare: _Optional[_Union[Spare, _Mapping]] = ..., assignment: _Optional[_Union[Assignment, _Mapping]] = ..., turn: _Optional[_Union[Turn, _Mapping]] = ..., feed: _Optional[_Union[Feed, _Mapping]] = ..., basis: _Optional[_Union[NewBasis, _Mapping]] = ..., dismissal: _Optional[_Union[Dismissal, _Mapping]] = ..., wait: _Optional[_Union[Wait, _Mapping]] = ..., keep: _Optional[_Union[Keep, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., fetch: _Optional[_Union[Part, _Mapping]] = ..., addresses: _Optional[_Union[Addresses, _Mapping]] = ..., number: _Optional[int] = ...) -> None: ...
+    def __init__(self, spare: _Optional[_Union[Spare, _Mapping]] = ..., assignment: _Optional[_Union[Assignment, _Mapping]] = ..., turn: _Optional[_Union[Turn, _Mapping]] = ..., feed: _Optional[_Union[Feed, _Mapping]] = ..., basis: _Optional[_Union[NewBasis, _Mapping]] = ..., dismissal: _Optional[_Union[Dismissal, _Mapping]] = ..., wait: _Optional[_Union[Wait, _Mapping]] = ..., keep: _Optional[_Union[Keep, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., prepare: _Optional[_Union[Assignment, _Mapping]] = ..., addresses: _Optional[_Union[Addresses, _Mapping]] = ..., number: _Optional[int] = ...) -> None: ...
 
 class Addresses(_message.Message):
     __slots__ = ("hosts",)

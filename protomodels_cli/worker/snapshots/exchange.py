@@ -159,11 +159,6 @@ class SnapshotExchange:
     async def _fetch(self, part: Part, throttle: transfer.Throttle | None = None) -> Path:
         return await transfer.fetch_part(self._stub, self._metadata, self.parts, part, throttle, self._store)
 
-    def fetch(self, part: Part) -> None:
-        """Have this part before others: this spare may soon be asked to hold its stage."""
-        if self._is_spare and part not in self.parts.all():
-            self._chore(self._fetch_ahead([part], None))
-
     async def be_spare(self, is_spare: bool) -> None:
         """Prefetch while this peer is a spare: whoever holds a stage does not have the time."""
         self._is_spare = is_spare
@@ -182,12 +177,12 @@ class SnapshotExchange:
         if self._spec.warm_spares and self._is_spare and self._newest:
             first = zlib.crc32(repr(self._metadata).encode()) % len(self._newest)
             wanted = self._newest[first:] + self._newest[:first]
-            self._prefetching = self._chore(self._fetch_ahead(wanted, self._throttle))
+            self._prefetching = self._chore(self._fetch_ahead(wanted))
 
-    async def _fetch_ahead(self, wanted: list[Part], throttle: transfer.Throttle | None) -> None:
+    async def _fetch_ahead(self, wanted: list[Part]) -> None:
         here, fetched = set(self.parts.all()), 0
         for part in [p for p in wanted if p not in here]:
-            work = partial(self._fetch, part, throttle)
+            work = partial(self._fetch, part, self._throttle)
             log = transfer.logging_why(f"the prefetch of {_named(part)}")
             try:
                 await retry(work, Backoff(RETRY_SECONDS), BROKEN, log)
