@@ -174,6 +174,26 @@ def test_whoever_is_late_comes_after_the_others_and_both_go_on():
     b.finish()
 
 
+@pytest.mark.parametrize("others", [0, 1])
+def test_a_spare_that_is_not_ready_within_the_limit_is_dismissed_where_another_is_here(others):
+    b = Bench(make_spec(stages=2, steps=9, snapshots={"interval": 3}, limits={"restore_seconds": 20.0}))
+    b.join(0, 1, 2)
+    to_step(b, 6)
+    gone, before = b.state.history.holders[0], len(b.records)
+    b.tell(ev.Left(gone, SILENT))
+    [asked] = [c for c in b.tell(ev.Tick()) if isinstance(c, ev.PrepareStage)]
+    b.join(*range(3, 3 + others))
+    b.now += 20.0
+    commands = b.tell(ev.Tick())
+    dismissed = [(c.peer, c.why) for c in commands if isinstance(c, ev.Dismiss)]
+    assert dismissed == [("p2", reasons.TooSlow(0, "restore", 20.0))] * others
+    assert [c.peer for c in commands if isinstance(c, ev.PrepareStage)] == ["p3"] * others
+    assert b.records[before:] == []
+    b.tell(ev.Ready("p3" if others else "p2", asked.part))
+    assert b.state.history.holders[0] == ("p3" if others else "p2")
+    b.finish()
+
+
 def test_nobody_is_replaced_by_nobody():
     b = Bench(make_spec(stages=2, steps=9, snapshots={"interval": 3}))
     b.join(0, 1)

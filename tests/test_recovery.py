@@ -15,6 +15,7 @@ from protomodels_cli.coordinator.history import (
     Decided,
     RolledBack,
 )
+from protomodels_cli.coordinator.readiness import restore_seconds
 from protomodels_cli.coordinator.status import describe
 
 
@@ -351,7 +352,7 @@ def test_what_a_stage_owes_beside_its_tasks_is_not_waited_for_for_ever(silent_ab
 
 
 def test_who_has_its_stage_in_memory_may_not_take_for_ever_to_say_so():
-    """Whoever fetches it may."""
+    """Nor may whoever fetches it, where another is here."""
     b = Bench(make_spec(stages=2, steps=8, snapshots={"interval": 2}, limits={"reuse_seconds": 50.0}))
     b.join(0, 1)
     to_step(b, 4)
@@ -364,4 +365,9 @@ def test_who_has_its_stage_in_memory_may_not_take_for_ever_to_say_so():
     assert b.state.task.kind == "build"
     assert b.state.history.lineage == 2
     b.now += 10_000
-    assert b.tell(ev.Tick()) == [], "parts of a snapshot are on their way"
+    assert b.tell(ev.Tick()) == [], "parts of a snapshot are on their way, and nobody else is here"
+    b.join(3)
+    [late] = [c for c in b.tell(ev.Tick()) if isinstance(c, ev.Dismiss)]
+    assert (late.why.stage, late.why.doing) == (b.state.history.holders.index("p3"), "restore")
+    assert b.state.history.holders[1 - late.why.stage] == "p2", "it goes on with what it is at"
+    assert late.why.seconds == restore_seconds(b.state.spec, b.state.history.layers, late.why.stage)

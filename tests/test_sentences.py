@@ -176,6 +176,7 @@ LOSSES: list[tuple[r.Loss, str]] = [
     (r.FalseClaim(2), "said that it has stage 2 in memory, which it was never given"),
     (r.TooSlow(2, "build", 120.0), "did not build stage 2 within 2 min"),
     (r.TooSlow(2, "reuse", 90.0), "did not continue with stage 2 from memory within 1 min 30 s"),
+    (r.TooSlow(2, "restore", 90.0), "did not restore stage 2 from a snapshot within 1 min 30 s"),
     (r.TooSlow(2, "link", 45.0), "did not link stage 2 within 45 s"),
     (r.PartUnreadable(6), "could not read a part of the snapshot at step 6"),
     (LATE, "spoilt 2 snapshots in a row: the part was not uploaded within 9 s"),

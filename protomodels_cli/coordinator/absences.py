@@ -40,6 +40,7 @@ def miss(moves: Moves, peer: str, why: reasons.Silence, absence: Absence) -> Non
 
 def weigh(moves: Moves) -> None:
     """Stop waiting for those whose time is up; have stages prepared that may soon be needed."""
+    _pass_over(moves)
     state = moves.state
     late = {peer for peer, absence in state.absent.items() if _is_late(moves, peer, absence)}
     if late:
@@ -64,7 +65,7 @@ def _is_late(moves: Moves, peer: str, absence: Absence) -> bool:
     away, lease = moves.now - absence.since, state.spec.limits.lease_seconds
     action = recovery.decide(costs(state, peer), away, state.returned.get(peer, 0.0), lease, ready)
     if action == "fetch" and not asked:
-        here = moves.now if not part.sha256 or part in state.peers[successor].parts else None
+        here = moves.now if readiness.is_here(state, successor, part) else None
         moves.set(preparing={**moves.state.preparing, successor: Preparation(part, moves.now, here)})
         moves.do(PrepareStage(successor, part))
     return action == "replace"
@@ -75,6 +76,18 @@ def _successor(moves: Moves, stage: int) -> str | None:
     held = {s: peer for peer, s in moves.state.holds.items()}
     found = assigning.fill(moves.state, held, moves.now)
     return found.get(stage) if isinstance(found, dict) else None
+
+
+def _pass_over(moves: Moves) -> None:
+    """A spare that was told to build a stage and has not within limits.restore_seconds goes, where another is here: it
+    is slow beyond use, or it never had what it said."""
+    state = moves.state
+    for peer, preparation in state.preparing.items():
+        stage = preparation.part.stage
+        limit = readiness.restore_seconds(state.spec, state.history.layers, stage)
+        overdue = not preparation.ready and moves.now - preparation.asked > limit and state.stage_of(peer) is None
+        if overdue and _successor(moves, stage) not in (None, peer):
+            assigning.dismiss(moves, reasons.TooSlow(stage, "restore", limit), peer)
 
 
 def _stand_down(moves: Moves) -> None:

@@ -26,7 +26,7 @@ from protomodels_cli.coordinator.history import Forgot, History, Initialised, Ma
 from protomodels_cli.coordinator.moves import Moves
 from protomodels_cli.coordinator.placement import Placement
 from protomodels_cli.coordinator.sharing import fill_on_cards, place_on_cards
-from protomodels_cli.coordinator.state import Holding, Peer, State
+from protomodels_cli.coordinator.state import Holding, Peer, Preparation, State
 from protomodels_cli.errors import EXIT_OUTSIDE
 
 RELAY_AFTER = 3  # generations in a row that ended before a step was decided
@@ -193,12 +193,12 @@ def fill(state: State, held: dict[int, str], now: float) -> dict[int, str] | rea
     return fill_on_cards(state.spec, state.history.layers, held, state.peers.values(), cost)
 
 
-def is_replaceable(state: State, holder: str, now: float) -> bool:
-    """Whether somebody who is here could hold its stage in its place."""
-    if state.stands_still or holder not in state.history.holders:
+def are_replaceable(state: State, now: float, *holders: str) -> bool:
+    """Whether others who are here could hold their stages in their place."""
+    if state.stands_still or not set(holders) <= set(state.history.holders):
         return False
-    held = {stage: peer for stage, peer in enumerate(state.history.holders) if peer != holder}
-    others = {i: peer for i, peer in state.peers.items() if i != holder}
+    held = {stage: peer for stage, peer in enumerate(state.history.holders) if peer not in holders}
+    others = {i: peer for i, peer in state.peers.items() if i not in holders}
     return isinstance(fill(replace(state, peers=others), held, now), dict)
 
 
@@ -241,11 +241,21 @@ def _assign(moves: Moves, layers: tuple[int, ...], held: dict[int, str]) -> None
     for stage, peer in enumerate(holders):
         moves.do(AssignStage(peer, stage, task.number, peer in reuse))
     seated = set(holders)
-    moves.set(preparing={peer: preparation for peer, preparation in state.preparing.items() if peer in seated})
+    moves.set(preparing={peer: _preparation(moves, peer, i) for i, peer in enumerate(holders) if peer not in reuse})
+    moves.set(fetches=sum(preparation.here is None for preparation in moves.state.preparing.values()))
     for peer in state.peers:
         if peer not in seated:
             moves.do(MakeSpare(peer, reasons.AllStagesHeld(len(holders))))
     moves.tell(notices.StagesAssigned(generation, layers, moves.state.holders_of(range(len(layers)))))
+
+
+def _preparation(moves: Moves, peer: str, stage: int) -> Preparation:
+    """Who builds a stage goes on with it, should all be assigned again meanwhile."""
+    state, part = moves.state, readiness.wanted(moves.state.history, stage)
+    before = state.preparing.get(peer)
+    if before is not None and before.part == part:
+        return before
+    return Preparation(part, moves.now, moves.now if readiness.is_here(state, peer, part) else None)
 
 
 def _cut(moves: Moves, layers: tuple[int, ...], checkpoint: str) -> None:
@@ -267,8 +277,9 @@ def take_first_snapshot(moves: Moves, event: CheckpointCut) -> None:
 
 
 def _wait(moves: Moves, what: reasons.Missing) -> None:
-    """Who prepares a stage goes on with that: it may be wanted all the more."""
-    moves.set(missing=what)
+    """A spare that prepares a stage goes on with that: it may be wanted all the more."""
+    assigned, preparing = moves.state.history.holders, moves.state.preparing
+    moves.set(missing=what, preparing={p: preparation for p, preparation in preparing.items() if p not in assigned})
     for peer in moves.state.peers:
         if peer in moves.state.holds:
             moves.do(Wait(peer, what))

@@ -201,9 +201,10 @@ def _hear(moves: Moves, task: Task, stage: int, report: Report) -> None:
     moves.set(heard={**state.heard, stage: report})
     if task.kind == "build":
         peer, newest = state.history.holders[stage], state.history.newest
-        if peer not in state.holds and peer not in state.preparing:
+        ahead = (preparation := state.preparing.get(peer)) is not None and preparation.ready
+        if peer not in state.holds and not ahead:
             policy.note_built(moves, peer, stage, moves.now - task.started)
-        others = {p: preparation for p, preparation in state.preparing.items() if p != peer}
+        others = {p: of_p for p, of_p in state.preparing.items() if p != peer}
         moves.set(holds={**moves.state.holds, peer: stage}, preparing=others)
         if newest.parts and newest.step == state.history.step:
             policy.note_part(moves, peer, newest.as_parts()[stage])

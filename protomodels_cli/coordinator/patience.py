@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import statistics
-from typing import Literal
 
 from protomodels_cli.coordinator import assigning, notices
 from protomodels_cli.coordinator.events import Dismiss
 from protomodels_cli.coordinator.moves import Moves
 from protomodels_cli.coordinator.next_task import still_working
+from protomodels_cli.coordinator.readiness import restore_seconds
 from protomodels_cli.coordinator.reasons import BasisNotTaken, Stall, SubspaceReport, TaskKind, TooSlow
 from protomodels_cli.coordinator.state import State, Task
 from protomodels_cli.errors import EXIT_OUTSIDE
@@ -45,27 +45,43 @@ def _start_over(moves: Moves, stalled_at: Stall) -> None:
 
 def _watch_assigning(moves: Moves, task: Task) -> None:
     state, limits = moves.state, moves.state.spec.limits
-    doing: Literal["build", "reuse", "link"]
-    if task.kind == "link":
-        doing, limit = "link", limits.link_seconds
-    elif state.history.step == 0 and not state.history.newest.parts:
-        doing, limit = "build", limits.build_seconds
-    else:
-        doing, limit = "reuse", limits.reuse_seconds
-    if moves.now - task.started < limit:
-        return
+    passed = moves.now - task.started
     late = [i for i in range(state.stages) if i not in state.heard]
-    if doing == "reuse":
-        # A part of a snapshot may take long to arrive, and who waits for it says so if it does not come.
-        late = [i for i in late if state.history.holders[i] in state.holds]
-        if not late:
+    if task.kind == "link":
+        if passed < limits.link_seconds:
             return
-    if doing == "link" and not state.relay_all:
-        moves.tell(notices.RelayingAll(state.holders_of(late), limit))
-        moves.set(relay_all=True)
-        assigning.regroup(moves)
-        return
-    slow = {state.history.holders[i]: TooSlow(i, doing, limit) for i in late}
+        if not state.relay_all:
+            moves.tell(notices.RelayingAll(state.holders_of(late), limits.link_seconds))
+            moves.set(relay_all=True)
+            assigning.regroup(moves)
+            return
+        _replace(moves, [TooSlow(i, "link", limits.link_seconds) for i in late])
+    elif state.history.step == 0 and not state.history.newest.parts:
+        if passed >= limits.build_seconds:
+            _replace(moves, [TooSlow(i, "build", limits.build_seconds) for i in late])
+    else:
+        reusing = [i for i in late if state.history.holders[i] in state.holds]
+        if reusing and passed >= limits.reuse_seconds:
+            _replace(moves, [TooSlow(i, "reuse", limits.reuse_seconds) for i in reusing])
+        else:
+            _watch_restoring(moves, [i for i in late if i not in reusing], passed)
+
+
+def _watch_restoring(moves: Moves, stages: list[int], passed: float) -> None:
+    """Who takes too long to build a stage from a snapshot goes where another is here: without one, late is better than
+    never."""
+    state, gone = moves.state, dict[str, TooSlow]()
+    for stage in stages:
+        holder = state.history.holders[stage]
+        limit = restore_seconds(state.spec, state.history.layers, stage, state.fetches)
+        if passed >= limit and assigning.are_replaceable(state, moves.now, *gone, holder):
+            gone[holder] = TooSlow(stage, "restore", limit)
+    if gone:
+        _replace(moves, list(gone.values()))
+
+
+def _replace(moves: Moves, late: list[TooSlow]) -> None:
+    slow = {moves.state.history.holders[why.stage]: why for why in late}
     for peer, why in slow.items():
         moves.do(Dismiss(peer, why, EXIT_OUTSIDE))
     assigning.lose(moves, slow)

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from protomodels_cli.coordinator.history import History
 from protomodels_cli.coordinator.state import State
 from protomodels_cli.cost.memory import stage_memory
 from protomodels_cli.protocol.parts import Part
 from protomodels_cli.spec.cut import spans
+from protomodels_cli.spec.schema import RunSpec
 
 FETCH_RATE = 10e6  # bytes a second that a part is expected to be fetched with: 80 Mbit/s
 ASKING = 1.0  # seconds that a fetch takes, however small the part
+SLOW_LINE = 8e6  # bits a second that a fetch must reach on average, where the emulated link does not make it slower
 TIMES, LEAST = 3, 60.0  # a peer that takes so many times what is expected, and so many seconds, comes after all others
-LATE = 1e6  # seconds: longer than anything that is expected
+LATE = 5e5  # seconds: longer than anything that is expected
 
 
 def wanted(history: History, stage: int) -> Part:
     """What somebody who takes this stage over begins with; a part without a hash: the seed."""
     mark = history.newest
     return mark.as_parts()[stage] if mark.parts else Part(mark.lineage, mark.step, stage, "")
+
+
+def is_here(state: State, peer: str, part: Part) -> bool:
+    """Whether this peer need not fetch it."""
+    return not part.sha256 or part in state.peers[peer].parts
 
 
 def fetch_seconds(state: State, stage: int) -> float:
@@ -30,19 +39,30 @@ def build_seconds(state: State) -> float:
     return state.pace.build or 0.0
 
 
+def restore_seconds(spec: RunSpec, layers: Sequence[int], stage: int, fetches: int = 1) -> float:
+    """How long a peer may take to fetch a stage's part and build the stage, while so many parts are fetched at once."""
+    if spec.limits.restore_seconds is not None:
+        return spec.limits.restore_seconds
+    span = spans(layers)[stage]
+    bits = 8 * stage_memory(spec).saved(span.start, span.stop)
+    return spec.limits.build_seconds + max(1, fetches) * bits / min(SLOW_LINE, spec.wire.link.bits_per_second / 2)
+
+
 def expected(state: State, peer: str, stage: int) -> float:
     """Seconds from when this peer is told to prepare the stage until it is ready."""
-    part = wanted(state.history, stage)
-    fetch = 0.0 if not part.sha256 or part in state.peers[peer].parts else fetch_seconds(state, stage)
-    return fetch + build_seconds(state)
+    here = is_here(state, peer, wanted(state.history, stage))
+    return (0.0 if here else fetch_seconds(state, stage)) + build_seconds(state)
 
 
 def seconds_left(state: State, peer: str, stage: int, now: float) -> float:
     """Until this peer could go on with the stage, as far as one can tell."""
     usual, preparation = expected(state, peer, stage), state.preparing.get(peer)
-    if preparation is None or preparation.part != wanted(state.history, stage):
+    if preparation is None:
         return usual
+    is_it, at = preparation.part == wanted(state.history, stage), preparation.part.stage
     if preparation.ready:
-        return 0.0
-    passed = now - preparation.asked
-    return max(0.0, usual - passed) if passed <= max(LEAST, TIMES * usual) else LATE
+        return 0.0 if is_it else usual
+    passed, limit = now - preparation.asked, restore_seconds(state.spec, state.history.layers, at)
+    if passed > min(limit, max(LEAST, TIMES * expected(state, peer, at))):
+        return LATE if is_it else 2 * LATE  # it would be no faster with another
+    return max(0.0, usual - passed) if is_it else usual

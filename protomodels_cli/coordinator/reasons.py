@@ -73,10 +73,10 @@ class FalseClaim(Fact):
 
 @dataclass(frozen=True)
 class TooSlow(Fact):
-    """A stage was not ready in time: limits.build_seconds, reuse_seconds or link_seconds."""
+    """A stage was not ready in time: limits.build_seconds, restore_seconds, reuse_seconds or link_seconds."""
 
     stage: int
-    doing: Literal["build", "reuse", "link"]
+    doing: Literal["build", "restore", "reuse", "link"]
     seconds: float  # the limit
     kind: Literal["too_slow"] = "too_slow"
 

@@ -124,8 +124,13 @@ def loss(reason: r.Loss) -> str:
         case r.FalseClaim(stage):
             return f"said that it has stage {stage} in memory, which it was never given"
         case r.TooSlow(stage, doing, seconds):
-            work = f"continue with stage {stage} from memory" if doing == "reuse" else f"{doing} stage {stage}"
-            return f"did not {work} within {duration(seconds)}"
+            work = {
+                "build": f"build stage {stage}",
+                "restore": f"restore stage {stage} from a snapshot",
+                "reuse": f"continue with stage {stage} from memory",
+                "link": f"link stage {stage}",
+            }
+            return f"did not {work[doing]} within {duration(seconds)}"
         case r.PartUnreadable(step):
             return f"could not read a part of the snapshot at step {step}"
         case r.SpoiltSnapshots(_, snapshots, why):

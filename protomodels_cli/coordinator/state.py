@@ -64,12 +64,12 @@ class Absence:
 
 @dataclass(frozen=True)
 class Preparation:
-    """Of a spare that was told to build a stage, in case its holder does not come back."""
+    """Of a peer that was told to build a stage: assigned to it, or a spare, in case its holder does not come back."""
 
     part: Part  # that it builds the stage from; without a hash: from the seed
     asked: float
     here: float | None  # since when the part is on its disk, as far as it has said
-    ready: bool = False
+    ready: bool = False  # of a spare
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,8 @@ class State:
     absent: Mapping[str, Absence] = field(default_factory=dict)  # holders that may come back
     returned: Mapping[str, float] = field(default_factory=dict)  # holder → its longest absence that it came back from
     resumed: float = 0.0  # when a holder last came back into its generation
-    preparing: Mapping[str, Preparation] = field(default_factory=dict)  # spare → what it was told to build
+    preparing: Mapping[str, Preparation] = field(default_factory=dict)  # peer → what it was told to build
+    fetches: int = 0  # stages whose holders had to fetch a part when they were assigned
     cutting: bool = False  # the first snapshot is being cut from a checkpoint
     task: Task | None = None  # none: waiting for something that is not a stage's report
     blocked: tuple[Blocker, float] | None = None  # what comes before the next task, and since when

@@ -204,7 +204,13 @@ class LimitsSpec(Section):
     build_seconds: Positive = Field(
         300.0,
         description="Time for a peer to build its stage from the seed; after that the peer is dismissed and another "
-        "takes the stage. Restoring a stage from a snapshot has no such limit.",
+        "takes the stage.",
+    )
+    restore_seconds: Positive | None = Field(
+        None,
+        description="Time for a peer to build a stage from a snapshot, the fetching of its part included; after that "
+        "the peer is dismissed where another can take the stage. Default: `build_seconds` plus what the part takes at "
+        "8 Mbit/s, or at half of the emulated link if that is less, for each part that has to be fetched at that time.",
     )
     reuse_seconds: Positive = Field(
         300.0,

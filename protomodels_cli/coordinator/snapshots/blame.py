@@ -92,5 +92,5 @@ def _blame(moves: Moves, failed: PartFailed) -> None:
     assert peer is not None
     many = state.spoilt.get(peer, 0) + 1
     moves.set(spoilt={**state.spoilt, peer: many})
-    if many >= MOST_SPOILT and assigning.is_replaceable(state, peer, moves.now):
+    if many >= MOST_SPOILT and assigning.are_replaceable(state, moves.now, peer):
         assigning.dismiss(moves, reasons.SpoiltSnapshots(failed.stage, many, failed.why), peer)
