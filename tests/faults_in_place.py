@@ -81,6 +81,28 @@ def never_ready(patch: Any) -> None:
     patch.setattr(Engine, "order", or_not)
 
 
+def claims_parts(patch: Any) -> None:
+    """A peer says that it has every part, answers what it is asked to prove, and never builds a stage."""
+    from protomodels_cli.worker.snapshots.exchange import SnapshotExchange
+
+    keep = SnapshotExchange.keep
+
+    async def and_lie(self: SnapshotExchange, told: Any) -> None:
+        await keep(self, told)
+        for part in told.newest:
+            mark()
+            self._send(prefetched=part)
+
+    async def make_up(self: SnapshotExchange, asked: Any) -> None:
+        from protomodels_cli.wire.pb import pmtrain_pb2 as pb
+
+        self._send(proof=pb.Proof(part=asked.part, nonce=asked.nonce, sha256="0" * 64))
+
+    patch.setattr(SnapshotExchange, "keep", and_lie)
+    patch.setattr(SnapshotExchange, "prove", make_up)
+    never_ready(patch)
+
+
 def wrong_clock(patch: Any) -> None:
     now, told = time.time, []
 

@@ -10,6 +10,7 @@ from typing import Any
 from fault_points import fail_at
 from faults_in_place import (
     cannot_build,
+    claims_parts,
     false_claim,
     flip_bit,
     full_disk_once,
@@ -55,6 +56,7 @@ FAULTS = {
         unreachable,
         full_disk_once,
         cannot_build,
+        claims_parts,
         false_claim,
         spoils_its_part,
         saves_nonsense,

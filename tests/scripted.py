@@ -65,6 +65,11 @@ class DiskFull:
     full: bool
 
 
+@dataclass(frozen=True)
+class Rot:
+    """All parts on the peer's disk are damaged."""
+
+
 def introduced(peer: Peer) -> Answer:
     h = peer.holding
     holds = None if h is None else (h.lineage, h.stage, h.layers, h.applied, h.prepared, h.generation)
@@ -85,6 +90,8 @@ def answer_of(event: ev.Event) -> Answer:
             return "snapshot lost", generation, lineage, step
         case ev.Prefetched(_, part):
             return "fetched", *part.snapshot, part.stage
+        case ev.Lacking(_, part):
+            return "lacking", *part.snapshot, part.stage
         case ev.Ready(_, part):
             return "ready", *part.snapshot, part.stage
         case _:
@@ -142,6 +149,9 @@ class SimulatedPeer(World):
                 self.hang_up(p)
             case DiskFull(full):
                 self.machines[0].disk_full = full
+            case Rot():
+                disk = self.machines[0].disk
+                disk.update({key: replace(part, spoilt=True) for key, part in disk.items()})
             case _:
                 p.hear(p.session, self._number, with_hashes(word, self.sha256_of))
                 self._number, self._last = self._number + 1, word
@@ -257,6 +267,9 @@ class RealPeer(rpc.PeeringServicer):
                 self._outbox.put_nowait(None)
             case DiskFull(full):
                 self._fill_disk(full)
+            case Rot():
+                for path in (self.folder / "parts").glob("*.safetensors"):
+                    path.write_bytes(path.read_bytes()[:-9] + bytes(9))
             case _:
                 for body in self._bodies(with_hashes(word, self.sha256_of)):
                     self._number += 1

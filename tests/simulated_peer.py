@@ -153,11 +153,11 @@ class Process:
     def _prepare(self, wanted: Part) -> None:
         if self.preparing != wanted:
             return  # dropped, or assigned since
-        had = (*wanted.snapshot, wanted.stage) in self.home.disk
+        before = self.home.disk.get((*wanted.snapshot, wanted.stage))
         found = self._read(wanted, 0)
         if found is None:
             return
-        if wanted.sha256 and not had:
+        if wanted.sha256 and self.home.disk[*wanted.snapshot, wanted.stage] is not before:
             self.tell(ev.Prefetched(self.id, wanted))
 
         def build() -> None:
@@ -177,6 +177,8 @@ class Process:
             self.tell(ev.SnapshotLost(self.id, generation, *wanted.snapshot, "not to be read"))
             return None
         if part is None or part.spoilt or part.sha256 != wanted.sha256:
+            if self.home.disk.pop(key, None) is not None:
+                self.tell(ev.Lacking(self.id, wanted))
             part = self.world.fetch(self, key)
             if part is None:
                 self.redial_if_lost()

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from machine_bench import SILENT, Bench, holding, peer, to_step, told
 
+from protomodels_cli.coordinator import assigning, notices, reasons
 from protomodels_cli.coordinator import events as ev
-from protomodels_cli.coordinator import notices, reasons
 from protomodels_cli.coordinator.history import Forgot, Placed, RolledBack
 from protomodels_cli.coordinator.readiness import LEAST
 from protomodels_cli.coordinator.recovery import FETCH_AFTER, Costs, decide, patience
@@ -192,6 +192,19 @@ def test_a_spare_that_is_not_ready_within_the_limit_is_dismissed_where_another_i
     b.tell(ev.Ready("p3" if others else "p2", asked.part))
     assert b.state.history.holders[0] == ("p3" if others else "p2")
     b.finish()
+
+
+def test_a_part_that_is_not_there_after_all_is_no_reason_to_prefer_anybody():
+    b = Bench(make_spec(stages=2, steps=9, snapshots={"interval": 3}))
+    b.join(0, 1, 2, 3)
+    to_step(b, 6)
+    part, held = b.state.history.newest.as_parts()[0], {1: b.state.history.holders[1]}
+    b.tell(ev.Left(b.state.history.holders[0], SILENT))
+    b.tell(ev.Prefetched("p3", part))
+    assert assigning.fill(b.state, held, b.now) == {0: "p3"}
+    assert [c.notice.kind for c in b.tell(ev.Lacking("p3", part)) if isinstance(c, ev.Tell)] == ["part_not_there"]
+    assert assigning.fill(b.state, held, b.now) == {0: "p2"}
+    assert b.tell(ev.Lacking("p3", part)) == [], "it is said once"
 
 
 def test_nobody_is_replaced_by_nobody():

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from conftest import make_spec
-from scripted import Again, Answer, DiskFull, HangUp, Lost, RealPeer, SimulatedPeer
+from scripted import Again, Answer, DiskFull, HangUp, Lost, RealPeer, Rot, SimulatedPeer
 from simulated_words import Assignment, Keep, NewBasis, Turn
 from waiting import until
 
@@ -240,6 +240,20 @@ SCRIPTS: dict[str, list[tuple[Any, ...]]] = {
         (prepare(2), ("ready", 1, 2, 0)),
         (prepare(2), ("ready", 1, 2, 0)),
         (assign(2, 6, step=2, restore=2), done(2, 6)),
+    ],
+    "a stage that is built ahead from a part that is damaged": [
+        *SAVED,
+        (keep(0, 2),),
+        (SPARE,),
+        (Rot(),),
+        (prepare(2), ("lacking", 1, 2, 0), ("fetched", 1, 2, 0), ("ready", 1, 2, 0)),
+        (prepare(2), ("ready", 1, 2, 0)),
+    ],
+    "a stage that is restored from a part that is damaged": [
+        *SAVED,
+        (keep(0, 2),),
+        (Rot(),),
+        (assign(2, 6, step=2, restore=2), ("lacking", 1, 2, 0), done(2, 6)),
     ],
     "nothing to build ahead from": [(SPARE,), (prepare(4), ("snapshot lost", 0, 1, 4)), (SPARE,)],
     "a holder builds nothing ahead": [*ONE_STEP, (prepare(2),), (turn(1, 4, "sync", 1, decided=1), done(1, 4))],

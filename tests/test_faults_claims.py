@@ -48,3 +48,14 @@ def test_a_spare_that_never_builds_the_stage_of_a_silent_holder_is_named_and_not
     s.wait_for(lambda: s.events("rolled_back"), "nobody took over")
     s.go_on()
     assert s.ends_well()["lineage"] == 2
+
+
+def test_a_spare_that_claims_parts_is_found_out_and_dismissed_when_it_does_not_build(scene):
+    """Its claims count no more, before anybody needs them; it came first, so it is asked first all the same."""
+    s = a_run(scene, {"kind": "claims_parts"}, "SIGKILL")
+    assert dismissed(s, "peer-2") == {"kind": "too_slow", "stage": 1, "doing": "restore", "seconds": LIMIT}
+    assert s.ends_well()["lineage"] == 2
+    refuted = s.events("part_not_there")
+    assert {event["name"] for event in refuted} == {"peer-2"}
+    assert {event["stage"] for event in refuted} == {0, 1}
+    assert s.events("stages_assigned")[-1]["holders"][1]["name"] == "peer-3"

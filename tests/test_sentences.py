@@ -53,6 +53,10 @@ NOTICES: list[tuple[n.Notice, str]] = [
         "attic has built stage 2 from the snapshot at step 40, should the holder not come back",
     ),
     (
+        n.PartNotThere("p4", "attic", 2, 40),
+        "attic does not have stage 2's part of the snapshot at step 40, though it said so; it has to fetch it",
+    ),
+    (
         n.Relinking("p2", "desk", 1, r.PeerReport(t.LinkBroken(2))),
         "trouble at desk (stage 1): the link to stage 2 broke; relinking all stages",
     ),

@@ -112,6 +112,18 @@ def hear_fetched(moves: Moves, peer: str, part: Part) -> None:
         moves.set(preparing={**state.preparing, peer: replace(preparation, here=moves.now)})
 
 
+def hear_lacking(moves: Moves, peer: str, part: Part) -> None:
+    """What it said counts no more: it has to fetch the part like anybody else."""
+    state, known = moves.state, moves.state.peers.get(peer)
+    if known is None or part not in known.parts:
+        return
+    moves.set(peers={**state.peers, peer: replace(known, parts=known.parts - {part})})
+    preparation = state.preparing.get(peer)
+    if preparation is not None and preparation.part == part and not preparation.ready:
+        moves.set(preparing={**state.preparing, peer: replace(preparation, here=None)})
+    moves.tell(notices.PartNotThere(peer, known.name, part.stage, part.step))
+
+
 def hear_ready(moves: Moves, peer: str, part: Part) -> None:
     state, preparation = moves.state, moves.state.preparing.get(peer)
     if preparation is None or preparation.part != part or preparation.ready:

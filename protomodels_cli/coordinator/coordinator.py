@@ -9,16 +9,16 @@ import time
 import traceback
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, assert_never
 
 from protomodels_cli.coordinator import events, machine, notices
 from protomodels_cli.coordinator.as_json import as_json
 from protomodels_cli.coordinator.books import open_books
+from protomodels_cli.coordinator.claims import Claims
 from protomodels_cli.coordinator.deposit import Deposit
 from protomodels_cli.coordinator.dispatch import Dispatch
-from protomodels_cli.coordinator.failing import cannot_write, flaw_of, no_beginning, no_memory
+from protomodels_cli.coordinator.failing import cannot_write, no_memory
 from protomodels_cli.coordinator.feed import Feed
 from protomodels_cli.coordinator.history import Decided, History, Record
 from protomodels_cli.coordinator.journal import create
@@ -86,6 +86,8 @@ class Coordinator:
         self._dispatch = Dispatch(self._service, Feed(self.spec, corpus), self._subspace, lambda: self.state.history)
         deposit = None if copies is None else Deposit(copies, run_dir, journalled, self._teller)
         self._upkeep = Upkeep(self._snapshots, copies, journalled, self._teller, self._fail, self._first, deposit)
+        files, put = (self._snapshots, self._uploads, self._upkeep), self._events.put_nowait
+        self._claims = Claims(lambda: self.state, *files, self._service.send, put, self._end_with)
         self._progress, self._totals = Progress(self.spec.steps), Totals()
         # Wall time that a step of the system's clock does not disturb: timeouts are measured with it.
         self._clock = time.time() - time.monotonic()
@@ -95,7 +97,6 @@ class Coordinator:
         self._writing, self._books = ThreadPoolExecutor(1), contextlib.ExitStack()
         self._interrupted = asyncio.Event()
         self._hosts: list[str] = []  # at which peers may look for a coordinator
-        self._looked: dict[str, tuple[int, int]] = {}  # generation and step of a peer's part that was last looked into
         self._silent: dict[str, float] = {}  # when peers were lost that may still live
 
     def _beside_copies(self) -> dict[str, bytes]:
@@ -233,12 +234,17 @@ class Coordinator:
 
     # Events
 
-    def submit(self, event: events.Event) -> None:
-        if isinstance(event, events.SnapshotLost):
-            self._service.taken(event)
-            self._chore(self._look_into(event))
-        else:
-            self._events.put_nowait(event)
+    def submit(self, event: events.Event | events.Proof) -> None:
+        """What a peer says of parts is looked into beside everything else."""
+        match event:
+            case events.SnapshotLost():
+                self._service.taken(event)
+                self._chore(self._claims.look_into(event))
+            case events.Proof():
+                self._service.taken(event)
+                self._chore(self._claims.check(event))
+            case _:
+                self._events.put_nowait(event)
 
     def _chore(self, work: Coroutine[Any, Any, None]) -> None:
         self._chores.add(task := asyncio.create_task(work))
@@ -249,24 +255,6 @@ class Coordinator:
         self._chores.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._end_with(error)
-
-    async def _look_into(self, lost: events.SnapshotLost) -> None:
-        """A peer cannot read its part of a snapshot, or build a stage from it. What is here decides: a peer's word
-        costs nobody a snapshot, and is looked into once in a generation."""
-        history, stage = self.state.history, self.state.stage_to_build(lost.peer, lost.generation)
-        mark = next((m for m in history.snapshots if m.key == (lost.lineage, lost.step)), None)
-        if stage is None or mark is None or not mark.parts:
-            return
-        if self._looked.get(lost.peer) == (history.generation, lost.step):
-            return
-        self._looked[lost.peer] = history.generation, lost.step
-        whole, why = await self._upkeep.is_whole(mark, stage), lost.why
-        if whole and (flaw := await flaw_of(self._uploads.unfit(mark, stage))):
-            whole, why = False, flaw
-        if not whole and mark == history.snapshots[0]:
-            self._end_with(no_beginning(stage, self.spec.model.init or ""))
-            return
-        self._events.put_nowait(replace(lost, whole_here=whole, why=why))
 
     async def _cut(self, layers: tuple[int, ...], first: FirstSnapshot) -> None:
         try:
@@ -317,6 +305,7 @@ class Coordinator:
                     self._service.send(event.peer.id, addresses=pb.Addresses(hosts=self._hosts))
             for command in commands:
                 self._do(command)
+            self._claims.hear(event)
             if self.state.history.over and not over_before:
                 self._write_summary()
                 self._chore(self._end_when_the_silent_know())

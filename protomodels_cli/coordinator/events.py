@@ -135,6 +135,24 @@ class Prefetched:
 
 
 @dataclass(frozen=True)
+class Lacking:
+    """A peer does not have a part that it said it has on its disk: it says so itself, or could not prove it."""
+
+    peer: str
+    part: Part
+
+
+@dataclass(frozen=True)
+class Proof:
+    """A peer's answer when it was asked to prove that it has a part. The machine hears of it where it is wrong."""
+
+    peer: str
+    part: Part
+    nonce: bytes
+    sha256: str
+
+
+@dataclass(frozen=True)
 class Ready:
     """A spare has built the stage of this part, as it was told to."""
 
@@ -162,7 +180,8 @@ class Tick:
     room: int | None = None  # bytes that are free on the coordinator's disk; None: not known
 
 
-FromPeers = Joined | Left | Leaving | Trouble | Done | BasisTaken | SubspaceReported | SnapshotLost | Prefetched | Ready
+OfParts = SnapshotLost | Prefetched | Lacking | Ready
+FromPeers = Joined | Left | Leaving | Trouble | Done | BasisTaken | SubspaceReported | OfParts
 FromOwner = PauseRun | ResumeRun | StopRun
 Event = FromPeers | FromOwner | PartFailed | PartsArrived | SnapshotWhole | CheckpointCut | Tick
 

@@ -18,6 +18,7 @@ from protomodels_cli.coordinator.events import (
     Done,
     Event,
     Joined,
+    Lacking,
     Leaving,
     Left,
     PartFailed,
@@ -135,6 +136,8 @@ def _take(moves: Moves, event: Event) -> None:
                 assigning.lose_snapshot(moves, event)
         case Prefetched(peer_id, part):
             absences.hear_fetched(moves, peer_id, part)
+        case Lacking(peer_id, part):
+            absences.hear_lacking(moves, peer_id, part)
         case Ready(peer_id, part):
             absences.hear_ready(moves, peer_id, part)
             absences.weigh(moves)

@@ -47,7 +47,7 @@ def report_of(done: pb.Done, spec: RunSpec) -> Report:
     )
 
 
-def event_of(peer: str, message: pb.PeerMessage, spec: RunSpec) -> events.Event | None:
+def event_of(peer: str, message: pb.PeerMessage, spec: RunSpec) -> events.Event | events.Proof | None:
     """What a peer says; None: that it is still there. Raises ValueError on what no honest peer says."""
     match message.WhichOneof("body"):
         case "done":
@@ -70,6 +70,11 @@ def event_of(peer: str, message: pb.PeerMessage, spec: RunSpec) -> events.Event 
             return events.SnapshotLost(peer, lost.generation, lost.lineage, lost.step, clean(lost.why))
         case "prefetched":
             return events.Prefetched(peer, part_of(message.prefetched))
+        case "lacking":
+            return events.Lacking(peer, part_of(message.lacking))
+        case "proof":
+            answer = message.proof
+            return events.Proof(peer, part_of(answer.part), answer.nonce, answer.sha256)
         case "ready":
             return events.Ready(peer, part_of(message.ready))
         case _:

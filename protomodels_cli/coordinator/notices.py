@@ -1,7 +1,4 @@
-"""All that the coordinator tells the owner, one dataclass for each: the rows of events.jsonl.
-
-sentences.py says how they read.
-"""
+"""All that the coordinator tells the owner, a dataclass for each: the rows of events.jsonl. sentences.py words them."""
 
 from __future__ import annotations
 
@@ -101,6 +98,16 @@ class StagePrepared(Base):
     stage: int
     step: int  # of the snapshot that it is built from; 0: the beginning
     kind: Literal["stage_prepared"] = "stage_prepared"
+
+
+@dataclass(frozen=True)
+class PartNotThere(Base):
+    level: ClassVar[int] = logging.WARNING
+    peer: str  # that said that it has this part on its disk
+    name: str
+    stage: int
+    step: int
+    kind: Literal["part_not_there"] = "part_not_there"
 
 
 @dataclass(frozen=True)
@@ -390,7 +397,7 @@ class JournalRebuilt(Base):
     kind: Literal["journal_rebuilt"] = "journal_rebuilt"
 
 
-AboutPeers = PeerJoined | PeerReturned | PeerLost | HolderAway | PeerLeft | PeerDismissed
+AboutPeers = PeerJoined | PeerReturned | PeerLost | HolderAway | PeerLeft | PeerDismissed | PartNotThere
 AboutStages = StagesAssigned | StagesLinked | StagePrepared | Relinking | Stalled | RelayingAll | RolledBack
 AboutSnapshots = (
     SnapshotComplete | CheckpointCut | SnapshotSkipped | SnapshotWithoutRoom | SnapshotFailed | SnapshotUnusable

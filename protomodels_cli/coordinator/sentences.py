@@ -45,6 +45,8 @@ def sentence(notice: n.Notice) -> str:
             return f"generation {generation}: all stages are linked"
         case n.StagePrepared(_, name, stage, step):
             return f"{name} has built stage {stage} from {_mark(step)}, should the holder not come back"
+        case n.PartNotThere(_, name, stage, step):
+            return f"{name} does not have stage {stage}'s part of {_mark(step)}, though it said so; it has to fetch it"
         case n.Relinking(_, name, stage, reason):
             return f"trouble at {_peer(name, stage)}: {loss(reason)}; relinking all stages"
         case n.Stalled(work):

@@ -56,7 +56,7 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
         self,
         spec: RunSpec,
         run_dir: RunDir,
-        submit: Callable[[events.Event], None],
+        submit: Callable[[events.Event | events.Proof], None],
         uploads: Uploads,
         status: Callable[[], pb.RunStatus],
     ):
@@ -255,7 +255,7 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
             if event is not None:
                 await self._pass_on(peer, stream, event)
 
-    async def _pass_on(self, peer: str, stream: ControlStream, event: events.Event) -> None:
+    async def _pass_on(self, peer: str, stream: ControlStream, event: events.Event | events.Proof) -> None:
         """Returns once there is room for more from this peer: what it says meanwhile waits on its own machine."""
         known = self._enrolled[peer]
         self._untaken[id(event)] = known
@@ -265,7 +265,7 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
             await asyncio.sleep(sessions.UNTAKEN_SECONDS)
             stream.last_received = time.monotonic()  # it is not the peer that is silent
 
-    def taken(self, event: events.Event) -> None:
+    def taken(self, event: events.Event | events.Proof) -> None:
         """The machine has processed this event."""
         if (known := self._untaken.pop(id(event), None)) is not None:
             known.untaken -= 1

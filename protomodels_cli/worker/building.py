@@ -127,15 +127,15 @@ class Building:
     async def _restore(self, assigned: pb.Assignment, assignment: orders.Assignment) -> None:
         """Build the stage from its part of a snapshot, wherever that can be had."""
         wanted = part_to_build(assigned)
-        here = wanted in self._snapshots.parts.all()
         try:
-            path = await self._snapshots.find(wanted)
+            fetched = await self._snapshots.find(wanted)
         except ValueError as e:
             self._send(snapshot_lost=lost_message(assigned, str(e)))
             return
+        path = self._snapshots.parts.path(wanted)
         if self._ahead is not None and assignment.generation == self._ahead.number:
             self._ahead.path = path
-            if not here:
+            if fetched:
                 self._send(prefetched=part_message(wanted))
         self._build(assigned, assignment, None, path)
 

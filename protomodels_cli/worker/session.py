@@ -178,6 +178,8 @@ class Session:
                 self._take_basis(self._basis(message.basis.basis))
             case "keep":
                 await self._snapshots.keep(message.keep)
+            case "prove":
+                self._chore(self._snapshots.prove(message.prove))
             case "prepare" if self._in_memory is None:
                 await self._building.prepare(message.prepare)
             case "dismissal":

@@ -16,6 +16,7 @@ import grpc
 from torch import Tensor
 
 from protomodels_cli.protocol.parts import Part
+from protomodels_cli.protocol.possession import proof
 from protomodels_cli.retry import Backoff, retry
 from protomodels_cli.spec.schema import SnapshotSpec
 from protomodels_cli.wire.client import Metadata
@@ -59,6 +60,7 @@ class SnapshotExchange:
         self._to_upload: dict[Part, None] = {}  # in order
         self._uploading: asyncio.Task[None] | None = None
         self._failed: dict[tuple[int, int], pb.PartFailed] = {}  # by lineage and step
+        self._lacking: set[Part] = set()  # damaged here, and not fetched yet
         self._is_spare = False
         self._newest: list[Part] = []  # all parts of the newest complete snapshot
         self._prefetching: asyncio.Task[None] | None = None
@@ -146,8 +148,9 @@ class SnapshotExchange:
 
     # From the coordinator
 
-    async def find(self, part: Part) -> Path:
-        """The part on this disk, fetched if need be. Raises ValueError where the coordinator does not have it whole."""
+    async def find(self, part: Part) -> bool:
+        """Have the part on this disk: whether it had to be fetched. Raises ValueError where the coordinator does not
+        have it whole."""
         work, log = partial(self._fetch, part), transfer.logging_why(f"the fetch of {_named(part)}")
         try:
             # Without end: this generation will be over soon, if the coordinator is gone.
@@ -156,8 +159,33 @@ class SnapshotExchange:
             self.parts.remove(part)
             raise PeerError(PartNotWritten(f"{self.parts.folder}: {e.strerror or e}")) from None
 
-    async def _fetch(self, part: Part, throttle: transfer.Throttle | None = None) -> Path:
-        return await transfer.fetch_part(self._stub, self._metadata, self.parts, part, throttle, self._store)
+    async def _fetch(self, part: Part, throttle: transfer.Throttle | None = None) -> bool:
+        if await asyncio.to_thread(self.parts.is_whole, part):
+            return False
+        if part in self.parts.all() and part not in self._lacking:
+            self._lacks(part)
+        await transfer.fetch_part(self._stub, self._metadata, self.parts, part, throttle, self._store)
+        self._lacking.discard(part)
+        return True
+
+    def _lacks(self, part: Part) -> None:
+        """It is damaged here. The coordinator takes it to be there: whoever has a part is asked first."""
+        self._lacking.add(part)
+        self.parts.remove(part)
+        self._send(lacking=part_message(part))
+
+    async def prove(self, asked: pb.Prove) -> None:
+        """That a part is here, without reading all of it."""
+        part = part_of(asked.part)
+
+        def read() -> str:
+            with self.parts.path(part).open("rb") as file:
+                return proof(file, asked.nonce)
+
+        try:
+            self._send(proof=pb.Proof(part=asked.part, nonce=asked.nonce, sha256=await asyncio.to_thread(read)))
+        except OSError:
+            self._send(lacking=asked.part)
 
     async def be_spare(self, is_spare: bool) -> None:
         """Prefetch while this peer is a spare: whoever holds a stage does not have the time."""

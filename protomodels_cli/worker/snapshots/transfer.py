@@ -124,11 +124,9 @@ async def fetch_part(
     throttle: Throttle | None,
     store: StoreAccess,
 ) -> Path:
-    """The part on this disk, from here if it is whole here, else from the store or the coordinator.
+    """Fetch the part from the store or the coordinator, or what is missing of it. Returns where it is then.
 
     Raises ValueError where the coordinator does not have the part that belongs to the snapshot, or does not give it."""
-    if await asyncio.to_thread(parts.is_whole, part):
-        return parts.path(part)
     for way in (store, None):  # what was here of it may be what is damaged: then from the beginning, and from here
         if await _fetch_rest(stub, metadata, parts, part, throttle or Throttle(None), way):
             return parts.path(part)

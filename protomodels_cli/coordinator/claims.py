@@ -1,0 +1,106 @@
+"""What peers say of parts of snapshots, looked into beside the machine: that one is unusable, or that they have it.
+
+The machine believes at once that a peer has a part: whoever has one is asked first, and that cannot wait. It hears
+later whose word was not true. It must not know what follows from that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from protomodels_cli.coordinator import events
+from protomodels_cli.coordinator.failing import flaw_of, no_beginning
+from protomodels_cli.coordinator.history import Mark
+from protomodels_cli.coordinator.snapshots.store import Snapshots
+from protomodels_cli.coordinator.snapshots.upkeep import Upkeep
+from protomodels_cli.coordinator.snapshots.uploads import Uploads
+from protomodels_cli.coordinator.state import State
+from protomodels_cli.protocol.parts import Part
+from protomodels_cli.protocol.possession import NONCE, proof
+from protomodels_cli.wire.parts import part_message
+from protomodels_cli.wire.pb import pmtrain_pb2 as pb
+
+PROOF_SECONDS = 60.0  # for an answer that takes a few reads
+
+
+class Claims:
+    def __init__(
+        self,
+        state: Callable[[], State],
+        snapshots: Snapshots,
+        uploads: Uploads,
+        upkeep: Upkeep,
+        send: Callable[..., None],
+        submit: Callable[[events.Event], None],
+        end_with: Callable[[BaseException], None],
+    ):
+        self._state, self._snapshots, self._uploads, self._upkeep = state, snapshots, uploads, upkeep
+        self._send, self._submit, self._end_with = send, submit, end_with
+        self._looked: dict[str, tuple[int, int]] = {}  # generation and step of a peer's part that was last looked into
+        self._asked: dict[tuple[str, Part], bytes] = {}  # what peers were asked to prove, with which nonce
+
+    async def look_into(self, lost: events.SnapshotLost) -> None:
+        """A peer cannot read its part of a snapshot, or build a stage from it. What is here decides: a peer's word
+        costs nobody a snapshot, and is looked into once in a generation."""
+        state, history = self._state(), self._state().history
+        stage = state.stage_to_build(lost.peer, lost.generation)
+        mark = next((m for m in history.snapshots if m.key == (lost.lineage, lost.step)), None)
+        if stage is None or mark is None or not mark.parts:
+            return
+        if self._looked.get(lost.peer) == (history.generation, lost.step):
+            return
+        self._looked[lost.peer] = history.generation, lost.step
+        whole, why = await self._upkeep.is_whole(mark, stage), lost.why
+        if whole and (flaw := await flaw_of(self._uploads.unfit(mark, stage))):
+            whole, why = False, flaw
+        if not whole and mark == history.snapshots[0]:
+            self._end_with(no_beginning(stage, state.spec.model.init or ""))
+            return
+        self._submit(replace(lost, whole_here=whole, why=why))
+
+    def hear(self, event: events.Event) -> None:
+        """Have a peer prove what it says it has on its disk, as far as the run may need it."""
+        match event:
+            case events.Joined(peer) if peer.parts:
+                self._ask(peer.id, peer.parts)
+            case events.Prefetched(peer_id, part):
+                self._ask(peer_id, [part])
+
+    def _ask(self, peer: str, parts: Iterable[Part]) -> None:
+        for part in parts:
+            if self._mark(part) is not None:
+                nonce = self._asked[peer, part] = secrets.token_bytes(NONCE)
+                self._send(peer, prove=pb.Prove(part=part_message(part), nonce=nonce))
+                asyncio.get_running_loop().call_later(PROOF_SECONDS, self._expire, peer, part, nonce)
+
+    def _expire(self, peer: str, part: Part, nonce: bytes) -> None:
+        if self._asked.get((peer, part)) == nonce:
+            del self._asked[peer, part]
+            self._submit(events.Lacking(peer, part))
+
+    async def check(self, answer: events.Proof) -> None:
+        if self._asked.get((answer.peer, answer.part)) != answer.nonce:
+            return  # not what was asked, or asked again since
+        del self._asked[answer.peer, answer.part]
+        right = await asyncio.to_thread(self._proof, answer.part, answer.nonce)
+        if right is not None and right != answer.sha256:
+            self._submit(events.Lacking(answer.peer, answer.part))
+
+    def _mark(self, part: Part) -> Mark | None:
+        """The complete snapshot that it is of."""
+        return next((mark for mark in self._state().history.snapshots if part in mark.as_parts()), None)
+
+    def _proof(self, part: Part, nonce: bytes) -> str | None:
+        """None: there is nothing here to compare with."""
+        mark = self._mark(part)
+        try:
+            file = None if mark is None else self._snapshots.open_part(mark, part.stage)
+            if file is None:
+                return None
+            with file:
+                return proof(file, nonce)
+        except OSError:
+            return None
