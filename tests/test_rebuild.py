@@ -23,9 +23,10 @@ from protomodels_cli.coordinator.history import (
     fold,
 )
 from protomodels_cli.coordinator.journal import read
-from protomodels_cli.coordinator.notices import JournalRebuilt, Notice
+from protomodels_cli.coordinator.notices import Notice
 from protomodels_cli.coordinator.reasons import ByOwner, StagesLost
 from protomodels_cli.coordinator.rebuild import rebuild
+from protomodels_cli.coordinator.rebuild_notices import JournalRebuilt
 from protomodels_cli.coordinator.snapshots.store import Snapshots
 
 PLACED = Placed(1, (2, 2), (("p0",), ("p1",)))

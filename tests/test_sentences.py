@@ -13,6 +13,7 @@ from wording import check_kinds, check_row, check_wording, facts_of, members
 from protomodels_cli.coordinator import no_placement
 from protomodels_cli.coordinator import notices as n
 from protomodels_cli.coordinator import reasons as r
+from protomodels_cli.coordinator import rebuild_notices as rebuilding
 from protomodels_cli.coordinator import refusals as no
 from protomodels_cli.coordinator.sentences import dismissal, loss, pause, refusal, rollback, sentence, spare, waiting
 from protomodels_cli.coordinator.snapshots import failures
@@ -154,18 +155,18 @@ NOTICES: list[tuple[n.Notice, str]] = [
 
 NOTICES += [
     *STORE,
-    (n.JournalRefused("the journal is damaged"), "the journal is damaged"),
+    (rebuilding.JournalRefused("the journal is damaged"), "the journal is damaged"),
     (
-        n.SnapshotSetAside("0001-00000006", "hash mismatch"),
+        rebuilding.SnapshotSetAside("0001-00000006", "hash mismatch"),
         "set aside the snapshot 0001-00000006, which cannot be used: hash mismatch",
     ),
     (
-        n.JournalRebuilt(6, 2, "runs/home/set-aside-3"),
+        rebuilding.JournalRebuilt(6, 2, "runs/home/set-aside-3"),
         "made a new journal from the snapshot at step 6, 2 steps to redo; a paused run continues; the old journal is "
         "in runs/home/set-aside-3",
     ),
     (
-        n.JournalRebuilt(0, 0, "aside"),
+        rebuilding.JournalRebuilt(0, 0, "aside"),
         "made a new journal from the beginning, without a complete snapshot, nothing to redo; a paused run continues; "
         "the old journal is in aside",
     ),
@@ -375,12 +376,12 @@ def test_every_kind_has_a_row_in_the_table(union: Any, rows: list[tuple[Any, ...
 
 
 def test_every_fact_of_these_modules_is_said_somewhere():
-    assert set(facts_of(n, r, no, no_placement)) == {type(row[0]) for row in TABLE}
+    assert set(facts_of(n, rebuilding, r, no, no_placement)) == {type(row[0]) for row in TABLE}
 
 
 def test_kinds_are_snake_case_and_tell_facts_apart():
     check_kinds(facts_of(r, no))
-    check_kinds(facts_of(n))
+    check_kinds(facts_of(n, rebuilding))
 
 
 @pytest.mark.parametrize("text", sorted({text for _, _, text in TABLE}))

@@ -1,4 +1,7 @@
-"""All that the coordinator tells the owner, a dataclass for each: the rows of events.jsonl. sentences.py words them."""
+"""All that the coordinator tells the owner, one dataclass for each: the rows of events.jsonl.
+
+sentences.py says how they read.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from typing import ClassVar, Literal
 
 from protomodels_cli.coordinator import reasons
 from protomodels_cli.coordinator.reasons import Holder
+from protomodels_cli.coordinator.rebuild_notices import AboutRebuilding
 from protomodels_cli.coordinator.snapshots.failures import PartFailure
 from protomodels_cli.observe.notices import Notice as Base
 
@@ -371,32 +375,6 @@ class Ended(Base):
     kind: Literal["ended"] = "ended"
 
 
-# A journal that was lost or damaged
-
-
-@dataclass(frozen=True)
-class JournalRefused(Base):
-    level: ClassVar[int] = logging.WARNING
-    detail: str
-    kind: Literal["journal_refused"] = "journal_refused"
-
-
-@dataclass(frozen=True)
-class SnapshotSetAside(Base):
-    level: ClassVar[int] = logging.WARNING
-    snapshot: str  # the name of its folder
-    detail: str
-    kind: Literal["snapshot_set_aside"] = "snapshot_set_aside"
-
-
-@dataclass(frozen=True)
-class JournalRebuilt(Base):
-    step: int  # from which the run continues; 0: the beginning
-    lost: int  # steps
-    aside: str  # where the old journal is
-    kind: Literal["journal_rebuilt"] = "journal_rebuilt"
-
-
 AboutPeers = PeerJoined | PeerReturned | PeerLost | HolderAway | PeerLeft | PeerDismissed | PartNotThere
 AboutStages = StagesAssigned | StagesLinked | StagePrepared | Relinking | Stalled | RelayingAll | RolledBack
 AboutSnapshots = (
@@ -405,5 +383,4 @@ AboutSnapshots = (
 AboutCopies = CopyFailed | CopyingLast | CopyAbandoned | CopyUnreachable | PartRestored | PartDamaged
 AboutStore = StoreKeyMade | StoreNotDirect | JournalNotCopied | StoredUnusable | TookOver
 AboutRun = Paused | Resumed | Continuing | RunDone | RunStopped | Interrupted | DiskFailed | Ended
-AboutRebuilding = JournalRefused | SnapshotSetAside | JournalRebuilt
 Notice = AboutPeers | AboutStages | AboutSnapshots | AboutCopies | AboutStore | AboutRun | AboutRebuilding

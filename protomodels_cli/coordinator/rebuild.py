@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from protomodels_cli.coordinator import notices
+from protomodels_cli.coordinator import rebuild_notices as notices
 from protomodels_cli.coordinator.history import History, Mark, back_to_newest
 from protomodels_cli.coordinator.identity import RunIdentity
 from protomodels_cli.coordinator.journal import JournalError, create

@@ -8,6 +8,7 @@ from typing import assert_never
 
 from protomodels_cli.coordinator import notices as n
 from protomodels_cli.coordinator import reasons as r
+from protomodels_cli.coordinator import rebuild_notices as rebuilding
 from protomodels_cli.coordinator import refusals as no
 from protomodels_cli.coordinator.placement_sentences import no_placement
 from protomodels_cli.coordinator.snapshots import failures as f
@@ -82,7 +83,7 @@ def sentence(notice: n.Notice) -> str:
             return about_copies(notice)
         case n.StoreKeyMade() | n.StoreNotDirect() | n.JournalNotCopied() | n.StoredUnusable() | n.TookOver():
             return about_store(notice)
-        case n.JournalRefused() | n.SnapshotSetAside() | n.JournalRebuilt():
+        case rebuilding.JournalRefused() | rebuilding.SnapshotSetAside() | rebuilding.JournalRebuilt():
             return about_rebuilding(notice)
         case n.Paused(reason):
             return pause(reason)

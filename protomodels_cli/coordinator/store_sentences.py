@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import assert_never
 
 from protomodels_cli.coordinator import notices as n
+from protomodels_cli.coordinator import rebuild_notices as rebuilding
 from protomodels_cli.quantities import plural
 
 
@@ -48,13 +49,13 @@ def about_copies(notice: n.AboutCopies) -> str:
             assert_never(notice)
 
 
-def about_rebuilding(notice: n.AboutRebuilding) -> str:
+def about_rebuilding(notice: rebuilding.AboutRebuilding) -> str:
     match notice:
-        case n.JournalRefused(detail):
+        case rebuilding.JournalRefused(detail):
             return detail
-        case n.SnapshotSetAside(snapshot, detail):
+        case rebuilding.SnapshotSetAside(snapshot, detail):
             return f"set aside the snapshot {snapshot}, which cannot be used: {detail}"
-        case n.JournalRebuilt(step, lost, aside):
+        case rebuilding.JournalRebuilt(step, lost, aside):
             start = f"the snapshot at step {step}" if step else "the beginning, without a complete snapshot"
             redo = f"{plural(lost, 'step')} to redo" if lost else "nothing to redo"
             return f"made a new journal from {start}, {redo}; a paused run continues; the old journal is in {aside}"
