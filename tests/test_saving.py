@@ -21,16 +21,18 @@ from protomodels_cli.coordinator.run_dir import open_run_dir
 from protomodels_cli.coordinator.snapshots.room import RESERVE, check_room, missing_room
 from protomodels_cli.cost.memory import StageMemory
 from protomodels_cli.cost.saving import (
+    LEAST_SLOWED,
     LONGEST,
+    MOST_SLOWED,
     PEER_SECONDS,
     SHORTEST,
     SLOWED,
-    UPLOADS,
     due_after,
     forecast_saving,
     kept_bytes,
     seconds_between_failures,
     seconds_between_snapshots,
+    slowed_by,
     snapshot_bytes,
 )
 from protomodels_cli.errors import EXIT_OUTSIDE, UserError
@@ -48,8 +50,8 @@ between = st.floats(60, 100 * DAY)
         (0.0, 150.0, 6 * HOUR, 150.0),  # … and a step takes longer
         (60.0, 1.0, 6 * HOUR, math.sqrt(2 * 6.0 * 6 * HOUR)),
         (60.0, 1.0, 1.5 * HOUR, math.sqrt(2 * 6.0 * 1.5 * HOUR)),  # four times the failures: twice as often
-        (1400.0, 160.0, 6 * HOUR, 2800.0),  # the lines are to be free at times
-        (2400.0, 160.0, 6 * HOUR, 4800.0),  # … also if that is more than an hour
+        (1400.0, 160.0, 1.5 * HOUR, 1400.0),  # one is complete before the next is begun
+        (4800.0, 160.0, 6 * HOUR, 4800.0),  # … also if that is more than an hour
         (600.0, 1.0, 30 * DAY, LONGEST),
         (600.0, 7000.0, 30 * DAY, 7000.0),
     ],
@@ -58,10 +60,18 @@ def test_the_time_between_snapshots(upload: float, step: float, failures: float,
     assert seconds_between_snapshots(upload, step, failures) == pytest.approx(seconds)
 
 
+def test_what_an_upload_costs_is_measured_within_reason():
+    assert slowed_by([12.0, 60.0, 13.0], [10.0, 9.0, 99.0]) == pytest.approx(0.3), "medians: a blip is no measurement"
+    assert slowed_by([9.0], [10.0]) == LEAST_SLOWED
+    assert slowed_by([90.0], [10.0]) == MOST_SLOWED
+    often, seldom = (seconds_between_snapshots(60.0, 1.0, 6 * HOUR, share) for share in (0.02, 0.08))
+    assert seldom == pytest.approx(2 * often)
+
+
 @given(uploads, steps, between)
 def test_it_keeps_to_its_bounds(upload: float, step: float, failures: float):
     found = seconds_between_snapshots(upload, step, failures)
-    least = max(SHORTEST, UPLOADS * upload, step)
+    least = max(SHORTEST, upload, step)
     assert least <= found <= max(LONGEST, least)
 
 
@@ -82,7 +92,7 @@ def test_no_other_time_costs_less(upload: float, failures: float, other: float):
     def lost(seconds: float) -> float:
         return SLOWED * upload / seconds + (seconds / 2 + upload) / failures
 
-    if max(SHORTEST, UPLOADS * upload) < found < LONGEST:
+    if max(SHORTEST, upload) < found < LONGEST:
         assert lost(found) <= lost(found * other) * (1 + 1e-9)
 
 

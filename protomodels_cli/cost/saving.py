@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -13,9 +14,9 @@ from protomodels_cli.spec.cut import layers_per_stage, spans
 from protomodels_cli.spec.schema import RunSpec
 
 PEER_SECONDS = 2 * 86_400.0  # between two failures of one peer, before any was seen
-SLOWED = 0.1  # share by which steps are slower while parts are uploaded
+SLOWED = 0.1  # share by which steps are slower while parts are uploaded, before that was measured
+LEAST_SLOWED, MOST_SLOWED = 0.01, 1.0  # what is believed of a measurement
 SHORTEST, LONGEST = 60.0, 3600.0  # seconds between two snapshots
-UPLOADS = 2  # uploads that fit between two snapshots, at least
 READ_BYTES_PER_S = 5e8  # at which a part is read, hashed and put on a device
 
 
@@ -25,26 +26,40 @@ def seconds_between_failures(stages: int, seconds: float, failures: int) -> floa
     return (seconds + PEER_SECONDS / max(1, stages)) / (failures + 1)
 
 
-def seconds_between_snapshots(upload: float, step: float, between_failures: float) -> float:
+def seconds_between_snapshots(upload: float, step: float, between_failures: float, slowed: float = SLOWED) -> float:
     """The square root of twice the cost of a snapshot times the mean time between failures (Young; Daly): there, what
     snapshots cost and what has to be redone after failures are least together.
 
-    The steps go on while a snapshot is uploaded, a tenth slower, so it costs a tenth of its upload. At most an hour; at
-    least a minute, a step, and two uploads, so that the lines are free half of the time. `upload`: 0 while none was
-    measured; then the first snapshot comes as early as may be, and is the measurement."""
-    best = math.sqrt(2 * SLOWED * upload * between_failures)
-    return max(min(best, LONGEST), SHORTEST, UPLOADS * upload, step)
+    The steps go on while a snapshot is uploaded, slower by a share `slowed`, so it costs that share of its upload. At
+    most an hour; at least a minute, a step, and an upload: one is complete before the next is begun. `upload`: 0 while
+    none was measured; then the first snapshot comes as early as may be, and is the measurement."""
+    best = math.sqrt(2 * slowed * upload * between_failures)
+    return max(min(best, LONGEST), SHORTEST, upload, step)
 
 
-def due_after(spec: RunSpec, stages: int, upload: float, step: float, seconds: float = 0.0, failures: int = 0) -> float:
+def slowed_by(beside: Sequence[float], alone: Sequence[float]) -> float:
+    """The share by which steps are slower while parts are uploaded, by what steps took beside an upload and without."""
+    measured = statistics.median(beside) / max(statistics.median(alone), 1e-9) - 1
+    return min(max(measured, LEAST_SLOWED), MOST_SLOWED)
+
+
+def due_after(
+    spec: RunSpec,
+    stages: int,
+    upload: float,
+    step: float,
+    seconds: float = 0.0,
+    failures: int = 0,
+    slowed: float = SLOWED,
+) -> float:
     """Seconds after which a snapshot is due since the last one was begun: the spec's. Where that has neither a time nor
-    a number of steps, what is best for what was seen of the run: what an upload and a step take, and so many failures
-    in so many seconds."""
+    a number of steps, what is best for what was seen of the run: what an upload and a step take, by which share it
+    slows steps, and so many failures in so many seconds."""
     if spec.snapshots.every_seconds is not None:
         return spec.snapshots.every_seconds
     if spec.snapshots.interval is not None:
         return math.inf
-    return seconds_between_snapshots(upload, step, seconds_between_failures(stages, seconds, failures))
+    return seconds_between_snapshots(upload, step, seconds_between_failures(stages, seconds, failures), slowed)
 
 
 def snapshot_bytes(spec: RunSpec, layers: Sequence[int], windows: int | None = None) -> int:

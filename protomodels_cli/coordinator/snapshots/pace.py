@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from protomodels_cli.cost.saving import SLOWED
+
 
 @dataclass(frozen=True)
 class Pace:
@@ -16,3 +18,7 @@ class Pace:
     upload: float | None = None  # from its beginning until all parts of a snapshot were here
     build: float | None = None  # the slowest stage, from the seed or from a part on its peer's disk
     restore: float | None = None  # … with a part that had to be fetched, that included
+    # Of this lineage, the last steps: seconds of those that ran beside an upload all along, and of those without
+    beside: tuple[float, ...] = ()
+    alone: tuple[float, ...] = ()
+    slowed: float = SLOWED  # the share by which the former are slower, as measured last

@@ -11,13 +11,15 @@ from protomodels_cli.coordinator.events import KeepSnapshots, PartFailed, Snapsh
 from protomodels_cli.coordinator.history import Began, Forgot, GaveUp, Saved
 from protomodels_cli.coordinator.moves import Moves
 from protomodels_cli.coordinator.snapshots.failures import NoRoom
+from protomodels_cli.coordinator.snapshots.pace import Pace
 from protomodels_cli.coordinator.snapshots.room import missing_room
 from protomodels_cli.coordinator.state import State
-from protomodels_cli.cost.saving import due_after
+from protomodels_cli.cost.saving import due_after, slowed_by
 from protomodels_cli.protocol import steps
 from protomodels_cli.protocol.parts import Part
 
 SAVE_AGAIN = 5.0  # seconds
+COMPARED, ENOUGH = 20, 5  # steps beside an upload, and without, whose medians are compared: the last, and at least
 
 
 def is_due(state: State) -> bool:
@@ -39,7 +41,8 @@ def seconds_between(state: State) -> float:
     """After which a snapshot is due since the last one was begun; infinite: they go by steps alone."""
     history, usual = state.history, statistics.median(state.step_seconds or (0.0,))
     trained = (history.step + history.redone) * usual
-    return due_after(state.spec, state.stages, state.pace.upload or 0.0, usual, trained, history.rollbacks)
+    pace = state.pace
+    return due_after(state.spec, state.stages, pace.upload or 0.0, usual, trained, history.rollbacks, pace.slowed)
 
 
 def is_needed(state: State) -> bool:
@@ -87,7 +90,9 @@ def look_at_the_clock(moves: Moves, granted: float) -> None:
     steps is left out, and one that is due by time waits."""
     history, pace = moves.state.history, moves.state.pace
     if pace.lineage != history.lineage:
-        pace = replace(pace, lineage=history.lineage, since=granted, step=0, due=False)
+        pace = replace(pace, lineage=history.lineage, since=granted, step=0, due=False, beside=(), alone=())
+    pace = _compare(pace, bool(history.pending), granted, moves.now - granted)
+    moves.set(pace=pace)
     due = pace.no_room or moves.now - pace.since >= seconds_between(moves.state)
     moves.set(pace=replace(pace, due=due))
     if not (due or _at_interval(moves.state)):
@@ -99,6 +104,17 @@ def look_at_the_clock(moves: Moves, granted: float) -> None:
         _skip(moves, missing)
     else:
         moves.set(pace=replace(moves.state.pace, no_room=False))
+
+
+def _compare(pace: Pace, uploading: bool, granted: float, seconds: float) -> Pace:
+    """What steps take beside an upload, and without: a step that began or ended in the middle of one tells nothing."""
+    if uploading and pace.since <= granted:
+        pace = replace(pace, beside=(*pace.beside[1 - COMPARED :], seconds))
+    elif not uploading and (pace.step == 0 or pace.since + (pace.upload or 0.0) <= granted):
+        pace = replace(pace, alone=(*pace.alone[1 - COMPARED :], seconds))
+    if min(len(pace.beside), len(pace.alone)) >= ENOUGH:
+        pace = replace(pace, slowed=slowed_by(pace.beside, pace.alone))
+    return pace
 
 
 def note_built(moves: Moves, peer: str, stage: int, seconds: float) -> None:
