@@ -52,7 +52,7 @@ def weigh(moves: Moves) -> None:
 def _is_late(moves: Moves, peer: str, absence: Absence) -> bool:
     state = moves.state
     if absence.until is not None:
-        return absence.until <= moves.now
+        return absence.until <= moves.now and not _is_nearly_saved(state, peer, moves.now)
     if peer not in state.history.holders:
         return True  # another has its stage
     stage = state.history.holders.index(peer)
@@ -68,7 +68,25 @@ def _is_late(moves: Moves, peer: str, absence: Absence) -> bool:
         here = moves.now if readiness.is_here(state, successor, part) else None
         moves.set(preparing={**moves.state.preparing, successor: Preparation(part, moves.now, here)})
         moves.do(PrepareStage(successor, part))
-    return action == "replace"
+    return action == "replace" and not _is_nearly_saved(state, peer, moves.now)
+
+
+def _is_nearly_saved(state: State, peer: str, now: float) -> bool:
+    """Is a newer snapshot about to be complete, without anything that is still to come from who is away? A rollback
+    gives up what is begun: to wait for the other parts is worth it while that takes less than the steps that they save.
+    A dead holder's part may well be here, since the largest part takes longest."""
+    history, pace = state.history, state.pace
+    if not history.pending or pace.upload is None or peer not in history.holders:
+        return False
+    mark, usual = history.pending[-1], statistics.median(state.step_seconds or (0.0,))
+    here = state.arrived.get(mark.key, frozenset())
+    expected = pace.since + pace.upload - now
+    saved = (mark.step - history.newest.step) * usual
+    return (
+        mark.key == (pace.lineage, pace.step)
+        and set(state.absent_stages) <= here
+        and -pace.upload / 4 < expected < saved
+    )
 
 
 def _successor(moves: Moves, stage: int) -> str | None:
