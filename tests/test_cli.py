@@ -134,7 +134,7 @@ def test_the_set_of_commands_and_options_is_deliberate():
             | {"--only", "--list", "--again", "--work", "--json", "--out", "--plot"}
         ),
         "bench loopback": ["--json", "--only", "--steps"],
-        "bench recovery": ["--json", "--only", "--turns"],
+        "bench recovery": ["--json", "--months", "--only", "--plot", "--rates", "--runs", "--seed", "--turns"],
         "bench stage": sorted(
             {"--shape", "--stages", "--stage", "--method", "--k", "--microbatch", "--windows", "--device"}
             | {"--trace", "--json"}

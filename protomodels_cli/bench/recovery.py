@@ -1,5 +1,6 @@
 """What faults cost at the demo's size: how soon they are noticed, how soon the next step is granted, and what being
-prepared for them costs: snapshots beside the steps, and the journal that a coordinator reads when it starts again."""
+prepared for them costs: snapshots beside the steps, and the journal that a coordinator reads when it starts again. And
+a month at the sizes that we promise, in virtual time."""
 
 from __future__ import annotations
 
@@ -16,6 +17,7 @@ from typing import Any
 
 import psutil
 
+from protomodels_cli.bench import month_report, month_runs
 from protomodels_cli.bench.loopback import pipeline, small
 from protomodels_cli.coordinator.history import Decided, History
 from protomodels_cli.coordinator.identity import RunIdentity
@@ -35,12 +37,16 @@ RESTART_BOUND, MEMORY_BOUND = 1.0, 150_000_000  # seconds and bytes: a machine t
 Say = Callable[[str], None]
 
 
-def measure(turns: int, only: str | None, say: Say) -> dict[str, Any]:
+def measure(turns: int, only: str | None, say: Say, **month: Any) -> dict[str, Any]:
+    """`month`: what month_runs.measure takes."""
     result: dict[str, Any] = {}
     for name, part in PARTS.items():
         if only in (None, name):
             result[name] = part(turns)
             say(in_words(name, result[name]))
+    if only in (None, "month"):
+        result["month"] = month_runs.measure(**month)
+        say(month_report.in_words(result["month"]))
     return result
 
 

@@ -8,16 +8,17 @@ from typing import Annotated, Literal
 import typer
 
 from protomodels_cli.cli.bench_gpu import gpu
+from protomodels_cli.cli.bench_recovery import recovery
 from protomodels_cli.cli.bench_stage import stage
 from protomodels_cli.cli.bench_swarm import swarm
 from protomodels_cli.cli.say import say
 
 Measurement = Literal["overhead", "commit", "wire", "memory", "link"]
-Recovery = Literal["takeover", "snapshots", "journal"]
 app = typer.Typer(no_args_is_help=True, help="Benchmarks: real runs, compared with each other.")
 
 
 app.command()(gpu)
+app.command()(recovery)
 app.command()(stage)
 app.command()(swarm)
 
@@ -42,25 +43,6 @@ def loopback(
     check_outputs(json_file)
 
     result = measure(steps, only, say)
-    if json_file is not None:
-        json_file.write_text(json.dumps(result, indent=1) + "\n")
-
-
-@app.command()
-def recovery(
-    turns: Annotated[int, typer.Option(min=1, help="Repetitions of each measurement.")] = 3,
-    only: Annotated[Recovery | None, typer.Option(help="Only this measurement.")] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the numbers to this file.")] = None,
-) -> None:
-    """Cost of faults: time to notice and to continue, snapshots during the steps, a restart after a million steps."""
-    import json
-
-    from protomodels_cli.bench.recovery import measure
-    from protomodels_cli.cli.checks import check_outputs
-
-    check_outputs(json_file)
-
-    result = measure(turns, only, say)
     if json_file is not None:
         json_file.write_text(json.dumps(result, indent=1) + "\n")
 
