@@ -10,7 +10,7 @@ from test_checkpoint_spec import changed, parsed, vocabulary
 from test_first_snapshot import BAD, folder  # noqa: F401 (a fixture)
 from wording import check_wording
 
-from protomodels_cli.coordinator.coordinator import no_beginning
+from protomodels_cli.coordinator.failing import no_beginning
 from protomodels_cli.errors import UserError
 from protomodels_cli.huggingface.checkpoint import Checkpoint
 from protomodels_cli.spec import SpecError
