@@ -179,13 +179,13 @@ def withholds_its_part(patch: Any, stage: int) -> None:
 
     upload, liar = transfer.upload_part, list[bool]()
 
-    async def or_never(stub: Any, metadata: Any, parts: Any, part: Any, throttle: Any) -> bool:
+    async def or_never(stub: Any, metadata: Any, parts: Any, part: Any, *how: Any) -> Any:
         if part.stage == stage and not liar:
             liar.append(first())
         if part.stage == stage and liar[0]:
             mark(stage=stage)
             await asyncio.Event().wait()
-        return await upload(stub, metadata, parts, part, throttle)
+        return await upload(stub, metadata, parts, part, *how)
 
     patch.setattr(transfer, "upload_part", or_never)
 
