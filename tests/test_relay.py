@@ -226,16 +226,16 @@ async def test_what_was_said_and_ended_before_a_splice_goes_through_it():
         await asyncio.wait_for(splicing, 5)
 
 
-@pytest.mark.parametrize("broken", ["reset before", "cut off before", "reset later"])
+@pytest.mark.parametrize("broken", ["reset-before", "cut-before", "reset-later"])
 @in_loop
 async def test_a_connection_that_breaks_ends_a_splice_at_once_whichever_way_has_ended(broken):
     async with two_connections(b"", b"") as ((a, b), far):
-        splicing = asyncio.create_task(splice(*far)) if broken == "reset later" else None
+        splicing = asyncio.create_task(splice(*far)) if broken == "reset-later" else None
         if splicing:
             b[1].write_eof()
             assert await a[0].read() == b""
         b[1].get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        (far if broken == "cut off before" else (a, b))[1][1].transport.abort()
+        (far if broken == "cut-before" else (a, b))[1][1].transport.abort()
         if splicing:
             a[1].write(b"to nobody")
         else:

@@ -17,7 +17,7 @@ def recovery(
     turns: Annotated[int, typer.Option(min=1, help="Repetitions of each measurement with real processes.")] = 3,
     runs: Annotated[int, typer.Option(min=0, help="Runs of a day in virtual time that the bound is checked in.")] = 100,
     months: Annotated[int, typer.Option(min=1, help="Months in virtual time, of each kind.")] = 4,
-    seed: Annotated[int, typer.Option(help="Of the first month; the others and the runs have the next.")] = 0,
+    seed: Annotated[int, typer.Option(help="The first month's seed; the others and the runs have the next ones.")] = 0,
     rates: Annotated[float, typer.Option(min=0.01, help="Months with so many times the faults, too.")] = 3.0,
     only: Annotated[Recovery | None, typer.Option(help="Only this measurement.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the numbers to this file.")] = None,
