@@ -226,6 +226,19 @@ async def test_what_was_said_and_ended_before_a_splice_goes_through_it():
         await asyncio.wait_for(splicing, 5)
 
 
+@in_loop
+async def test_what_came_before_a_splice_does_not_make_it_take_more_than_the_other_side_does():
+    async with two_connections(b"", b"") as ((a, _), far):
+        for end in far[1][1], far[0][1]:
+            end.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        a[1].write(bytes(64 * MIB))
+        await until(lambda: len(far[0][0]._buffer) > 2**16)  # its reader has stopped
+        splicing = asyncio.create_task(splice(*far))
+        await asyncio.sleep(0.2)
+        assert far[1][1].transport.get_write_buffer_size() < MIB
+        splicing.cancel()
+
+
 @pytest.mark.parametrize("broken", ["reset-before", "cut-before", "reset-later"])
 @in_loop
 async def test_a_connection_that_breaks_ends_a_splice_at_once_whichever_way_has_ended(broken):

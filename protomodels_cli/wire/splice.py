@@ -32,8 +32,10 @@ async def splice(a: Stream, b: Stream, watch: Watch | None = None) -> None:
         pump.other = other
     ends = [pump.ended for pump in pumps]
     try:
+        for pump in pumps:
+            pump.take_over()
         for (reader, _), pump in zip((a, b), pumps, strict=True):
-            await pump.take_over(reader)
+            await pump.pass_on(reader)
         await _until_ended(ends, moved)
         for end in ends:
             if end.done() and (error := end.exception()) and not isinstance(error, OSError):
@@ -84,12 +86,16 @@ class Pump(asyncio.Protocol):
         self._source = cast(asyncio.Transport, source.transport)
         self._way, self._moved, self._watch = way, moved, watch
         self._before = self._source.get_protocol()
+        self._is_full = False  # of what was written to this side
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    async def take_over(self, reader: StreamReader) -> None:
-        """From the connection's reader, with what it has read ahead."""
+    def take_over(self) -> None:
+        """From the connection's reader. Both sides, before any byte is passed on: who does not take them says so."""
         self._source.pause_reading()
         self._source.set_protocol(self)
+
+    async def pass_on(self, reader: StreamReader) -> None:
+        """What the connection's reader has read ahead, and then whatever comes."""
         reader.feed_eof()  # nothing more comes its way: what is there is read without waiting
         try:
             if early := await reader.read():
@@ -98,7 +104,8 @@ class Pump(asyncio.Protocol):
             self._end(error)
         if self._source.is_closing():
             self._end(ConnectionResetError())
-        self._source.resume_reading()  # an end that the reader has seen already is seen again
+        if not self.other._is_full:
+            self._source.resume_reading()  # an end that the reader has seen already is seen again
 
     def data_received(self, data: bytes) -> None:
         if self.ended.done():
@@ -120,9 +127,11 @@ class Pump(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         """This side does not take what was written to it: no more is read for it. This is the backpressure."""
+        self._is_full = True
         self.other._source.pause_reading()
 
     def resume_writing(self) -> None:
+        self._is_full = False
         self.other._source.resume_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
