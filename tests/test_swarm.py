@@ -40,7 +40,7 @@ def test_light_peers_need_no_torch():
 
 def test_a_small_swarm_is_measured_beside_a_few(tmp_path):
     path = tmp_path / "swarm.json"
-    options = ["--clients", "20", "--stages", "4", "--minutes", "0.03", "--churn", "300", "--step-seconds", "0.05"]
+    options = ["--clients", "20", "--stages", "4", "--minutes", "0.03", "--churn", "1500", "--step-seconds", "0.05"]
     done = CliRunner().invoke(app, ["bench", "swarm", *options, "--json", str(path)], catch_exceptions=False)
     assert done.exit_code == 0, done.output
     found = json.loads(path.read_text())
