@@ -145,8 +145,7 @@ class Process:
         self._fetch_ahead()
 
     def _preparestage(self, word: ev.PrepareStage) -> None:
-        if self.memory is not None or self.assigned is not None:
-            return
+        self.memory, self.assigned, self.is_spare = None, None, False
         self.preparing, self.built = word.part, None
         self.soon(lambda: self._prepare(word.part), 0.1, 3.0)
 

@@ -207,6 +207,36 @@ def test_a_part_that_is_not_there_after_all_is_no_reason_to_prefer_anybody():
     assert b.tell(ev.Lacking("p3", part)) == [], "it is said once"
 
 
+@pytest.mark.parametrize("built", [False, True])
+def test_a_spare_whose_stream_is_replaced_unnoticed_is_told_again_what_to_build(built):
+    b = a_run()
+    b.state = replace(b.state, step_seconds=(100.0,) * 5)
+    b.tell(ev.Left(b.state.history.holders[0], SILENT))
+    b.now += 30
+    [asked] = [c for c in b.tell(ev.Tick()) if isinstance(c, ev.PrepareStage)]
+    if built:
+        b.tell(ev.Ready(asked.peer, asked.part))
+    commands = b.tell(ev.Joined(peer(int(asked.peer[1:])))) + b.tell(ev.Tick())
+    assert [c for c in commands if isinstance(c, ev.MakeSpare | ev.PrepareStage)][-1] == asked
+    assert not b.state.preparing[asked.peer].ready
+
+
+def test_the_limit_of_who_builds_a_stage_goes_on_while_others_blink():
+    b = Bench(make_spec(stages=3, steps=9, snapshots={"interval": 3}, limits={"restore_seconds": 20.0}))
+    b.join(0, 1, 2, 3, 4)
+    to_step(b, 6)
+    b.lose(b.state.history.holders[0])
+    never, blinks = b.state.history.holders[:2]
+    for pause in (15, 15):
+        for stage in (1, 2):
+            b.done(stage)
+        b.now += pause
+        told_again = [c for c in b.tell(ev.Left(blinks, SILENT)) if isinstance(c, ev.PrepareStage)]
+        assert [c.peer for c in told_again] == [never]
+        b.tell(ev.Joined(replace(peer(int(blinks[1:])), holding=holding(b, 1))))
+    assert never not in b.state.history.holders
+
+
 def test_nobody_is_replaced_by_nobody():
     b = Bench(make_spec(stages=2, steps=9, snapshots={"interval": 3}))
     b.join(0, 1)

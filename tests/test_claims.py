@@ -17,6 +17,8 @@ from test_snapshots import CONTENTS, HASHES, Desk
 from protomodels_cli.coordinator import claims, events
 from protomodels_cli.coordinator.claims import Claims
 from protomodels_cli.coordinator.messages import event_of
+from protomodels_cli.coordinator.snapshots.upkeep import Upkeep
+from protomodels_cli.coordinator.state import Preparation
 from protomodels_cli.protocol.parts import Part
 from protomodels_cli.protocol.possession import PIECE, PIECES, proof
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
@@ -98,6 +100,23 @@ def test_what_is_claimed_is_proved_or_counts_no_more(tmp_path, monkeypatch, cont
 
     asyncio.run(story())
     assert machine_hears == heard
+
+
+def test_a_part_is_looked_into_once_for_each_time_that_a_spare_is_told_to_build_from_it(tmp_path):
+    desk, machine_hears = a_desk(tmp_path), list[Any]()
+    upkeep = Upkeep(desk.snapshots, None, lambda: desk.state.history, print, desk.fail)
+    of_desk = lambda: desk.state, desk.snapshots, desk.uploads, upkeep
+    claims_here = Claims(*of_desk, print, machine_hears.append, desk.fail)
+    lost = events.SnapshotLost("p7", 0, 1, 3, "unreadable")
+    desk.state = replace(desk.state, history=replace(desk.state.history, generation=4))
+
+    async def story() -> None:
+        for asked in (10.0, 10.0, 20.0):
+            desk.state = replace(desk.state, preparing={"p7": Preparation(PART, asked, None)})
+            await claims_here.look_into(lost)
+
+    asyncio.run(story())
+    assert machine_hears == [replace(lost, whole_here=True)] * 2
 
 
 def test_a_part_that_is_damaged_is_said_to_be_lacking_and_fetched(tmp_path):

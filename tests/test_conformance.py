@@ -256,7 +256,20 @@ SCRIPTS: dict[str, list[tuple[Any, ...]]] = {
         (assign(2, 6, step=2, restore=2), ("lacking", 1, 2, 0), done(2, 6)),
     ],
     "nothing to build ahead from": [(SPARE,), (prepare(4), ("snapshot lost", 0, 1, 4)), (SPARE,)],
-    "a holder builds nothing ahead": [*ONE_STEP, (prepare(2),), (turn(1, 4, "sync", 1, decided=1), done(1, 4))],
+    "who builds a stage ahead fetches nothing beside it": [
+        *SAVED,
+        (keep(0),),
+        (SPARE,),
+        (prepare(2), ("fetched", 1, 2, 0), ("ready", 1, 2, 0)),
+        (keep(0, newest=2),),
+        (HangUp(), register()),
+    ],
+    "who is told to build ahead lets go of what it has": [
+        *SAVED,
+        (prepare(2), ("ready", 1, 2, 0)),
+        (turn(1, 7, "step", 3, decided=2),),
+        (HangUp(), register(parts=(2,))),
+    ],
     "a disk that is full": [
         *TWO_STEPS,
         (DiskFull(True),),

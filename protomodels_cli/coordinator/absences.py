@@ -99,8 +99,10 @@ def _successor(moves: Moves, stage: int) -> str | None:
 def _pass_over(moves: Moves) -> None:
     """A spare that was told to build a stage and has not within limits.restore_seconds goes, where another is here: it
     is slow beyond use, or it never had what it said."""
-    state = moves.state
-    for peer, preparation in state.preparing.items():
+    for peer in list(moves.state.preparing):
+        state, preparation = moves.state, moves.state.preparing.get(peer)
+        if preparation is None:
+            continue  # it was assigned a stage when another went
         stage = preparation.part.stage
         limit = readiness.restore_seconds(state.spec, state.history.layers, stage)
         overdue = not preparation.ready and moves.now - preparation.asked > limit and state.stage_of(peer) is None

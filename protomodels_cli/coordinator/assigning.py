@@ -19,6 +19,7 @@ from protomodels_cli.coordinator.events import (
     GoOn,
     KeepSnapshots,
     MakeSpare,
+    PrepareStage,
     SnapshotLost,
     Wait,
 )
@@ -56,6 +57,8 @@ def join(moves: Moves, peer: Peer) -> None:
         absent={p: absence for p, absence in state.absent.items() if p != peer.id},
         holds={p: stage for p, stage in state.holds.items() if p != peer.id},
     )
+    if not was_holder:  # with the session before it went what it was told to build
+        moves.set(preparing={p: preparation for p, preparation in state.preparing.items() if p != peer.id})
     if (absence := state.absent.get(peer.id)) is not None:
         longest = max(moves.now - absence.since, state.returned.get(peer.id, 0.0))
         moves.set(returned={**state.returned, peer.id: longest})
@@ -277,14 +280,19 @@ def take_first_snapshot(moves: Moves, event: CheckpointCut) -> None:
 
 
 def _wait(moves: Moves, what: reasons.Missing) -> None:
-    """A spare that prepares a stage goes on with that: it may be wanted all the more."""
-    assigned, preparing = moves.state.history.holders, moves.state.preparing
-    moves.set(missing=what, preparing={p: preparation for p, preparation in preparing.items() if p not in assigned})
+    """Whoever builds a stage goes on with that, in time that is measured from when it was told first: it may be wanted
+    all the more."""
+    history = moves.state.history
+    wanted = {readiness.wanted(history, stage) for stage in range(len(history.layers))}
+    building = {p: at for p, at in moves.state.preparing.items() if at.part in wanted or p not in history.holders}
+    moves.set(missing=what, preparing=building)
     for peer in moves.state.peers:
         if peer in moves.state.holds:
             moves.do(Wait(peer, what))
-        elif peer not in moves.state.preparing:
+        elif peer not in building:
             moves.do(MakeSpare(peer, what))
+        elif peer in history.holders:
+            moves.do(PrepareStage(peer, building[peer].part))
 
 
 def lose_snapshot(moves: Moves, event: SnapshotLost) -> None:

@@ -39,20 +39,22 @@ class Claims:
     ):
         self._state, self._snapshots, self._uploads, self._upkeep = state, snapshots, uploads, upkeep
         self._send, self._submit, self._end_with = send, submit, end_with
-        self._looked: dict[str, tuple[int, int]] = {}  # generation and step of a peer's part that was last looked into
+        self._looked: dict[str, tuple[int, int, float]] = {}  # what of a peer was last looked into
         self._asked: dict[tuple[str, Part], bytes] = {}  # what peers were asked to prove, with which nonce
 
     async def look_into(self, lost: events.SnapshotLost) -> None:
         """A peer cannot read its part of a snapshot, or build a stage from it. What is here decides: a peer's word
-        costs nobody a snapshot, and is looked into once in a generation."""
+        costs nobody a snapshot, and is looked into once for each time that it is told to build a stage."""
         state, history = self._state(), self._state().history
         stage = state.stage_to_build(lost.peer, lost.generation)
         mark = next((m for m in history.snapshots if m.key == (lost.lineage, lost.step)), None)
         if stage is None or mark is None or not mark.parts:
             return
-        if self._looked.get(lost.peer) == (history.generation, lost.step):
+        told = state.preparing.get(lost.peer)
+        which = history.generation, lost.step, told.asked if told is not None else 0.0
+        if self._looked.get(lost.peer) == which:
             return
-        self._looked[lost.peer] = history.generation, lost.step
+        self._looked[lost.peer] = which
         whole, why = await self._upkeep.is_whole(mark, stage), lost.why
         if whole and (flaw := await flaw_of(self._uploads.unfit(mark, stage))):
             whole, why = False, flaw

@@ -64,17 +64,19 @@ def _watch_assigning(moves: Moves, task: Task) -> None:
         if reusing and passed >= limits.reuse_seconds:
             _replace(moves, [TooSlow(i, "reuse", limits.reuse_seconds) for i in reusing])
         else:
-            _watch_restoring(moves, [i for i in late if i not in reusing], passed)
+            _watch_restoring(moves, [i for i in late if i not in reusing])
 
 
-def _watch_restoring(moves: Moves, stages: list[int], passed: float) -> None:
+def _watch_restoring(moves: Moves, stages: list[int]) -> None:
     """Who takes too long to build a stage from a snapshot goes where another is here: without one, late is better than
-    never."""
+    never. From when it was told first, however often all were assigned again since."""
     state, gone = moves.state, dict[str, TooSlow]()
     for stage in stages:
         holder = state.history.holders[stage]
         limit = restore_seconds(state.spec, state.history.layers, stage, state.fetches)
-        if passed >= limit and assigning.are_replaceable(state, moves.now, *gone, holder):
+        if moves.now - state.preparing[holder].asked >= limit and assigning.are_replaceable(
+            state, moves.now, *gone, holder
+        ):
             gone[holder] = TooSlow(stage, "restore", limit)
     if gone:
         _replace(moves, list(gone.values()))

@@ -180,7 +180,10 @@ class Session:
                 await self._snapshots.keep(message.keep)
             case "prove":
                 self._chore(self._snapshots.prove(message.prove))
-            case "prepare" if self._in_memory is None:
+            case "prepare":
+                await self._end_generation()
+                self._in_memory = None
+                await self._snapshots.be_spare(False)  # what it prefetches may be what it fetches now
                 await self._building.prepare(message.prepare)
             case "dismissal":
                 self._leave(message.dismissal)
