@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
+from sentences_of_copies import OF_COPIES, STORE_WAITS
 from sentences_of_refusals import AGAIN, REFUSALS
 from test_sentences_store import STORE
 from wording import check_kinds, check_row, check_wording, facts_of, members
@@ -107,28 +108,7 @@ NOTICES: list[tuple[n.Notice, str]] = [
         n.SnapshotUnusable(6, "hash mismatch"),
         "the snapshot at step 6 is unusable: hash mismatch; what is left of it is set aside",
     ),
-    (
-        n.CopyFailed("s3://b/run", "no route"),
-        "could not copy all snapshots to s3://b/run: no route; retrying after the next snapshot",
-    ),
-    (
-        n.CopyingLast("s3://b/run"),
-        "copying the last snapshot to s3://b/run … (Ctrl-C leaves without the copy)",
-    ),
-    (n.CopyAbandoned(), "interrupted: the last snapshot is not copied"),
-    (
-        n.CopyUnreachable(1, 6, "s3://b/run", "no route"),
-        "stage 1's part of the snapshot at step 6 is damaged, and the copy at s3://b/run cannot be read: no route; "
-        "retrying",
-    ),
-    (
-        n.PartRestored(1, 6, "s3://b/run"),
-        "restored stage 1's part of the snapshot at step 6, which was damaged, from s3://b/run",
-    ),
-    (
-        n.PartDamaged(1, 6, "s3://b/run"),
-        "stage 1's part of the snapshot at step 6 is damaged, and missing or damaged at s3://b/run too",
-    ),
+    *OF_COPIES,
     (n.Paused(r.ByOwner()), "paused by the owner; continue with `pmtrain resume RUN_DIR`"),
     (n.Resumed(), "resumed by the owner"),
     (n.Continuing(5, 9, 3), "continuing after step 5 of 9 (snapshot at step 3)"),
@@ -322,6 +302,7 @@ WAITS: list[tuple[r.Waiting, str]] = [
     (r.StagesWorking("sync", 5, (DESK,), 3.0), "stage 1 (desk) to report the hashes after step 5 (3 s so far)"),
     (r.StagesWorking("evaluation", 5, (DESK,), 3.0), "stage 1 (desk) to evaluate step 5 (3 s so far)"),
     (r.StagesWorking("finish", 5, (DESK,), 3.0), "stage 1 (desk) to hash the final weights (3 s so far)"),
+    *STORE_WAITS,
     (r.SnapshotIncomplete(4), "the snapshot at step 4 to be uploaded"),
     (r.SnapshotFailing(4, FULL), "the snapshot at step 4 to be retried: No space left on device"),
     (

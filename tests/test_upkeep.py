@@ -15,8 +15,7 @@ from protomodels_cli.coordinator import events
 from protomodels_cli.coordinator.history import Began, Dropped, Forgot, GaveUp, History, beginning, fold
 from protomodels_cli.coordinator.notices import CopyFailed, Notice
 from protomodels_cli.coordinator.snapshots import store
-from protomodels_cli.coordinator.snapshots import upkeep as upkeeps
-from protomodels_cli.coordinator.snapshots.copies import Copies
+from protomodels_cli.coordinator.snapshots.copies import Copies, OutOfReach
 from protomodels_cli.coordinator.snapshots.manifest import stored_name
 from protomodels_cli.coordinator.snapshots.store import unknown_to
 from protomodels_cli.coordinator.snapshots.upkeep import Upkeep
@@ -41,10 +40,7 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_a_store_that_is_down_for_a_minute_costs_no_copy_and_no_whole_part(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(upkeeps, "AGAIN", 0.001)
+def test_a_store_that_is_down_costs_no_copy_and_no_whole_part(tmp_path: Path):
     snapshots, marks = complete(tmp_path / "snapshots", [3, 6])
     copies = Copies((tmp_path / "store").as_uri(), "home")
     history = replace(beginning("u"), snapshots=(*beginning("u").snapshots, *marks))
@@ -53,7 +49,8 @@ def test_a_store_that_is_down_for_a_minute_costs_no_copy_and_no_whole_part(
     (tmp_path / "snapshots/0001-00000006/stage-1.safetensors").write_bytes(b"rot")
     (tmp_path / "store").rename(tmp_path / "away")
     (tmp_path / "store").touch()  # so that it cannot be asked
-    assert not asyncio.run(upkeep.is_whole(marks[1], 1))
+    with pytest.raises(OutOfReach):
+        asyncio.run(upkeep.is_whole(marks[1], 1))
     (tmp_path / "store").unlink()
     (tmp_path / "away").rename(tmp_path / "store")
     history = fold(history, Forgot(1, 6, unusable=True))

@@ -11,7 +11,7 @@ import statistics
 from dataclasses import replace
 
 from protomodels_cli.coordinator import assigning, notices, readiness, reasons, recovery
-from protomodels_cli.coordinator.events import KeepSnapshots, MakeSpare, PrepareStage, SnapshotLost
+from protomodels_cli.coordinator.events import KeepSnapshots, MakeSpare, PrepareStage, SnapshotLost, StoreAway
 from protomodels_cli.coordinator.history import Forgot
 from protomodels_cli.coordinator.moves import Moves
 from protomodels_cli.coordinator.snapshots import policy
@@ -155,16 +155,35 @@ def hear_ready(moves: Moves, peer: str, part: Part) -> None:
     moves.tell(notices.StagePrepared(peer, state.peers[peer].name, part.stage, part.step))
 
 
+def hear_store_away(moves: Moves, event: StoreAway) -> None:
+    """That a part is out of everybody's reach is not the fault of whoever needs it: its time begins anew, and neither
+    the snapshot nor the peer goes."""
+    state = moves.state
+    preparation, url = state.preparing.get(event.peer), state.spec.snapshots.copy_to or ""
+    part = None if preparation is None else (*preparation.part.snapshot, preparation.part.stage)
+    if preparation is None or preparation.ready or part != (event.lineage, event.step, event.stage):
+        return
+    away = reasons.StoreUnreachable(event.stage, event.step, url, event.detail)
+    moves.set(preparing={**state.preparing, event.peer: replace(preparation, asked=moves.now, away=away)})
+    if preparation.away is None:
+        moves.tell(notices.CopyUnreachable(event.stage, event.step, url, event.detail))
+
+
 def lose_snapshot(moves: Moves, event: SnapshotLost) -> bool:
     """Whether it was a spare that cannot build its stage from the part: the snapshot is worth nothing, and the one
-    before it takes its place, should the run have to go back. If it is only the spare that cannot, it goes."""
+    before it takes its place, should the run have to go back. If it is only the spare that cannot, it may try again, a
+    few times."""
     state, history = moves.state, moves.state.history
     preparation = state.preparing.get(event.peer)
     if preparation is None or preparation.part.snapshot != (event.lineage, event.step):
         return False
     if state.stage_of(event.peer) is not None:
         return False  # it was assigned the stage since
-    if event.whole_here:
+    if event.whole_here and preparation.failed + 1 < assigning.DISMISS_AFTER:
+        again = replace(preparation, failed=preparation.failed + 1)
+        moves.set(preparing={**state.preparing, event.peer: again})
+        moves.do(PrepareStage(event.peer, again.part))
+    elif event.whole_here:
         assigning.dismiss(moves, reasons.PartUnreadable(event.step), event.peer)
     elif (event.lineage, event.step) in [mark.key for mark in history.snapshots[1:]]:
         moves.tell(notices.SnapshotUnusable(event.step, event.why))

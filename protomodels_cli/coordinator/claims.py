@@ -14,6 +14,7 @@ from dataclasses import replace
 from protomodels_cli.coordinator import events
 from protomodels_cli.coordinator.failing import flaw_of, no_beginning
 from protomodels_cli.coordinator.history import Mark
+from protomodels_cli.coordinator.snapshots.copies import OutOfReach
 from protomodels_cli.coordinator.snapshots.store import Snapshots
 from protomodels_cli.coordinator.snapshots.upkeep import Upkeep
 from protomodels_cli.coordinator.snapshots.uploads import Uploads
@@ -24,6 +25,7 @@ from protomodels_cli.wire.parts import part_message
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 
 PROOF_SECONDS = 60.0  # for an answer that takes a few reads
+AGAIN = 6.0  # seconds between two looks into a store that cannot be reached
 
 
 class Claims:
@@ -39,29 +41,52 @@ class Claims:
     ):
         self._state, self._snapshots, self._uploads, self._upkeep = state, snapshots, uploads, upkeep
         self._send, self._submit, self._end_with = send, submit, end_with
-        self._looked: dict[str, tuple[int, int, float]] = {}  # what of a peer was last looked into
+        self._looked: dict[str, tuple[int, int, float, int]] = {}  # what of a peer was last looked into
+        self._looking: set[str] = set()  # at what these peers said
         self._asked: dict[tuple[str, Part], bytes] = {}  # what peers were asked to prove, with which nonce
 
     async def look_into(self, lost: events.SnapshotLost) -> None:
         """A peer cannot read its part of a snapshot, or build a stage from it. What is here decides: a peer's word
-        costs nobody a snapshot, and is looked into once for each time that it is told to build a stage."""
+        costs nobody a snapshot, and is looked into once for each time that it is told to build a stage. What only the
+        store could tell is asked until it answers."""
         state, history = self._state(), self._state().history
         stage = state.stage_to_build(lost.peer, lost.generation)
         mark = next((m for m in history.snapshots if m.key == (lost.lineage, lost.step)), None)
         if stage is None or mark is None or not mark.parts:
             return
         told = state.preparing.get(lost.peer)
-        which = history.generation, lost.step, told.asked if told is not None else 0.0
-        if self._looked.get(lost.peer) == which:
+        tries = (0.0, 0) if told is None else (told.asked, told.failed)
+        which = history.generation, lost.step, *tries
+        if self._looked.get(lost.peer) == which or lost.peer in self._looking:
             return
         self._looked[lost.peer] = which
-        whole, why = await self._upkeep.is_whole(mark, stage), lost.why
+        self._looking.add(lost.peer)
+        try:
+            await self._look(lost, mark, stage)
+        finally:
+            self._looking.discard(lost.peer)
+
+    async def _look(self, lost: events.SnapshotLost, mark: Mark, stage: int) -> None:
+        why = lost.why
+        while (whole := await self._is_whole(lost, mark, stage)) is None:
+            await asyncio.sleep(AGAIN)
+            if self._state().stage_to_build(lost.peer, lost.generation) != stage or mark not in self._marks():
+                return  # nobody waits for it any more
         if whole and (flaw := await flaw_of(self._uploads.unfit(mark, stage))):
             whole, why = False, flaw
-        if not whole and mark == history.snapshots[0]:
+        state = self._state()
+        if not whole and mark == state.history.snapshots[0]:
             self._end_with(no_beginning(stage, state.spec.model.init or ""))
             return
         self._submit(replace(lost, whole_here=whole, why=why))
+
+    async def _is_whole(self, lost: events.SnapshotLost, mark: Mark, stage: int) -> bool | None:
+        """None: the store cannot be reached, and only that could tell."""
+        try:
+            return await self._upkeep.is_whole(mark, stage)
+        except OutOfReach as e:
+            self._submit(events.StoreAway(lost.peer, *mark.key, stage, str(e)))
+            return None
 
     def hear(self, event: events.Event) -> None:
         """Have a peer prove what it says it has on its disk, as far as the run may need it."""
@@ -93,7 +118,10 @@ class Claims:
 
     def _mark(self, part: Part) -> Mark | None:
         """The complete snapshot that it is of."""
-        return next((mark for mark in self._state().history.snapshots if part in mark.as_parts()), None)
+        return next((mark for mark in self._marks() if part in mark.as_parts()), None)
+
+    def _marks(self) -> tuple[Mark, ...]:
+        return self._state().history.snapshots
 
     def _proof(self, part: Part, nonce: bytes) -> str | None:
         """None: there is nothing here to compare with."""

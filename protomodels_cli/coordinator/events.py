@@ -127,6 +127,17 @@ class SnapshotLost:
 
 
 @dataclass(frozen=True)
+class StoreAway:
+    """A peer needs a part that only the store has, and the coordinator cannot reach that either."""
+
+    peer: str
+    lineage: int
+    step: int
+    stage: int
+    detail: str
+
+
+@dataclass(frozen=True)
 class Prefetched:
     """A spare has this part on its disk, should it be asked to hold that stage."""
 
@@ -180,7 +191,7 @@ class Tick:
     room: int | None = None  # bytes that are free on the coordinator's disk; None: not known
 
 
-OfParts = SnapshotLost | Prefetched | Lacking | Ready
+OfParts = SnapshotLost | StoreAway | Prefetched | Lacking | Ready
 FromPeers = Joined | Left | Leaving | Trouble | Done | BasisTaken | SubspaceReported | OfParts
 FromOwner = PauseRun | ResumeRun | StopRun
 Event = FromPeers | FromOwner | PartFailed | PartsArrived | SnapshotWhole | CheckpointCut | Tick

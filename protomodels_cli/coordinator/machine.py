@@ -33,6 +33,7 @@ from protomodels_cli.coordinator.events import (
     SnapshotLost,
     SnapshotWhole,
     StopRun,
+    StoreAway,
     SubspaceReported,
     Tick,
     Trouble,
@@ -134,6 +135,8 @@ def _take(moves: Moves, event: Event) -> None:
         case SnapshotLost():
             if not absences.lose_snapshot(moves, event):
                 assigning.lose_snapshot(moves, event)
+        case StoreAway():
+            absences.hear_store_away(moves, event)
         case Prefetched(peer_id, part):
             absences.hear_fetched(moves, peer_id, part)
         case Lacking(peer_id, part):

@@ -8,6 +8,8 @@ from protomodels_cli.coordinator.snapshots.policy import is_due, is_needed
 from protomodels_cli.coordinator.state import State
 from protomodels_cli.protocol import steps
 
+STORE_SECONDS = 150.0  # after which a store that was out of reach is believed to be back: a try takes a minute at most
+
 
 def next_task(state: State) -> tuple[TaskKind, int] | reasons.Blocker:
     """The task that comes next and its step, or what must come first."""
@@ -52,7 +54,15 @@ def waiting_for(state: State, now: float) -> reasons.Waiting | None:
     if state.task is None:
         coming = next_task(state)
         return reasons.Coordinator() if isinstance(coming, tuple) else coming
-    return still_working(state, now)
+    return _store_away(state, now) or still_working(state, now)
+
+
+def _store_away(state: State, now: float) -> reasons.StoreUnreachable | None:
+    """What keeps a stage from being built, as long as that is said again and again."""
+    if state.task is None or state.task.kind != "build":
+        return None
+    waits = [state.preparing[peer] for peer in state.history.holders if peer in state.preparing]
+    return next((p.away for p in waits if p.away is not None and now - p.asked < STORE_SECONDS), None)
 
 
 def still_working(state: State, now: float) -> reasons.StagesWorking:

@@ -230,7 +230,7 @@ class CopyAbandoned(Base):
 
 @dataclass(frozen=True)
 class CopyUnreachable(Base):
-    """A damaged part should come back from the copy, which cannot be read now."""
+    """A part is whole in the store alone, if at all, and that cannot be read now."""
 
     level: ClassVar[int] = logging.WARNING
     stage: int

@@ -244,6 +244,17 @@ class StagesWorking(Fact):
 
 
 @dataclass(frozen=True)
+class StoreUnreachable(Fact):
+    """A stage is built from a part that only the store has."""
+
+    stage: int
+    step: int
+    url: str
+    detail: str
+    kind: Literal["store_unreachable"] = "store_unreachable"
+
+
+@dataclass(frozen=True)
 class SnapshotIncomplete(Fact):
     step: int
     kind: Literal["snapshot_incomplete"] = "snapshot_incomplete"
@@ -296,7 +307,7 @@ class CoordinatorStopped(Fact):
 
 Blocker = SnapshotIncomplete | SnapshotFailing | OwnersResume | SubspaceReport | BasisNotTaken
 Stall = StagesWorking | SubspaceReport | BasisNotTaken  # what a new generation asks for again
-Waiting = Blocker | Missing | StagesWorking | Coordinator | CoordinatorStopped
+Waiting = Blocker | Missing | StagesWorking | StoreUnreachable | Coordinator | CoordinatorStopped
 
 
 # Why a run is paused

@@ -288,6 +288,8 @@ def waiting(what: r.Waiting) -> str:
     match what:
         case r.StagesWorking():
             return _work(what)
+        case r.StoreUnreachable(stage, step, url, detail):
+            return f"the store {url}, which has {part_of(stage, step)}: {detail}"
         case r.SnapshotIncomplete(step):
             return f"the snapshot at step {step} to be uploaded"
         case r.SnapshotFailing(step, reason):

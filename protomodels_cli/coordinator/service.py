@@ -32,6 +32,7 @@ from protomodels_cli.coordinator.reasons import (
 from protomodels_cli.coordinator.run_dir import RunDir
 from protomodels_cli.coordinator.sentences import refusal
 from protomodels_cli.coordinator.sessions import ControlStream, CoolingOff, EnrolledPeer, most_waiting, watch
+from protomodels_cli.coordinator.snapshots.copies import OutOfReach
 from protomodels_cli.coordinator.snapshots.failures import NotWritten
 from protomodels_cli.coordinator.snapshots.uploads import Damaged, Later, Refused, Uploads
 from protomodels_cli.observe.logs import WIRE
@@ -313,7 +314,7 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
         return pb.UploadReply()
 
     async def Fetch(self, request: pb.FetchRequest, context: grpc.aio.ServicerContext) -> AsyncIterator[pb.Piece]:
-        await self._caller(context)
+        peer = await self._caller(context)
         if request.offset > MOST_OFFSET:
             await _reject(context, bad_requests.InvalidOffset(request.offset))
         try:
@@ -322,6 +323,9 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
         except FileNotFoundError:
             what = f"the coordinator has no part of stage {request.stage} of a snapshot at step {request.step}"
             await context.abort(grpc.StatusCode.NOT_FOUND, what)
+        except OutOfReach as e:
+            self._submit(events.StoreAway(peer, request.lineage, request.step, request.stage, str(e)))
+            await context.abort(grpc.StatusCode.UNAVAILABLE, f"the store cannot be reached: {e}")
         except OSError as e:  # and not just once
             await context.abort(grpc.StatusCode.DATA_LOSS, f"the coordinator cannot read the part: {e.strerror or e}")
 

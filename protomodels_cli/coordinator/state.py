@@ -11,7 +11,7 @@ from functools import lru_cache
 
 from protomodels_cli.coordinator.history import History
 from protomodels_cli.coordinator.notices import Relinking
-from protomodels_cli.coordinator.reasons import Blocker, Holder, Missing, NoPeers, TaskKind
+from protomodels_cli.coordinator.reasons import Blocker, Holder, Missing, NoPeers, StoreUnreachable, TaskKind
 from protomodels_cli.coordinator.snapshots.failures import PartFailure
 from protomodels_cli.coordinator.snapshots.pace import Pace
 from protomodels_cli.cost.activations import Computation
@@ -70,6 +70,8 @@ class Preparation:
     asked: float
     here: float | None  # since when the part is on its disk, as far as it has said
     ready: bool = False  # of a spare
+    failed: int = 0  # times that it could not use the part, though that is whole
+    away: StoreUnreachable | None = None  # what kept it from the part when `asked` was last put forward
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ def about_copies(notice: n.AboutCopies) -> str:
         case n.CopyAbandoned():
             return "interrupted: the last snapshot is not copied"
         case n.CopyUnreachable(stage, step, url, detail):
-            return f"{part_of(stage, step)} is damaged, and the copy at {url} cannot be read: {detail}; retrying"
+            return f"{part_of(stage, step)} has to come from {url}, which cannot be reached: {detail}; waiting for it"
         case n.PartRestored(stage, step, url):
             return f"restored {part_of(stage, step)}, which was damaged, from {url}"
         case n.PartDamaged(stage, step, url):

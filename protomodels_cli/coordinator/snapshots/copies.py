@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from protomodels_cli.coordinator.history import History, beginning
-from protomodels_cli.coordinator.snapshots.manifest import MANIFEST, STORED
+from protomodels_cli.coordinator.snapshots.manifest import MANIFEST, PUT_THERE, STORED
 from protomodels_cli.errors import UserError
 from protomodels_cli.lazy import lazy_import
 
@@ -27,11 +27,16 @@ else:
 
 
 SPEC = "spec.json"
+BLOCK = 8 << 20  # bytes that are asked for at a time: few enough for an answer over a slow line
 TAKEN_OVER = re.compile(r"taken-over-(\d+)")
 
 
 class TakenOver(Exception):
     """Another coordinator has continued the run from this copy: what is there is that one's."""
+
+
+class OutOfReach(Exception):
+    """The store does not answer now, or not with what is there: whether that is whole nobody can say."""
 
 
 class Copies:
@@ -106,7 +111,11 @@ class Copies:
     def open(self, snapshot: str, file: str) -> BinaryIO:
         """Raises FileNotFoundError if it is not there, and whatever else the store raises."""
         files, root = self.connect()
-        return cast(BinaryIO, files.open(f"{root}/{snapshot}/{file}", "rb"))
+        return cast(BinaryIO, files.open(f"{root}/{snapshot}/{file}", "rb", block_size=BLOCK))
+
+    def has_anything(self) -> bool:
+        """Of this run. If not, it is not the store that it was: a disk that is not mounted is empty."""
+        return bool(names_in(*self.connect()))
 
     def check_ours(self, there: Iterable[str]) -> None:
         """Raises TakenOver. `there`: the names in the run's folder."""
@@ -137,7 +146,12 @@ def names_in(files: fsspec.AbstractFileSystem, root: str) -> set[str]:
 
 
 def _copy(files: fsspec.AbstractFileSystem, folder: Path, to: str) -> None:
+    """And delete what peers have put there and does not count."""
     files.makedirs(to, exist_ok=True)
+    counts = {file.with_suffix(".safetensors").name for file in folder.iterdir() if file.suffix == STORED}
+    for name in sorted(names_in(files, to) - counts):
+        if PUT_THERE.fullmatch(name):
+            files.rm_file(f"{to}/{name}")
     for file in sorted(folder.iterdir(), key=lambda path: path.name == MANIFEST):
         if file.suffix == STORED:
             continue  # it is there already

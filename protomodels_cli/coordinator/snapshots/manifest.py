@@ -5,6 +5,7 @@ Knows the files of one snapshot. Which of several is used, and how the run conti
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from protomodels_cli.files import hash_file, write_whole
 
 MANIFEST = "snapshot.json"
 STORED = ".stored"
+PUT_THERE = re.compile(r"stage-\d+\.[0-9a-f]{64}\.safetensors")  # see stored_name
 
 
 @dataclass(frozen=True)

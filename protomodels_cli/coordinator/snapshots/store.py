@@ -14,6 +14,7 @@ import contextlib
 import hashlib
 import os
 import re
+import secrets
 import shutil
 import threading
 from collections.abc import Callable, Collection, Iterator
@@ -164,7 +165,7 @@ class Snapshots:
         what that raises."""
         folder = self._named(mark)
         part = folder / part_name(stage)
-        work = part.with_suffix(".partial")
+        work = part.with_suffix(f".{secrets.token_hex(4)}.partial")  # one that hangs may write long after this
         folder.mkdir(exist_ok=True)
         try:
             get(folder.name, part.name, work)

@@ -6,26 +6,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Awaitable, Callable
-from functools import partial
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from protomodels_cli.coordinator import notices
 from protomodels_cli.coordinator.history import History, Mark
-from protomodels_cli.coordinator.snapshots.copies import Copies, in_words
+from protomodels_cli.coordinator.snapshots.copies import Copies, OutOfReach, in_words
 from protomodels_cli.coordinator.snapshots.first import FirstSnapshot
 from protomodels_cli.coordinator.snapshots.manifest import folder_name, part_name, stored_name
 from protomodels_cli.coordinator.snapshots.store import Snapshots, patiently
 from protomodels_cli.errors import UserError
 from protomodels_cli.observe.logs import SNAPSHOTS
-from protomodels_cli.retry import Backoff, retry
+from protomodels_cli.quantities import duration
 
 if TYPE_CHECKING:
     from protomodels_cli.coordinator.deposit import Deposit
 
 T = TypeVar("T")
-TRIES, AGAIN = 10, 6.0  # to reach the store, and seconds between two
+STALL_SECONDS = 60.0  # in which something of a part must come from the store
 
 
 class Repeated:
@@ -72,6 +71,15 @@ async def beside(work: Callable[..., T], *arguments: Any, **options: Any) -> T:
 
     threading.Thread(target=run, daemon=True).start()
     return cast(T, await result)
+
+
+async def within(seconds: float, work: Callable[..., T], *arguments: Any, **options: Any) -> T:
+    """As `beside`, for so long at most: then raises TimeoutError, and leaves the thread to itself."""
+    try:
+        async with asyncio.timeout(seconds):
+            return await beside(work, *arguments, **options)
+    except TimeoutError as e:
+        raise TimeoutError(str(e) or f"no answer within {duration(seconds)}") from None
 
 
 class Upkeep:
@@ -133,7 +141,7 @@ class Upkeep:
 
     async def is_whole(self, mark: Mark, stage: int) -> bool:
         """Does this part have the right bytes, now or once restored from the copy or cut again from the checkpoint?
-        Concurrent calls share one check."""
+        Raises OutOfReach where only the store could tell. Concurrent calls share one check."""
         part = mark.lineage, mark.step, stage
         if part not in self._looks:
             self._looks[part] = asyncio.create_task(self._look(mark, stage))
@@ -146,21 +154,24 @@ class Upkeep:
                 return True
         except OSError as e:  # to us it is as good as gone
             SNAPSHOTS.warning("cannot read stage %d's part of the snapshot at step %d: %s", stage, mark.step, e)
-        if self._copies is not None and await self._restore(mark, stage, self._copies):
+        away: OutOfReach | None = None
+        if self._copies is not None:
+            try:
+                if await self._restore(mark, stage, self._copies):
+                    return True
+            except OutOfReach as e:
+                away = e
+        if self._first is not None and mark.source and await self._cut_again(mark, stage, self._first):
             return True
-        return self._first is not None and bool(mark.source) and await self._cut_again(mark, stage, self._first)
+        if away is not None:
+            raise away
+        return False
 
     async def _restore(self, mark: Mark, stage: int, copies: Copies) -> bool:
-        backoff = Backoff(AGAIN, jitter=0, most_tries=TRIES)
-
-        def report(error: Exception) -> None:
-            if backoff.failures == 1:
-                self._tell(notices.CopyUnreachable(stage, mark.step, copies.url, in_words(error)))
-
-        try:  # a store may raise anything
-            whole = await retry(lambda: self._bring_back(mark, stage, copies), backoff, Exception, report)
-        except Exception:
-            return False
+        try:
+            whole = await self._bring_back(mark, stage, copies)
+        except Exception as e:  # a store may raise anything
+            raise OutOfReach(in_words(e)) from None
         kind = notices.PartRestored if whole else notices.PartDamaged
         self._tell(kind(stage, mark.step, copies.url))
         return whole
@@ -181,10 +192,36 @@ class Upkeep:
     async def _bring_back(self, mark: Mark, stage: int, copies: Copies) -> bool:
         for name in (part_name(stage), stored_name(stage, mark.parts[stage])):
             with contextlib.suppress(FileNotFoundError):
-                get = partial(_get_as, copies, name)
-                return await beside(self._snapshots.replace_part, mark, stage, get)
+                get = _Get(copies, name)
+                return await get.unless_it_stalls(beside(self._snapshots.replace_part, mark, stage, get))
+        if not await within(STALL_SECONDS, copies.has_anything):
+            raise OutOfReach("nothing of this run is there")
         return False
 
 
-def _get_as(copies: Copies, name: str, snapshot: str, _: str, to: Path) -> None:
-    copies.get(snapshot, name, to)
+class _Get:
+    """Gets a file from the store, under the name that it has there."""
+
+    def __init__(self, copies: Copies, name: str):
+        self._copies, self._name = copies, name
+        self._to: Path | None = None
+
+    def __call__(self, snapshot: str, _: str, to: Path) -> None:
+        self._to = to
+        self._copies.get(snapshot, self._name, to)
+
+    async def unless_it_stalls(self, work: Coroutine[Any, Any, bool]) -> bool:
+        """Raises TimeoutError, and leaves the thread to itself, once nothing more comes: a store may hang."""
+        task, size = asyncio.create_task(work), -1
+        while size < (size := self._size()):
+            await asyncio.wait([task], timeout=STALL_SECONDS)
+            if task.done():
+                return await task
+        task.cancel()
+        raise TimeoutError(f"no answer within {duration(STALL_SECONDS)}")
+
+    def _size(self) -> int:
+        try:
+            return 0 if self._to is None else self._to.stat().st_size
+        except FileNotFoundError:
+            return 0

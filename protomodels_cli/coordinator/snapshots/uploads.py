@@ -18,11 +18,11 @@ from protomodels_cli.coordinator.history import Mark
 from protomodels_cli.coordinator.sentences import part_failure
 from protomodels_cli.coordinator.snapshots import failures
 from protomodels_cli.coordinator.snapshots.content import LONGEST_HEADER, ROOM_FOR_NAMES, unfit, unfit_by_header
-from protomodels_cli.coordinator.snapshots.copies import Copies, in_words
+from protomodels_cli.coordinator.snapshots.copies import Copies, OutOfReach, in_words
 from protomodels_cli.coordinator.snapshots.direct import LARGEST, Direct
 from protomodels_cli.coordinator.snapshots.manifest import folder_name, part_name, stored_name
 from protomodels_cli.coordinator.snapshots.store import Snapshots, patiently
-from protomodels_cli.coordinator.snapshots.upkeep import beside
+from protomodels_cli.coordinator.snapshots.upkeep import within
 from protomodels_cli.coordinator.state import State
 from protomodels_cli.coordinator.subspace import Subspace
 from protomodels_cli.cost.memory import stage_memory
@@ -35,6 +35,7 @@ from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 
 Chunks = AsyncIterator[pb.UploadChunk]
 T = TypeVar("T")
+AFAR_SECONDS = 60.0  # in which the store must answer the coordinator
 _NO_STORE: tuple[Copies | None, Direct | None] = None, None
 
 
@@ -66,6 +67,8 @@ class Uploads:
         self._basis_offered = (0, 0)  # generation and step of the last basis that was uploaded
         self._one_basis = asyncio.Lock()
         self._coming: set[Path] = set()
+        # Lineage, step and stage → holder → the hash of the part for which it may have URLs.
+        self._signed: dict[tuple[int, int, int], dict[str, str]] = {}
 
     def open_store(self) -> None:
         """See whether peers can use the store themselves."""
@@ -106,24 +109,38 @@ class Uploads:
             SNAPSHOTS.warning("stage %d's part is too large for one PUT: it goes through here", header.stage)
             return pb.OfferReply(wanted=True)
         self._direct.try_out()
-        if not self._direct.works:
+        if not self._direct.works or not self._may_store(peer, header):
             return pb.OfferReply(wanted=True)
         path = self._snapshots.coming(header.lineage, header.step, header.stage, header.sha256)
         if path in self._coming:
             raise Later("another upload of the part is under way; retry")
         self._coming.add(path)
         try:
-            return await self._from_store(peer, header, self._direct)
-        except (Refused, Later):
-            raise
-        except Exception as e:  # a store may raise anything
-            self._direct.failed(e)
-            return pb.OfferReply(wanted=True)
+            reply = await self._look_in_store(peer, header, self._direct)
+            return await self._take_stored(header) if reply is None else reply
         finally:
             self._coming.discard(path)
 
-    async def _from_store(self, peer: str, header: pb.UploadHeader, direct: Direct) -> pb.OfferReply:
-        """Take the part if it lies there, and what it should be by its header: its name and the URL that put it there
+    def _may_store(self, peer: str, header: pb.UploadHeader) -> bool:
+        """A holder has one part of a snapshot. One that comes with another goes through here, where the one takes the
+        other's place: the store would keep both."""
+        pending = {mark.key for mark in self._state().history.pending}
+        self._signed = {part: hashes for part, hashes in self._signed.items() if part[:2] in pending}
+        hashes = self._signed.setdefault((header.lineage, header.step, header.stage), {})
+        return hashes.setdefault(peer, header.sha256) == header.sha256
+
+    async def _look_in_store(self, peer: str, header: pb.UploadHeader, direct: Direct) -> pb.OfferReply | None:
+        """None: it lies there. Raises Refused."""
+        try:
+            return await self._from_store(peer, header, direct)
+        except Refused:
+            raise
+        except Exception as e:  # a store may raise anything
+            direct.failed(e)
+            return pb.OfferReply(wanted=True)
+
+    async def _from_store(self, peer: str, header: pb.UploadHeader, direct: Direct) -> pb.OfferReply | None:
+        """None: the part lies there, and is what it should be by its header: its name and the URL that put it there
         vouch for the other bytes. If not, that URL."""
         snapshot, name = folder_name(header.lineage, header.step), stored_name(header.stage, header.sha256)
         if await direct.size(snapshot, name) != header.size:
@@ -136,6 +153,10 @@ class Uploads:
         if flaw is not None:
             await direct.delete(snapshot, name)
             raise self._refused(peer, header, flaw)
+        return None
+
+    async def _take_stored(self, header: pb.UploadHeader) -> pb.OfferReply:
+        """Raises Later, and OSError where our own disk fails."""
         try:
             await asyncio.to_thread(
                 self._snapshots.arrived_in_store,
@@ -266,7 +287,7 @@ class Uploads:
 
     async def read_part(self, request: pb.FetchRequest) -> AsyncIterator[bytes]:
         """A part of a complete snapshot, in pieces; from the store, if it lies there alone. Raises FileNotFoundError
-        where there is none, and OSError where it cannot be read for a while."""
+        where there is none, OSError where it cannot be read for a while, and OutOfReach where the store cannot."""
         mark = self._complete(request)
         if mark is None:
             raise FileNotFoundError
@@ -348,13 +369,13 @@ async def _bytes(chunks: Chunks, header: pb.UploadHeader) -> bytes:
 
 
 async def _from_afar(work: Callable[..., T], *arguments: Any) -> T:
-    """In a thread that may hang. Whatever the store raises is an OSError then."""
+    """In a thread that may hang. One try: who asked retries. Raises FileNotFoundError where it is not there."""
     try:
-        return await beside(work, *arguments)
-    except OSError:
+        return await within(AFAR_SECONDS, work, *arguments)
+    except FileNotFoundError:
         raise
     except Exception as e:
-        raise OSError(in_words(e)) from None
+        raise OutOfReach(in_words(e)) from None
 
 
 def _read_at(file: BinaryIO, offset: int) -> bytes:
