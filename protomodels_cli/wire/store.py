@@ -25,6 +25,12 @@ class StoreBroken(Exception):
     """The store has refused the request, or it broke off: another try, with another URL, may help."""
 
 
+class StoreRefused(StoreBroken):
+    def __init__(self, status: int, reason: str):
+        super().__init__(f"refused with {status} {reason}")
+        self.status = status
+
+
 def checksum(sha256: str) -> str:
     """A hash as S3 writes it."""
     return base64.b64encode(bytes.fromhex(sha256)).decode()
@@ -109,8 +115,8 @@ class StoreRequest:
         return self._reply
 
 
-def _refused(reply: http.client.HTTPResponse) -> StoreBroken:
-    return StoreBroken(f"refused with {reply.status} {reply.reason}")
+def _refused(reply: http.client.HTTPResponse) -> StoreRefused:
+    return StoreRefused(reply.status, reply.reason)
 
 
 def _words(error: Exception) -> str:

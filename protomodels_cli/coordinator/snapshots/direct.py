@@ -11,17 +11,16 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import secrets
-import threading
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from protomodels_cli.coordinator import notices
 from protomodels_cli.coordinator.snapshots.copies import Copies, in_words
-from protomodels_cli.coordinator.snapshots.upkeep import Repeated, beside
+from protomodels_cli.coordinator.snapshots.upkeep import Repeated, within
 from protomodels_cli.observe.logs import SNAPSHOTS
 from protomodels_cli.spec.schema import SnapshotSpec
-from protomodels_cli.wire.store import StoreBroken, StoreRequest, checksum
+from protomodels_cli.wire.store import StoreRefused, StoreRequest, checksum
 
 if TYPE_CHECKING:
     import fsspec
@@ -29,6 +28,8 @@ if TYPE_CHECKING:
 EXPIRES = 900  # seconds in which a transfer has to begin: it may end later
 LARGEST = 5 << 30  # bytes: S3 takes no more in one PUT
 AGAIN = 600.0  # seconds until a store that could not be used so is tried again
+ANSWER_SECONDS, TRIAL_SECONDS = 15.0, 60.0  # for one answer of the store: a peer's offer takes three; to try it out
+NO_REFUSAL = 408, 429  # of a request that would have been granted at another time
 
 
 class Unfit(Exception):
@@ -39,7 +40,6 @@ class Direct:
     def __init__(self, copies: Copies, tell: Callable[[notices.Notice], None]):
         self._copies, self._tell = copies, tell
         self._trying, self._next = Repeated(self._try), 0.0
-        self._one_at_a_time = threading.Lock()
         self._store: tuple[fsspec.AbstractFileSystem, str] | None = None
         self._told = False
         self.works = False
@@ -50,23 +50,23 @@ class Direct:
             self._trying.again()
 
     async def upload_url(self, snapshot: str, name: str, size: int, sha256: str) -> str:
-        return await beside(self._sign_put, f"{snapshot}/{name}", size, sha256)
+        return await within(ANSWER_SECONDS, self._sign_put, f"{snapshot}/{name}", size, sha256)
 
     async def fetch_url(self, snapshot: str, name: str) -> str:
-        return await beside(self._sign, f"{snapshot}/{name}", "get_object")
+        return await within(ANSWER_SECONDS, self._sign, f"{snapshot}/{name}", "get_object")
 
     async def size(self, snapshot: str, name: str) -> int | None:
         """None: it is not there."""
         try:
-            return int(await beside(self._at, f"{snapshot}/{name}", "size"))
+            return int(await within(ANSWER_SECONDS, self._at, f"{snapshot}/{name}", "size"))
         except FileNotFoundError:
             return None
 
     async def beginning(self, snapshot: str, name: str, most: int) -> bytes:
-        return bytes(await beside(self._at, f"{snapshot}/{name}", "cat_file", start=0, end=most))
+        return bytes(await within(ANSWER_SECONDS, self._at, f"{snapshot}/{name}", "cat_file", start=0, end=most))
 
     async def delete(self, snapshot: str, name: str) -> None:
-        await beside(self._at, f"{snapshot}/{name}", "rm_file")
+        await within(ANSWER_SECONDS, self._at, f"{snapshot}/{name}", "rm_file")
 
     def failed(self, error: Exception) -> None:
         """Parts go through the coordinator until the store has been tried again."""
@@ -78,21 +78,24 @@ class Direct:
 
     async def _try(self) -> None:
         try:
-            await beside(self._try_to_cheat)
+            await within(TRIAL_SECONDS, self._try_to_cheat)
         except Exception as e:  # a store may raise anything
             self.failed(e)
         else:
-            self.works = True
+            self.works, self._told = True, False
             SNAPSHOTS.info("peers put their parts into %s themselves", self._copies.url)
 
     def _try_to_cheat(self) -> None:
-        """Blocks. Raises Unfit where the store takes other bytes than were signed, or not even those."""
+        """Blocks. Raises Unfit where the store takes other bytes than were signed, or not even those. One that fails
+        otherwise has not shown that it would refuse them."""
         right, wrong, name = b"right", b"wrong", f"trial-{secrets.token_hex(8)}"
         url = self._sign_put(name, len(right), sha256 := hashlib.sha256(right).hexdigest())
         try:
             try:
                 _put(url, wrong, sha256)
-            except StoreBroken:
+            except StoreRefused as e:
+                if not 400 <= e.status < 500 or e.status in NO_REFUSAL:
+                    raise
                 _put(url, right, sha256)
             else:
                 raise Unfit("it does not check the hash of what is put there (x-amz-checksum-sha256)")
@@ -107,10 +110,10 @@ class Direct:
         return str(self._at(path, "sign", expiration=EXPIRES, client_method=operation, **signed))
 
     def _at(self, path: str, what: str, **options: object) -> Any:
-        """Over one connection, since making one takes longer than what is asked. One thread at a time."""
-        with self._one_at_a_time:
-            files, root = self._store = self._store or self._connect()
-            return getattr(files, what)(f"{root}/{path}", **options)
+        """Over one connection, since making one takes longer than what is asked. s3fs does all its work in a thread
+        of its own, so any may ask: none waits for one that hangs."""
+        files, root = self._store = self._store or self._connect()
+        return getattr(files, what)(f"{root}/{path}", **options)
 
     def _connect(self) -> tuple[fsspec.AbstractFileSystem, str]:
         """Version 4 signs headers; the default, which depends on the region, may be one that does not."""

@@ -51,8 +51,14 @@ class StoreAccess:
                 raise
             file.seek(0)
             return False
-        self._failures = 0
         return True
+
+    def saw(self, url: str, is_there: bool) -> None:
+        """Whether the coordinator found there what was put there. Raises StoreBroken where a retry may help."""
+        if is_there:
+            self._failures = 0
+        elif self._may_retry(urlsplit(url).netloc, lost := StoreBroken("it took a part and does not have it")):
+            raise lost
 
     async def fetch(self, url: str, to: Path, wait: Wait) -> bool:
         """Add to a file what is missing; false: there is no way. Raises StoreBroken where a retry may help, and

@@ -21,7 +21,6 @@ from protomodels_cli.wire.channels import PIECE
 from protomodels_cli.wire.client import Metadata
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.pb import pmtrain_pb2_grpc as rpc
-from protomodels_cli.wire.store import StoreBroken
 from protomodels_cli.worker.snapshots.direct import StoreAccess
 from protomodels_cli.worker.snapshots.part_store import PartStore
 
@@ -76,9 +75,8 @@ async def upload_part(
         header.direct = store.usable
         offer = await stub.Offer(header, metadata=metadata, timeout=OFFER_SECONDS)
         if offer.url and await store.upload(offer.url, file, header.size, part.sha256, throttle.wait):
-            offer = await stub.Offer(header, metadata=metadata, timeout=OFFER_SECONDS)
-            if offer.url:
-                raise StoreBroken("the store took a part and does not have it")
+            url, offer = offer.url, await stub.Offer(header, metadata=metadata, timeout=OFFER_SECONDS)
+            store.saw(url, is_there=not offer.url)
         if not offer.wanted:
             return "store" if offer.stored else None
         header.offset = offer.offset
@@ -145,7 +143,9 @@ async def _fetch_rest(
     work = parts.fetching(part)
     request = pb.FetchRequest(lineage=part.lineage, step=part.step, stage=part.stage)
     try:
-        found = await stub.Locate(request, metadata=metadata) if store and store.usable else pb.Location()
+        found = pb.Location()
+        if store and store.usable:
+            found = await stub.Locate(request, metadata=metadata, timeout=OFFER_SECONDS)
         if not (store and found.url and await store.fetch(found.url, work, throttle.wait)):
             with work.open("ab") as file:
                 request.offset = file.tell()
