@@ -156,26 +156,31 @@ def test_one_that_is_damaged_in_the_store_is_damaged_and_what_nobody_waits_for_i
 def test_a_store_that_hangs_is_out_of_reach_and_the_next_look_does_not_wait_for_it(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(upkeeps, "STALL_SECONDS", 0.1)
     monkeypatch.setattr(uploading, "AFAR_SECONDS", 0.1)
-    desk, hangs = StoreDesk(tmp_path), threading.Event()
+    desk, hangs, late = StoreDesk(tmp_path), threading.Event(), threading.Event()
     get = desk.copies.get
 
     def half_and_hang(snapshot: str, file: str, to: Path) -> None:
         to.write_bytes(CONTENTS[0][:100])
-        hangs.wait()
+        hangs.wait(10)
+        to.write_bytes(b"late")
+        late.set()
+
+    def get_while_the_other_wakes_up(snapshot: str, file: str, to: Path) -> None:
         get(snapshot, file, to)
+        hangs.set()
+        late.wait(10)
 
     async def story() -> None:
-        monkeypatch.setattr(desk.copies, "open", lambda *names: hangs.wait())
+        monkeypatch.setattr(desk.copies, "open", lambda *names: hangs.wait(10))
         with pytest.raises(OutOfReach):
             await anext(desk.uploads.read_part(REQUEST))
         monkeypatch.setattr(desk.copies, "get", half_and_hang)
         with pytest.raises(OutOfReach):
             await desk.upkeep.is_whole(desk.mark, 0)
-        monkeypatch.setattr(desk.copies, "get", get)
+        monkeypatch.setattr(desk.copies, "get", get_while_the_other_wakes_up)
         assert await desk.upkeep.is_whole(desk.mark, 0)
 
     asyncio.run(story())
-    hangs.set()
 
 
 def test_two_who_look_share_one_look(tmp_path: Path, monkeypatch):
