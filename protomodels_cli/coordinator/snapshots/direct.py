@@ -29,6 +29,7 @@ EXPIRES = 900  # seconds in which a transfer has to begin: it may end later
 LARGEST = 5 << 30  # bytes: S3 takes no more in one PUT
 AGAIN = 600.0  # seconds until a store that could not be used so is tried again
 ANSWER_SECONDS, TRIAL_SECONDS = 15.0, 60.0  # for one answer of the store: a peer's offer takes three; to try it out
+MOST_BEGUN = 8  # snapshots whose parts may be on their way
 NO_REFUSAL = 408, 429  # of a request that would have been granted at another time
 
 
@@ -42,12 +43,21 @@ class Direct:
         self._trying, self._next = Repeated(self._try), 0.0
         self._store: tuple[fsspec.AbstractFileSystem, str] | None = None
         self._told = False
+        self._parts: dict[str, dict[tuple[int, str], str]] = {}  # snapshot → stage and holder → hash
         self.works = False
 
     def try_out(self) -> None:
         """See whether the store can be used so, unless that is known, or was just tried."""
         if not self.works and not self._trying.under_way and time.monotonic() >= self._next:
             self._trying.again()
+
+    def may_put(self, holder: str, snapshot: str, stage: int, sha256: str) -> bool:
+        """A holder has one part of a snapshot. One that comes with another is sent through the coordinator, where the
+        one takes the other's place: the store would keep both."""
+        parts = self._parts.setdefault(snapshot, {})
+        if len(self._parts) > MOST_BEGUN:
+            del self._parts[next(iter(self._parts))]
+        return parts.setdefault((stage, holder), sha256) == sha256
 
     async def upload_url(self, snapshot: str, name: str, size: int, sha256: str) -> str:
         return await within(ANSWER_SECONDS, self._sign_put, f"{snapshot}/{name}", size, sha256)

@@ -67,8 +67,6 @@ class Uploads:
         self._basis_offered = (0, 0)  # generation and step of the last basis that was uploaded
         self._one_basis = asyncio.Lock()
         self._coming: set[Path] = set()
-        # Lineage, step and stage → holder → the hash of the part for which it may have URLs.
-        self._signed: dict[tuple[int, int, int], dict[str, str]] = {}
 
     def open_store(self) -> None:
         """See whether peers can use the store themselves."""
@@ -109,7 +107,8 @@ class Uploads:
             SNAPSHOTS.warning("stage %d's part is too large for one PUT: it goes through here", header.stage)
             return pb.OfferReply(wanted=True)
         self._direct.try_out()
-        if not self._direct.works or not self._may_store(peer, header):
+        snapshot = folder_name(header.lineage, header.step)
+        if not self._direct.works or not self._direct.may_put(peer, snapshot, header.stage, header.sha256):
             return pb.OfferReply(wanted=True)
         path = self._snapshots.coming(header.lineage, header.step, header.stage, header.sha256)
         if path in self._coming:
@@ -120,14 +119,6 @@ class Uploads:
             return await self._take_stored(header) if reply is None else reply
         finally:
             self._coming.discard(path)
-
-    def _may_store(self, peer: str, header: pb.UploadHeader) -> bool:
-        """A holder has one part of a snapshot. One that comes with another goes through here, where the one takes the
-        other's place: the store would keep both."""
-        pending = {mark.key for mark in self._state().history.pending}
-        self._signed = {part: hashes for part, hashes in self._signed.items() if part[:2] in pending}
-        hashes = self._signed.setdefault((header.lineage, header.step, header.stage), {})
-        return hashes.setdefault(peer, header.sha256) == header.sha256
 
     async def _look_in_store(self, peer: str, header: pb.UploadHeader, direct: Direct) -> pb.OfferReply | None:
         """None: it lies there. Raises Refused."""
