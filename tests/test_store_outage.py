@@ -177,6 +177,7 @@ def test_a_store_that_hangs_is_out_of_reach_and_the_next_look_does_not_wait_for_
         monkeypatch.setattr(desk.copies, "get", half_and_hang)
         with pytest.raises(OutOfReach):
             await desk.upkeep.is_whole(desk.mark, 0)
+        monkeypatch.setattr(upkeeps, "STALL_SECONDS", 10.0)
         monkeypatch.setattr(desk.copies, "get", get_while_the_other_wakes_up)
         assert await desk.upkeep.is_whole(desk.mark, 0)
 
