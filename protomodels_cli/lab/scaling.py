@@ -9,6 +9,7 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from statistics import fmean
 
 from protomodels_cli.errors import OptionError
 from protomodels_cli.lab.bench import Bench
@@ -173,14 +174,12 @@ def plot(result: Result, path: Path) -> None:
     middle = sorted({row["width"] for row in rows})
     for ax, x, fixed in ((left, "width", "layers_per_segment"), (right, "layers_per_segment", "width")):
         here = [r for r in rows if r[fixed] == (2 if fixed == "layers_per_segment" else middle[len(middle) // 2])]
-        for colour, (low, high, label) in enumerate(((0, 60, "about 30 ×"), (60, 1e9, "about 100 ×"))):
-            line = sorted(
-                (r[x], r["gap_to_dense"], r["gap_to_anchored"]) for r in here if low <= r["ratio_fp32"] < high
-            )
-            xs, plain, anchored = zip(*line, strict=True) if line else ((), (), ())
-            ax.plot(xs, [100 * y for y in plain], f"C{colour}o-", label=f"{label}, to dense")
-            there = [(a, 100 * b) for a, b in zip(xs, anchored, strict=True) if b is not None]
-            ax.plot([a for a, _ in there], [b for _, b in there], f"C{colour}s--", label=f"{label}, to dense+anchors")
+        for colour, ratio in enumerate(RATIOS):
+            of_ratio = [r for r in here if r["k"] == k_for(r["width"], ratio)]
+            for to, style, against in (("dense", "o-", "gap_to_dense"), ("dense+anchors", "s--", "gap_to_anchored")):
+                xs = sorted({r[x] for r in of_ratio if r[against] is not None})
+                means = [100 * fmean(r[against] for r in of_ratio if r[x] == at) for at in xs]
+                ax.plot(xs, means, f"C{colour}{style}", label=f"{ratio} × or as near as k = 2 gets, to {to}")
         ax.set(xscale="log", xlabel=x.replace("_", " "), ylabel="loss above dense, %")
         ticks = sorted({r[x] for r in here})
         ax.set_xticks(ticks, [str(t) for t in ticks])
