@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from sentences_of_copies import OF_COPIES, STORE_WAITS
 from sentences_of_refusals import AGAIN, REFUSALS
+from sentences_of_reseating import RESEATING, RESEATINGS
 from test_sentences_store import STORE
 from wording import check_kinds, check_row, check_wording, facts_of, members
 
@@ -16,6 +17,7 @@ from protomodels_cli.coordinator import notices as n
 from protomodels_cli.coordinator import reasons as r
 from protomodels_cli.coordinator import rebuild_notices as rebuilding
 from protomodels_cli.coordinator import refusals as no
+from protomodels_cli.coordinator import reseat_notices as reseat
 from protomodels_cli.coordinator.sentences import dismissal, loss, pause, refusal, rollback, sentence, spare, waiting
 from protomodels_cli.coordinator.snapshots import failures
 from protomodels_cli.facts import Fact
@@ -135,6 +137,7 @@ NOTICES: list[tuple[n.Notice, str]] = [
 
 NOTICES += [
     *STORE,
+    *RESEATINGS,
     (rebuilding.JournalRefused("the journal is damaged"), "the journal is damaged"),
     (
         rebuilding.SnapshotSetAside("0001-00000006", "hash mismatch"),
@@ -312,6 +315,7 @@ WAITS: list[tuple[r.Waiting, str]] = [
     (r.OwnersResume(), "the owner to resume the run"),
     (r.SubspaceReport(2), "the last stage to report on the subspace after step 2"),
     (r.BasisNotTaken(3, (DESK,)), "stage 1 (desk) to take basis 3"),
+    RESEATING,
     (r.Coordinator(), "the coordinator"),
     (r.CoordinatorStopped(), "the coordinator to be started again"),
 ]
@@ -357,12 +361,12 @@ def test_every_kind_has_a_row_in_the_table(union: Any, rows: list[tuple[Any, ...
 
 
 def test_every_fact_of_these_modules_is_said_somewhere():
-    assert set(facts_of(n, rebuilding, r, no, no_placement)) == {type(row[0]) for row in TABLE}
+    assert set(facts_of(n, rebuilding, reseat, r, no, no_placement)) == {type(row[0]) for row in TABLE}
 
 
 def test_kinds_are_snake_case_and_tell_facts_apart():
     check_kinds(facts_of(r, no))
-    check_kinds(facts_of(n, rebuilding))
+    check_kinds(facts_of(n, rebuilding, reseat))
 
 
 @pytest.mark.parametrize("text", sorted({text for _, _, text in TABLE}))

@@ -119,10 +119,14 @@ def _stand_down(moves: Moves) -> None:
     done = [
         peer
         for peer, preparation in state.preparing.items()
-        if preparation.part.stage not in absent and state.stage_of(peer) is None
+        if preparation.part.stage not in absent and state.stage_of(peer) is None and not _is_reseated(state, peer)
     ]
     moves.set(preparing={p: preparation for p, preparation in state.preparing.items() if p not in done})
     moves.do(*(MakeSpare(peer, reasons.AllStagesHeld(state.stages)) for peer in done))
+
+
+def _is_reseated(state: State, spare: str) -> bool:
+    return state.reseat is not None and state.reseat.spare == spare
 
 
 def hear_fetched(moves: Moves, peer: str, part: Part) -> None:
@@ -152,7 +156,8 @@ def hear_ready(moves: Moves, peer: str, part: Part) -> None:
     took, since = moves.now - preparation.asked, preparation.here or preparation.asked
     pace = replace(state.pace, build=moves.now - since)
     moves.set(pace=replace(pace, restore=took) if since > preparation.asked else pace)
-    moves.tell(notices.StagePrepared(peer, state.peers[peer].name, part.stage, part.step))
+    if not _is_reseated(state, peer):
+        moves.tell(notices.StagePrepared(peer, state.peers[peer].name, part.stage, part.step))
 
 
 def hear_store_away(moves: Moves, event: StoreAway) -> None:
@@ -200,4 +205,4 @@ def costs(state: State, peer: str) -> recovery.Costs:
     if state.placed and task is not None and task.kind == "step":
         under_way = max(0.0, min(a.since for a in state.absent.values()) - task.started) if state.absent else 0.0
     redo = (history.step - history.newest.step) * usual + under_way
-    return recovery.Costs(redo, readiness.fetch_seconds(state, stage) + readiness.build_seconds(state))
+    return recovery.Costs(redo, readiness.restoring(state, stage))

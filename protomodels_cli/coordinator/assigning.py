@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from protomodels_cli.coordinator import notices, readiness, reasons
+from protomodels_cli.coordinator import notices, readiness, reasons, speeds
 from protomodels_cli.coordinator.events import (
     AssignStage,
     CheckpointCut,
@@ -74,7 +74,8 @@ def join(moves: Moves, peer: Peer) -> None:
             if state.history.holders[peer.holding.stage] == peer.id:
                 moves.set(holds={**moves.state.holds, peer.id: peer.holding.stage})
         regroup(moves)
-    else:
+    else:  # which drops what it may have built ahead
+        moves.set(preparing={p: preparation for p, preparation in state.preparing.items() if p != peer.id})
         moves.do(MakeSpare(peer.id, reasons.AllStagesHeld(state.stages)))
 
 
@@ -164,7 +165,7 @@ def assign_again(moves: Moves, what: reasons.Complaint | reasons.PartUnreadable,
 
 def regroup(moves: Moves) -> None:
     """Assign the stages to the peers that are here, if they suffice; otherwise tell them what is missing."""
-    moves.set(placed=False, task=None, blocked=None, heard={}, took_basis=frozenset(), usage={})
+    _end_generation(moves)
     history = moves.state.history
     if history.over:
         return
@@ -185,6 +186,21 @@ def regroup(moves: Moves) -> None:
     if absent and history.newest.step != history.step:
         roll_back(moves, history.newest, reasons.StagesLost(tuple(absent), history.step))
     _assign(moves, history.layers, {**held, **found})
+
+
+def reseat(moves: Moves, stage: int, peer: str) -> None:
+    """Give this stage to another peer, from the snapshot of the last step. All others go on from memory."""
+    history = moves.state.history
+    before = history.holders[stage]
+    _end_generation(moves)
+    moves.set(holds={p: held for p, held in moves.state.holds.items() if p != before})
+    _assign(moves, history.layers, {**dict(enumerate(history.holders)), stage: peer})
+
+
+def _end_generation(moves: Moves) -> None:
+    state = moves.state
+    moves.set(speeds={**state.speeds, **speeds.measured(state)}, timed=(), reseat=None)
+    moves.set(placed=False, task=None, blocked=None, heard={}, took_basis=frozenset(), usage={})
 
 
 def fill(state: State, held: dict[int, str], now: float) -> dict[int, str] | reasons.StagesWithoutPeer:

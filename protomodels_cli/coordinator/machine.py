@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from protomodels_cli.coordinator import absences, assigning, checking, notices, patience, reasons, recovery
+from protomodels_cli.coordinator import absences, assigning, checking, notices, patience, reasons, recovery, reseating
 from protomodels_cli.coordinator.events import (
     BasisTaken,
     CheckpointCut,
@@ -168,6 +168,10 @@ def _take(moves: Moves, event: Event) -> None:
             patience.watch(moves)
         case _:
             assert_never(event)
+    if state.reseat is not None:
+        reseating.watch(moves)
+        if moves.state.reseat is None:
+            _go_on_if_idle(moves)
 
 
 def _pause(moves: Moves, why: reasons.Pause) -> None:
@@ -279,6 +283,7 @@ def _decide(moves: Moves, task: Task, reports: list[Report]) -> None:
         decided_at=(*state.decided_at[-49:], moves.now),
         step_seconds=(*state.step_seconds[-49:], seconds),
     )
+    reseating.note_step(moves, seconds, reports)
     if history.basis_version != before:
         moves.write_row("switch", step, version=history.basis_version, sha256=history.basis_sha256)
     moves.write_row(
@@ -328,7 +333,8 @@ def _go_on(moves: Moves) -> None:
         if state.stopping:
             _stop(moves)
             return
-    save = policy.begin_if_due(moves)
+    if save := policy.begin_if_due(moves):
+        reseating.consider(moves)
     decision = state.history.decision if state.undelivered else None
     coming = next_task(moves.state)
     task = moves.begin(*coming) if isinstance(coming, tuple) else None

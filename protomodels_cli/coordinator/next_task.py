@@ -23,6 +23,8 @@ def next_task(state: State) -> tuple[TaskKind, int] | reasons.Blocker:
             return "sync", step
         if history.evaluated < step and (last or steps.is_due(step, spec.eval.interval)):
             return "evaluation", step
+        if state.reseat is not None:
+            return state.reseat.why
         if is_needed(state):
             if state.unsaved is not None:
                 return reasons.SnapshotFailing(step, state.unsaved[1])

@@ -12,6 +12,7 @@ from typing import ClassVar, Literal
 from protomodels_cli.coordinator import reasons
 from protomodels_cli.coordinator.reasons import Holder
 from protomodels_cli.coordinator.rebuild_notices import AboutRebuilding
+from protomodels_cli.coordinator.reseat_notices import AboutReseating
 from protomodels_cli.coordinator.snapshots.failures import PartFailure
 from protomodels_cli.observe.notices import Notice as Base
 
@@ -376,7 +377,9 @@ class Ended(Base):
 
 
 AboutPeers = PeerJoined | PeerReturned | PeerLost | HolderAway | PeerLeft | PeerDismissed | PartNotThere
-AboutStages = StagesAssigned | StagesLinked | StagePrepared | Relinking | Stalled | RelayingAll | RolledBack
+AboutStages = (
+    StagesAssigned | StagesLinked | StagePrepared | AboutReseating | Relinking | Stalled | RelayingAll | RolledBack
+)
 AboutSnapshots = (
     SnapshotComplete | CheckpointCut | SnapshotSkipped | SnapshotWithoutRoom | SnapshotFailed | SnapshotUnusable
 )

@@ -26,7 +26,7 @@ import numpy as np
 from protomodels_cli.coordinator import no_placement
 from protomodels_cli.cost.activations import Computation
 from protomodels_cli.cost.memory import StageMemory, stage_memory
-from protomodels_cli.cost.units import unit_flops
+from protomodels_cli.cost.units import stage_flops, unit_flops
 from protomodels_cli.forms import Sizes
 from protomodels_cli.spec.cut import atom, layers_per_stage, spans
 from protomodels_cli.spec.schema import RunSpec
@@ -176,9 +176,8 @@ def _place_fixed(spec: RunSpec, offers: Sequence[Offer]) -> Placement | no_place
     if len(offers) < len(layers):
         return no_placement.TooFewPeers(len(offers), len(layers))
     ranges = spans(layers)
-    memory, flops = stage_memory(spec), list(unit_flops(spec).values())
+    memory, work = stage_memory(spec), stage_flops(spec, layers)
     needs = [memory.total(span.start, span.stop, len(layers) - 1 - i) for i, span in enumerate(ranges)]
-    work = [sum(flops[i] for i in _units(span, spec)) for span in ranges]
     last = len(layers) - 1
     fits = np.array([[o.fits(memory, span, last - i) for o in offers] for i, span in enumerate(ranges)])
     times = np.array(work)[:, None] / np.array([offer.flops for offer in offers])
@@ -194,11 +193,6 @@ def _place_fixed(spec: RunSpec, offers: Sequence[Offer]) -> Placement | no_place
         return _too_large(spec, offers, memory, ranges, needs)
     holders = _holders(rooms.at(*found), rooms.needed)
     return Placement(tuple(layers), tuple(offers[i].peer for i in holders))
-
-
-def _units(span: range, spec: RunSpec) -> range:
-    """Positions of a stage's units in the list of all: the embedding, the layers, the head."""
-    return range(span.start + (span.start > 0), span.stop + 1 + (span.stop == spec.model.layers))
 
 
 # A cut chosen to fit the peers.

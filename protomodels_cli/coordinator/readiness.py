@@ -39,6 +39,11 @@ def build_seconds(state: State) -> float:
     return state.pace.build or 0.0
 
 
+def restoring(state: State, stage: int) -> float:
+    """Seconds that a peer without the part takes."""
+    return fetch_seconds(state, stage) + build_seconds(state)
+
+
 def restore_seconds(spec: RunSpec, layers: Sequence[int], stage: int, fetches: int = 1) -> float:
     """How long a peer may take to fetch a stage's part and build the stage, while so many parts are fetched at once."""
     if spec.limits.restore_seconds is not None:
@@ -46,6 +51,11 @@ def restore_seconds(spec: RunSpec, layers: Sequence[int], stage: int, fetches: i
     span = spans(layers)[stage]
     bits = 8 * stage_memory(spec).saved(span.start, span.stop)
     return spec.limits.build_seconds + max(1, fetches) * bits / min(SLOW_LINE, spec.wire.link.bits_per_second / 2)
+
+
+def patience(state: State, stage: int, usual: float) -> float:
+    """Seconds after which a peer that prepares a stage is not counted on any more, where so many are usual."""
+    return min(restore_seconds(state.spec, state.history.layers, stage), max(LEAST, TIMES * usual))
 
 
 def expected(state: State, peer: str, stage: int) -> float:
@@ -60,9 +70,10 @@ def seconds_left(state: State, peer: str, stage: int, now: float) -> float:
     if preparation is None:
         return usual
     is_it, at = preparation.part == wanted(state.history, stage), preparation.part.stage
+    usual += 0.0 if is_it else ASKING  # what it prepares may be wanted: who is idle comes first
     if preparation.ready:
         return 0.0 if is_it else usual
-    passed, limit = now - preparation.asked, restore_seconds(state.spec, state.history.layers, at)
-    if passed > min(limit, max(LEAST, TIMES * expected(state, peer, at))):
+    passed = now - preparation.asked
+    if passed > patience(state, at, expected(state, peer, at)):
         return LATE if is_it else 2 * LATE  # it would be no faster with another
     return max(0.0, usual - passed) if is_it else usual

@@ -292,6 +292,18 @@ class BasisNotTaken(Fact):
 
 
 @dataclass(frozen=True)
+class Reseating(Fact):
+    """The slowest stage is given to a spare that is faster, from a snapshot of the last step."""
+
+    stage: int
+    holder: str  # the names of both
+    spare: str
+    step_seconds: float  # as measured
+    expected_seconds: float  # … with the spare
+    kind: Literal["reseating"] = "reseating"
+
+
+@dataclass(frozen=True)
 class Coordinator(Fact):
     """Nothing but the coordinator's next move."""
 
@@ -305,7 +317,7 @@ class CoordinatorStopped(Fact):
     kind: Literal["coordinator_stopped"] = "coordinator_stopped"
 
 
-Blocker = SnapshotIncomplete | SnapshotFailing | OwnersResume | SubspaceReport | BasisNotTaken
+Blocker = SnapshotIncomplete | SnapshotFailing | OwnersResume | SubspaceReport | BasisNotTaken | Reseating
 Stall = StagesWorking | SubspaceReport | BasisNotTaken  # what a new generation asks for again
 Waiting = Blocker | Missing | StagesWorking | StoreUnreachable | Coordinator | CoordinatorStopped
 

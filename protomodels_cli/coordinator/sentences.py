@@ -10,6 +10,7 @@ from protomodels_cli.coordinator import notices as n
 from protomodels_cli.coordinator import reasons as r
 from protomodels_cli.coordinator import rebuild_notices as rebuilding
 from protomodels_cli.coordinator import refusals as no
+from protomodels_cli.coordinator import reseat_notices as reseat
 from protomodels_cli.coordinator.placement_sentences import no_placement
 from protomodels_cli.coordinator.snapshots import failures as f
 from protomodels_cli.coordinator.store_sentences import about_copies, about_rebuilding, about_store, part_of
@@ -48,6 +49,8 @@ def sentence(notice: n.Notice) -> str:
             return f"{name} has built stage {stage} from {_mark(step)}, should the holder not come back"
         case n.PartNotThere(_, name, stage, step):
             return f"{name} does not have stage {stage}'s part of {_mark(step)}, though it said so; it has to fetch it"
+        case reseat.StageReseating() | reseat.StageReseated() | reseat.StageNotReseated():
+            return _about_reseating(notice)
         case n.Relinking(_, name, stage, reason):
             return f"trouble at {_peer(name, stage)}: {loss(reason)}; relinking all stages"
         case n.Stalled(work):
@@ -106,6 +109,29 @@ def sentence(notice: n.Notice) -> str:
             return detail
         case _:
             assert_never(notice)
+
+
+def _about_reseating(notice: reseat.AboutReseating) -> str:
+    match notice:
+        case reseat.StageReseating(step, seconds, why):
+            pause = f"the run pauses after step {step} for about {duration(seconds)}"
+            return f"re-seating stage {why.stage} from {why.holder} to {why.spare}: {_faster(why)}; {pause}"
+        case reseat.StageReseated(stage, _, name, _, before):
+            return f"re-seated stage {stage} from {before} to {name}; {before} is a spare now"
+        case reseat.StageNotReseated(stage, _, holder, _, spare, why_not):
+            causes = {
+                "spare_gone": f"{spare} is gone",
+                "spare_needed": f"{spare} is needed for another stage",
+                "not_ready": f"{spare} did not build the stage in time",
+                "not_saved": "the snapshot was not saved in time",
+            }
+            return f"stage {stage} stays with {holder}: {causes[why_not]}; nothing is redone"
+        case _:
+            assert_never(notice)
+
+
+def _faster(why: r.Reseating) -> str:
+    return f"steps should take {duration(why.expected_seconds)} instead of {duration(why.step_seconds)}"
 
 
 # Reasons
@@ -300,6 +326,8 @@ def waiting(what: r.Waiting) -> str:
             return f"the last stage to report on the subspace after step {step}"
         case r.BasisNotTaken(version, holders):
             return f"{_stages(holders)} to take basis {version}"
+        case r.Reseating(stage, holder, spare):
+            return f"stage {stage} to be re-seated from {holder} to {spare}: {_faster(what)}"
         case r.Coordinator():
             return "the coordinator"
         case r.CoordinatorStopped():

@@ -11,7 +11,15 @@ from functools import lru_cache
 
 from protomodels_cli.coordinator.history import History
 from protomodels_cli.coordinator.notices import Relinking
-from protomodels_cli.coordinator.reasons import Blocker, Holder, Missing, NoPeers, StoreUnreachable, TaskKind
+from protomodels_cli.coordinator.reasons import (
+    Blocker,
+    Holder,
+    Missing,
+    NoPeers,
+    Reseating,
+    StoreUnreachable,
+    TaskKind,
+)
 from protomodels_cli.coordinator.snapshots.failures import PartFailure
 from protomodels_cli.coordinator.snapshots.pace import Pace
 from protomodels_cli.cost.activations import Computation
@@ -75,11 +83,30 @@ class Preparation:
 
 
 @dataclass(frozen=True)
+class Reseat:
+    """A stage is about to be given to a spare that is faster. The run stands at the step of a snapshot meanwhile."""
+
+    holder: str
+    spare: str
+    snapshot: tuple[int, int]
+    since: float
+    why: Reseating
+
+
+@dataclass(frozen=True)
 class Task:
     number: int
     kind: TaskKind
     step: int
     started: float
+
+
+@dataclass(frozen=True)
+class Timed:
+    """What a step took: from the grant on, and each stage in the model."""
+
+    seconds: float
+    compute: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -117,6 +144,8 @@ class State:
     resumed: float = 0.0  # when a holder last came back into its generation
     preparing: Mapping[str, Preparation] = field(default_factory=dict)  # peer → what it was told to build
     fetches: int = 0  # stages whose holders had to fetch a part when they were assigned
+    reseat: Reseat | None = None
+    unready: frozenset[str] = frozenset()  # spares for which a re-seating was given up: they did not get ready in time
     cutting: bool = False  # the first snapshot is being cut from a checkpoint
     task: Task | None = None  # none: waiting for something that is not a stage's report
     blocked: tuple[Blocker, float] | None = None  # what comes before the next task, and since when
@@ -145,6 +174,8 @@ class State:
     usage: Mapping[int, Usage] = field(default_factory=dict)  # stage → what its last step took
     decided_at: tuple[float, ...] = ()  # when the last decisions were made
     step_seconds: tuple[float, ...] = ()  # what the steps of these took, from the grant on
+    timed: tuple[Timed, ...] = ()  # the last steps of this generation
+    speeds: Mapping[str, float] = field(default_factory=dict)  # peer → operations a second, when it last held a stage
 
     @property
     def stages(self) -> int:

@@ -121,6 +121,8 @@ def phase_of(state: State) -> pb.RunStatus.Phase:
         return pb.RunStatus.WAITING if state.history.step else pb.RunStatus.WAITING_FOR_PEERS
     if state.task is not None and state.task.kind in ("build", "link"):
         return pb.RunStatus.ASSIGNING
+    if state.reseat is not None and state.task is None:
+        return pb.RunStatus.ASSIGNING
     return pb.RunStatus.PAUSED if state.history.paused and state.task is None else pb.RunStatus.RUNNING
 
 

@@ -5,7 +5,7 @@ What depends on the form of the stream, the form says.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from protomodels_cli.forms import Dense, Form, Role, Sizes
@@ -165,6 +165,15 @@ def unit_flops(spec: RunSpec) -> dict[str, float]:
         anchor=4 * lift_numbers(spec),  # which has no gradient
     )
     return {unit: float(n) for unit, n in flops.items()}
+
+
+def stage_flops(spec: RunSpec, layers: Sequence[int]) -> list[float]:
+    """Operations a token of each stage of this cut."""
+    units = unit_flops(spec)
+    found = [sum(units[f"layers.{i}"] for i in span) for span in spans(layers)]
+    found[0] += units["embed"]
+    found[-1] += units["head"]
+    return found
 
 
 def stage_parameters(spec: RunSpec) -> list[int]:
