@@ -231,17 +231,15 @@ def slow_disk(patch: Any, seconds: float) -> None:
 
 
 def slow(patch: Any, seconds: float) -> None:
-    """Takes its time over every microbatch."""
+    """Takes its time over every microbatch, and marks it."""
     from protomodels_cli.worker.stage_work import StageWork
 
-    forward, told = StageWork.forward, []
+    forward = StageWork.forward
 
-    def slowly(self: StageWork, *arguments: Any) -> Any:
-        if not told:
-            told.append(True)
-            mark(stage=self.slice.index)
+    def slowly(self: StageWork, work: Any, message: Any) -> Any:
+        mark(stage=self.slice.index, leg=work.leg, step=work.step, microbatch=message.microbatch)
         time.sleep(seconds)
-        return forward(self, *arguments)
+        return forward(self, work, message)
 
     patch.setattr(StageWork, "forward", slowly)
 

@@ -13,6 +13,8 @@ from simulated_words import T_FIXED, Assignment, Keep, NewBasis, PartFile, Turn,
 from protomodels_cli.coordinator import events as ev
 from protomodels_cli.coordinator import machine
 from protomodels_cli.coordinator.history import History, Record, fold
+from protomodels_cli.coordinator.notices import Notice
+from protomodels_cli.coordinator.reseat_notices import StageNotReseated, StageReseated, StageReseating
 from protomodels_cli.coordinator.sentences import sentence
 from protomodels_cli.observe.notices import as_row
 
@@ -46,6 +48,7 @@ class CoordinatorProcess:
         self.numbers: Counter[int] = Counter()  # words said in a session
         self.announced: Counter[str] = Counter()  # a peer's sessions that the machine has not heard of
         self.hears_at: dict[str, float] = {}  # … and when it will have heard of all
+        self.unseated: set[str] = set()  # holders that were too slow, since this start
         self.alive = True
         self._look_at_parts()
         world.after(0.5, self._tick)
@@ -146,10 +149,20 @@ class CoordinatorProcess:
             case ev.Dismiss(peer) | ev.MakeSpare(peer) | ev.Wait(peer) | ev.PrepareStage(peer):
                 self._say(peer, command)
             case ev.Tell(notice):
+                self._note_reseating(notice)
                 self.world.trace(sentence(notice))
                 json.dumps(as_row(notice), allow_nan=False)  # as for events.jsonl
             case ev.Quit():
                 self.world.coordinator_dies()
+
+    def _note_reseating(self, notice: Notice) -> None:
+        if isinstance(notice, StageReseated):
+            self.world.reseated += 1
+            self.world.rules.check_reseated(self.state, notice, self.unseated)
+            self.unseated |= {notice.before}
+        if isinstance(notice, StageReseating):
+            self.world.disturb_reseating()
+        self.world.kept += isinstance(notice, StageNotReseated)
 
     def _go_on(self, peer: str) -> None:
         state, history = self.state, self.state.history

@@ -14,19 +14,11 @@ from protomodels_cli.coordinator.snapshots.failures import NotWritten
 from protomodels_cli.coordinator.state import Hashes, Holding, Peer, Report
 from protomodels_cli.protocol import steps
 from protomodels_cli.protocol.parts import Part
+from protomodels_cli.wire.usage import Usage
 
 if TYPE_CHECKING:
+    from simulated_words import Machine
     from simulated_world import World
-
-
-class Machine:
-    """Somebody's computer: a disk, and now and then a process."""
-
-    def __init__(self, number: int):
-        self.number = number
-        self.disk: dict[tuple[int, int, int], PartFile] = {}
-        self.process: Process | None = None
-        self.frozen = self.cut = self.disk_full = False
 
 
 class Process:
@@ -99,7 +91,8 @@ class Process:
             prepared = m.prepared[0] if m.prepared else 0
             holding = Holding(m.lineage, m.stage, m.layers, m.applied, prepared, m.generation)
         parts = frozenset(Part(*p.key, p.sha256) for p in self.home.disk.values())
-        return Peer(self.id, self.id, "cpu", 1 << 34, 1e9, "", "", 0, self.world.now, holding, parts)
+        speed = 1e9 / self.home.claims
+        return Peer(self.id, self.id, "cpu", 1 << 34, speed, "", "", 0, self.world.now, holding, parts)
 
     def hear(self, session: int, number: int, word: Any) -> None:
         """A word of the coordinator's arrives."""
@@ -291,7 +284,7 @@ class Process:
                 m.prepared, m.run, m.forward = None, (number, step), None
                 if m.stage == 0:
                     m.frames["forward"].append(Frame(m.generation, m.lineage, step, digest("ids", step)))
-                self.soon(self.compute)
+                self.compute_soon()
 
     def _done(self, memory: StageMemory, generation: int, task: int, report: Report) -> None:
         if self.memory is memory and memory.generation == generation:
@@ -302,6 +295,9 @@ class Process:
         self.tell(memory.done)
 
     # The stage
+
+    def compute_soon(self) -> None:
+        self.soon(self.compute, 0.01 * self.home.slow, 0.2 * self.home.slow)
 
     def compute(self) -> None:
         """Take what can be taken: a gradient, else an activation."""
@@ -317,7 +313,7 @@ class Process:
                 m.frames["backward"].append(Frame(m.generation, m.lineage, step, digest("loss", m.forward)))
             else:
                 self.world.send_frame(self, m.stage + 1, "forward", Frame(m.generation, m.lineage, step, m.forward))
-            self.soon(self.compute)
+            self.compute_soon()
         elif m.forward is not None and m.frames["backward"]:
             frame = self._consume("backward", step)
             gradient = digest(numbers, m.forward, frame.content)
@@ -326,7 +322,8 @@ class Process:
             m.run, m.prepared = None, (m.generation, gradient)
             bad = step in self.world.bad_steps and m.stage == 0
             norms = tuple((unit, float("inf") if bad else 0.25) for unit in steps.units(m.layers, m.stage))
-            report = Report(norms=norms, loss_sum=64.0, tokens=64)
+            usage = Usage(compute_s=self.world.compute_seconds(self.home, m.layers)[m.stage])
+            report = Report(norms=norms, loss_sum=64.0, tokens=64, usage=usage)
             self._report_done(m, task, report)
 
     def _consume(self, leg: str, step: int) -> Frame:

@@ -9,6 +9,7 @@ from simulated_words import StageMemory, Violation
 from protomodels_cli.coordinator.history import Decided, Forgot, History, Placed, Record, RolledBack, fold
 from protomodels_cli.coordinator.next_task import waiting_for
 from protomodels_cli.coordinator.reasons import NonFinite
+from protomodels_cli.coordinator.reseat_notices import StageReseated
 from protomodels_cli.coordinator.state import State
 
 if TYPE_CHECKING:
@@ -60,6 +61,14 @@ class Rules:
             case Forgot(_, step):
                 if step == 0:
                     raise Violation("the beginning was forgotten")
+
+    def check_reseated(self, state: State, done: StageReseated, unseated: set[str]) -> None:
+        history = state.history
+        if history.newest.key != (history.lineage, history.step):
+            raise Violation(f"{done.peer} got stage {done.stage} as it was at {history.newest.step}, at {history.step}")
+        slow = {home.process.id: home.slow for home in self._world.machines if home.process is not None}
+        if done.peer in unseated and slow.get(done.peer, 0.0) > slow.get(done.before, 0.0) > 0.0:
+            raise Violation(f"{done.peer} is back in the place of {done.before}, and known to be slower")
 
     def _history(self) -> History:
         history = self._world.disk.first

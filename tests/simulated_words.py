@@ -5,10 +5,13 @@ from __future__ import annotations
 import hashlib
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from protomodels_cli.coordinator.history import Decided, Mark
 from protomodels_cli.protocol.parts import Part
+
+if TYPE_CHECKING:
+    from simulated_peer import Process
 
 
 class Violation(AssertionError):
@@ -70,6 +73,16 @@ class PartFile:
     @property
     def key(self) -> tuple[int, int, int]:
         return self.lineage, self.step, self.stage
+
+
+class Machine:
+    """Somebody's computer: a disk, and now and then a process."""
+
+    def __init__(self, number: int, slow: float = 1.0, claims: float = 1.0):
+        self.number, self.slow, self.claims = number, slow, claims  # how slow it is, and how slow a benchmark says
+        self.disk: dict[tuple[int, int, int], PartFile] = {}
+        self.process: Process | None = None
+        self.frozen = self.cut = self.disk_full = False
 
 
 # Words of the coordinator's, as its shell makes them of commands

@@ -10,14 +10,15 @@ from typing import Any
 
 from conftest import make_spec
 from simulated_coordinator import CoordinatorProcess, Disk
-from simulated_peer import Machine, Process
+from simulated_peer import Process
 from simulated_rules import Rules
-from simulated_words import Frame, PartFile, Violation
+from simulated_words import Frame, Machine, PartFile, Violation
 
 from protomodels_cli.coordinator import events as ev
 from protomodels_cli.coordinator.history import beginning
 from protomodels_cli.coordinator.next_task import waiting_for
 from protomodels_cli.coordinator.reasons import ConnectionClosed, NoHeartbeat, PeerReport
+from protomodels_cli.cost.units import stage_flops
 from protomodels_cli.spec import RunSpec
 from protomodels_cli.wire.troubles import LinkBroken
 
@@ -33,8 +34,12 @@ class World:
         self._count = 0
         self.stages = len(self.spec.stages) if isinstance(self.spec.stages, list) else int(self.spec.stages)
         self.machines = [Machine(i) for i in range(peers or self.stages + self.random.randrange(3))]
-        self.seated: set[int] = set()  # machines whose process has a stage in memory
         self.calm, self.sessions, self.processes = calm, 0, 0
+        self.uneven = seed % 8 == 3 and not peers
+        if self.uneven:
+            self._make_uneven(random.Random(f"speeds of {seed}"))
+        self.reseated = self.kept = 0  # stages that were, and that were not after all
+        self.seated: set[int] = set()  # machines whose process has a stage in memory
         self.death = 0.0 if calm else self.random.choice([0.0, 0.0, 0.01, 0.03])
         self.loss = 0.0 if calm else self.random.choice([0.0, 0.01, 0.05])
         self.delay = self.random.choice([0.1, 0.1, 0.1, 1.0])  # of words between a peer and the coordinator, at most
@@ -45,6 +50,21 @@ class World:
         self.rules = Rules(self)
         for home in self.machines:
             self.boot(home)
+
+    def _make_uneven(self, rng: random.Random) -> None:
+        """Some machines are much slower than others, and some of these were not when they joined. There is one more,
+        and the run is long enough for that to matter."""
+        saving = self.spec.snapshots.model_copy(update={"interval": rng.choice([1, 2, 3])})
+        self.spec = self.spec.model_copy(update={"steps": 40, "snapshots": saving})
+        self.machines.append(Machine(len(self.machines)))
+        for home in self.machines if not self.calm else ():
+            home.slow = rng.choice([1.0, 8.0, 30.0])
+            home.claims = rng.choice([1.0, home.slow])
+
+    def compute_seconds(self, home: Machine, layers: tuple[int, ...]) -> list[float]:
+        """What each stage takes of a step there: as long as `Process.compute_soon`, on average over the stages."""
+        work = stage_flops(self.spec, layers)
+        return [0.2 * home.slow * len(work) * stage / sum(work) for stage in work]
 
     def trace(self, text: str) -> None:
         if self.log is not None:
@@ -149,7 +169,7 @@ class World:
                         self.after(0.5, arrive)
                         return
                     m.frames[leg].append(frame)
-                    p.soon(p.compute)
+                    p.compute_soon()
 
         if self.random.random() < self.loss / 5:
             self.trace(f"the link between {sender.id} and stage {stage} broke")
@@ -283,12 +303,22 @@ class World:
                 else:
                     self.loses_a_word = True
 
+    def disturb_reseating(self) -> None:
+        """Half of the time, somebody is gone for a while before it is done."""
+        home = self.random.choice(self.machines)
+        match self.random.randrange(4):
+            case 0:
+                self.after(self.random.uniform(0.0, 4.0), lambda: self.kill(home))
+            case 1:
+                what = self.random.choice(["frozen", "cut"])
+                self.after(self.random.uniform(0.0, 4.0), lambda: self.silence(home, what, 20.0))
+
     # A whole run
 
     def live(self, troubles: int) -> str:
         """Chaos, then quiet: the weights at the end."""
         for _ in range(troubles):
-            self.run_until(self.now + self.random.expovariate(0.7))
+            self.run_until(self.now + self.random.expovariate(0.7) * (6.0 if self.uneven else 1.0))
             if not self.over:
                 self.mischief()
         self.death = self.loss = 0.0

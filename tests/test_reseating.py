@@ -17,6 +17,7 @@ from protomodels_cli.coordinator.history import Decided, RolledBack
 from protomodels_cli.coordinator.reseat_notices import StageNotReseated, StageReseated, StageReseating
 from protomodels_cli.coordinator.snapshots.failures import NotWritten
 from protomodels_cli.coordinator.status import phase_of
+from protomodels_cli.cost.memory import stage_memory
 from protomodels_cli.cost.saving import PEER_SECONDS
 from protomodels_cli.spec import RunSpec
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
@@ -249,15 +250,25 @@ def test_nobody_changes_for_little_or_for_the_last_steps():
     never(a_run(steps=13))
 
 
-def test_nobody_changes_without_a_spare_that_has_the_memory_and_a_card_of_its_own():
-    for change in ({"memory": 1}, {"cards": ("gpu",)}, {"flops": float("nan")}, {"flops": 1e8}):
-        b = Slow(make_spec(stages=2, steps=60, snapshots={"interval": 6}), {"p1": SLOW})
-        cards = change.get("cards", ())
-        b.tell(ev.Joined(peer(0)))
-        b.tell(ev.Joined(replace(peer(1), cards=cards)))
-        b.tell(ev.Joined(replace(peer(2), **change)))
-        assert b.state.history.holders == ("p0", "p1")
-        never(b)
+@pytest.mark.parametrize("change", [{"memory": 1}, {"flops": float("nan")}, {"flops": 1e8}])
+def test_nobody_changes_without_a_spare_that_has_the_memory_and_the_speed(change):
+    b = Slow(make_spec(stages=2, steps=60, snapshots={"interval": 6}), {"p1": SLOW})
+    b.join(0, 1)
+    b.tell(ev.Joined(replace(peer(2), **change)))
+    never(b)
+
+
+@pytest.mark.parametrize("room", [1, 2])
+def test_a_spare_on_the_holders_machine_must_have_room_for_the_stage_beside_it(room):
+    spec = make_spec(stages=2, steps=60, snapshots={"interval": 6})
+    need = stage_memory(spec).total(2, 4, 0)
+    b = Slow(spec, {"p1": SLOW})
+    b.join(0)
+    for i in (1, 2):
+        b.tell(ev.Joined(replace(peer(i), memory=need, cards=("its memory",), card_memory=room * need)))
+    assert b.state.history.holders == ("p0", "p1")
+    b.finish()
+    assert len(told(b.commands, StageReseated)) == room - 1
 
 
 def test_the_fastest_of_the_spares_is_asked():

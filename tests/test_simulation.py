@@ -14,11 +14,13 @@ from simulated_words import Violation
 from simulated_world import World
 from simulation import simulate
 
-from protomodels_cli.coordinator import absences, assigning, checking, machine, patience
+from protomodels_cli.coordinator import absences, assigning, checking, machine, patience, reseating
 from protomodels_cli.coordinator.history import RECORDS, Placed, RolledBack
 from protomodels_cli.coordinator.snapshots import policy
 
 SEEDS, BLOCK = range(80, 140), 20  # beside those of test_it_is_eventful; scripts/simulate.sh tries as many as you like
+
+RESEATING = (147, 211, 243, 251, 299)  # seeds
 
 
 def tried(seed: int) -> World:
@@ -61,6 +63,12 @@ def test_it_is_eventful():
     assert kinds == set(RECORDS)
     assert redone > 60
     assert went_back > 40
+
+
+def test_where_some_are_slow_stages_change_hands_or_stay_where_they_are():
+    worlds = [tried(seed) for seed in RESEATING]
+    assert sum(world.reseated for world in worlds) > 5
+    assert sum(world.kept for world in worlds) > 2
 
 
 def test_a_thousand_peers():
@@ -182,6 +190,34 @@ def speaks_before_it_writes(patch: Any) -> None:
     patch.setattr(World, "dies_at", before_the_words)
 
 
+def reseats_from_any_snapshot(patch: Any) -> None:
+    """The newest, though steps were decided since."""
+    watch = reseating.watch
+
+    def at_once(moves: Any) -> None:
+        if moves.state.reseat is not None and moves.state.history.newest.parts:
+            moves.set(reseat=replace(moves.state.reseat, snapshot=moves.state.history.newest.key))
+        watch(moves)
+
+    patch.setattr(reseating, "watch", at_once)
+
+
+def believes_in_every_reseating(patch: Any) -> None:
+    """A spare that does not get ready is waited for."""
+    patch.setattr(reseating, "watch", lambda moves: None)
+
+
+def forgets_what_it_measured(patch: Any) -> None:
+    """A benchmark counts again as soon as a peer is a spare."""
+    end = assigning._end_generation
+
+    def and_forget(moves: Any) -> None:
+        end(moves)
+        moves.set(speeds={})
+
+    patch.setattr(assigning, "_end_generation", and_forget)
+
+
 # With the first seed to try: what is rare is looked for where it was last seen, and then everywhere.
 BROKEN: list[tuple[Callable[[Any], None], str, int]] = [
     (believes_anyone, "keeps|was told|was granted|not those of a run", 13),
@@ -195,6 +231,9 @@ BROKEN: list[tuple[Callable[[Any], None], str, int]] = [
     (believes_in_every_word, "still waits for (SubspaceReport|BasisNotTaken)", 0),
     (does_not_check, "not those of a run", 0),
     (says_nothing, "does not say for what", 0),
+    (reseats_from_any_snapshot, "as it was at|was granted|was told|not those of a run", 3),
+    (believes_in_every_reseating, "still waits for Reseating", 3),
+    (forgets_what_it_measured, "known to be slower", 211),
     (speaks_before_it_writes, "beyond|not decided|keeps|was told|twice|both hold", 0),
 ]
 

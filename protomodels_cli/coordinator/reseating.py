@@ -7,14 +7,14 @@ goes wrong before that, the holder goes on. speeds.py says whether it is worth i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from protomodels_cli.coordinator import assigning, readiness, speeds
 from protomodels_cli.coordinator.events import MakeSpare, PrepareStage
 from protomodels_cli.coordinator.moves import Moves
 from protomodels_cli.coordinator.reasons import AllStagesHeld, Reseating
 from protomodels_cli.coordinator.reseat_notices import StageNotReseated, StageReseated, StageReseating, WhyNot
-from protomodels_cli.coordinator.sharing import fill_on_cards
+from protomodels_cli.coordinator.sharing import fill_on_cards, fits_beside
 from protomodels_cli.coordinator.snapshots import policy
 from protomodels_cli.coordinator.state import Preparation, Report, Reseat, State, Timed
 
@@ -27,38 +27,42 @@ def note_step(moves: Moves, seconds: float, reports: Sequence[Report]) -> None:
 def consider(moves: Moves) -> None:
     """A snapshot of the last step was begun: is this the moment?"""
     state, history = moves.state, moves.state.history
-    busy, upload = speeds.busy(state), state.pace.upload
-    if not busy or upload is None or state.absent or policy.is_needed(state):
+    busy = speeds.busy(state)
+    if not busy or state.pace.upload is None or state.absent or policy.is_needed(state):
         return
     stage = busy.index(max(busy))
-    if (found := _fastest(state, stage)) is None:
-        return
-    spare, seconds = found
-    step, expected = speeds.step_now(state), speeds.step_with(state, stage, seconds)
-    pause = upload + max(readiness.restoring(state, stage), state.pace.restore or 0.0)
-    if speeds.decide(speeds.Weighed(step, expected, pause, state.spec.steps - history.step)) != "reseat":
+    taken = state.unready | state.preparing.keys()
+    spares = {spare: seconds for spare, seconds in speeds.at_stage(state, stage).items() if spare not in taken}
+    if not spares or speeds.decide(_weighed(state, stage, min(spares.values()))) != "reseat":
+        return  # as it mostly is: which of them has the memory takes longer to say
+    spare = _fastest(state, stage, spares)
+    if spare is None or speeds.decide(weighed := _weighed(state, stage, spares[spare])) != "reseat":
         return
     holder = history.holders[stage]
-    why = Reseating(stage, state.peers[holder].name, state.peers[spare].name, step, expected)
+    why = Reseating(stage, state.peers[holder].name, state.peers[spare].name, weighed.step, weighed.expected)
     moves.set(reseat=Reseat(holder, spare, (history.lineage, history.step), moves.now, why))
-    moves.tell(StageReseating(history.step, pause, why))
+    moves.tell(StageReseating(history.step, weighed.pause, why))
 
 
-def _fastest(state: State, stage: int) -> tuple[str, float] | None:
-    """The spare with the memory for this stage that would compute it soonest, and how soon."""
-    holders, at_stage = state.history.holders, speeds.at_stage(state, stage)
-    cards = set(state.peers[holders[stage]].cards)  # which are as slow for anybody, and full
-    taken = state.unready | state.preparing.keys()
-    spares = {i for i in at_stage if i not in taken and cards.isdisjoint(state.peers[i].cards)}
+def _weighed(state: State, stage: int, seconds: float) -> speeds.Weighed:
+    """With a spare that computes for so long in a step."""
+    step, expected = speeds.step_now(state), speeds.step_with(state, stage, seconds)
+    pause = (state.pace.upload or 0.0) + max(readiness.restoring(state, stage), state.pace.restore or 0.0)
+    return speeds.Weighed(step, expected, pause, state.spec.steps - state.history.step)
+
+
+def _fastest(state: State, stage: int, spares: Mapping[str, float]) -> str | None:
+    """Of these, the one with the memory for this stage that would compute it soonest."""
+    layers, holders, most = state.history.layers, state.history.holders, max(spares.values())
     held = {i: peer for i, peer in enumerate(holders) if i != stage}
-    peers = [peer for i, peer in state.peers.items() if i in spares or i in held.values()]
-    most = max(at_stage.values(), default=0.0)  # costs are told apart to a tenth
+    able = {i for i in spares if fits_beside(state.spec, state.peers, layers, holders, stage, i)}
+    peers = [peer for i, peer in state.peers.items() if i in able or i in held.values()]
 
     def cost(peer: str, stage: int) -> float:
-        return 1e5 * at_stage[peer] / most
+        return 1e5 * spares[peer] / most  # costs are told apart to a tenth
 
-    found = fill_on_cards(state.spec, state.history.layers, held, peers, cost)
-    return (found[stage], at_stage[found[stage]]) if isinstance(found, dict) else None
+    found = fill_on_cards(state.spec, layers, held, peers, cost)
+    return found[stage] if isinstance(found, dict) else None
 
 
 def watch(moves: Moves) -> None:

@@ -54,6 +54,20 @@ def fill_on_cards(
     return found
 
 
+def fits_beside(
+    spec: RunSpec, peers: Mapping[str, Peer], layers: Sequence[int], holders: Sequence[str], stage: int, peer: str
+) -> bool:
+    """Whether the cards of this peer can hold this stage while those who hold one still do."""
+    beside = [peers[i] for i in holders if i in peers and not _are_apart(peers[i], peers[peer])]
+    others = [peer if i == stage else holder for i, holder in enumerate(holders)]
+    together = [*beside, peers[peer]]
+    return _fit(together, {**needs(spec, together, layers, holders), **needs(spec, together, layers, others)})
+
+
+def _are_apart(a: Peer, b: Peer) -> bool:
+    return set(a.cards).isdisjoint(b.cards)
+
+
 def share_of(
     spec: RunSpec, peers: Mapping[str, Peer], layers: Sequence[int], holders: Sequence[str], stage: int
 ) -> int:
@@ -63,7 +77,7 @@ def share_of(
     if holder is None:
         return 0
     others = (peers[peer] for peer in holders if peer in peers)
-    beside = [p for p in others if p is holder or not set(holder.cards).isdisjoint(p.cards)]
+    beside = [p for p in others if p is holder or not _are_apart(holder, p)]
     needed = needs(spec, beside, layers, holders)
     return needed[holder.id] + _shares(beside, needed, beside)[holder.id]
 
