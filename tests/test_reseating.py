@@ -11,11 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from machine_bench import SILENT, Bench, holding, peer, to_step, told
 
+from protomodels_cli.coordinator import assigning, readiness, reasons, speeds
 from protomodels_cli.coordinator import events as ev
-from protomodels_cli.coordinator import readiness, reasons, speeds
 from protomodels_cli.coordinator.history import Decided, RolledBack
 from protomodels_cli.coordinator.reseat_notices import StageNotReseated, StageReseated, StageReseating
 from protomodels_cli.coordinator.snapshots.failures import NotWritten
+from protomodels_cli.coordinator.state import Preparation
 from protomodels_cli.coordinator.status import phase_of
 from protomodels_cli.cost.memory import stage_memory
 from protomodels_cli.cost.saving import PEER_SECONDS
@@ -290,3 +291,17 @@ def test_a_step_is_as_long_as_its_slowest_stage_for_all_microbatches_but_one():
     assert speeds.step_with(b.state, 1, FAST) == pytest.approx(speeds.step_now(b.state) - gain)
     assert speeds.step_with(b.state, 1, SLOW) == pytest.approx(speeds.step_now(b.state))
     assert speeds.step_with(b.state, 0, 0.0) == pytest.approx(speeds.step_now(b.state) - FAST / 2)
+
+
+def test_of_two_who_could_take_over_the_faster_is_asked_unless_it_takes_an_hour_longer():
+    b = Slow(make_spec(stages=2, steps=60, snapshots={"interval": 6}), {})
+    b.join(0, 1)
+    for i, flops in ((2, 1e8), (3, 1e9)):
+        b.tell(ev.Joined(replace(peer(i), flops=flops)))
+    to_step(b, 12)
+    longer = speeds.slower(b.state, 0)
+    assert longer["p2"] > 1 > longer["p3"] == 0
+    left = replace(b.state, peers={i: p for i, p in b.state.peers.items() if i != "p0"})
+    assert assigning.fill(left, {1: "p1"}, b.now) == {0: "p3"}
+    late = {"p3": Preparation(readiness.wanted(b.state.history, 0), b.now - readiness.LATE, None)}
+    assert assigning.fill(replace(left, preparing=late), {1: "p1"}, b.now) == {0: "p2"}

@@ -7,6 +7,7 @@ lineage; if that is true of no peer, all stages are restored from the newest com
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -30,6 +31,7 @@ from protomodels_cli.coordinator.sharing import fill_on_cards, place_on_cards
 from protomodels_cli.coordinator.state import Holding, Peer, Preparation, State
 from protomodels_cli.errors import EXIT_OUTSIDE
 
+HOUR = 3600.0
 RELAY_AFTER = 3  # generations in a row that ended before a step was decided
 DISMISS_AFTER = 6
 
@@ -204,10 +206,12 @@ def _end_generation(moves: Moves) -> None:
 
 
 def fill(state: State, held: dict[int, str], now: float) -> dict[int, str] | reasons.StagesWithoutPeer:
-    """Holders for the other stages, from the peers without a stage: those who could go on the soonest."""
+    """Holders for the other stages, from the peers without a stage: those who could go on the soonest, with what they
+    would make an hour of steps longer."""
+    slower = functools.cache(functools.partial(speeds.slower, state))
 
     def cost(peer: str, stage: int) -> float:
-        return readiness.seconds_left(state, peer, stage, now)
+        return readiness.seconds_left(state, peer, stage, now) + HOUR * slower(stage).get(peer, 0.0)
 
     return fill_on_cards(state.spec, state.history.layers, held, state.peers.values(), cost)
 

@@ -89,6 +89,14 @@ def at_stage(state: State, stage: int) -> dict[str, float]:
     return {peer: work / state.speeds.get(peer, speed) for peer, speed in by_benchmark.items()}
 
 
+def slower(state: State, stage: int) -> dict[str, float]:
+    """The share by which steps would take longer with each peer without a stage, if it held this one."""
+    if not busy(state):
+        return {}
+    now = step_now(state)
+    return {p: max(0.0, step_with(state, stage, s) / now - 1) for p, s in at_stage(state, stage).items()}
+
+
 def _work(spec: RunSpec, layers: Sequence[int]) -> list[float]:
     """Operations of each stage in a step."""
     return [flops * spec.batch.size * spec.model.context for flops in stage_flops(spec, layers)]
