@@ -10,6 +10,7 @@ import pytest
 from conftest import make_spec
 from hypothesis import given
 from hypothesis import strategies as st
+from waiting import until
 
 from protomodels_cli.coordinator import deposit as deposits
 from protomodels_cli.coordinator.deposit import AUTHORITY, JOURNALS, Deposit, JournalCopy, Papers, unsealed
@@ -99,7 +100,7 @@ def test_the_store_gets_authority_basis_and_every_journal_in_turns_and_no_secret
     async def lead(*steps: int) -> None:
         for step in steps:
             desk.decide(step)
-            await asyncio.sleep(0.1)
+            await until(lambda: desk.deposit._copied is desk.history)
         await desk.deposit.end()
 
     asyncio.run(lead(1, 2, 3))
