@@ -130,6 +130,39 @@ def test_a_broken_stream_breaks_the_next_write():
         in_own_time(run())
 
 
+def test_what_is_exchanged_with_the_coordinator_shares_the_lines():
+    """Over real sockets: a third of the bytes are a neighbour's, two thirds go to the coordinator and come back."""
+    size, each = 50_000, wire_bytes(50_000) / 1e6
+
+    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(await reader.readexactly(2 * size))
+        await writer.drain()
+        writer.close()
+
+    async def run() -> tuple[float, float, float]:
+        server = await asyncio.start_server(echo, "127.0.0.1", 0)
+        connection, pipe, loop = Connection(parse_link("8mbit,50ms")), Pipe(), asyncio.get_running_loop()
+        way = connection.way_to(server.sockets[0].getsockname()[:2])
+        reader, writer = await asyncio.open_connection(*way)
+        async with connection.over(pipe, 0) as slow:
+            began = loop.time()
+            writer.write(bytes(2 * size))
+            await slow.write(bytes(size))
+            back = await reader.readexactly(2 * size)
+            ended = loop.time() - began
+            assert back == bytes(2 * size)
+            assert await reader.read() == b"", "who is hung up on hears of it"
+        writer.close()
+        await connection.close()
+        server.close()
+        return pipe.came[0][0] - began, ended, connection.up.free_at - began
+
+    neighbour, coordinator, up = asyncio.run(run())
+    assert neighbour > 1.5 * each + 0.05, "it had a fair share of the uplink, no more"
+    assert up >= 2.95 * each
+    assert coordinator > 4 * each + 0.1, "both ways and a round trip"
+
+
 def test_jitter_keeps_the_order():
     [came] = over("none,20ms,20ms", 1, 50, 10)
     assert [step for _, step in came] == list(range(50))

@@ -207,7 +207,7 @@ def test_a_real_run_over_a_slow_link_takes_the_time_that_was_predicted(pool):
     assert all(peer_events(led["run_dir"] / f"p{i}", "link_emulated") for i in range(len(peers)))
     rows = [json.loads(line) for line in (led["run_dir"] / "metrics.jsonl").read_text().splitlines()]
     measured = statistics.median(r["seconds"] for r in rows if r["event"] == "step")
-    predicted = forecast(spec, link, 1e10, control=0.0)
+    predicted = forecast(spec, link, 1e10)
     assert predicted.step_seconds == pytest.approx(measured, rel=0.2)
     assert predicted.wire_seconds < measured
 

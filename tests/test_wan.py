@@ -30,7 +30,7 @@ def step(seconds: float, cpu: float = 0.0) -> dict:
 
 def test_a_row_holds_what_was_measured_against_both_bounds():
     spec = wan.spec_of(Method("dense", 16, "bf16"), 5, **SMALL)
-    row = wan._row(spec, Method("dense", 16, "bf16"), "8kbit,0ms", [step(4.0), step(2.0), step(2.0)], 80.0, 1e9, True)
+    row = wan._row(spec, Method("dense", 16, "bf16"), "8kbit,0ms", [step(4.0), step(2.0), step(2.0)], 80.0, 1e9)
     assert row["tokens_per_s"] == 50
     assert (row["bytes_per_token_forward"], row["bytes_per_token_backward"]) == (10, 6)
     assert row["bound_wire"] == pytest.approx(1000 / 16)  # a middle stage sends both legs over one line

@@ -151,7 +151,7 @@ def _method_rows(
             seconds = statistics.median(r["seconds"] for r in done)
             say(f"{method.name} over {link}: {done[0]['tokens'] / seconds:.0f} tokens/s")
     free = _rate(runs["none"])
-    return [_row(spec_of(method, steps, **sections), method, link, runs[link], free, speed, hosts) for link in links]
+    return [_row(spec_of(method, steps, **sections), method, link, runs[link], free, speed) for link in links]
 
 
 def _run(spec: RunSpec, link: str, hosts: bool) -> list[Row]:
@@ -177,9 +177,7 @@ def _rate(rows: Sequence[Row]) -> float:
     return float(rows[0]["tokens"] / statistics.median(r["seconds"] for r in rows))
 
 
-def _row(
-    spec: RunSpec, method: Method, link: str, steps: list[Row], free: float, speed: float, hosts: bool
-) -> dict[str, Any]:
+def _row(spec: RunSpec, method: Method, link: str, steps: list[Row], free: float, speed: float) -> dict[str, Any]:
     tokens, seconds, rate = steps[0]["tokens"], statistics.median(r["seconds"] for r in steps), _rate(steps)
     stages = len(steps[0]["stages"])
     sent = [
@@ -194,8 +192,7 @@ def _row(
     line = forward + backward if stages > 2 else max(forward, backward)  # bytes a token over the busiest line
     bandwidth = parse_link(link).bits_per_second
     wire = bandwidth / 8 / line
-    control = None if hosts else 0.0
-    predicted = forecast(spec, parse_link(link), speed, len(cores()) or math.inf, control)
+    predicted = forecast(spec, parse_link(link), speed, len(cores()) or math.inf)
     width = spec.model.width
     return {
         "form": method.form,

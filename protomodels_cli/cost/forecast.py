@@ -61,21 +61,19 @@ def forecast(
     link: LinkSpec,
     speed: float,
     cores: float = math.inf,
-    control: float | None = None,
     windows: int | None = None,
     memory: int | None = None,
     computation: Computation | None = None,
 ) -> Forecast:
-    """`speed` in operations a second of each peer; `cores` where they share a machine; `control` is the latency of the
-    way to the coordinator (default: the link's); `windows` is the number of samples in the data; `memory`: bytes that
-    each peer has (default: enough to compute nothing again); `computation`: how they compute (default: whatever takes
-    most memory)."""
+    """`speed` in operations a second of each peer; `cores` where they share a machine; `windows` is the number of
+    samples in the data; `memory`: bytes that each peer has (default: enough to compute nothing again); `computation`:
+    how they compute (default: whatever takes most memory)."""
     cut, microbatches = spans(layers_per_stage(spec)), spec.batch.microbatches
     sizes = StageMemory(spec, windows)
     picked = _picked(sizes, cut, memory, computation)
     wires, free = _wires(spec, link), _wires(spec, LinkSpec())
     costs = _costs(spec, cut, speed, picked)
-    turn = 2 * (link.latency_s if control is None else control)  # a report and its answer
+    turn = 2 * link.latency_s  # a report and its answer
     played, unshaped = play(costs, microbatches, wires, cores), play(costs, microbatches, free, cores)
     step = played.seconds + turn
     lines = _lines(len(cut), microbatches, wires)

@@ -56,13 +56,14 @@ def _checked_bandwidth(value: str) -> str:
 
 
 class LinkSpec(Section):
-    """An emulated internet connection for every peer, shared by the peer's links to both neighbours.
+    """An emulated internet connection for every peer, shared by its links to both neighbours and all that it exchanges
+    with the coordinator, whose own connection has no limit.
 
-    For example `{bandwidth: 80mbit, latency: 25ms, jitter: 2ms, loss: 0}`. Traffic to the coordinator is not slowed.
+    For example `{bandwidth: 80mbit, latency: 25ms, jitter: 2ms, loss: 0}`.
     """
 
     bandwidth: str | None = Field(None, description="Each way, as `80mbit` or `1gbit`. Default: unlimited.")
-    latency: str = Field("0ms", description="One way, from peer to peer.")
+    latency: str = Field("0ms", description="One way, from peer to peer or to the coordinator.")
     jitter: str = Field("0ms", description="The latency varies by up to this much, up or down. Order is kept.")
     loss: BelowOne = Field(
         0.0, description="Share of packets lost: slows a connection down as TCP (Reno) would, and delays what was lost."

@@ -14,6 +14,7 @@ import grpc
 
 from protomodels_cli.errors import EXIT_REFUSED, UserError
 from protomodels_cli.wire.channels import CHANNEL_OPTIONS
+from protomodels_cli.wire.emulated import Connection
 from protomodels_cli.wire.join_link import (
     Address,
     JoinLink,
@@ -86,11 +87,19 @@ class Line(rpc.PeeringStub):
 
     def __init__(self, addresses: Iterable[Address], channel: Callable[[Address], grpc.aio.Channel]):
         self._addresses, self._at, self._open = list(addresses), 0, channel
+        self._over: Connection | None = None
         self._channels: dict[Address, tuple[grpc.aio.Channel, rpc.PeeringStub]] = {}
+        self._left: list[grpc.aio.Channel] = []  # that are not used for new calls
 
     @property
     def address(self) -> Address:
         return self._addresses[self._at]
+
+    def lead_over(self, connection: Connection) -> None:
+        """From now on calls go over this emulated connection."""
+        self._over = connection
+        self._left += [channel for channel, _ in self._channels.values()]
+        self._channels = {}
 
     def look_elsewhere(self) -> None:
         """From now on calls go to the next address."""
@@ -105,13 +114,15 @@ class Line(rpc.PeeringStub):
 
     def __getattr__(self, call: str) -> Any:
         if self.address not in self._channels:
-            channel = self._open(self.address)
+            channel = self._open(self.address if self._over is None else self._over.way_to(self.address))
             self._channels[self.address] = channel, rpc.PeeringStub(channel)
         return getattr(self._channels[self.address][1], call)
 
     async def close(self) -> None:
-        for channel, _ in self._channels.values():
+        for channel in (*self._left, *(channel for channel, _ in self._channels.values())):
             await channel.close()
+        if self._over is not None:
+            await self._over.close()
 
 
 @asynccontextmanager

@@ -74,6 +74,8 @@ class Session:
         )
         self._engine = Engine(cards.first, spec.compute.threads, self._post, cards.reset_peak)
         connection = Connection(spec.wire.link) if spec.wire.link.emulated else None
+        if connection is not None:
+            line.lead_over(connection)
         self._network = Network(identity, listener, lambda: line.address, connection)
         self._generation: Generation | None = None
         self._in_memory: pb.Assignment | None = None  # the stage there, also while its generation is over
