@@ -234,9 +234,11 @@ class RealPeer(rpc.PeeringServicer):
     async def Offer(self, request: pb.UploadHeader, context: Any) -> pb.OfferReply:
         return pb.OfferReply(wanted=True)
 
-    async def Upload(self, request_iterator: Any, context: Any) -> pb.UploadReply:
-        header = (await anext(aiter(request_iterator))).header
-        content = b"".join([chunk.data async for chunk in request_iterator])
+    async def Upload(self, request_iterator: Any, context: Any) -> None:
+        header, content = (await anext(aiter(request_iterator))).header, b""
+        async for chunk in request_iterator:
+            content += chunk.data
+            await context.write(pb.UploadReply())
         assert hashlib.sha256(content).hexdigest() == header.sha256
         if header.kind == pb.UploadHeader.BASIS:
             answer: Answer = "subspace", header.generation, header.step, header.moved
@@ -245,13 +247,13 @@ class RealPeer(rpc.PeeringServicer):
             self._parts[key] = header.sha256, content
             answer = "part", *key
         context.add_done_callback(lambda _: self.handed.append(answer))  # only then may it be asked for again
-        return pb.UploadReply()
 
-    async def Fetch(self, request: pb.FetchRequest, context: Any) -> AsyncIterator[pb.Piece]:
-        key = request.lineage, request.step, request.stage
-        if key not in self._parts:
-            await context.abort(grpc.StatusCode.NOT_FOUND, "no such part")
-        yield pb.Piece(data=self._parts[key][1][request.offset :])
+    async def Fetch(self, request_iterator: Any, context: Any) -> AsyncIterator[pb.Piece]:
+        async for request in request_iterator:
+            key = request.lineage, request.step, request.stage
+            if key not in self._parts:
+                await context.abort(grpc.StatusCode.NOT_FOUND, "no such part")
+            yield pb.Piece(data=self._parts[key][1][request.offset :][: request.size])
 
     def sha256_of(self, key: tuple[int, int, int]) -> str:
         return self._parts[key][0]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import http.server
+import socket
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ from s3 import S3, URL, s3_server
 from s3_server_key import SECRET
 from test_exchange import STATE, exchange_of, uploaded
 from test_snapshots import CONTENTS, HASHES, RUN, Desk
-from waiting import until
+from waiting import until, wait_for
 
 from protomodels_cli.coordinator import events as ev
 from protomodels_cli.coordinator import notices as told
@@ -36,8 +38,12 @@ from protomodels_cli.protocol.parts import Part
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.store import StoreBroken, StoreRequest
 from protomodels_cli.worker import notices
+from protomodels_cli.worker.snapshots.direct import StoreAccess
+from protomodels_cli.worker.snapshots.flow import Flow, Throttle
+from protomodels_cli.worker.snapshots.pacing import Pace
 
 RIGHT, WRONG = b"0123456789", b"0123456780"
+LEAST = 4e5  # bytes a second of a transfer that yields
 NOWHERE = "http://127.0.0.1:1"
 SHA256 = hashlib.sha256(RIGHT).hexdigest()
 
@@ -81,6 +87,17 @@ def got(url: str, offset: int = 0) -> bytes:
         return b"".join(iter(request.receive, b""))
 
 
+async def through_coordinator(desk: DirectDesk, request: pb.FetchRequest) -> bytes:
+    """A piece, as of one who cannot reach the store."""
+
+    async def no_more() -> AsyncIterator[pb.FetchRequest]:
+        for request in ():
+            yield request
+
+    [piece] = [piece async for piece in desk.uploads.read_part(request, no_more())]
+    return piece
+
+
 def a_mark_of(desk: DirectDesk, *hashes: str) -> Mark:
     """The snapshot is complete."""
     mark = Mark(1, 3, 0, "u", parts=hashes, layers=(2, 2))
@@ -109,8 +126,8 @@ def test_a_part_goes_to_the_store_and_back_past_the_coordinator(s3: S3, tmp_path
             for wanted, contents in ((part, whole), (Part(1, 3, 1, HASHES[1]), CONTENTS[1])):
                 assert await exchange.find(wanted)
                 assert exchange.parts.path(wanted).read_bytes() == contents
-            request = pb.FetchRequest(lineage=1, step=3, stage=0, offset=1000)  # of one who cannot reach the store
-            assert b"".join([piece async for piece in desk.uploads.read_part(request)]) == whole[1000:]
+            rest = pb.FetchRequest(lineage=1, step=3, stage=0, offset=1000, size=1 << 20)
+            assert await through_coordinator(desk, rest) == whole[1000:]
             upkeep = Upkeep(desk.snapshots, desk.copies, lambda: desk.state.history, desk.notices.append, desk.fail)
             assert manifest.check(folder, RUN).mark == mark
             assert await upkeep.is_whole(mark, 0)
@@ -124,6 +141,56 @@ def test_a_part_goes_to_the_store_and_back_past_the_coordinator(s3: S3, tmp_path
     assert s3.presigned("GET")[-2:] == [own, f"{there}/{part_name(1)}"]
     assert noted == [notices.PartUploaded(3, 0, to_store=True)]
     assert [type(event) for event in desk.told] == [ev.PartsArrived, ev.SnapshotWhole]
+
+
+def test_a_transfer_with_the_store_yields_too(s3: S3, tmp_path: Path):
+    """With the line needed it has its least rate, and nothing more."""
+    desk, content = DirectDesk(tmp_path), bytes(1 << 18)
+    seconds, (way, file) = len(content) / LEAST, (tmp_path / "there", tmp_path / "back")
+    way.write_bytes(content)
+
+    async def story() -> dict[tuple[str, bool], float]:
+        store, took = StoreAccess(True, lambda notice: None), dict[tuple[str, bool], float]()
+        sha256 = hashlib.sha256(content).hexdigest()
+        url = await desk.direct.upload_url("x", "large", len(content), sha256)
+        for needed in (False, True):
+            file.unlink(missing_ok=True)
+            with way.open("rb") as out:
+                began = time.monotonic()
+                assert await store.upload(url, out, len(content), sha256, a_flow(needed))
+                took["upload", needed] = time.monotonic() - began
+            began = time.monotonic()
+            assert await store.fetch(await desk.direct.fetch_url("x", "large"), file, a_flow(needed))
+            took["fetch", needed] = time.monotonic() - began
+            assert file.read_bytes() == content
+        return took
+
+    def a_flow(needed: bool) -> Flow:
+        return Flow(Pace(LEAST), lambda: needed, Throttle(None))
+
+    took = asyncio.run(story())
+    for what in ("upload", "fetch"):
+        assert took[what, True] > 0.9 * seconds
+        assert took[what, False] < 0.6 * seconds
+
+
+def test_what_the_store_has_not_confirmed_is_known():
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 14)
+        with StoreRequest(f"http://127.0.0.1:{listening.getsockname()[1]}/x?y") as request:
+            request.begin_put(1 << 18, SHA256)
+            there, _ = listening.accept()
+            with there:
+                assert request.send(bytes(1 << 18))
+                assert request.unconfirmed > 1 << 16
+                there.setblocking(False)
+
+                def read_all() -> bool:
+                    with contextlib.suppress(BlockingIOError):
+                        there.recv(1 << 16)
+                    return request.unconfirmed == 0
+
+                wait_for(read_all, "what was read stays unconfirmed")
 
 
 def test_a_url_is_good_for_just_these_bytes_at_just_this_place_and_not_for_long(s3: S3, tmp_path: Path, monkeypatch):

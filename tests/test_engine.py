@@ -75,10 +75,12 @@ def test_what_comes_before_its_step_is_granted_waits(first_stage):
     for message in [*ids_of(1), *ids_of(2)]:
         engine.deliver(message)
     assert posts.is_quiet(), "no step is granted"
+    assert not engine.starving, "so nothing is waited for"
     engine.order(orders.Run(2, "forward", 1, 2, 0))
     sent = [posts.until(Message)[-1] for _ in range(2)]
     assert [(m.step, m.microbatch) for m in sent] == [(1, 0), (1, 1)]
     assert posts.is_quiet(), "the ids of step 2 are here, and step 1 waits for its gradients"
+    assert engine.starving
 
 
 @pytest.mark.parametrize("stray", [(2, 0), (1, 1)])

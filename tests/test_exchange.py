@@ -6,18 +6,21 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
 import torch
 from safetensors.torch import load
-from test_snapshots import CONTENTS, Desk
+from test_snapshots import CONTENTS, HASHES, Desk
 
 from protomodels_cli.coordinator import events as ev
 from protomodels_cli.coordinator.run_dir import open_run_dir
 from protomodels_cli.coordinator.service import Service
 from protomodels_cli.coordinator.snapshots import failures
+from protomodels_cli.coordinator.snapshots import uploads as uploads_module
 from protomodels_cli.coordinator.snapshots.uploads import Refused
 from protomodels_cli.observe import logs
 from protomodels_cli.protocol.parts import Part
@@ -26,7 +29,9 @@ from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.pb import pmtrain_pb2_grpc as rpc
 from protomodels_cli.worker import notices
 from protomodels_cli.worker.snapshots import exchange as exchanges
+from protomodels_cli.worker.snapshots import pacing
 from protomodels_cli.worker.snapshots.exchange import SnapshotExchange
+from protomodels_cli.worker.snapshots.pacing import NO_STAGE
 
 STATE = load(CONTENTS[0])
 
@@ -47,7 +52,7 @@ async def exchange_of(
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         stub = rpc.PeeringStub(channel)
         yield SnapshotExchange(
-            spec.snapshots, folder / "parts", stub, metadata, asyncio.create_task, lambda **body: None, tell
+            spec, folder / "parts", stub, metadata, asyncio.create_task, lambda **body: None, tell, NO_STAGE
         )
     await server.stop(None)
 
@@ -105,6 +110,44 @@ def test_a_part_counts_as_uploaded_once_it_is_stored_and_until_then_the_log_says
     assert [type(event) for event in desk.told] == [ev.PartFailed, ev.PartsArrived]
     assert noted == [(notices.PartUploaded(3, 0), True)]
     assert logging.WARNING in {record.levelno for record in logged}
+
+
+@pytest.mark.parametrize("urgent", [False, True])
+def test_a_part_is_fetched_in_pieces_and_from_where_it_broke_off(tmp_path: Path, monkeypatch, urgent: bool):
+    monkeypatch.setattr(pacing, "SMALLEST", 1000)
+    monkeypatch.setattr(pacing, "LEAST_WINDOW", 4000)
+    for module in (pacing, uploads_module):
+        monkeypatch.setattr(module, "PIECE", 1000)
+    desk = Desk(tmp_path)
+    for stage, content in enumerate(CONTENTS):
+        desk.hand_in(stage, content)
+    history = desk.state.history
+    mark = replace(history.pending[0], parts=HASHES)
+    desk.state = replace(desk.state, history=replace(history, pending=(), snapshots=(mark,)))
+    offsets, read = list[int](), uploads_module._read_at
+
+    def noted(file: Any, offset: int) -> bytes:
+        offsets.append(offset)
+        return read(file, offset)
+
+    monkeypatch.setattr(uploads_module, "_read_at", noted)
+
+    async def story() -> None:
+        async with exchange_of(desk, tmp_path, lambda notice: None) as exchange, asyncio.timeout(10):
+            part = Part(1, 3, 1, HASHES[1])
+            exchange.parts.fetching(part).write_bytes(CONTENTS[1][:3000])
+            path = exchange.parts.path(part)
+            assert await exchange._fetch(part, urgent)
+            assert path.read_bytes() == CONTENTS[1]
+            assert min(offsets) == 3000
+            assert urgent or len(offsets) > 5, "as many as were asked for"
+            path.unlink()
+            exchange.parts.fetching(part).write_bytes(b"x" * 3000)  # what was here is damaged
+            assert await exchange._fetch(part, urgent)
+            assert path.read_bytes() == CONTENTS[1]
+            assert min(offsets) == 0
+
+    asyncio.run(story())
 
 
 def test_a_peer_that_is_denied_does_not_try_for_ever(tmp_path: Path):

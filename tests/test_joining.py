@@ -120,10 +120,10 @@ def test_the_coordinator_checks_the_spec_hash_too_and_strangers_get_nothing(pool
             upload = stub.Upload(metadata=(("peer", again.peer), ("secret", again.secret)))
             await upload.write(pb.UploadChunk(header=unasked))  # is answered without waiting for the rest
             with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await upload
+                await upload.read()
             errors.append(caught.value)
             with pytest.raises(grpc.aio.AioRpcError) as caught:
-                async for _ in stub.Fetch(pb.FetchRequest(offset=2**64 - 1), metadata=mine):
+                async for _ in stub.Fetch(iter([pb.FetchRequest(offset=2**64 - 1)]), metadata=mine):
                     pass
             errors.append(caught.value)
             with pytest.raises(grpc.aio.AioRpcError) as caught:

@@ -111,6 +111,20 @@ def test_who_sends_beyond_its_credit_or_takes_what_was_not_sent_is_cut_off():
     linked(lies)
 
 
+def test_a_link_says_whether_something_waits_for_its_line():
+    async def story(a: End, b: End) -> None:
+        assert not a.link.sending
+        a.link.send(message(size=1 << 20))
+        assert a.link.sending
+        await until(lambda: a.sent == 1)
+        assert not a.link.sending
+        a.link.send(message(microbatch=1))
+        a.link.mended.clear()
+        assert not a.link.sending, "a broken link needs no line"
+
+    linked(story)
+
+
 def test_a_closed_link_delivers_nothing_more():
     async def story(a: End, b: End) -> None:
         a.link.send(message())

@@ -21,6 +21,7 @@ from protomodels_cli.coordinator.run_dir import open_run_dir
 from protomodels_cli.coordinator.snapshots.room import RESERVE, check_room, missing_room
 from protomodels_cli.cost.memory import StageMemory
 from protomodels_cli.cost.saving import (
+    IN_TIME,
     LEAST_SLOWED,
     LONGEST,
     MOST_SLOWED,
@@ -30,6 +31,7 @@ from protomodels_cli.cost.saving import (
     due_after,
     forecast_saving,
     kept_bytes,
+    part_seconds,
     seconds_between_failures,
     seconds_between_snapshots,
     slowed_by,
@@ -140,6 +142,14 @@ def test_a_forecast_says_which_of_them_comes_first_in_whole_steps(
     assert found.upload_seconds == pytest.approx(found.part_bytes / 1e8)
     assert found.redo_seconds == min(10_000.0 / 2, interval / 2 + found.upload_seconds)
     assert found.restore_seconds > found.upload_seconds
+
+
+def test_an_upload_has_what_the_steps_leave_of_the_line_and_its_least_rate():
+    spec = make_spec(stages=2)
+    idle, half, full = (forecast_saving(spec, 8e8, step=10.0, busy=busy) for busy in (0.0, 0.5, 1.0))
+    assert half.upload_seconds == 2 * idle.upload_seconds
+    assert full.upload_seconds == pytest.approx(IN_TIME * part_seconds(spec, full.part_bytes))
+    assert half.restore_seconds == idle.restore_seconds, "no steps are done then"
 
 
 def a_run(**snapshots: object) -> tuple[RunSpec, int]:

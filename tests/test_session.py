@@ -37,6 +37,7 @@ from protomodels_cli.worker.links import Listener
 from protomodels_cli.worker.session import Session
 from protomodels_cli.worker.snapshots import part_store
 from protomodels_cli.worker.snapshots.exchange import SnapshotExchange
+from protomodels_cli.worker.snapshots.pacing import NO_STAGE
 from protomodels_cli.worker.telling import PeerError
 
 
@@ -170,13 +171,14 @@ def test_a_part_that_could_not_be_written_is_said_until_it_was_heard(tmp_path, m
         noted: list[notices.Notice] = []
         nothing: Any = None
         exchange = SnapshotExchange(
-            make_spec().snapshots,
+            make_spec(),
             tmp_path,
             nothing,
             (),
             asyncio.create_task,
             lambda part_failed: told.append(part_failed),
             noted.append,
+            NO_STAGE,
         )
         monkeypatch.setattr(part_store, "save_file", full)
         await exchange.save(1, 6, 2, {})

@@ -38,8 +38,8 @@ from protomodels_cli.errors import UserError
 from protomodels_cli.safetensors_file import write_safetensors
 from protomodels_cli.wire.channels import PIECE
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
+from protomodels_cli.worker.snapshots.flow import Throttle
 from protomodels_cli.worker.snapshots.part_store import PartStore
-from protomodels_cli.worker.snapshots.transfer import Throttle
 
 RUN = RunIdentity("run", "spec")
 SPEC = make_spec(stages=2)
@@ -185,8 +185,15 @@ def test_a_complete_snapshot_can_be_read_before_and_after_it_has_its_name(tmp_pa
 
 
 def fetched(uploads: Uploads, request: pb.FetchRequest) -> bytes:
+    """The rest of a part, in one piece."""
+
+    async def none() -> AsyncIterator[pb.FetchRequest]:
+        for request in ():
+            yield request
+
     async def read() -> bytes:
-        return b"".join([piece async for piece in uploads.read_part(request)])
+        request.size = PIECE
+        return b"".join([piece async for piece in uploads.read_part(request, none())])
 
     return asyncio.run(read())
 

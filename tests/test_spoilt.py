@@ -12,9 +12,9 @@ from machine_bench import SILENT, Bench, peer, to_step, told
 from protomodels_cli.coordinator import events as ev
 from protomodels_cli.coordinator import notices, reasons
 from protomodels_cli.coordinator.history import GaveUp
-from protomodels_cli.coordinator.snapshots import blame
 from protomodels_cli.coordinator.snapshots.failures import NoTensors, NotWritten, Overdue, PartFailure, WrongTensor
 from protomodels_cli.cost.memory import StageMemory
+from protomodels_cli.cost.saving import largest_part, part_seconds
 
 LIMIT = 60.0
 
@@ -139,11 +139,12 @@ def test_how_long_parts_may_take_follows_from_the_largest():
     largest = max(memory.saved(i, i + 1) for i in range(4))
 
     def seconds(**sections: object) -> float:
-        return blame.part_seconds(make_spec(stages=4, **sections), (1, 1, 1, 1))
+        made = make_spec(stages=4, **sections)
+        return part_seconds(made, largest_part(made, (1, 1, 1, 1)))
 
-    assert math.isclose(seconds(), 120 + 8 * largest / 8e6)
+    assert math.isclose(seconds(), 120 + 8 * largest / 4e6)
     assert math.isclose(seconds(snapshots={"max_bandwidth": "1mbit"}), 120 + 8 * largest / 0.5e6)
-    assert math.isclose(seconds(wire={"link": {"bandwidth": "10mbit"}}), 120 + 8 * largest / 5e6)
+    assert math.isclose(seconds(wire={"link": {"bandwidth": "6mbit"}}), 120 + 8 * largest / 3e6)
     assert seconds(snapshots={"max_bandwidth": "80mbit"}) == seconds()
     assert seconds(limits={"part_seconds": 7}) == 7
-    assert blame.part_seconds(spec, (2, 2)) > seconds()
+    assert largest_part(spec, (2, 2)) > largest

@@ -48,7 +48,8 @@ def run(
     predicted = forecast(spec, link, flops, windows=windows, memory=memory, computation=computation)
     found = choices(candidates(spec), link, flops, memory, computation)
     best = recommended(found)
-    saving = forecast_saving(spec, link.bits_per_second, predicted.step_seconds, windows)
+    busy = predicted.wire_seconds / predicted.step_seconds
+    saving = forecast_saving(spec, link.bits_per_second, predicted.step_seconds, windows, busy)
     _show(spec, link, flops, speed is None, memory is not None, predicted, found, best, saving)
     if json_file is not None:
         rows = [{**_crossing(c.spec), "keeps_up": c.keeps_up, "fits": c.fits, **asdict(c.forecast)} for c in found]

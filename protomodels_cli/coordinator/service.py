@@ -12,7 +12,7 @@ import re
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 
@@ -47,9 +47,10 @@ from protomodels_cli.wire.tls import COORDINATOR_NAME, Identity, client_context,
 DENIED, UNFIT = grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.FAILED_PRECONDITION
 MOST_ENROLLED = 10_000
 MOST_UPLOADS = 2  # of one peer: a basis and a part of a snapshot may fall together
-MOST_OFFSET = 2**63 - 1  # at which a file can be read
 SESSION_WITHIN = 600.0  # seconds after Enrol
-REGISTER_SECONDS, STRANGER_SECONDS = 30.0, 1.0  # for the first message of a session
+FIRST_SECONDS, STRANGER_SECONDS = 30.0, 1.0  # for the first message of a stream
+
+M = TypeVar("M")
 
 
 class Service(rpc.PeeringServicer, rpc.OperatorServicer):
@@ -203,8 +204,8 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
         self, request_iterator: AsyncIterator[pb.PeerMessage], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[pb.CoordinatorMessage]:
         # Read the first message before any refusal: a caller that still writes may see a failed write, not the refusal.
-        patience = REGISTER_SECONDS if self._is_enrolled(context) else STRANGER_SECONDS
-        register = await self._registration(request_iterator, patience)
+        first = await self._first(request_iterator, context)
+        register = first.register if first is not None and first.HasField("register") else None
         peer, address = await self._caller(context), self._address(context)
         if register is None or register.spec_sha256 != self._spec.sha256():
             await _refuse(context, refusals.OtherSpec())
@@ -229,14 +230,13 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
             reading.cancel()
             self._end(peer, stream, events.Left(peer, ConnectionClosed()))
 
-    async def _registration(self, messages: AsyncIterator[pb.PeerMessage], seconds: float) -> pb.Register | None:
-        """The first message of a session; None if it is not a registration, or late."""
+    async def _first(self, messages: AsyncIterator[M], context: grpc.aio.ServicerContext) -> M | None:
+        """The first message of a stream; None if there is none, or late."""
         try:
-            async with asyncio.timeout(seconds):
-                first = await anext(aiter(messages), None)
+            async with asyncio.timeout(FIRST_SECONDS if self._is_enrolled(context) else STRANGER_SECONDS):
+                return await anext(aiter(messages), None)
         except TimeoutError:
             return None
-        return first.register if first is not None and first.HasField("register") else None
 
     async def _receive(self, peer: str, stream: ControlStream, messages: AsyncIterator[pb.PeerMessage]) -> None:
         async for message in messages:
@@ -287,20 +287,18 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
             await context.abort(grpc.StatusCode.UNAVAILABLE, f"the coordinator cannot write the part: {why}")
         return pb.OfferReply()
 
-    async def Upload(
-        self, request_iterator: AsyncIterator[pb.UploadChunk], context: grpc.aio.ServicerContext
-    ) -> pb.UploadReply:
+    async def Upload(self, request_iterator: AsyncIterator[pb.UploadChunk], context: grpc.aio.ServicerContext) -> None:
         peer = await self._caller(context)
         first = await anext(aiter(request_iterator), None)
         if first is None or not first.HasField("header"):
             await _reject(context, bad_requests.NoHeader())
-            return pb.UploadReply()
+            return
         known = self._enrolled[peer]
         if known.uploads >= MOST_UPLOADS:
             await context.abort(grpc.StatusCode.UNAVAILABLE, f"a peer may have {MOST_UPLOADS} uploads at a time")
         known.uploads += 1
         try:
-            await self._uploads.receive(peer, first.header, request_iterator)
+            await self._uploads.receive(peer, first.header, _confirmed(request_iterator, context))
         except BadRequest as e:
             await _reject(context, e.reason)
         except Refused as e:
@@ -311,20 +309,23 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
             await context.abort(grpc.StatusCode.DATA_LOSS, str(e))
         finally:
             known.uploads -= 1
-        return pb.UploadReply()
 
-    async def Fetch(self, request: pb.FetchRequest, context: grpc.aio.ServicerContext) -> AsyncIterator[pb.Piece]:
+    async def Fetch(
+        self, request_iterator: AsyncIterator[pb.FetchRequest], context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[pb.Piece]:
+        first = await self._first(request_iterator, context)  # before any refusal, as in Session
         peer = await self._caller(context)
-        if request.offset > MOST_OFFSET:
-            await _reject(context, bad_requests.InvalidOffset(request.offset))
+        if first is None:
+            return
         try:
-            async for piece in self._uploads.read_part(request):
-                yield pb.Piece(data=piece)
-        except FileNotFoundError:
-            what = f"the coordinator has no part of stage {request.stage} of a snapshot at step {request.step}"
-            await context.abort(grpc.StatusCode.NOT_FOUND, what)
+            async for piece in self._uploads.read_part(first, request_iterator):
+                yield pb.Piece(data=piece, clock=time.monotonic())
+        except BadRequest as e:
+            await _reject(context, e.reason)
+        except FileNotFoundError as e:
+            await context.abort(grpc.StatusCode.NOT_FOUND, str(e))
         except OutOfReach as e:
-            self._submit(events.StoreAway(peer, request.lineage, request.step, request.stage, str(e)))
+            self._submit(events.StoreAway(peer, first.lineage, first.step, first.stage, str(e)))
             await context.abort(grpc.StatusCode.UNAVAILABLE, f"the store cannot be reached: {e}")
         except OSError as e:  # and not just once
             await context.abort(grpc.StatusCode.DATA_LOSS, f"the coordinator cannot read the part: {e.strerror or e}")
@@ -352,6 +353,16 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
     ) -> None:
         if not hmac.compare_digest(_metadata(context, name).encode(), right.encode()):
             await _refuse(context, otherwise)
+
+
+async def _confirmed(
+    chunks: AsyncIterator[pb.UploadChunk], context: grpc.aio.ServicerContext
+) -> AsyncIterator[pb.UploadChunk]:
+    """The chunks, each confirmed once it was taken, with the time at which it came."""
+    async for chunk in chunks:
+        came = time.monotonic()
+        yield chunk
+        await context.write(pb.UploadReply(clock=came))
 
 
 async def _refuse(context: grpc.aio.ServicerContext, reason: refusals.Refusal) -> None:

@@ -17,6 +17,11 @@ PEER_SECONDS = 2 * 86_400.0  # between two failures of one peer, before any was 
 SLOWED = 0.1  # share by which steps are slower while parts are uploaded, before that was measured
 LEAST_SLOWED, MOST_SLOWED = 0.01, 1.0  # what is believed of a measurement
 SHORTEST, LONGEST = 60.0, 3600.0  # seconds between two snapshots
+# Bits a second that an upload must reach on average, where the spec does not make it slower: beside activations that
+# fill an 80 Mbit/s line, a part has a twentieth.
+SLOW_LINE = 4e6
+IN_TIME = 0.8  # of the time that a part has: what an upload takes that gets no more than its least rate
+PART_AT_LEAST = 120.0  # seconds: to copy and write a part, and for a line that is gone for a while
 READ_BYTES_PER_S = 5e8  # at which a part is read, hashed and put on a device
 
 
@@ -62,6 +67,25 @@ def due_after(
     return seconds_between_snapshots(upload, step, seconds_between_failures(stages, seconds, failures), slowed)
 
 
+def largest_part(spec: RunSpec, layers: Sequence[int]) -> int:
+    """Bytes of a snapshot of a run that is cut so."""
+    memory = StageMemory(spec)
+    return max(memory.saved(span.start, span.stop) for span in spans(layers))
+
+
+def part_seconds(spec: RunSpec, largest: int) -> float:
+    """How long the parts of a snapshot may take to arrive: so many bytes, over a slow line."""
+    if spec.limits.part_seconds is not None:
+        return spec.limits.part_seconds
+    allowed = min(spec.snapshots.bits_per_second or math.inf, spec.wire.link.bits_per_second)
+    return PART_AT_LEAST + 8 * largest / min(SLOW_LINE, allowed / 2)
+
+
+def least_rate(spec: RunSpec, size: int) -> float:
+    """Bytes a second that an upload of so many has even where it yields, so that it is in time."""
+    return max(size, 1) / (IN_TIME * part_seconds(spec, size))
+
+
 def snapshot_bytes(spec: RunSpec, layers: Sequence[int], windows: int | None = None) -> int:
     """One snapshot of a run that is cut so: all parts. `windows`: how many samples the data has, where a codec
     remembers each; None: as many as the run could see."""
@@ -90,15 +114,19 @@ class Saving:
     restore_seconds: float  # fetching the largest part, and building its stage
 
 
-def forecast_saving(spec: RunSpec, bits_per_second: float, step: float, windows: int | None = None) -> Saving:
-    """For peers with lines of so many bits a second, either way, and steps of so many seconds.
+def forecast_saving(
+    spec: RunSpec, bits_per_second: float, step: float, windows: int | None = None, busy: float = 0.0
+) -> Saving:
+    """For peers with lines of so many bits a second, either way, and steps of so many seconds, which use a share `busy`
+    of the line: uploads have what they leave.
 
     A snapshot counts once it has arrived, so what has to be redone after a crash goes back by one upload at least and
     an upload and an interval at most: by an upload and half an interval on average, and by half the run where it is
     shorter than that."""
     layers, sizes = layers_per_stage(spec), StageMemory(spec, windows)
     part = max(sizes.saved(span.start, span.stop) for span in spans(layers))
-    upload = 8 * part / min(bits_per_second, spec.snapshots.bits_per_second or math.inf)
+    left = min(bits_per_second, max(bits_per_second * (1 - busy), 8 * least_rate(spec, part)))
+    upload = 8 * part / min(left, spec.snapshots.bits_per_second or math.inf)
     time = due_after(spec, len(layers), upload, step)
     timed = math.ceil(time / step) * step if math.isfinite(time) else math.inf
     stepped = spec.snapshots.interval * step if spec.snapshots.interval else math.inf

@@ -227,7 +227,7 @@ class LimitsSpec(Section):
         None,
         description="Time for the parts of a snapshot to arrive at the coordinator; after that the snapshot is given "
         "up, and a peer whose part was missing twice in a row is dismissed where a spare can take its stage. "
-        "Default: 120 plus what the largest part takes at 8 Mbit/s, or at half of `snapshots.max_bandwidth` or of the "
+        "Default: 120 plus what the largest part takes at 4 Mbit/s, or at half of `snapshots.max_bandwidth` or of the "
         "emulated link if that is less.",
     )
     device_seconds: Positive = Field(

@@ -7,7 +7,11 @@ of, and has no credentials: whoever has the URL may do this one thing.
 from __future__ import annotations
 
 import base64
+import fcntl
 import http.client
+import socket
+import sys
+import termios
 from types import TracebackType
 from urllib.parse import urlsplit
 
@@ -68,34 +72,46 @@ class StoreRequest:
             raise StoreBroken(e.strerror or str(e)) from None
         return True
 
+    @property
+    def unconfirmed(self) -> int:
+        """Bytes that were sent and that the store's machine has not confirmed, where this system can tell; TLS's own
+        are among them."""
+        try:
+            return int.from_bytes(fcntl.ioctl(self._http.sock, termios.TIOCOUTQ, bytes(4)), sys.byteorder)
+        except OSError:
+            return 0
+
     def end_put(self) -> None:
         """Returns once the store has all of it, with the right bytes."""
         reply = self._answer()
         if reply.status != 200:
             raise _refused(reply)
 
-    def begin_get(self, offset: int) -> None:
-        self._begin("GET", {"Range": f"bytes={offset}-"} if offset else {})
+    def begin_get(self, offset: int, buffer: int | None = None) -> None:
+        """`buffer`: bytes that may wait to be received, about; that many at most are on their way."""
+        self._begin("GET", {"Range": f"bytes={offset}-"} if offset else {}, buffer)
         reply = self._answer()
         if reply.status == 416:  # there are no bytes from there on
             reply.read()
         elif reply.status != (206 if offset else 200):
             raise _refused(reply)
 
-    def receive(self) -> bytes:
-        """Empty: that was all."""
+    def receive(self, size: int = PIECE) -> bytes:
+        """At most so many bytes. Empty: that was all."""
         assert self._reply is not None
         try:
-            piece = self._reply.read(PIECE)
+            piece = self._reply.read(size)
         except (OSError, http.client.HTTPException) as e:
             raise StoreBroken(_words(e)) from None
         if not piece and self._reply.length:
             raise StoreBroken(f"the connection broke {self._reply.length:,} bytes before the end")
         return piece
 
-    def _begin(self, verb: str, headers: dict[str, str]) -> None:
+    def _begin(self, verb: str, headers: dict[str, str], buffer: int | None = None) -> None:
         try:
             self._http.connect()
+            if buffer is not None:
+                self._http.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
         except OSError as e:
             raise StoreUnreachable(_words(e)) from None
         self._http.sock.settimeout(STALL_SECONDS)

@@ -139,6 +139,16 @@ class Engine(threading.Thread):
         queues work on a CUDA device: one that hangs may leave it without anything to do."""
         return self._doing or self._outbox.waiting_for
 
+    @property
+    def starving(self) -> bool:
+        """Whether a step is under way and nothing is here to be computed next, after the work at hand: what comes over
+        the line now is waited for."""
+        work = self._pass
+        if work is None:
+            return False
+        takes_more = work.entered < work.microbatches and max(len(work.flights), self._on_the_way) < self._limit
+        return not self._arrived["backward"] and not (takes_more and self._arrived[work.leg])
+
     def order(self, order: Order | None) -> None:
         with self._news:
             self._orders.append(order)

@@ -123,6 +123,10 @@ class Generation:
         if side in self._links:  # token ids come without a link
             self._links[side].take()
 
+    @property
+    def sending(self) -> bool:
+        return any(link.sending for link in self._links.values())
+
     def sent_since(self, side: str, leg: str) -> int:
         """Bytes sent since the last report."""
         total = self._links[side].bytes_sent[leg] if side in self._links else 0

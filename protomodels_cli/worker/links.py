@@ -74,6 +74,11 @@ class Link:
         if self.mended.is_set():
             self._queue_message(message)
 
+    @property
+    def sending(self) -> bool:
+        """Whether something waits for the line that leads to the neighbour."""
+        return self.mended.is_set() and not self._outbox.empty()
+
     def _queue_message(self, message: Message) -> None:
         for frame in frames_of(message, self.generation):
             self._queue(frame, message.leg)

@@ -44,6 +44,7 @@ from protomodels_cli.worker.messages import decision_of, done_message, lost_mess
 from protomodels_cli.worker.signals import signals_call
 from protomodels_cli.worker.snapshots import transfer
 from protomodels_cli.worker.snapshots.exchange import SnapshotExchange
+from protomodels_cli.worker.snapshots.pacing import Activations
 from protomodels_cli.worker.telling import PeerError, Tell, trouble_of
 
 LAST_WORDS = 2.0  # seconds for what was said last to arrive
@@ -81,8 +82,12 @@ class Session:
         self._in_memory: pb.Assignment | None = None  # the stage there, also while its generation is over
         self._right: pb.Sync | None = None  # the hashes of U and T_fixed that a sync under way compares with
         self._chores: set[asyncio.Task[Any]] = set()
+        activations = Activations(
+            leaving=lambda: self._generation is not None and self._generation.sending,
+            awaited=lambda: self._engine.starving,
+        )
         self._snapshots = SnapshotExchange(
-            spec.snapshots, folder / "parts", line, metadata, self._chore, self._control.send, tell
+            spec, folder / "parts", line, metadata, self._chore, self._control.send, tell, activations
         )
         self._building = Building(
             spec, cards, self._engine, self._snapshots, self._basis, self._chore, self._control.send, tell

@@ -7,9 +7,6 @@ costs the steps since the newest snapshot. Without anybody to take over, steps w
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-
 from protomodels_cli.coordinator import assigning, reasons
 from protomodels_cli.coordinator.events import PartFailed, PartsArrived
 from protomodels_cli.coordinator.history import Mark
@@ -17,24 +14,10 @@ from protomodels_cli.coordinator.moves import Moves
 from protomodels_cli.coordinator.snapshots import policy
 from protomodels_cli.coordinator.snapshots.failures import Overdue
 from protomodels_cli.coordinator.state import State
-from protomodels_cli.cost.memory import StageMemory
-from protomodels_cli.spec.cut import spans
-from protomodels_cli.spec.schema import RunSpec
+from protomodels_cli.cost.saving import largest_part, part_seconds
 
-SLOW_LINE = 8e6  # bits a second that an upload must reach on average, where the spec does not make it slower
-AT_LEAST = 120.0  # seconds: to copy and write a part, and for a line that is gone for a while
 MOST_SPOILT = 2  # snapshots in a row
 MOST_LATE = 3  # times in a row that there is twice the time
-
-
-def part_seconds(spec: RunSpec, layers: Sequence[int]) -> float:
-    """How long the parts of a snapshot may take to arrive: the largest, over a slow line."""
-    if spec.limits.part_seconds is not None:
-        return spec.limits.part_seconds
-    memory = StageMemory(spec)
-    largest = max(memory.saved(span.start, span.stop) for span in spans(layers))
-    allowed = min(spec.snapshots.bits_per_second or math.inf, spec.wire.link.bits_per_second)
-    return AT_LEAST + 8 * largest / min(SLOW_LINE, allowed / 2)
 
 
 def hear_arrived(moves: Moves, event: PartsArrived) -> None:
@@ -64,7 +47,8 @@ def watch(moves: Moves) -> None:
 
 
 def _limit(state: State) -> float:
-    return part_seconds(state.spec, state.history.layers) * 2.0 ** min(state.late, MOST_LATE)
+    largest = largest_part(state.spec, state.history.layers)
+    return part_seconds(state.spec, largest) * 2.0 ** min(state.late, MOST_LATE)
 
 
 def _give_up_overdue(moves: Moves, mark: Mark) -> None:

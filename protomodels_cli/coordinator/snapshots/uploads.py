@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from io import BufferedWriter
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
@@ -36,6 +36,7 @@ from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 Chunks = AsyncIterator[pb.UploadChunk]
 T = TypeVar("T")
 AFAR_SECONDS = 60.0  # in which the store must answer the coordinator
+MOST_OFFSET = 2**63 - 1  # at which a file can be read
 _NO_STORE: tuple[Copies | None, Direct | None] = None, None
 
 
@@ -244,15 +245,21 @@ class Uploads:
 
     async def _append(self, chunks: Chunks, header: pb.UploadHeader, path: Path) -> int:
         """Returns the size of the file then. The bytes of an upload that broke off stay."""
-        arrived = header.offset
+        arrived, unwritten = header.offset, bytearray()
         with path.open("ab") as file:
-            async for chunk in chunks:
-                arrived += len(chunk.data)
-                if arrived > header.size:
-                    raise BadRequest(bad_requests.TooManyBytes(header.size))
-                if not self._is_pending(header):
-                    raise BadRequest(bad_requests.SnapshotGivenUp(header.step))
-                await asyncio.to_thread(file.write, chunk.data)
+            try:
+                async for chunk in chunks:
+                    arrived += len(chunk.data)
+                    if arrived > header.size:
+                        raise BadRequest(bad_requests.TooManyBytes(header.size))
+                    if not self._is_pending(header):
+                        raise BadRequest(bad_requests.SnapshotGivenUp(header.step))
+                    unwritten += chunk.data
+                    if len(unwritten) >= PIECE:  # chunks are small, and a thread for each would cost more than they do
+                        written, unwritten = unwritten, bytearray()
+                        await asyncio.to_thread(file.write, written)
+            finally:
+                file.write(unwritten)
             await asyncio.to_thread(_to_disk, file)
         return arrived
 
@@ -276,30 +283,38 @@ class Uploads:
 
         return await patiently(look)
 
-    async def read_part(self, request: pb.FetchRequest) -> AsyncIterator[bytes]:
-        """A part of a complete snapshot, in pieces; from the store, if it lies there alone. Raises FileNotFoundError
-        where there is none, OSError where it cannot be read for a while, and OutOfReach where the store cannot."""
-        mark = self._complete(request)
-        if mark is None:
-            raise FileNotFoundError
-        part: BinaryIO | None = await patiently(self._snapshots.open_part, mark, request.stage)
-        read, at = _from_afar if part is None else patiently, request.offset
-        if part is None:
-            part = await _from_afar(self._open_stored, mark, request.stage)
+    async def read_part(self, first: pb.FetchRequest, others: AsyncIterator[pb.FetchRequest]) -> AsyncIterator[bytes]:
+        """For each request a piece of a part of a complete snapshot; from the store, if it lies there alone. Raises
+        BadRequest, FileNotFoundError where there is no such part, OSError where it cannot be read for a while, and
+        OutOfReach where the store cannot."""
+        request: pb.FetchRequest | None = first
+        block, start = b"", 0  # what was read last: pieces are small, and asked for in order
+        _check_offset(first)
+        part, read = await self._opened(first)
         with part as file:
-            while piece := await read(_read_at, file, at):
-                yield piece
-                at += len(piece)
+            while request is not None:
+                _check_offset(request)
+                size = min(request.size, PIECE)
+                if not start <= request.offset <= start + len(block) - size:
+                    block, start = await read(_read_at, file, request.offset), request.offset
+                yield block[request.offset - start :][:size]
+                request = await anext(others, None)
+
+    async def _opened(self, request: pb.FetchRequest) -> tuple[BinaryIO, Callable[..., Awaitable[bytes]]]:
+        """The part, and how it is read."""
+        if (mark := self._complete(request)) is not None:
+            if (part := await patiently(self._snapshots.open_part, mark, request.stage)) is not None:
+                return part, patiently
+            if self._copies is not None and self._snapshots.is_in_store(mark, request.stage):
+                name = stored_name(request.stage, mark.parts[request.stage])
+                return await _from_afar(self._copies.open, folder_name(*mark.key), name), _from_afar
+        what = f"the coordinator has no part of stage {request.stage} of a snapshot at step {request.step}"
+        raise FileNotFoundError(what)
 
     def _complete(self, request: pb.FetchRequest) -> Mark | None:
         """The complete snapshot that this part is of."""
         marks = [m for m in self._state().history.snapshots if m.key == (request.lineage, request.step)]
         return next((m for m in marks if request.stage < len(m.parts)), None)
-
-    def _open_stored(self, mark: Mark, stage: int) -> BinaryIO:
-        if self._copies is None or not self._snapshots.is_in_store(mark, stage):
-            raise FileNotFoundError
-        return self._copies.open(folder_name(*mark.key), stored_name(stage, mark.parts[stage]))
 
     # Bases
 
@@ -367,6 +382,11 @@ async def _from_afar(work: Callable[..., T], *arguments: Any) -> T:
         raise
     except Exception as e:
         raise OutOfReach(in_words(e)) from None
+
+
+def _check_offset(request: pb.FetchRequest) -> None:
+    if request.offset > MOST_OFFSET:
+        raise BadRequest(bad_requests.InvalidOffset(request.offset))
 
 
 def _read_at(file: BinaryIO, offset: int) -> bytes:

@@ -597,8 +597,10 @@ class UploadHeader(_message.Message):
     def __init__(self, kind: _Optional[_Union[UploadHeader.Kind, str]] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., size: _Optional[int] = ..., sha256: _Optional[str] = ..., row_json: _Optional[str] = ..., moved: bool = ..., lineage: _Optional[int] = ..., stage: _Optional[int] = ..., offset: _Optional[int] = ..., direct: bool = ...) -> None: ...
 
 class UploadReply(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("clock",)
+    CLOCK_FIELD_NUMBER: _ClassVar[int]
+    clock: float
+    def __init__(self, clock: _Optional[float] = ...) -> None: ...
 
 class OfferReply(_message.Message):
     __slots__ = ("wanted", "offset", "url", "stored")
@@ -613,22 +615,26 @@ class OfferReply(_message.Message):
     def __init__(self, wanted: bool = ..., offset: _Optional[int] = ..., url: _Optional[str] = ..., stored: bool = ...) -> None: ...
 
 class FetchRequest(_message.Message):
-    __slots__ = ("lineage", "step", "stage", "offset")
+    __slots__ = ("lineage", "step", "stage", "offset", "size")
     LINEAGE_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
     lineage: int
     step: int
     stage: int
     offset: int
-    def __init__(self, lineage: _Optional[int] = ..., step: _Optional[int] = ..., stage: _Optional[int] = ..., offset: _Optional[int] = ...) -> None: ...
+    size: int
+    def __init__(self, lineage: _Optional[int] = ..., step: _Optional[int] = ..., stage: _Optional[int] = ..., offset: _Optional[int] = ..., size: _Optional[int] = ...) -> None: ...
 
 class Piece(_message.Message):
-    __slots__ = ("data",)
+    __slots__ = ("data", "clock")
     DATA_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_FIELD_NUMBER: _ClassVar[int]
     data: bytes
-    def __init__(self, data: _Optional[bytes] = ...) -> None: ...
+    clock: float
+    def __init__(self, data: _Optional[bytes] = ..., clock: _Optional[float] = ...) -> None: ...
 
 class Location(_message.Message):
     __slots__ = ("url",)

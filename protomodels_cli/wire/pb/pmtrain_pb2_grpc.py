@@ -54,12 +54,12 @@ class PeeringStub(object):
                 request_serializer=protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.UploadHeader.SerializeToString,
                 response_deserializer=protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.OfferReply.FromString,
                 _registered_method=True)
-        self.Upload = channel.stream_unary(
+        self.Upload = channel.stream_stream(
                 '/pmtrain.Peering/Upload',
                 request_serializer=protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.UploadChunk.SerializeToString,
                 response_deserializer=protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.UploadReply.FromString,
                 _registered_method=True)
-        self.Fetch = channel.unary_stream(
+        self.Fetch = channel.stream_stream(
                 '/pmtrain.Peering/Fetch',
                 request_serializer=protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.FetchRequest.SerializeToString,
                 response_deserializer=protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.Piece.FromString,
@@ -106,15 +106,17 @@ class PeeringServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Upload(self, request_iterator, context):
-        """Uploads a part of a snapshot or a new basis in chunks. Metadata as for Session. The upload counts once all of it has
-        arrived with the hash that the header announced.
+        """Uploads a part of a snapshot or a new basis in chunks. Metadata as for Session. Every chunk of data is confirmed, so
+        that the peer knows what is on its way and for how long. The upload counts once the call has ended well: all of it
+        has arrived with the hash that the header announced.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Fetch(self, request, context):
-        """Fetches a part of a complete snapshot, from a byte on.
+    def Fetch(self, request_iterator, context):
+        """Fetches a part of a complete snapshot. Every request is answered with one piece, in order: whoever fetches says how
+        much may be on its way. The first request names the part.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -150,12 +152,12 @@ def add_PeeringServicer_to_server(servicer, server):
                     request_deserializer=protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.UploadHeader.FromString,
                     response_serializer=protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.OfferReply.SerializeToString,
             ),
-            'Upload': grpc.stream_unary_rpc_method_handler(
+            'Upload': grpc.stream_stream_rpc_method_handler(
                     servicer.Upload,
                     request_deserializer=protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.UploadChunk.FromString,
                     response_serializer=protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.UploadReply.SerializeToString,
             ),
-            'Fetch': grpc.unary_stream_rpc_method_handler(
+            'Fetch': grpc.stream_stream_rpc_method_handler(
                     servicer.Fetch,
                     request_deserializer=protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.FetchRequest.FromString,
                     response_serializer=protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.Piece.SerializeToString,
@@ -295,7 +297,7 @@ class Peering(object):
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.stream_unary(
+        return grpc.experimental.stream_stream(
             request_iterator,
             target,
             '/pmtrain.Peering/Upload',
@@ -312,7 +314,7 @@ class Peering(object):
             _registered_method=True)
 
     @staticmethod
-    def Fetch(request,
+    def Fetch(request_iterator,
             target,
             options=(),
             channel_credentials=None,
@@ -322,8 +324,8 @@ class Peering(object):
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_stream(
-            request,
+        return grpc.experimental.stream_stream(
+            request_iterator,
             target,
             '/pmtrain.Peering/Fetch',
             protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.FetchRequest.SerializeToString,

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import urlsplit
@@ -18,11 +17,14 @@ from protomodels_cli.observe.logs import SNAPSHOTS
 from protomodels_cli.wire.channels import PIECE
 from protomodels_cli.wire.store import StoreBroken, StoreRequest, StoreUnreachable
 from protomodels_cli.worker import notices
+from protomodels_cli.worker.snapshots.flow import Flow
 from protomodels_cli.worker.telling import Tell
 
-Wait = Callable[[int], Awaitable[None]]  # until so many bytes may pass
 MOST_FAILURES = 3  # in a row of a store that can be reached
 AGAIN = 600.0  # seconds until one that cannot be used is tried again
+# Bytes of a fetch that yields: all that a peer can do is to read no more, and these come all the same.
+ON_ITS_WAY = 1 << 18
+LOOK = 0.002  # seconds between two looks at what has arrived
 
 
 class StoreAccess:
@@ -35,16 +37,17 @@ class StoreAccess:
     def usable(self) -> bool:
         return time.monotonic() >= self._not_before
 
-    async def upload(self, url: str, file: BinaryIO, size: int, sha256: str, wait: Wait) -> bool:
+    async def upload(self, url: str, file: BinaryIO, size: int, sha256: str, flow: Flow) -> bool:
         """Put a file there; false: there is no way. Raises StoreBroken where a retry may help, and OSError where the
         file cannot be read."""
         try:
             with StoreRequest(url) as request:
                 await asyncio.to_thread(request.begin_put, size, sha256)
-                while piece := await asyncio.to_thread(file.read, PIECE):
-                    await wait(len(piece))
-                    if not await asyncio.to_thread(request.send, piece):
-                        break
+                watching = asyncio.create_task(_watch(request, flow))
+                try:
+                    await _send(request, file, flow)
+                finally:
+                    watching.cancel()
                 await asyncio.to_thread(request.end_put)
         except (StoreUnreachable, StoreBroken) as e:
             if self._may_retry(urlsplit(url).netloc, e):
@@ -60,15 +63,16 @@ class StoreAccess:
         elif self._may_retry(urlsplit(url).netloc, lost := StoreBroken("it took a part and does not have it")):
             raise lost
 
-    async def fetch(self, url: str, to: Path, wait: Wait) -> bool:
+    async def fetch(self, url: str, to: Path, flow: Flow) -> bool:
         """Add to a file what is missing; false: there is no way. Raises StoreBroken where a retry may help, and
         OSError where the file cannot be written."""
         try:
             with to.open("ab") as file, StoreRequest(url) as request:
-                await asyncio.to_thread(request.begin_get, file.tell())
-                while piece := await asyncio.to_thread(request.receive):
+                await asyncio.to_thread(request.begin_get, file.tell(), None if flow.urgent else ON_ITS_WAY)
+                while piece := await asyncio.to_thread(request.receive, await flow.turn()):
+                    flow.sent(len(piece))
+                    flow.unconfirmed(0)
                     await asyncio.to_thread(file.write, piece)
-                    await wait(len(piece))
         except (StoreUnreachable, StoreBroken) as e:
             if self._may_retry(urlsplit(url).netloc, e):
                 raise
@@ -86,3 +90,20 @@ class StoreAccess:
             self._told = True
             self._tell(notices.StoreNotReached(host, str(error)))
         return False
+
+
+async def _send(request: StoreRequest, file: BinaryIO, flow: Flow) -> None:
+    while block := await asyncio.to_thread(file.read, PIECE):
+        while block:
+            size = await flow.turn()
+            piece, block = block[:size], block[size:]
+            if not await asyncio.to_thread(request.send, piece):
+                return
+            flow.sent(len(piece))
+
+
+async def _watch(request: StoreRequest, flow: Flow) -> None:
+    """The store confirms nothing before the end, but its machine does, to ours."""
+    while True:
+        flow.unconfirmed(request.unconfirmed)
+        await asyncio.sleep(LOOK)

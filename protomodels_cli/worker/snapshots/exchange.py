@@ -15,10 +15,11 @@ from typing import Any
 import grpc
 from torch import Tensor
 
+from protomodels_cli.cost.saving import SLOW_LINE, least_rate
 from protomodels_cli.protocol.parts import Part
 from protomodels_cli.protocol.possession import proof
 from protomodels_cli.retry import Backoff, retry
-from protomodels_cli.spec.schema import SnapshotSpec
+from protomodels_cli.spec.schema import RunSpec
 from protomodels_cli.wire.client import Metadata
 from protomodels_cli.wire.parts import REFUSED, part_message, part_of
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
@@ -28,6 +29,8 @@ from protomodels_cli.wire.troubles import PartNotWritten
 from protomodels_cli.worker import notices
 from protomodels_cli.worker.snapshots import transfer
 from protomodels_cli.worker.snapshots.direct import StoreAccess
+from protomodels_cli.worker.snapshots.flow import Flow, Throttle
+from protomodels_cli.worker.snapshots.pacing import Activations, Pace
 from protomodels_cli.worker.snapshots.part_store import PartStore
 from protomodels_cli.worker.telling import PeerError, Tell
 
@@ -44,18 +47,22 @@ class SnapshotExchange:
 
     def __init__(
         self,
-        spec: SnapshotSpec,
+        spec: RunSpec,
         folder: Path,
         stub: rpc.PeeringStub,
         metadata: Metadata,
         chore: Chore,
         send: Callable[..., None],
         tell: Tell,
+        activations: Activations,
     ):
-        self._spec, self._stub, self._metadata = spec, stub, metadata
+        self._spec, self._stub, self._metadata, self._activations = spec, stub, metadata, activations
         self._chore, self._send, self._tell = chore, send, tell  # to the coordinator, and to whoever looks on
         self.parts = PartStore(folder)
-        self._throttle, self._store = transfer.Throttle(spec.bits_per_second), StoreAccess(spec.is_direct, tell)
+        self._throttle, self._store = (
+            Throttle(spec.snapshots.bits_per_second),
+            StoreAccess(spec.snapshots.is_direct, tell),
+        )
         self._saving: set[tuple[int, int, int]] = set()  # lineage, step and stage of what is being written
         self._to_upload: dict[Part, None] = {}  # in order
         self._uploading: asyncio.Task[None] | None = None
@@ -118,8 +125,12 @@ class SnapshotExchange:
     async def _upload_one(self, part: Part) -> None:
         """Upload a part, or give it up. Raises BROKEN where a retry may help."""
         try:
-            way = self._throttle, self._store
-            if at := await transfer.upload_part(self._stub, self._metadata, self.parts, part, *way):
+            least = least_rate(self._spec, self.parts.path(part).stat().st_size)
+
+            def flow() -> Flow:
+                return Flow(Pace(least), self._activations.leaving, self._throttle)
+
+            if at := await transfer.upload_part(self._stub, self._metadata, self.parts, part, flow, self._store):
                 self._tell(notices.PartUploaded(part.step, part.stage, to_store=at == "store"))
         except FileNotFoundError:
             pass  # we were told that it is not needed
@@ -151,7 +162,7 @@ class SnapshotExchange:
     async def find(self, part: Part) -> bool:
         """Have the part on this disk: whether it had to be fetched. Raises ValueError where the coordinator does not
         have it whole."""
-        work, log = partial(self._fetch, part), transfer.logging_why(f"the fetch of {_named(part)}")
+        work, log = partial(self._fetch, part, urgent=True), transfer.logging_why(f"the fetch of {_named(part)}")
         try:
             # Without end: this generation will be over soon, if the coordinator is gone.
             return await retry(work, Backoff(URGENT_SECONDS), BROKEN, log)
@@ -159,12 +170,17 @@ class SnapshotExchange:
             self.parts.remove(part)
             raise PeerError(PartNotWritten(f"{self.parts.folder}: {e.strerror or e}")) from None
 
-    async def _fetch(self, part: Part, throttle: transfer.Throttle | None = None) -> bool:
+    async def _fetch(self, part: Part, urgent: bool) -> bool:
         if await asyncio.to_thread(self.parts.is_whole, part):
             return False
         if part in self.parts.all() and part not in self._lacking:
             self._lacks(part)
-        await transfer.fetch_part(self._stub, self._metadata, self.parts, part, throttle, self._store)
+
+        def flow() -> Flow:
+            throttle = Throttle(None) if urgent else self._throttle
+            return Flow(Pace(SLOW_LINE / 8, urgent), self._activations.awaited, throttle)
+
+        await transfer.fetch_part(self._stub, self._metadata, self.parts, part, flow, self._store)
         self._lacking.discard(part)
         return True
 
@@ -202,7 +218,7 @@ class SnapshotExchange:
 
     def _prefetch(self) -> None:
         """Each spare begins with another stage: together they soon have them all."""
-        if self._spec.warm_spares and self._is_spare and self._newest:
+        if self._spec.snapshots.warm_spares and self._is_spare and self._newest:
             first = zlib.crc32(repr(self._metadata).encode()) % len(self._newest)
             wanted = self._newest[first:] + self._newest[:first]
             self._prefetching = self._chore(self._fetch_ahead(wanted))
@@ -210,7 +226,7 @@ class SnapshotExchange:
     async def _fetch_ahead(self, wanted: list[Part]) -> None:
         here, fetched = set(self.parts.all()), 0
         for part in [p for p in wanted if p not in here]:
-            work = partial(self._fetch, part, self._throttle)
+            work = partial(self._fetch, part, urgent=False)
             log = transfer.logging_why(f"the prefetch of {_named(part)}")
             try:
                 await retry(work, Backoff(RETRY_SECONDS), BROKEN, log)

@@ -1,7 +1,8 @@
 """Parts of snapshots on their way to the coordinator or the store, and back: in pieces, from where it broke off, not
 too fast.
 
-One try each; whether to try again is the caller's to say. It must not know sessions or stages.
+One try each; whether to try again is the caller's to say, and how fast is `pacing.py`'s. It must not know sessions or
+stages.
 """
 
 from __future__ import annotations
@@ -22,24 +23,11 @@ from protomodels_cli.wire.client import Metadata
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.pb import pmtrain_pb2_grpc as rpc
 from protomodels_cli.worker.snapshots.direct import StoreAccess
+from protomodels_cli.worker.snapshots.flow import Flow
 from protomodels_cli.worker.snapshots.part_store import PartStore
 
 OFFER_SECONDS = 60.0  # for an answer: the coordinator may look into the store first
 NOT_WANTED = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.PERMISSION_DENIED  # a retry would not help
-
-
-class Throttle:
-    """Lets at most so many bits a second pass. It must not know what they are of."""
-
-    def __init__(self, bits_per_second: float | None):
-        self._rate, self._free_at = bits_per_second, 0.0
-
-    async def wait(self, size: int) -> None:
-        if self._rate is None:
-            return
-        now = asyncio.get_running_loop().time()
-        self._free_at = max(now, self._free_at) + 8 * size / self._rate
-        await asyncio.sleep(self._free_at - now)
 
 
 def logging_why(what: str) -> Callable[[Exception], None]:
@@ -57,7 +45,12 @@ def logging_why(what: str) -> Callable[[Exception], None]:
 
 
 async def upload_part(
-    stub: rpc.PeeringStub, metadata: Metadata, parts: PartStore, part: Part, throttle: Throttle, store: StoreAccess
+    stub: rpc.PeeringStub,
+    metadata: Metadata,
+    parts: PartStore,
+    part: Part,
+    flow: Callable[[], Flow],
+    store: StoreAccess,
 ) -> Literal["coordinator", "store"] | None:
     """Upload a part. Returns where it lies, once the coordinator has seen it there; None where it does not want it.
     Raises AioRpcError where the connection breaks, StoreBroken where that to the store does, OSError where the part
@@ -74,31 +67,35 @@ async def upload_part(
     with path.open("rb") as file:
         header.direct = store.usable
         offer = await stub.Offer(header, metadata=metadata, timeout=OFFER_SECONDS)
-        if offer.url and await store.upload(offer.url, file, header.size, part.sha256, throttle.wait):
+        if offer.url and await store.upload(offer.url, file, header.size, part.sha256, flow()):
             url, offer = offer.url, await stub.Offer(header, metadata=metadata, timeout=OFFER_SECONDS)
             store.saw(url, is_there=not offer.url)
         if not offer.wanted:
             return "store" if offer.stored else None
         header.offset = offer.offset
         file.seek(offer.offset)
-        failures: list[OSError] = []
+        failures, way = list[OSError](), flow()
         try:
-            await stub.Upload(_pieces(header, file, throttle, failures), metadata=metadata)
+            async for reply in stub.Upload(_pieces(header, file, way, failures), metadata=metadata):
+                way.arrived_there(reply.clock)
         except grpc.aio.AioRpcError as e:
             raise failures[0] if failures else e from None
         return "coordinator"
 
 
 async def _pieces(
-    header: pb.UploadHeader, file: BinaryIO, throttle: Throttle, failures: list[OSError]
+    header: pb.UploadHeader, file: BinaryIO, flow: Flow, failures: list[OSError]
 ) -> AsyncIterator[pb.UploadChunk]:
     """The header, then the file in pieces. A failed read ends the stream: gRPC takes an exception here for a cancelled
     call."""
     yield pb.UploadChunk(header=header)
     try:
-        while piece := await asyncio.to_thread(file.read, PIECE):
-            await throttle.wait(len(piece))
-            yield pb.UploadChunk(data=piece)
+        while block := await asyncio.to_thread(file.read, PIECE):
+            while block:
+                size = await flow.turn()
+                piece, block = block[:size], block[size:]
+                flow.sent(len(piece))
+                yield pb.UploadChunk(data=piece)
     except OSError as e:
         failures.append(e)
 
@@ -111,7 +108,8 @@ async def upload_bytes(stub: rpc.PeeringStub, metadata: Metadata, header: pb.Upl
         for start in range(0, len(content), PIECE):
             yield pb.UploadChunk(data=content[start : start + PIECE])
 
-    await stub.Upload(pieces(), metadata=metadata)
+    async for _ in stub.Upload(pieces(), metadata=metadata):
+        pass
 
 
 async def fetch_part(
@@ -119,14 +117,14 @@ async def fetch_part(
     metadata: Metadata,
     parts: PartStore,
     part: Part,
-    throttle: Throttle | None,
+    flow: Callable[[], Flow],
     store: StoreAccess,
 ) -> Path:
     """Fetch the part from the store or the coordinator, or what is missing of it. Returns where it is then.
 
     Raises ValueError where the coordinator does not have the part that belongs to the snapshot, or does not give it."""
     for way in (store, None):  # what was here of it may be what is damaged: then from the beginning, and from here
-        if await _fetch_rest(stub, metadata, parts, part, throttle or Throttle(None), way):
+        if await _fetch_rest(stub, metadata, parts, part, flow, way):
             return parts.path(part)
     raise ValueError(f"stage {part.stage}'s part is damaged")
 
@@ -136,7 +134,7 @@ async def _fetch_rest(
     metadata: Metadata,
     parts: PartStore,
     part: Part,
-    throttle: Throttle,
+    flow: Callable[[], Flow],
     store: StoreAccess | None,
 ) -> bool:
     """Fetch what is missing of a part. Returns whether the part is whole then; if not, nothing is left of it."""
@@ -146,12 +144,8 @@ async def _fetch_rest(
         found = pb.Location()
         if store and store.usable:
             found = await stub.Locate(request, metadata=metadata, timeout=OFFER_SECONDS)
-        if not (store and found.url and await store.fetch(found.url, work, throttle.wait)):
-            with work.open("ab") as file:
-                request.offset = file.tell()
-                async for piece in stub.Fetch(request, metadata=metadata):
-                    await asyncio.to_thread(file.write, piece.data)
-                    await throttle.wait(len(piece.data))
+        if not (store and found.url and await store.fetch(found.url, work, flow())):
+            await _fetch_pieces(stub, metadata, request, work, flow())
     except grpc.aio.AioRpcError as e:
         if e.code() in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.DATA_LOSS, *NOT_WANTED):
             raise ValueError(e.details()) from None
@@ -164,3 +158,37 @@ async def _fetch_rest(
         return False  # we were told meanwhile that it is not needed
     work.unlink()
     return False
+
+
+async def _fetch_pieces(
+    stub: rpc.PeeringStub, metadata: Metadata, request: pb.FetchRequest, to: Path, flow: Flow
+) -> None:
+    """Add to a file what is missing, from the coordinator."""
+    answered, unwritten = asyncio.Event(), bytearray()
+    with to.open("ab") as file:
+        request.offset = file.tell()
+        call = stub.Fetch(_requests(request, flow, answered), metadata=metadata)
+        try:
+            async for piece in call:
+                answered.set()
+                asked = flow.arrived_here(piece.clock)
+                unwritten += piece.data
+                if len(piece.data) < asked:
+                    break
+                if len(unwritten) >= PIECE:
+                    written, unwritten = unwritten, bytearray()
+                    await asyncio.to_thread(file.write, written)
+        finally:
+            call.cancel()
+            file.write(unwritten)
+
+
+async def _requests(request: pb.FetchRequest, flow: Flow, answered: asyncio.Event) -> AsyncIterator[pb.FetchRequest]:
+    """For one piece after another, until the call ends; the second once the first was answered: a call that is refused
+    while more is written fails in gRPC with an error that says nothing."""
+    while True:
+        request.size = await flow.turn()
+        flow.sent(request.size)
+        yield request
+        await answered.wait()
+        request.offset += request.size
