@@ -80,6 +80,7 @@ def test_every_help_page_comes_without_torch():
         "bench recovery",
         "bench stage",
         "bench swarm",
+        "bench transfers",
         "bench wan",
         "plan",
         "export",
@@ -139,6 +140,7 @@ def test_the_set_of_commands_and_options_is_deliberate():
             {"--shape", "--stages", "--stage", "--method", "--k", "--microbatch", "--windows", "--device"}
             | {"--trace", "--json"}
         ),
+        "bench transfers": ["--json", "--link", "--minutes", "--size"],
         "bench swarm": ["--churn", "--clients", "--json", "--minutes", "--stages", "--step-seconds"],
         "bench wan": ["--emulated", "--json", "--link", "--method", "--plot", "--steps", "--torch", "--turns"],
         "plan": ["--device", "--json", "--link", "--memory", "--peers", "--speed"],

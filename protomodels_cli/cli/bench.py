@@ -11,6 +11,7 @@ from protomodels_cli.cli.bench_gpu import gpu
 from protomodels_cli.cli.bench_recovery import recovery
 from protomodels_cli.cli.bench_stage import stage
 from protomodels_cli.cli.bench_swarm import swarm
+from protomodels_cli.cli.bench_transfers import transfers
 from protomodels_cli.cli.say import say
 
 Measurement = Literal["overhead", "commit", "wire", "memory", "link"]
@@ -21,6 +22,7 @@ app.command()(gpu)
 app.command()(recovery)
 app.command()(stage)
 app.command()(swarm)
+app.command()(transfers)
 
 
 @app.callback()

@@ -93,17 +93,20 @@ def local_run(
     speak: bool = False,
     spares: int = 0,
     options: Sequence[str] = (),
+    module: str = "protomodels_cli",
 ) -> Iterator[LocalRun]:
     """Start a coordinator and a peer for each stage; end them all when the block ends.
 
     Peers are dealt out over `device` where those are several. `through` may lead a peer's connections to the
     coordinator somewhere else; `core` pins every process to one core. With `hosts` the coordinator is on the first and
     peers are on the others. `speak`: the coordinator's words are shown. `options` go to all of them, `join_options` to
-    peers."""
+    peers. `module`: the program that peers run."""
 
-    def run(host: int, name: str, arguments: Sequence[str], speak: bool = False) -> Process[bytes]:
+    def run(
+        host: int, name: str, arguments: Sequence[str], speak: bool = False, module: str = "protomodels_cli"
+    ) -> Process[bytes]:
         wrap = (lambda argv: hosts.command(host, argv)) if hosts else list
-        return start(folder, name, arguments, core, wrap, speak)
+        return start(folder, name, arguments, core, wrap, speak, module)
 
     devices = [device] if isinstance(device, str) else device
     coordinate = partial(run, 0, "coordinator", speak=speak)
@@ -113,7 +116,7 @@ def local_run(
             on = devices[(i - 1) % len(devices)]
             arguments = ["--device", on, "--name", name, "--dir", str(_peer_folder(folder, name))]
             command = ["join", str(through(i, running.link)), *arguments, *join_options, *options]
-            running.commands[name] = partial(run, i, name, command)
+            running.commands[name] = partial(run, i, name, command, module=module)
             running.start_again(name)
         yield running
 
@@ -165,6 +168,7 @@ def start(
     core: int | None = None,
     wrap: Callable[[Sequence[str]], list[str]] = list,
     speak: bool = False,
+    module: str = "protomodels_cli",
 ) -> Process[bytes]:
     """Start one of our commands with its output in a file, in a process group of its own: Ctrl-C reaches this process,
     which passes it on."""
@@ -174,7 +178,7 @@ def start(
         os.sched_setaffinity(0, {core})
 
     with _private_file(folder / "logs" / f"{name}.log") as log:
-        command = wrap([sys.executable, "-m", "protomodels_cli", *arguments])
+        command = wrap([sys.executable, "-m", module, *arguments])
         out = None if speak else log
         return Process(
             command,
