@@ -87,7 +87,7 @@ def got(url: str, offset: int = 0) -> bytes:
         return b"".join(iter(request.receive, b""))
 
 
-async def through_coordinator(desk: DirectDesk, request: pb.FetchRequest) -> bytes:
+async def through_coordinator(desk: Desk, request: pb.FetchRequest) -> bytes:
     """A piece, as of one who cannot reach the store."""
 
     async def no_more() -> AsyncIterator[pb.FetchRequest]:

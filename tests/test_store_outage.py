@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from conftest import make_spec
 from machine_bench import SILENT, Bench, to_step, told
+from test_direct import through_coordinator
 from test_exchange import exchange_of
 from test_snapshots import CONTENTS, HASHES, Desk
 from waiting import until
@@ -173,7 +174,7 @@ def test_a_store_that_hangs_is_out_of_reach_and_the_next_look_does_not_wait_for_
     async def story() -> None:
         monkeypatch.setattr(desk.copies, "open", lambda *names: hangs.wait(10))
         with pytest.raises(OutOfReach):
-            await anext(desk.uploads.read_part(REQUEST))
+            await through_coordinator(desk, REQUEST)
         monkeypatch.setattr(desk.copies, "get", half_and_hang)
         with pytest.raises(OutOfReach):
             await desk.upkeep.is_whole(desk.mark, 0)
