@@ -1,6 +1,7 @@
 """The documents say what is true: they are compared with the code, and their commands are run."""
 
 import ast
+import hashlib
 import itertools
 import json
 import re
@@ -15,9 +16,10 @@ from starting import begin, begin_logged, pmtrain
 from test_run import ends, wait_for_line
 from typer.testing import CliRunner
 
-from protomodels_cli import errors
+from protomodels_cli import PROTOCOL, errors
 from protomodels_cli.cli.main import app
 from protomodels_cli.spec.document import document
+from protomodels_cli.wire.pb import pmtrain_pb2
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -237,6 +239,12 @@ def test_the_generated_code_is_that_of_the_proto(tmp_path):
     assert len(made) == 3
     for file in made:
         assert (tmp_path / file).read_bytes() == (ROOT / file).read_bytes(), f"{file}: run scripts/proto.sh"
+
+
+def test_other_messages_are_another_protocol():
+    """So that a peer with other messages is refused by name. Raise PROTOCOL, and take over the hash."""
+    messages = hashlib.sha256(pmtrain_pb2.DESCRIPTOR.serialized_pb).hexdigest()
+    assert (PROTOCOL, messages) == (8, "39a8d312844d2458153bcdc0a6b5fb368b0780be302fe770079e0b89b559d0b4")
 
 
 def test_every_rpc_has_a_comment():
