@@ -78,8 +78,8 @@ NOTICES: list[tuple[n.Notice, str]] = [
         "computes in float32 (compute.dtype) with plain operators; computes each block again (the least there is, and "
         "it may not fit); takes up to 9 GiB of 8 GiB with 2 microbatches in flight",
     ),
-    (n.Preparing(2, 40), "building stage 2 from the snapshot at step 40, in case the holder does not come back"),
-    (n.Preparing(2, 0), "building stage 2 from the beginning, in case the holder does not come back"),
+    (n.Preparing(2, 40), "building stage 2 from the snapshot at step 40, in case it is given to this peer"),
+    (n.Preparing(2, 0), "building stage 2 from the beginning, in case it is given to this peer"),
     (n.Building(), "building the stage; operators are compiled first, which may take a minute"),
     (
         n.NotCompiled("no compiler here"),

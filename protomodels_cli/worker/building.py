@@ -1,7 +1,7 @@
 """How a stage gets into this peer's memory: from the seed, from a part of a snapshot, or as it is there already.
 
-For a generation, or ahead of one: a spare builds a stage in case its holder does not come back. If it is then assigned
-just that, it is not built again. It must not know links, tasks or decisions.
+For a generation, or ahead of one: a spare builds a stage in case its holder does not come back, or to replace a slower
+one. If it is then assigned just that, it is not built again. It must not know links, tasks or decisions.
 """
 
 from __future__ import annotations

@@ -277,7 +277,7 @@ class PrefetchFailed(Base):
 
 @dataclass(frozen=True)
 class Preparing(Base):
-    """A spare builds a stage, in case its silent holder does not come back."""
+    """A spare builds a stage: its holder is silent, or much slower."""
 
     stage: int
     step: int  # of the snapshot that it is built from; 0: the beginning

@@ -31,7 +31,7 @@ def sentence(notice: n.Notice) -> str:
             return detail if stage is None else f"{detail}; stage {stage} stays in memory"
         case n.Preparing(stage, step):
             mark = f"the snapshot at step {step}" if step else "the beginning"
-            return f"building stage {stage} from {mark}, in case the holder does not come back"
+            return f"building stage {stage} from {mark}, in case it is given to this peer"
         case n.StageAssigned():
             return _assigned(notice)
         case n.Computing():
