@@ -119,13 +119,13 @@ async def fetch_part(
     part: Part,
     flow: Callable[[], Flow],
     store: StoreAccess,
-) -> Path:
-    """Fetch the part from the store or the coordinator, or what is missing of it. Returns where it is then.
+) -> None:
+    """Fetch the part from the store or the coordinator, or what is missing of it.
 
     Raises ValueError where the coordinator does not have the part that belongs to the snapshot, or does not give it."""
     for way in (store, None):  # what was here of it may be what is damaged: then from the beginning, and from here
         if await _fetch_rest(stub, metadata, parts, part, flow, way):
-            return parts.path(part)
+            return
     raise ValueError(f"stage {part.stage}'s part is damaged")
 
 
