@@ -10,12 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 
 from protomodels_cli.bench import month_report, month_runs
 from protomodels_cli.bench.homes import DAY, HOUR, Home, Rates, homes
 from protomodels_cli.bench.month import Month
 from protomodels_cli.bench.month_books import MOST, Books
-from protomodels_cli.bench.month_size import Size, Steps, size_of
+from protomodels_cli.bench.month_size import SPEC, Size, Steps, size_of
 from protomodels_cli.coordinator import absences, assigning, machine, reasons, recovery
 from protomodels_cli.coordinator.history import Mark
 from protomodels_cli.coordinator.moves import Moves
@@ -28,6 +29,12 @@ HOURLY = size_of(STEPS, every="1h")  # what is lost then depends on when
 NOON, SENT, LATER, EVENING = 7400.0, 8200.0, 11_200.0, 6 * HOUR  # SENT: all parts but the last stage's are here
 LEAST_GOODPUT = 0.6  # of six hours with one fault
 Scene = dict[int, Home]
+
+
+def test_the_month_is_of_the_model_that_the_config_trains():
+    config = yaml.safe_load((Path(__file__).parent.parent / "configs" / "llama-8b.yaml").read_text())
+    for section in ("model", "subspace", "batch", "wire", "compute", "tokenizer"):
+        assert SPEC[section] == config[section]
 
 
 def test_homes_meet_the_same_faults_whatever_follows():

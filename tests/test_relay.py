@@ -234,8 +234,9 @@ async def test_what_came_before_a_splice_does_not_make_it_take_more_than_the_oth
         a[1].write(bytes(64 * MIB))
         await until(lambda: len(far[0][0]._buffer) > 2**16)  # its reader has stopped
         splicing = asyncio.create_task(splice(*far))
-        await asyncio.sleep(0.2)
-        assert far[1][1].transport.get_write_buffer_size() < MIB
+        there = far[1][1].transport
+        await until(lambda: there.get_write_buffer_size() > 0 and not far[0][1].transport.is_reading())
+        assert there.get_write_buffer_size() < MIB
         splicing.cancel()
 
 
