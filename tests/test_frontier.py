@@ -13,7 +13,7 @@ from lab_tools import DENSE, TINY, TWO_STREAM
 
 from protomodels_cli.codecs import parse_codec
 from protomodels_cli.errors import OptionError
-from protomodels_cli.lab import frontier, scaling
+from protomodels_cli.lab import frontier, scaling, wires
 from protomodels_cli.lab.frontier_report import contenders, grouped, link_seconds, steps_to, time_to_loss, times
 from protomodels_cli.lab.recipes import Recipe, carried, dense
 from protomodels_cli.lab.results import write_json
@@ -248,12 +248,18 @@ def test_time_to_a_loss_is_steps_times_the_slower_of_compute_and_line():
 
 
 @pytest.mark.parametrize("width", [256, 512, 1024])
-@pytest.mark.parametrize("ratio", scaling.RATIOS)
-def test_k_is_the_largest_that_sends_so_little(width, ratio):
-    k = scaling.k_for(width, ratio)
-    assert 8 * width / (2 * (k + 2) + 2) >= ratio
-    larger = k + (8 if k >= 16 else 2)
-    assert 8 * width / (2 * (larger + 2) + 2) < ratio
+@pytest.mark.parametrize("ratio", wires.RATIOS)
+@pytest.mark.parametrize("codec", ["int8", *wires.LEGS])
+def test_k_is_the_largest_that_sends_so_little(width, ratio, codec):
+    k = wires.k_for(width, ratio, codec)
+    assert 8 * width / wires.bytes_a_token(codec, k) >= ratio
+    assert 8 * width / wires.bytes_a_token(codec, k + (8 if k >= 64 else 2)) < ratio
+
+
+def test_bytes_of_a_wire_are_those_that_cross(result):
+    for row in result["rows"]:
+        if row["k"] is not None and row["sharing"] is None:
+            assert row["bytes_per_token"] == pytest.approx(wires.bytes_a_token(row["codec"], row["k"]))
 
 
 def test_scaling_goes_over_widths_and_layers_a_segment(monkeypatch, tmp_path):

@@ -22,6 +22,7 @@ from protomodels_cli.lab.runs import Run
 from protomodels_cli.lab.scales import Scale, scaled, text_of
 from protomodels_cli.lab.shared_anchor import Sharing
 from protomodels_cli.lab.tuning import Tuned
+from protomodels_cli.lab.wires import BEST, LEGS, RATIOS, k_for
 from protomodels_cli.quantities import count, duration, plural
 
 __all__ = ["plot", "report", "run"]
@@ -55,10 +56,8 @@ def plan(scale: Scale) -> list[Row]:
     found += [Row(Recipe("reparam", anchor, k, "int8")) for k in (mild, strong) for anchor in ("fixed", "segment")]
     found += [Row(Recipe("two_stream", "segment", k, "int8", anchor_rank=scale.width // 8)) for k in (mild, strong)]
     found += [Row(dense(codec)) for codec in DENSE_CODECS]
-    found += [Row(Recipe("two_stream", "segment", 2 * mild, "eden:4"))]
-    found += [Row(Recipe("two_stream", "segment", 2 * strong, "eden:4"))]
-    found += [Row(Recipe("two_stream", "segment", 4 * strong, codec)) for codec in ("eden:2", "eden:3|eden:1")]
-    found += [Row(Recipe("two_stream", "segment", 3 * mild, "eden:4|eden:1"))]  # gradients in fewer bits than the rest
+    wires = {(k_for(scale.width, ratio, codec), codec): ratio for ratio in RATIOS for codec in LEGS}
+    found += [Row(Recipe("two_stream", "segment", k, codec), codec == BEST[wires[k, codec]]) for k, codec in wires]
     shared = [(k, sharing) for k in (mild, strong) for sharing in (AT_ONCE, CHEAP)] + [(strong, s) for s in SHARINGS]
     found += [Row(Recipe("two_stream", "shared", k, "int8", sharing=sharing)) for k, sharing in shared]
     found += [Row(Recipe(Relay.name, "segment", k, "int8")) for k in (mild, strong)]

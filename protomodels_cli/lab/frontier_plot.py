@@ -16,7 +16,7 @@ MARKERS = {"fixed": "o", "segment": "s", "shared": "D"}
 LINK_COLOURS = ("#14213d", "#2a6f97", "#81b29a")
 SIZE = 6.5  # of labels, in points
 CEILING = 1.25  # of the lowest loss: what lies above is drawn at the edge
-ABOVE = 0.01  # dense, for the time to a loss
+ABOVE = 0.02  # dense, for the time to a loss
 
 
 def plot(result: Result, path: Path) -> None:

@@ -16,6 +16,7 @@ from protomodels_cli.forms import FORMS
 from protomodels_cli.lab.relay import Relay
 from protomodels_cli.lab.scales import Scale, data_sections
 from protomodels_cli.lab.shared_anchor import Sharing
+from protomodels_cli.lab.wires import legs
 from protomodels_cli.spec import spec_from
 from protomodels_cli.spec.schema import RunSpec
 
@@ -54,8 +55,7 @@ class Recipe:
     @property
     def codecs(self) -> tuple[str, str]:
         """Forward and backward."""
-        forward, _, backward = self.codec.partition("|")
-        return forward, backward or forward
+        return legs(self.codec)
 
     @property
     def trains_anchors(self) -> bool:

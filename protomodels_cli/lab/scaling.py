@@ -20,10 +20,10 @@ from protomodels_cli.lab.results import Result, say
 from protomodels_cli.lab.runs import Run
 from protomodels_cli.lab.scales import SCALES, Scale, scaled, text_of
 from protomodels_cli.lab.tuning import tuned_rates
+from protomodels_cli.lab.wires import BEST, RATIOS, k_for
 from protomodels_cli.observe.pictures import figure, save_figure
 from protomodels_cli.quantities import count, plural
 
-RATIOS = (30, 100)  # × fewer bytes than fp32, at least
 WIDTHS = {"cpu": (32, 64, 128), "gpu": (256, 512, 1024)}
 
 
@@ -38,22 +38,12 @@ class Point:
     def name(self) -> str:
         return f"d={self.scale.width}, {self.layers_per_segment} a segment"
 
-    def ks(self) -> list[int]:
-        """One for each ratio; as many as differ."""
-        return list(dict.fromkeys(k_for(self.scale.width, ratio) for ratio in RATIOS))
-
     def recipes(self) -> list[Recipe]:
         segments = self.scale.layers // self.layers_per_segment
         own = None if segments == self.scale.segments else segments
-        anchored = [dense(EXACT, "segment"), *(Recipe("two_stream", "segment", k, "int8") for k in self.ks())]
+        wires = dict.fromkeys((k_for(self.scale.width, ratio, BEST[ratio]), BEST[ratio]) for ratio in RATIOS)
+        anchored = [dense(EXACT, "segment"), *(Recipe("two_stream", "segment", k, codec) for k, codec in wires)]
         return [dense(EXACT), *(replace(recipe, segments=own) for recipe in anchored)]
-
-
-def k_for(width: int, ratio: float) -> int:
-    """The largest k with which int8 sends so much less than fp32: k numbers and a scale each way, and a token's id.
-    A multiple of 8 from 16 on, for the sake of GPUs; at least 2."""
-    most = int((8 * width / ratio - 2) / 2 - 2)
-    return max(2, most - most % (8 if most >= 16 else 2))
 
 
 def points(scale: Scale) -> list[Point]:
@@ -169,13 +159,13 @@ def report(result: Result) -> str:
 
 
 def plot(result: Result, path: Path) -> None:
-    fig, (left, right) = figure(1, 2, "The gap to the dense model, and how it scales (two_stream, int8)")
+    fig, (left, right) = figure(1, 2, "The gap to the dense model, and how it scales (two_stream, segments' anchors)")
     rows = [row for row in result["rows"] if row["k"] is not None and row["gap_to_dense"] is not None]
     middle = sorted({row["width"] for row in rows})
     for ax, x, fixed in ((left, "width", "layers_per_segment"), (right, "layers_per_segment", "width")):
         here = [r for r in rows if r[fixed] == (2 if fixed == "layers_per_segment" else middle[len(middle) // 2])]
         for colour, ratio in enumerate(RATIOS):
-            of_ratio = [r for r in here if r["k"] == k_for(r["width"], ratio)]
+            of_ratio = [r for r in here if (r["k"], r["codec"]) == (k_for(r["width"], ratio, BEST[ratio]), BEST[ratio])]
             for to, style, against in (("dense", "o-", "gap_to_dense"), ("dense+anchors", "s--", "gap_to_anchored")):
                 xs = sorted({r[x] for r in of_ratio if r[against] is not None})
                 means = [100 * fmean(r[against] for r in of_ratio if r[x] == at) for at in xs]
