@@ -19,6 +19,7 @@ from protomodels_cli.cost.forecast import Bottleneck, choices, forecast, recomme
 from protomodels_cli.cost.memory import StageMemory
 from protomodels_cli.cost.pipeline import StageCost, Wires, play
 from protomodels_cli.cost.sizes import ModelSize, dense_model
+from protomodels_cli.cost.ways import WAYS
 from protomodels_cli.data.batches import Batches
 from protomodels_cli.spec import SpecError
 from protomodels_cli.spec.cut import layers_per_stage
@@ -220,7 +221,10 @@ def test_plan_says_it_all(tmp_path):
     result = json.loads(out.read_text())
     assert set(result["forecast"]["bottleneck"]) == {"kind", "stage"}
     assert result["forecast"]["step_seconds"] > result["forecast"]["compute_seconds"]
-    assert len(result["choices"]) == 12
+    assert len(result["choices"]) == len(WAYS)
+    told = {(row["form"], row["codec"], row["k"]): row["expected_loss"] for row in result["choices"]}
+    assert told["two_stream", "int8", 16] == 0.01  # an eighth of the width
+    assert told["reparam", "int8", 16] is None  # not measured with today's recipe
     assert math.isfinite(result["forecast"]["wire_seconds"])
 
 

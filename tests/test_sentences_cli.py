@@ -191,7 +191,9 @@ Bottleneck: latency of the links.
 A snapshot is due every # s; its largest part has # MiB and takes # ms to upload while training goes on.
 On the coordinator's disk a snapshot takes # MiB; # that are kept and one that arrives (snapshots.keep = #) take # MiB.
 A crash costs # s on average: # s to redo, # ms to fetch a part and build its stage.
-Nothing here keeps up with this link. Recommended: the least compression within # % of the fastest."""
+Loss: above dense's at equal tokens, where it was measured (d = # in segments of two layers, # M tokens; \
+docs/benchmarks.md, “Loss at a larger size”).
+Nothing here keeps up with this link. Best: the least compression within # % of the fastest."""
 
 
 def test_plan():

@@ -17,7 +17,7 @@ SHARED = LinkSpec(bandwidth="40mbit", latency="25ms")  # what activations have o
 FLOPS, MEMORY = 20e12, 24 << 30  # of every peer
 CUT = [3, *[2] * 14, 1]  # the last stage has the head, and is the slowest with one layer too
 COPY_BYTES_PER_S = 5e9  # at which a stage is copied to host memory between two steps
-SPEC: dict[str, Any] = {  # configs/llama-8b.yaml in 16 stages; its data play no part here
+SPEC: dict[str, Any] = {  # configs/llama-8b.yaml's shape as reparam: 58 GiB of state; its data play no part here
     "name": "month",
     "steps": 1_000_000,
     "stages": CUT,

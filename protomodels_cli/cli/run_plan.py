@@ -18,6 +18,7 @@ from protomodels_cli.cost.forecast import Bottleneck, Choice, Forecast, choices,
 from protomodels_cli.cost.saving import Saving, forecast_saving
 from protomodels_cli.cost.sizes import ModelSize, dense_model
 from protomodels_cli.cost.units import anchor_bytes
+from protomodels_cli.cost.ways import SOURCE, WAYS, expected_loss
 from protomodels_cli.errors import OptionError
 from protomodels_cli.forms import form_named
 from protomodels_cli.observe.metrics import strict
@@ -69,16 +70,12 @@ def run(
 
 
 def candidates(spec: RunSpec) -> list[RunSpec]:
-    """The same run with other ways to cross the boundaries, by what they are thought to cost in loss: the first ones
-    least. Where two streams stand is from emulations, not from runs of this code at size."""
-    width = spec.model.width
-    ways = [("dense", width, "bf16", "fixed"), ("dense", width, "int8", "fixed")]
-    ways += [("two_stream", max(1, width // share), "int8", "segment") for share in (8, 16, 32)]
-    ways += [("reparam", max(1, width // share), "int8", "fixed") for share in (2, 4, 8, 16, 32, 64, 100)]
+    """The same run with other ways to cross the boundaries, by what they cost in loss: the first ones least."""
+    ways = list(WAYS)
     if spec.model.init is not None:
-        ways = [way for way in ways if form_named(way[0]).init_problem() is None]
+        ways = [way for way in ways if form_named(way.form).init_problem() is None]
     found = []
-    for form, k, codec, anchor in dict.fromkeys(ways):
+    for form, k, codec, anchor in dict.fromkeys((w.form, w.k(spec.model.width), w.codec, w.anchor) for w in ways):
         data: dict[str, Any] = spec.model_dump(mode="json")
         rank = None if anchor == "fixed" else spec.subspace.anchor_rank
         data["subspace"] |= {"form": form, "k": k, "anchor": anchor, "anchor_rank": rank, "update": {}}
@@ -97,7 +94,13 @@ def candidates(spec: RunSpec) -> list[RunSpec]:
 
 def _crossing(spec: RunSpec) -> dict[str, Any]:
     sub = spec.subspace
-    return {"form": sub.form, "k": sub.k, "anchor": sub.anchor, "codec": spec.wire.forward}
+    return {
+        "form": sub.form,
+        "k": sub.k,
+        "anchor": sub.anchor,
+        "codec": spec.wire.forward,
+        "expected_loss": expected_loss(spec),
+    }
 
 
 def _check_upload(spec: RunSpec, saving: Saving, step: float) -> None:
@@ -226,13 +229,13 @@ def _show(
         f"each with a connection of {link.in_words}\n"
     )
     chosen = ("in flight", "again") if limited else ()
-    table = Table("stage", "layers", "memory", *chosen, "computing", "connection busy", box=None, pad_edge=False)
+    table = Table("stage", "layers", "memory", *chosen, "computes a step for", "line busy", box=None, pad_edge=False)
     for i, stage in enumerate(f.stages):
         on_host = f" + {size(stage.host_memory)} of host memory" if stage.host_memory else ""
-        line = f"{duration(stage.line)} per step" if stage.line else "–"
+        line = duration(stage.line) if stage.line else "–"
         memory = f"{size(stage.memory)}{on_host}"
         chosen = (str(stage.in_flight), AGAIN[stage.recompute]) if limited else ()
-        table.add_row(str(i), str(stage.layers), memory, *chosen, f"{duration(stage.compute)} per step", line)
+        table.add_row(str(i), str(stage.layers), memory, *chosen, duration(stage.compute), line)
     console.print(table)
     say(f"\n{_sizes(spec)}")
     forward, backward = (size(int(f.bytes_per_step[leg])) for leg in ("forward", "backward"))
@@ -246,17 +249,20 @@ def _show(
         f"Bottleneck: {_named(f.bottleneck)}.\n"
         f"{_saving_in_words(spec, saving)}"
     )
-    table = Table("form", "k", "anchor", "codec", "step", "speed", "ideal link", "", box=None, pad_edge=False)
+    table = Table("form", "k", "anchor", "codec", "loss", "step", "tok/s", "ideal", "", box=None, pad_edge=False)
     for c in found:
-        mark = "← recommended" if c is best else "too large" if not c.fits else "keeps up" if c.keeps_up else ""
+        mark = "← best" if c is best else "too large" if not c.fits else "keeps up" if c.keeps_up else ""
         k, anchor = (str(c.spec.subspace.k), c.spec.subspace.anchor) if c.spec.form.has_basis else ("–", "–")
         step, alone = duration(c.forecast.step_seconds), duration(c.forecast.compute_seconds)
-        speed = rate(c.forecast.tokens_per_s, "tok/s")
-        table.add_row(c.spec.subspace.form, k, anchor, c.spec.wire.forward, step, speed, alone, mark)
+        speed = count(c.forecast.tokens_per_s)
+        loss = expected_loss(c.spec)
+        cost = "–" if loss is None else f"{loss:+.1%}"
+        table.add_row(c.spec.subspace.form, k, anchor, c.spec.wire.forward, cost, step, speed, alone, mark)
     console.print(table)
+    say(f"\nLoss: above dense's at equal tokens, where it was measured ({SOURCE}).")
     say(
-        "\nRecommended: the least compression with which the link makes a step at most 10 % longer. More compression\n"
-        "hardly makes training faster, and makes the loss worse (docs/benchmarks.md)."
+        "Best: the least compression with which the link makes a step at most 10 % longer. More compression hardly\n"
+        "makes training faster, and makes the loss worse."
         if best.keeps_up
-        else "\nNothing here keeps up with this link. Recommended: the least compression within 10 % of the fastest."
+        else "Nothing here keeps up with this link. Best: the least compression within 10 % of the fastest."
     )

@@ -1,0 +1,46 @@
+"""The ways to cross a boundary that `plan` compares, and what each was measured to cost in loss."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from protomodels_cli.spec.schema import RunSpec
+
+SOURCE = "d = 512 in segments of two layers, 26 M tokens; docs/benchmarks.md, “Loss at a larger size”"
+
+
+class Way(NamedTuple):
+    form: str
+    share: int  # of the width's numbers, one in so many crosses
+    codec: str  # both ways
+    anchor: str
+    loss: float | None  # above dense's, as a share of it, by SOURCE; None: not measured there
+
+    def k(self, width: int) -> int:
+        return max(1, width // self.share)
+
+
+# The first cost least. A frozen T_fixed cost 7 % in a first measurement on another text, and more with a smaller k.
+WAYS = (
+    Way("dense", 1, "bf16", "fixed", 0.0),
+    Way("dense", 1, "int8", "fixed", None),
+    Way("two_stream", 4, "int8", "segment", None),
+    Way("two_stream", 8, "int8", "segment", 0.010),
+    Way("two_stream", 15, "eden:4", "segment", 0.023),
+    Way("two_stream", 32, "int8", "segment", 0.040),
+    Way("reparam", 8, "int8", "fixed", None),
+    Way("reparam", 16, "int8", "fixed", None),
+    Way("reparam", 32, "int8", "fixed", None),
+    Way("reparam", 64, "int8", "fixed", None),
+    Way("reparam", 100, "int8", "fixed", None),
+)
+
+
+def expected_loss(spec: RunSpec) -> float | None:
+    """What this way of crossing cost where it was measured; None where it was not."""
+    sub, wire = spec.subspace, spec.wire
+    for way in WAYS:
+        alike = (way.form, way.anchor, way.codec, way.codec) == (sub.form, sub.anchor, wire.forward, wire.backward)
+        if alike and (not spec.form.has_basis or way.k(spec.model.width) == sub.k):
+            return way.loss
+    return None
