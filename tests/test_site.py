@@ -34,7 +34,7 @@ def test_every_page_is_in_the_navigation_once():
 def anchors(page: Path) -> set[str]:
     """As GitHub names headings; the site's own are checked when it is built."""
     titles = re.findall(r"(?m)^#+ (.+)$", re.sub(r"(?s)```.*?```", "", page.read_text()))
-    kept = (re.sub(r"[^\w\- ]", "", title.lower()).strip() for title in titles)
+    kept = (re.sub(r"[^\w\- ]", "", title.strip().lower()) for title in titles)
     return {title.replace(" ", "-") for title in kept}
 
 
