@@ -23,6 +23,7 @@ from protomodels_cli.wire.pb import pmtrain_pb2
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
+OWN_RUN, RESEARCHERS = ((ROOT / "docs" / f"{name}.md").read_text() for name in ("own-run", "for-researchers"))
 
 
 def test_the_spec_page_is_made_from_the_schema():
@@ -30,13 +31,13 @@ def test_the_spec_page_is_made_from_the_schema():
 
 
 def commands() -> list[str]:
-    """Every pmtrain command in a code block of the README."""
-    blocks = re.findall(r"```bash\n(.*?)```", README, re.DOTALL)
+    """Every pmtrain command in a code block of the README, and of the pages that go on where it ends."""
+    blocks = re.findall(r"```bash\n(.*?)```", README + OWN_RUN + RESEARCHERS, re.DOTALL)
     lines = [line.split("#")[0].strip().removeprefix("$ ") for block in blocks for line in block.splitlines()]
     return sorted({line.removeprefix(".venv/bin/") for line in lines if re.match(r"(\.venv/bin/)?pmtrain ", line)})
 
 
-def test_the_readme_has_commands():
+def test_the_pages_have_commands():
     assert len([c for c in commands() if " lab " in c]) == len(LAB_KEYS)
     alone = {"validate", "plan", "reference", "lab", "bench", "demo", *MODEL}
     assert {c.split()[1] for c in commands()} == {*alone, *LIVE}
@@ -52,7 +53,7 @@ def run(words: list[str]) -> None:
 
 
 @pytest.mark.parametrize("command", [c for c in commands() if c.split()[1] in ("validate", "plan", "reference")])
-def test_commands_of_the_readme_run(command, tmp_path):
+def test_commands_of_the_pages_run(command, tmp_path):
     """As they stand, but short."""
     words = shlex.split(command)[1:]
     if words[0] == "reference":
@@ -60,8 +61,8 @@ def test_commands_of_the_readme_run(command, tmp_path):
     run([w for word in words for w in (map(str, ROOT.glob(word)) if "*" in word else [word])])
 
 
-def test_the_mistakes_in_the_readme_are_shown_as_they_are_said(tmp_path, monkeypatch):
-    [shown] = re.findall(r"\$ pmtrain validate mine.yaml\n(.*?)```", README, re.DOTALL)
+def test_mistakes_are_shown_as_they_are_said(tmp_path, monkeypatch):
+    [shown] = re.findall(r"\$ pmtrain validate mine.yaml\n(.*?)```", OWN_RUN, re.DOTALL)
     text = (ROOT / "configs" / "constrained.yaml").read_text()
     (tmp_path / "mine.yaml").write_text(text.replace("k: 16\n", "k: 256\n").replace("name: row_adamw", "name: adamw"))
     monkeypatch.chdir(tmp_path)
@@ -153,9 +154,10 @@ def test_lab_commands_write_their_numbers_and_their_picture(command, tmp_path):
 
 
 def test_exit_codes_are_documented():
+    pages = "".join(page.read_text() for page in (ROOT / "docs").glob("*.md"))
     for name, code in vars(errors).items():
         if name.startswith("EXIT_"):
-            assert re.search(rf"^\| {code} \|", README, re.MULTILINE), name
+            assert re.search(rf"^\| {code} \|", pages, re.MULTILINE), name
 
 
 LAYERS = (  # each may import from those before it, and from its own
