@@ -16,6 +16,7 @@ from protomodels_cli.cli import (
     eval,
     export,
     generate,
+    init,
     join,
     lab,
     plan,
@@ -32,6 +33,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Train one language model together, each peer holding a slice of the layers.",
 )
+app.command("init")(init.init)
 app.command("validate")(validate.validate)
 app.command("plan")(plan.plan)
 app.command("coordinator")(coordinator.coordinator)

@@ -147,6 +147,11 @@ def seconds_by_link(spec: RunSpec, speed: float) -> Callable[[LinkSpec], float]:
     return lambda link: play(costs, spec.batch.microbatches, _wires(spec, link)).seconds + 2 * link.latency_s
 
 
+def line_seconds(spec: RunSpec, link: LinkSpec) -> float:
+    """What a step takes at least: the busiest connection carries its messages. Takes no time to say."""
+    return max(_lines(len(layers_per_stage(spec)), spec.batch.microbatches, _wires(spec, link)))
+
+
 def _picked(
     sizes: StageMemory, cut: list[range], memory: int | None = None, computation: Computation | None = None
 ) -> list[Picked]:

@@ -237,3 +237,13 @@ def client_context(identity: Identity) -> ssl.SSLContext:
         file.flush()
         context.load_cert_chain(file.name)
     return context
+
+
+def server_context(identity: Identity) -> ssl.SSLContext:
+    """For answering the coordinator, which dials a peer to see whether its neighbours could."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(identity.key_pem + identity.certificate_pem)
+        file.flush()
+        context.load_cert_chain(file.name)
+    return context
