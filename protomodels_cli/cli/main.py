@@ -13,6 +13,7 @@ from protomodels_cli.cli import (
     control,
     coordinator,
     demo,
+    doctor,
     eval,
     export,
     generate,
@@ -37,6 +38,7 @@ app.command("init")(init.init)
 app.command("validate")(validate.validate)
 app.command("plan")(plan.plan)
 app.command("coordinator")(coordinator.coordinator)
+app.command("doctor")(doctor.doctor)
 app.command("join")(join.join)
 app.command("pause")(control.pause)
 app.command("resume")(control.resume)

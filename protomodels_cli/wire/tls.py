@@ -30,6 +30,7 @@ MAX_PEM = 16 * 1024  # of anything we parse; our own certificates have under 1 K
 AUTHORITY_DAYS = 3650
 LEAF_DAYS = 365
 CLOCK_SKEW = timedelta(days=1)  # home machines' clocks are wrong by hours, seldom by a day
+MOST_SKEW = 300.0  # seconds between the clocks of a peer and its coordinator; people who read logs have no day's grace
 LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 Parsed = TypeVar("Parsed")
 
