@@ -172,6 +172,7 @@ LAYERS = (  # each may import from those before it, and from its own
     {"observe"},
     {"coordinator"},
     {"worker"},
+    {"doctor"},
     {"export"},
     {"inference"},
     {"launch"},

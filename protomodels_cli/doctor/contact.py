@@ -7,7 +7,6 @@ comes first. Judges nothing.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import time
@@ -114,48 +113,58 @@ async def _measured(line: Line, metadata: Metadata) -> tuple[float | None, float
         if await call.read() is grpc.aio.EOF:
             return None, None, None
         trips.append(time.perf_counter() - began)
-    padding = os.urandom(PIECE)
-    rates = []
-    for up in (True, False):
-        flow = Flow(Pace(LEAST), lambda: False, Throttle(None))
-        came: list[tuple[float, int]] = []
-        ends, sent, open_ = time.perf_counter() + WAY_SECONDS, 0, 0
-        reading = asyncio.create_task(_read(call, flow, came, up))
-        try:
+    padding, rates = os.urandom(PIECE), list[float | None]()
+    way = _Way(up=True)
+
+    async def read() -> None:
+        while (reply := await call.read()) is not grpc.aio.EOF:
+            way.arrived(reply)
+
+    reading = asyncio.create_task(read())  # one for both ways: to cancel a read is to cancel the call
+    try:
+        for up in (True, False):
+            way = _Way(up)
+            ends, sent = time.perf_counter() + WAY_SECONDS, 0
             while time.perf_counter() < ends and sent < WAY_BYTES and not reading.done():
-                size = await flow.turn()
-                flow.sent(size)
-                sent, open_ = sent + size, open_ + 1
+                size = await way.flow.turn()
+                way.flow.sent(size)
+                sent += size
                 requests.put_nowait(pb.MeasureRequest(padding=padding[:size]) if up else pb.MeasureRequest(size=size))
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(WAY_SECONDS):
-                    while len(came) < open_ and not reading.done():
-                        await asyncio.sleep(0.005)
-        finally:
-            reading.cancel()
-            await asyncio.gather(reading, return_exceptions=True)
-        rates.append(rate_of(came))
-        if len(came) < open_:
-            break  # answers of this way would be taken for the other's
-    requests.put_nowait(None)
-    call.cancel()
+            while way.flow.on_the_way and time.perf_counter() < ends + WAY_SECONDS and not reading.done():
+                await asyncio.sleep(0.005)
+            rates.append(rate_of(way.came))
+            if way.flow.on_the_way:
+                break  # what comes late would be taken for the other way's
+    finally:
+        requests.put_nowait(None)
+        call.cancel()
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
     return min(trips), rates[0], rates[1] if len(rates) > 1 else None
 
 
-async def _read(call: grpc.aio.StreamStreamCall, flow: Flow, came: list[tuple[float, int]], up: bool) -> None:
-    total = 0
-    while (reply := await call.read()) is not grpc.aio.EOF:
-        if up:
-            before = flow.on_the_way
-            flow.arrived_there(reply.clock)
-            total += before - flow.on_the_way
+class _Way:
+    """Bytes to the coordinator, or from there."""
+
+    def __init__(self, up: bool):
+        self.flow, self._up = Flow(Pace(LEAST), lambda: False, Throttle(None)), up
+        self.came: list[tuple[float, int]] = []  # when, and bytes until then
+        self._total = 0
+
+    def arrived(self, reply: pb.MeasureReply) -> None:
+        before = self.flow.on_the_way
+        if self._up:
+            self.flow.arrived_there(reply.clock)
         else:
-            total += flow.arrived_here(reply.clock)
-        came.append((time.perf_counter(), total))
+            self.flow.arrived_here(reply.clock)
+        self._total += before - self.flow.on_the_way
+        self.came.append((time.perf_counter(), self._total))
 
 
 def rate_of(came: list[tuple[float, int]]) -> float | None:
     """Bits a second, from when so many bytes had arrived; None: too little to say. Pure."""
+    if not came:
+        return None
     late = [(when, total) for when, total in came if total >= WARM * came[-1][1]]
     if len(late) < 2 or late[-1][0] <= late[0][0]:
         return None
