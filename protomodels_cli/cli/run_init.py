@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 import sys
+import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
 from glob import glob
@@ -28,6 +30,7 @@ SIZE, DATA, PEERS, LINK, DEVICE = "124M", "builtin", 4, "20mbit,25ms", "gpu"
 MEMORY = {"gpu": 11.0, "cpu": 4.0}
 SPEED = {"gpu": "20tflops", "cpu": "50gflops"}
 GPT2_IDS = 50257
+LABEL = 13  # columns of what a figure is called
 T = TypeVar("T")
 
 
@@ -58,7 +61,8 @@ def run(file: Path, asked: Asked, yes: bool, force: bool) -> None:
     chosen = choose(answers)
     write_whole(file, text_of(chosen).encode())
     assert load_spec(file) == chosen.spec, "the file does not say what was chosen"
-    print(_in_words(chosen, file))
+    for line in _in_words(chosen, file).splitlines():
+        print(line if line.startswith("  pmtrain") else _wrapped(line))
 
 
 def _answers(file: Path, asked: Asked, asking: bool) -> Answers:
@@ -97,6 +101,13 @@ def _answers(file: Path, asked: Asked, asking: bool) -> Answers:
     return Answers(
         name, parse_size(sized), section, parse_link(link), peers, int(memory * 2**30), speed, asked.steps, ids
     )
+
+
+def _wrapped(line: str) -> str:
+    """Within the terminal, with what a label is for below it."""
+    columns = min(120, shutil.get_terminal_size((120, 24)).columns)
+    below = " " * LABEL if line.startswith("  ") else ""
+    return textwrap.fill(line, columns, subsequent_indent=below, break_on_hyphens=False)
 
 
 def _is_positive(value: float) -> None:
