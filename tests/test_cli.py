@@ -64,8 +64,10 @@ def test_help_answers_at_once_without_torch():
 
 def test_every_help_page_comes_without_torch():
     pages = [
+        "init",
         "validate",
         "coordinator",
+        "doctor",
         "join",
         "status",
         "peers",
@@ -112,6 +114,11 @@ def test_the_set_of_commands_and_options_is_deliberate():
     sweep = {"--device", "--json", "--plot", "--steps", "--budget", "--keep", "--list", "--only", "--rates", "--scale"}
     sweep |= {"--seeds", "--text", "--workers"}
     assert found == {
+        "init": sorted(
+            {"--data", "--device", "--force", "--link", "--memory", "--name", "--peers", "--size", "--speed", "--steps"}
+            | {"--vocabulary", "--yes"}
+        ),
+        "doctor": ["--device", "--dir", "--format", "--measure", "--port"],
         "validate": ["--format"],
         "coordinator": sorted(
             {"--also-at", "--from", "--host", "--key", "--port", "--rebuild", "--resume", "--run-dir", *logs}
@@ -121,6 +128,7 @@ def test_the_set_of_commands_and_options_is_deliberate():
         "stop": [],
         "join": sorted(
             {"--device", "--devices", "--dir", "--give-up-after", "--listen", "--memory", "--name", "--port", *logs}
+            | {"--preflight"}
         ),
         "status": ["--format", "--watch"],
         "peers": ["--format", "--watch"],

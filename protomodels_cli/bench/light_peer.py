@@ -9,8 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-import ssl
-import tempfile
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -25,7 +23,7 @@ from protomodels_cli.wire.client import Metadata, coordinator_line
 from protomodels_cli.wire.join_link import JoinLink, fetch_authority
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.pb import pmtrain_pb2_grpc as rpc
-from protomodels_cli.wire.tls import Identity, new_key, public_key_of
+from protomodels_cli.wire.tls import Identity, new_key, public_key_of, server_context
 from protomodels_cli.worker import problems
 from protomodels_cli.worker.control import ControlStream
 
@@ -94,7 +92,7 @@ class LightPeer:
             )
             enrolled = await stub.Enrol(request, timeout=ENROL_SECONDS)
             identity = Identity(key, enrolled.certificate_pem, authority)
-            context = _answering(identity)
+            context = server_context(identity)
             listener = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0, ssl=context)
             closing.callback(listener.close)
             port = int(listener.sockets[0].getsockname()[1])
@@ -246,16 +244,6 @@ class LightPeer:
     def _stop_working(self) -> None:
         if self._working is not None:
             self._working.cancel()
-
-
-def _answering(identity: Identity) -> ssl.SSLContext:
-    """For the coordinator, which dials a peer that joins to see whether its neighbours could."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    with tempfile.NamedTemporaryFile() as file:  # mode 600; `ssl` takes a certificate from a file only
-        file.write(identity.key_pem + identity.certificate_pem)
-        file.flush()
-        context.load_cert_chain(file.name)
-    return context
 
 
 async def persist(peer: LightPeer, seen: Seen, patience: float = 1.0) -> None:

@@ -46,6 +46,9 @@ def join(
     folder: Annotated[
         Path | None, typer.Option("--dir", help="Folder for this peer's files. Default: ~/.cache/pmtrain/peers.")
     ] = None,
+    preflight: Annotated[
+        bool, typer.Option("--preflight/--no-preflight", help="Whether to check this machine first, as doctor does.")
+    ] = True,
     verbose: Verbose = False,
     log_level: LogLevelOption = None,
 ) -> None:
@@ -63,6 +66,12 @@ def join(
     if "PYTORCH_ALLOC_CONF" not in os.environ:
         os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
 
+    own = folder or user_cache() / "peers"
+    if preflight:
+        from protomodels_cli.cli.run_doctor import check_first
+
+        check_first(own, names[0])
+
     from protomodels_cli.worker.join import Options
     from protomodels_cli.worker.join import join as take_part
 
@@ -71,7 +80,7 @@ def join(
         parsed,
         names,
         name or socket.gethostname(),
-        folder or user_cache() / "peers",
+        own,
         port,
         give_up_after * 3600,
         listen,

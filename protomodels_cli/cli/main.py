@@ -13,9 +13,11 @@ from protomodels_cli.cli import (
     control,
     coordinator,
     demo,
+    doctor,
     eval,
     export,
     generate,
+    init,
     join,
     lab,
     plan,
@@ -32,9 +34,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Train one language model together, each peer holding a slice of the layers.",
 )
+app.command("init")(init.init)
 app.command("validate")(validate.validate)
 app.command("plan")(plan.plan)
 app.command("coordinator")(coordinator.coordinator)
+app.command("doctor")(doctor.doctor)
 app.command("join")(join.join)
 app.command("pause")(control.pause)
 app.command("resume")(control.resume)

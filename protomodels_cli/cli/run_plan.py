@@ -42,7 +42,7 @@ def run(
 ) -> None:
     check_outputs(json_file)
     link = parse_link(link_text)
-    spec = _cut(with_absolute_paths(load_spec(spec_file), spec_file.parent), peers)
+    spec = cut_for(with_absolute_paths(load_spec(spec_file), spec_file.parent), peers, memory)
     said = speed_of(speed)
     flops, computation = (said, None) if said else _measured(spec, device)
     windows = _windows(spec)
@@ -135,12 +135,12 @@ def _saving_in_words(spec: RunSpec, saving: Saving) -> str:
     )
 
 
-def _cut(spec: RunSpec, peers: int | None) -> RunSpec:
-    """The spec with a cut: the spec's own, or one for this many peers."""
+def cut_for(spec: RunSpec, peers: int | None = None, memory: int | None = None) -> RunSpec:
+    """The spec with a cut: the spec's own, or one for this many peers with so much memory each."""
     if peers is None and spec.stages != "auto":
         return spec
     count = peers or spec.min_peers
-    stages = _cut_for(spec, count) if spec.stages == "auto" else cut_evenly(spec, count)
+    stages = _placed(spec, count, memory) if spec.stages == "auto" else cut_evenly(spec, count)
     return spec_from(spec.model_dump(mode="json") | {"stages": stages})
 
 
@@ -152,11 +152,11 @@ def _measured(spec: RunSpec, name: str) -> tuple[float, Computation]:
     return measure_flops(spec, device, seconds=1.0), computation_of(spec, device)
 
 
-def _cut_for(spec: RunSpec, peers: int) -> int | list[int]:
+def _placed(spec: RunSpec, peers: int, memory: int | None) -> int | list[int]:
     """The cut that the coordinator would choose for equal peers."""
     from protomodels_cli.coordinator.placement import Offer, Placement, place
 
-    found = place(spec, [Offer(f"peer-{i}", 1 << 62, 1e9) for i in range(peers)])
+    found = place(spec, [Offer(f"peer-{i}", 1 << 62 if memory is None else memory, 1e9) for i in range(peers)])
     return list(found.layers) if isinstance(found, Placement) else cut_evenly(spec, peers)
 
 

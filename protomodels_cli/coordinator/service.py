@@ -21,6 +21,7 @@ from protomodels_cli.coordinator import bad_requests, events, refusals, sessions
 from protomodels_cli.coordinator.bad_requests import BadRequest
 from protomodels_cli.coordinator.dial_back import dial_back
 from protomodels_cli.coordinator.door import Door, DoorLimits
+from protomodels_cli.coordinator.measuring import Measuring, NotNow
 from protomodels_cli.coordinator.messages import clean, event_of, owners_event, peer_of
 from protomodels_cli.coordinator.reasons import (
     ConnectionClosed,
@@ -65,7 +66,7 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
         self._spec, self._run_dir = spec, run_dir
         self._submit, self._uploads, self._status = submit, uploads, status
         self._enrolled: dict[str, EnrolledPeer] = {}
-        self._most_waiting, self._cooling = most_waiting(spec), CoolingOff()
+        self._most_waiting, self._cooling, self._measuring = most_waiting(spec), CoolingOff(), Measuring()
         self._untaken: dict[int, EnrolledPeer] = {}  # whose events wait for the machine
         self._watching: asyncio.Task[None] | None = None
         self._identity: Identity = run_dir.authority.issue_with_key(COORDINATOR_NAME)
@@ -163,6 +164,7 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
             spec_sha256=self._spec.sha256(),
             clock=time.time(),
             packages=packages_used(self._spec),
+            version=__version__,
         )
 
     def _forget_the_absent(self) -> None:
@@ -197,6 +199,19 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
         if not reason and peer in self._enrolled:
             self._enrolled[peer].reached = host, request.port
         return pb.ReachabilityReply(reachable=not reason, host=host, reason=reason)
+
+    async def Measure(
+        self, request_iterator: AsyncIterator[pb.MeasureRequest], context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[pb.MeasureReply]:
+        first = await self._first(request_iterator, context)  # before any refusal, as in Session
+        await self._caller(context)
+        try:
+            async for reply in self._measuring.answer(
+                self._address(context), first or pb.MeasureRequest(), request_iterator
+            ):
+                yield reply
+        except NotNow as e:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(e))
 
     # The run
 

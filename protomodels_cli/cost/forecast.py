@@ -14,7 +14,7 @@ from typing import Literal
 from protomodels_cli.cost.activations import Computation, Recompute
 from protomodels_cli.cost.line import reno_rate, wire_bytes
 from protomodels_cli.cost.memory import StageMemory
-from protomodels_cli.cost.pipeline import Played, StageCost, Wires, play
+from protomodels_cli.cost.pipeline import StageCost, Wires, play
 from protomodels_cli.cost.recompute import Picked, pick
 from protomodels_cli.cost.traffic import id_bytes, message_bytes
 from protomodels_cli.cost.units import unit_flops
@@ -45,7 +45,7 @@ class Bottleneck:
 
 
 @dataclass(frozen=True)
-class Forecast:
+class Estimate:
     stages: list[Stage]
     bytes_per_step: dict[str, float]  # over one boundary, by leg, with headers
     step_seconds: float
@@ -53,6 +53,12 @@ class Forecast:
     wire_seconds: float  # bytes over bandwidth, of the busiest line
     tokens_per_s: float
     bubble: float  # share of the step for which the busiest stage does not compute
+
+
+@dataclass(frozen=True)
+class Forecast(Estimate):
+    """With what holds the run up, which takes several times as long to say."""
+
     bottleneck: Bottleneck
 
 
@@ -65,15 +71,52 @@ def forecast(
     memory: int | None = None,
     computation: Computation | None = None,
 ) -> Forecast:
+    """As `estimate`, and what would help most."""
+    found, plan = _estimate(spec, link, speed, cores, windows, memory, computation)
+    return Forecast(**vars(found), bottleneck=_bottleneck(plan, found))
+
+
+def estimate(
+    spec: RunSpec,
+    link: LinkSpec,
+    speed: float,
+    cores: float = math.inf,
+    windows: int | None = None,
+    memory: int | None = None,
+    computation: Computation | None = None,
+) -> Estimate:
     """`speed` in operations a second of each peer; `cores` where they share a machine; `windows` is the number of
     samples in the data; `memory`: bytes that each peer has (default: enough to compute nothing again); `computation`:
     how they compute (default: whatever takes most memory)."""
+    return _estimate(spec, link, speed, cores, windows, memory, computation)[0]
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What a step is played from."""
+
+    microbatches: int
+    costs: list[StageCost]
+    wires: Wires
+    cores: float
+    turn: float  # seconds of a report and its answer
+
+
+def _estimate(
+    spec: RunSpec,
+    link: LinkSpec,
+    speed: float,
+    cores: float,
+    windows: int | None,
+    memory: int | None,
+    computation: Computation | None,
+) -> tuple[Estimate, _Plan]:
     cut, microbatches = spans(layers_per_stage(spec)), spec.batch.microbatches
     sizes = StageMemory(spec, windows)
     picked = _picked(sizes, cut, memory, computation)
     wires, free = _wires(spec, link), _wires(spec, LinkSpec())
     costs = _costs(spec, cut, speed, picked)
-    turn = 2 * link.latency_s  # a report and its answer
+    turn = 2 * link.latency_s
     played, unshaped = play(costs, microbatches, wires, cores), play(costs, microbatches, free, cores)
     step = played.seconds + turn
     lines = _lines(len(cut), microbatches, wires)
@@ -82,7 +125,7 @@ def forecast(
         least = sizes.total(span.start, span.stop, len(cut) - 1 - i, computation)
         total, on_host = least if memory is None else chosen.bytes, sizes.on_host(span.start, span.stop)
         stages.append(Stage(len(span), total, chosen.recompute, chosen.in_flight, on_host, played.busy[i], lines[i]))
-    return Forecast(
+    found = Estimate(
         stages=stages,
         bytes_per_step={
             "forward": wires.forward_bytes * microbatches * (len(cut) > 1),
@@ -93,8 +136,8 @@ def forecast(
         wire_seconds=max(lines),
         tokens_per_s=spec.batch.size * spec.model.context / step,
         bubble=1 - max(played.busy) / step,
-        bottleneck=_bottleneck(spec, costs, wires, cores, played, lines, turn),
     )
+    return found, _Plan(microbatches, costs, wires, cores, turn)
 
 
 def seconds_by_link(spec: RunSpec, speed: float) -> Callable[[LinkSpec], float]:
@@ -102,6 +145,11 @@ def seconds_by_link(spec: RunSpec, speed: float) -> Callable[[LinkSpec], float]:
     cut = spans(layers_per_stage(spec))
     costs = _costs(spec, cut, speed, _picked(StageMemory(spec), cut))
     return lambda link: play(costs, spec.batch.microbatches, _wires(spec, link)).seconds + 2 * link.latency_s
+
+
+def line_seconds(spec: RunSpec, link: LinkSpec) -> float:
+    """What a step takes at least: the busiest connection carries its messages. Takes no time to say."""
+    return max(_lines(len(layers_per_stage(spec)), spec.batch.microbatches, _wires(spec, link)))
 
 
 def _picked(
@@ -153,29 +201,22 @@ def _lines(stages: int, microbatches: int, wires: Wires) -> list[float]:
     return found
 
 
-def _bottleneck(
-    spec: RunSpec,
-    costs: list[StageCost],
-    wires: Wires,
-    cores: float,
-    played: Played,
-    lines: list[float],
-    turn: float,
-) -> Bottleneck:
+def _bottleneck(plan: _Plan, found: Estimate) -> Bottleneck:
     """Computing, unless something else would help by more than a tenth."""
-    n = spec.batch.microbatches
+    n, wires = plan.microbatches, plan.wires
+    lines, busy = [stage.line for stage in found.stages], [stage.compute for stage in found.stages]
     unlimited = replace(wires, bits_per_second=math.inf, stream_bits_per_second=math.inf)
     without = {
-        Bottleneck("bandwidth", lines.index(max(lines))): (costs, unlimited),
-        Bottleneck("latency"): (costs, replace(wires, latency=0.0)),
-        Bottleneck("in_flight"): ([replace(cost, limit=n) for cost in costs], wires),
+        Bottleneck("bandwidth", lines.index(max(lines))): (plan.costs, unlimited),
+        Bottleneck("latency"): (plan.costs, replace(wires, latency=0.0)),
+        Bottleneck("in_flight"): ([replace(cost, limit=n) for cost in plan.costs], wires),
     }
-    seconds = {found: play(stages, n, line, cores).seconds + turn for found, (stages, line) in without.items()}
-    seconds[Bottleneck("coordinator")] = played.seconds
-    best = min(seconds, key=lambda found: seconds[found])
-    if seconds[best] * SLACK < played.seconds + turn:
+    seconds = {kind: play(stages, n, line, plan.cores).seconds + plan.turn for kind, (stages, line) in without.items()}
+    seconds[Bottleneck("coordinator")] = found.step_seconds - plan.turn
+    best = min(seconds, key=lambda kind: seconds[kind])
+    if seconds[best] * SLACK < found.step_seconds:
         return best
-    return Bottleneck("compute", played.busy.index(max(played.busy)))
+    return Bottleneck("compute", busy.index(max(busy)))
 
 
 @dataclass(frozen=True)
@@ -183,7 +224,7 @@ class Choice:
     """One way to cross the boundaries."""
 
     spec: RunSpec
-    forecast: Forecast
+    forecast: Estimate
     memory: int | None = None  # bytes that each peer has; None: enough
 
     @property
@@ -204,7 +245,7 @@ def choices(
 ) -> list[Choice]:
     """`candidates` by what they cost in loss: the first ones cost least."""
     return [
-        Choice(spec, forecast(spec, link, speed, memory=memory, computation=computation), memory) for spec in candidates
+        Choice(spec, estimate(spec, link, speed, memory=memory, computation=computation), memory) for spec in candidates
     ]
 
 

@@ -44,16 +44,15 @@ class Played:
 class _Stage:
     inputs: int = 0  # forward messages here
     gradients: int = 0
-    finished: int = 0
     in_flight: int = 0
     on_the_way: int = 0
     job: Literal["forward", "backward"] | None = None
-    left: float = 0.0  # seconds of the job
     busy: float = 0.0
 
 
 def play(stages: Sequence[StageCost], microbatches: int, wires: Wires, cores: float = math.inf) -> Played:
-    """`cores`: how many stages can compute at one time at full speed, where they share a machine."""
+    """`cores`: how many stages can compute at one time at full speed, where they share a machine. All that compute are
+    equally fast then, so a clock of work done tells when each of them is ready, whoever joins in or drops out."""
     last = len(stages) - 1
     there = [_Stage() for _ in stages]
     there[0].inputs = microbatches  # token ids come ahead of their turn
@@ -61,7 +60,8 @@ def play(stages: Sequence[StageCost], microbatches: int, wires: Wires, cores: fl
     down = [Line(wires.bits_per_second) for _ in stages]
     streams: dict[tuple[int, int], Line] = {}
     events: list[tuple[float, int, str, int]] = []  # when, order, what, stage
-    order, now = count(), 0.0
+    jobs: list[tuple[float, int]] = []  # what the clock of work says when one is done, stage
+    order, now, work, missing = count(), 0.0, 0.0, microbatches * len(stages)
 
     def at(when: float, what: str, stage: int) -> None:
         heapq.heappush(events, (when, next(order), what, stage))
@@ -77,16 +77,20 @@ def play(stages: Sequence[StageCost], microbatches: int, wires: Wires, cores: fl
             return
         view = View(stage.gradients > 0, stage.inputs > 0, stage.in_flight, stage.on_the_way, cost.limit)
         stage.job = next_work(view)
+        if stage.job is None:
+            return
+        seconds = cost.backward if stage.job == "backward" else cost.forward
+        heapq.heappush(jobs, (work + seconds, i))
+        stage.busy += seconds
         if stage.job == "backward":
             stage.gradients -= 1
-            stage.left = cost.backward
-        elif stage.job == "forward":
+        else:
             stage.inputs -= 1
-            stage.left = cost.forward
             if i > 0:
                 at(now + wires.latency, "credit", i - 1)
 
     def finish(i: int) -> None:
+        nonlocal missing
         stage = there[i]
         job, stage.job = stage.job, None
         if job == "forward" and i < last:
@@ -95,7 +99,7 @@ def play(stages: Sequence[StageCost], microbatches: int, wires: Wires, cores: fl
             send("forward", i, i + 1)
         else:
             stage.in_flight -= i < last
-            stage.finished += 1
+            missing -= 1
             if i > 0:
                 send("backward", i, i - 1)
 
@@ -113,22 +117,22 @@ def play(stages: Sequence[StageCost], microbatches: int, wires: Wires, cores: fl
             case _:
                 raise AssertionError(what)
 
-    while any(stage.finished < microbatches for stage in there):
-        for i in range(len(stages)):
+    news = set(range(len(stages)))  # stages that may have something to do
+    while missing:
+        for i in sorted(news):
             choose(i)
-        working = [i for i, stage in enumerate(there) if stage.job is not None]
-        speed = min(1.0, cores / len(working)) if working else 1.0
-        soonest = min((there[i].left / speed for i in working), default=math.inf)
-        pause = min(soonest, events[0][0] - now if events else math.inf)
-        assert pause < math.inf, "nothing is under way"
-        now += pause
-        for i in working:
-            there[i].left -= pause * speed
-            there[i].busy += pause * speed
-        for i in working:
-            if there[i].left <= 1e-12:
-                finish(i)
+        news.clear()
+        speed = min(1.0, cores / len(jobs)) if jobs else 1.0
+        soonest = now + (jobs[0][0] - work) / speed if jobs else math.inf
+        soon = events[0][0] if events else math.inf
+        assert min(soonest, soon) < math.inf, "nothing is under way"
+        now, work = (soonest, jobs[0][0]) if soonest <= soon else (soon, work + (soon - now) * speed)
+        while jobs and jobs[0][0] <= work + 1e-12:
+            _, i = heapq.heappop(jobs)
+            finish(i)
+            news.add(i)
         while events and events[0][0] <= now + 1e-12:
             _, _, what, i = heapq.heappop(events)
             happen(what, i)
+            news.add(i)
     return Played(now, [stage.busy for stage in there])

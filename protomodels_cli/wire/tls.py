@@ -30,6 +30,7 @@ MAX_PEM = 16 * 1024  # of anything we parse; our own certificates have under 1 K
 AUTHORITY_DAYS = 3650
 LEAF_DAYS = 365
 CLOCK_SKEW = timedelta(days=1)  # home machines' clocks are wrong by hours, seldom by a day
+MOST_SKEW = 300.0  # seconds between the clocks of a peer and its coordinator; people who read logs have no day's grace
 LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 Parsed = TypeVar("Parsed")
 
@@ -233,6 +234,16 @@ def client_context(identity: Identity) -> ssl.SSLContext:
     context = ssl.create_default_context(cadata=identity.authority_pem.decode())
     context.check_hostname = False
     with tempfile.NamedTemporaryFile() as file:  # mode 600; `ssl` takes a certificate from a file only
+        file.write(identity.key_pem + identity.certificate_pem)
+        file.flush()
+        context.load_cert_chain(file.name)
+    return context
+
+
+def server_context(identity: Identity) -> ssl.SSLContext:
+    """For answering the coordinator, which dials a peer to see whether its neighbours could."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    with tempfile.NamedTemporaryFile() as file:
         file.write(identity.key_pem + identity.certificate_pem)
         file.flush()
         context.load_cert_chain(file.name)

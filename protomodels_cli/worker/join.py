@@ -20,9 +20,9 @@ import grpc
 
 from protomodels_cli import PROTOCOL, __version__
 from protomodels_cli.cost.memory import StageMemory
+from protomodels_cli.cost.smallest import smallest_stage
 from protomodels_cli.observe import logs
 from protomodels_cli.retry import Backoff, retry
-from protomodels_cli.spec.cut import atom, layers_per_stage, spans
 from protomodels_cli.spec.errors import SpecError
 from protomodels_cli.spec.load import spec_from
 from protomodels_cli.spec.plugins import package_here
@@ -32,16 +32,13 @@ from protomodels_cli.wire.client import Metadata, coordinator_line, in_words
 from protomodels_cli.wire.join_link import JoinLink, UnreachableError, address, find_coordinator
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.pb import pmtrain_pb2_grpc as rpc
-from protomodels_cli.wire.tls import Identity, new_key, public_key_of
+from protomodels_cli.wire.tls import MOST_SKEW, Identity, new_key, public_key_of
 from protomodels_cli.worker import device as devices
 from protomodels_cli.worker import notices, problems
 from protomodels_cli.worker.cards import Cards
 from protomodels_cli.worker.links import Listener
 from protomodels_cli.worker.session import Session
 from protomodels_cli.worker.telling import PeerError, PeerTeller
-
-MOST_SKEW = 300.0  # seconds between the clocks; certificates have a day's grace, people who read logs have none
-
 
 RETRY_SECONDS = 0.5, 5.0  # between tries to reach a coordinator that was there before: at first, at most
 
@@ -212,20 +209,10 @@ def _check_disk(spec: RunSpec, folder: Path) -> Path:
         probe.unlink()
     except OSError as e:
         raise PeerError(problems.FolderNotWritable(str(folder), e.strerror or str(e))) from None
-    free, need = shutil.disk_usage(folder).free, _least(spec, lambda m, first, end, _: m.saved(first, end))
+    free, need = shutil.disk_usage(folder).free, smallest_stage(spec, lambda m, first, end, _: m.saved(first, end))
     if free < need:
         raise PeerError(problems.DiskTooSmall(str(folder), free, need))
     return folder
-
-
-def _least(spec: RunSpec, size_of: Callable[[StageMemory, int, int, int], int]) -> int:
-    """The size of the smallest stage that this peer could be asked to hold."""
-    sizes = StageMemory(spec)
-    if spec.stages == "auto":
-        layers, one = spec.model.layers, atom(spec)  # one of them, or all: then there are no boundaries
-        return min(size_of(sizes, *stage, 0) for stage in [*((i, i + one) for i in range(0, layers, one)), (0, layers)])
-    cut = spans(layers_per_stage(spec))
-    return min(size_of(sizes, span.start, span.stop, len(cut) - 1 - i) for i, span in enumerate(cut))
 
 
 def _check_memory(spec: RunSpec, cards: Cards, most: int | None) -> None:
@@ -235,7 +222,7 @@ def _check_memory(spec: RunSpec, cards: Cards, most: int | None) -> None:
         on_device = memory.total(first, end, after, devices.computation_of(spec, *cards.devices))
         return on_device + (memory.on_host(first, end) if cards.host_memory is None else 0)
 
-    need, whole = _least(spec, need_of), cards if most is None else Cards.of(cards.devices, spec)
+    need, whole = smallest_stage(spec, need_of), cards if most is None else Cards.of(cards.devices, spec)
     if whole.offered < need:
         raise PeerError(problems.DeviceTooSmall(cards.names, whole.offered, need))
     if most is not None and cards.offered < need:
@@ -244,7 +231,7 @@ def _check_memory(spec: RunSpec, cards: Cards, most: int | None) -> None:
 
 
 def _check_host_memory(spec: RunSpec, cards: Cards) -> int | None:
-    free, need = cards.host_memory, _least(spec, lambda m, first, end, _: m.on_host(first, end))
+    free, need = cards.host_memory, smallest_stage(spec, lambda m, first, end, _: m.on_host(first, end))
     if free is not None and free < need:
         raise PeerError(problems.HostTooSmall(free, need))
     return free

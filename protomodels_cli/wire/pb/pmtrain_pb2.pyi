@@ -20,7 +20,7 @@ class EnrolRequest(_message.Message):
     def __init__(self, token: _Optional[str] = ..., version: _Optional[str] = ..., protocol: _Optional[int] = ..., public_key_pem: _Optional[bytes] = ...) -> None: ...
 
 class EnrolReply(_message.Message):
-    __slots__ = ("peer", "secret", "certificate_pem", "spec_json", "spec_sha256", "clock", "packages")
+    __slots__ = ("peer", "secret", "certificate_pem", "spec_json", "spec_sha256", "clock", "packages", "version")
     class PackagesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -35,6 +35,7 @@ class EnrolReply(_message.Message):
     SPEC_SHA256_FIELD_NUMBER: _ClassVar[int]
     CLOCK_FIELD_NUMBER: _ClassVar[int]
     PACKAGES_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
     peer: str
     secret: str
     certificate_pem: bytes
@@ -42,7 +43,24 @@ class EnrolReply(_message.Message):
     spec_sha256: str
     clock: float
     packages: _containers.ScalarMap[str, str]
-    def __init__(self, peer: _Optional[str] = ..., secret: _Optional[str] = ..., certificate_pem: _Optional[bytes] = ..., spec_json: _Optional[str] = ..., spec_sha256: _Optional[str] = ..., clock: _Optional[float] = ..., packages: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    version: str
+    def __init__(self, peer: _Optional[str] = ..., secret: _Optional[str] = ..., certificate_pem: _Optional[bytes] = ..., spec_json: _Optional[str] = ..., spec_sha256: _Optional[str] = ..., clock: _Optional[float] = ..., packages: _Optional[_Mapping[str, str]] = ..., version: _Optional[str] = ...) -> None: ...
+
+class MeasureRequest(_message.Message):
+    __slots__ = ("padding", "size")
+    PADDING_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    padding: bytes
+    size: int
+    def __init__(self, padding: _Optional[bytes] = ..., size: _Optional[int] = ...) -> None: ...
+
+class MeasureReply(_message.Message):
+    __slots__ = ("padding", "clock")
+    PADDING_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_FIELD_NUMBER: _ClassVar[int]
+    padding: bytes
+    clock: float
+    def __init__(self, padding: _Optional[bytes] = ..., clock: _Optional[float] = ...) -> None: ...
 
 class ReachabilityRequest(_message.Message):
     __slots__ = ("port",)

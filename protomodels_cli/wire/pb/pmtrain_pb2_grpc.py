@@ -69,6 +69,11 @@ class PeeringStub(object):
                 request_serializer=protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.FetchRequest.SerializeToString,
                 response_deserializer=protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.Location.FromString,
                 _registered_method=True)
+        self.Measure = channel.stream_stream(
+                '/pmtrain.Peering/Measure',
+                request_serializer=protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.MeasureRequest.SerializeToString,
+                response_deserializer=protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.MeasureReply.FromString,
+                _registered_method=True)
 
 
 class PeeringServicer(object):
@@ -129,6 +134,14 @@ class PeeringServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Measure(self, request_iterator, context):
+        """Measures the caller's line: every request is answered in order, with as much padding as it asks for. Metadata as for
+        Session. Bytes, seconds and calls at a time are limited (coordinator/measuring.py): training must not notice.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_PeeringServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -166,6 +179,11 @@ def add_PeeringServicer_to_server(servicer, server):
                     servicer.Locate,
                     request_deserializer=protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.FetchRequest.FromString,
                     response_serializer=protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.Location.SerializeToString,
+            ),
+            'Measure': grpc.stream_stream_rpc_method_handler(
+                    servicer.Measure,
+                    request_deserializer=protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.MeasureRequest.FromString,
+                    response_serializer=protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.MeasureReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -357,6 +375,33 @@ class Peering(object):
             '/pmtrain.Peering/Locate',
             protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.FetchRequest.SerializeToString,
             protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.Location.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Measure(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/pmtrain.Peering/Measure',
+            protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.MeasureRequest.SerializeToString,
+            protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.MeasureReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -40,6 +40,11 @@ class Flow:
     def urgent(self) -> bool:
         return self._pace.urgent
 
+    @property
+    def on_the_way(self) -> int:
+        """Bytes that have not arrived."""
+        return self._pace.in_flight
+
     async def turn(self) -> int:
         """Returns when a piece may go, and how many bytes it may have."""
         while True:

@@ -1,0 +1,33 @@
+"""`pmtrain doctor [LINK]`: can this machine take part in a run?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+
+def doctor(
+    link: Annotated[
+        str | None, typer.Argument(metavar="[LINK]", help="The join link; without it only this machine is checked.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="Device that would compute: auto, cpu, cuda:N or mps.")] = "auto",
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="TCP port at which neighbours would connect; 0: any free one.")
+    ] = 0,
+    folder: Annotated[
+        Path | None, typer.Option("--dir", help="Folder for a peer's files. Default: ~/.cache/pmtrain/peers.")
+    ] = None,
+    measure: Annotated[
+        bool, typer.Option("--measure/--no-measure", help="Whether to measure the line: up to 14 MiB in 5 s.")
+    ] = True,
+    output: Annotated[Literal["text", "json"], typer.Option("--format", help="Output format.")] = "text",
+) -> None:
+    """Check this machine and its line to a coordinator, and say for each problem what to do.
+
+    Holds no stage. The exit code is 0 where nothing fails, 3 where this machine or its line does, and 5 where the
+    coordinator refuses."""
+    from protomodels_cli.cli.run_doctor import run
+
+    raise typer.Exit(run(link, device, port, folder, measure, output))

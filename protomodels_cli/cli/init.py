@@ -1,0 +1,52 @@
+"""`pmtrain init [FILE]`: write a spec from a few answers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+
+def init(
+    file: Annotated[Path, typer.Argument(help="The spec to write.")] = Path("run.yaml"),
+    size: Annotated[
+        str | None, typer.Option(help="Parameters of the model, as 10M, 124M or 1.5B. Default: 124M.")
+    ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            help="What to train on: files, folders or globs with commas between; hf:DATASET; builtin. Default: builtin."
+        ),
+    ] = None,
+    peers: Annotated[int | None, typer.Option(min=1, max=1024, help="Machines that will join. Default: 4.")] = None,
+    link: Annotated[
+        str | None,
+        typer.Option(
+            help="Connection of the slowest, both ways: BANDWIDTH,LATENCY as in 80mbit,25ms. Default: 20mbit,25ms."
+        ),
+    ] = None,
+    device: Annotated[Literal["gpu", "cpu"] | None, typer.Option(help="What they compute on. Default: gpu.")] = None,
+    memory: Annotated[
+        float | None,
+        typer.Option(min=0.1, help="Free device memory of the smallest, in GiB. Default: 11 on a GPU, 4 on a CPU."),
+    ] = None,
+    speed: Annotated[
+        str | None, typer.Option(help="Speed of each, as 20tflops. Default: 20tflops for a GPU, 50gflops for a CPU.")
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Steps to train for. Default: for 20 tokens a parameter.")
+    ] = None,
+    vocabulary: Annotated[
+        int | None, typer.Option(min=2, max=1 << 24, help="Token ids, where the data are .bin shards. Default: 50257.")
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the run. Default: the file's.")] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing: take the defaults.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace FILE where it exists.")] = False,
+) -> None:
+    """Write a commented spec for a model, its data and your peers: shape, cut, compression, batch, snapshots.
+
+    On a terminal it asks for what no option says."""
+    from protomodels_cli.cli.run_init import Asked, run
+
+    run(file, Asked(size, data, peers, link, device, memory, speed, steps, vocabulary, name), yes, force)

@@ -1,0 +1,179 @@
+"""The work of `pmtrain init`: questions, the file, and what to expect of the run."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import sys
+import textwrap
+from collections.abc import Callable
+from dataclasses import dataclass
+from glob import glob
+from pathlib import Path
+from typing import TypeVar
+
+import typer
+
+from protomodels_cli.cli.checks import speed_of
+from protomodels_cli.cli.init_choose import Answers, Chosen, choose
+from protomodels_cli.cli.init_shape import parse_size
+from protomodels_cli.cli.init_text import data_of, fewer_bytes, loss_in_words, text_of
+from protomodels_cli.errors import OptionError, UserError
+from protomodels_cli.files import write_whole
+from protomodels_cli.quantities import count, duration, figures, plural, rate, size
+from protomodels_cli.spec.link import parse_link
+from protomodels_cli.spec.load import load_spec
+
+SIZE, DATA, PEERS, LINK, DEVICE = "124M", "builtin", 4, "20mbit,25ms", "gpu"
+MEMORY = {"gpu": 11.0, "cpu": 4.0}
+SPEED = {"gpu": "20tflops", "cpu": "50gflops"}
+GPT2_IDS = 50257
+LABEL = 13  # columns of what a figure is called
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the command line says; None: not said."""
+
+    size: str | None
+    data: str | None
+    peers: int | None
+    link: str | None
+    device: str | None
+    memory: float | None
+    speed: str | None
+    steps: int | None
+    vocabulary: int | None
+    name: str | None
+
+
+def run(file: Path, asked: Asked, yes: bool, force: bool) -> None:
+    if file.is_dir() or (file.exists() and not force):
+        raise OptionError(f"{file} exists already", "name another file, or replace it with --force", "exists")
+    if not file.absolute().parent.is_dir():
+        raise UserError(
+            f"the folder {file.parent} does not exist", f"mkdir -p {shlex.quote(str(file.parent))}", "folder"
+        )
+    answers = _answers(file, asked, asking=not yes and sys.stdin.isatty())
+    chosen = choose(answers)
+    write_whole(file, text_of(chosen).encode())
+    assert load_spec(file) == chosen.spec, "the file does not say what was chosen"
+    for line in _in_words(chosen, file).splitlines():
+        print(line if line.startswith("  pmtrain") else _wrapped(line))
+
+
+def _answers(file: Path, asked: Asked, asking: bool) -> Answers:
+    def answer(said: T | None, question: str, default: T, check: Callable[[T], object]) -> T:
+        if said is not None or not asking:
+            value = default if said is None else said
+            check(value)
+            return value
+        while True:
+            value = typer.prompt(question, default=default)
+            try:
+                check(value)
+            except OptionError as e:
+                print(e, file=sys.stderr)
+            else:
+                return value
+
+    def data(text: str) -> tuple[dict[str, object], bool]:
+        return _data(text, file)
+
+    sized = answer(asked.size, "How many parameters (10M, 124M, 1.5B, 8B)?", SIZE, parse_size)
+    source = answer(asked.data, "What to train on (files, folder/, hf:NAME, builtin)?", DATA, data)
+    peers = answer(asked.peers, "How many machines will join?", PEERS, _is_positive)
+    link = answer(asked.link, "The slowest one's connection, upload and delay?", LINK, parse_link)
+    device = answer(asked.device, "Do they compute on gpu or cpu?", DEVICE, _is_device)
+    memory = answer(asked.memory, "Free memory of the smallest, in GiB?", MEMORY[device], _is_positive)
+    speed = speed_of(asked.speed or SPEED[device])
+    assert speed is not None
+    section, _ = data(source)
+    ids = asked.vocabulary or GPT2_IDS if section["source"] == "bin" else None
+    name = asked.name or re.sub(r"[^A-Za-z0-9._-]+", "-", file.stem).strip("-._")[:64] or "run"
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name):
+        raise OptionError(
+            f"--name {name}: letters, digits, - . _ only, 64 at most", "write for example first-run", "name"
+        )
+    return Answers(
+        name, parse_size(sized), section, parse_link(link), peers, int(memory * 2**30), speed, asked.steps, ids
+    )
+
+
+def _wrapped(line: str) -> str:
+    """Within the terminal, with what a label is for below it."""
+    columns = min(120, shutil.get_terminal_size((120, 24)).columns)
+    below = " " * LABEL if line.startswith("  ") else ""
+    return textwrap.fill(line, columns, subsequent_indent=below, break_on_hyphens=False)
+
+
+def _is_positive(value: float) -> None:
+    if value <= 0:
+        raise OptionError(f"{value}: must be above 0", "write for example 4", "positive")
+
+
+def _is_device(value: str) -> None:
+    if value not in MEMORY:
+        raise OptionError(f"{value}: must be gpu or cpu", "write gpu or cpu", "device")
+
+
+def _data(text: str, file: Path) -> tuple[dict[str, object], bool]:
+    section, is_files = data_of(text, lambda path: os.path.relpath(os.path.expanduser(path), file.absolute().parent))
+    for path in section["files"] if is_files else ():
+        if not glob(str(file.absolute().parent / path), recursive=True):
+            raise OptionError(f"--data {text}: there is nothing at {path}", "name files, a folder or a glob", "data")
+    return section, is_files
+
+
+def _in_words(chosen: Chosen, file: Path) -> str:
+    a, f, spec = chosen.answers, chosen.forecast, chosen.spec
+    shape, most = chosen.shape, max(stage.memory for stage in f.stages)
+    link = f"{a.link.bandwidth or 'none'},{a.link.latency}"
+    quoted = shlex.quote(str(file))
+    lines = [
+        f"{file}: {shape.layers} layers of width {shape.width}, context {shape.context}, vocabulary "
+        f"{shape.vocabulary:,}; {spec.subspace.form}"
+        + (f", k = {spec.subspace.k}" if spec.form.has_basis else "")
+        + f", {spec.wire.forward}",
+        "",
+        f"  peers      {plural(chosen.stages, 'stage')}, one on each of {plural(a.peers, 'peer')}"
+        + (f"; {a.peers - chosen.stages} wait as spares" if a.peers > chosen.stages else ""),
+        f"  memory     at most {size(most)} of {size(a.memory)} on a peer",
+    ]
+    if chosen.stages > 1:
+        up, down = (size(int(f.bytes_per_step[leg])) for leg in ("forward", "backward"))
+        lines.append(
+            f"  bytes      {up} forward and {down} backward a step over each boundary, "
+            f"{figures(fewer_bytes(chosen))} × fewer than float32"
+        )
+    seconds = spec.steps * f.step_seconds
+    lines += [
+        f"  step       {duration(f.step_seconds)} ({rate(f.tokens_per_s, 'tok/s')}); with an ideal link "
+        f"{duration(f.compute_seconds)}",
+        f"  the run    {plural(spec.steps, 'step')}, {count(spec.steps * spec.batch.size * shape.context)} tokens, "
+        f"about {duration(seconds)} where nothing fails",
+        f"  loss       what compression costs: {loss_in_words(chosen)}",
+        f"  snapshots  every {duration(chosen.saving.interval_seconds)}; {size(chosen.saving.disk_bytes)} of the "
+        "coordinator's disk",
+    ]
+    if chosen.alone is not None and chosen.alone.tokens_per_s >= f.tokens_per_s:
+        lines.append(
+            f"\nOne such peer alone would be faster ({rate(chosen.alone.tokens_per_s, 'tok/s')}): the model fits on "
+            "it, and the links take longer than computing.\nTogether pays for larger models, or over faster links."
+        )
+    elif not chosen.keeps_up:
+        lines.append("\nThe link holds this run up. A faster one, more memory or a larger batch would help most.")
+    lines += [
+        "",
+        "next:",
+        f"  pmtrain plan {quoted} --link {link} --memory {a.memory / 2**30:g} --speed {_speed(a.speed)}",
+        f"  pmtrain coordinator {quoted}",
+    ]
+    return "\n".join(lines)
+
+
+def _speed(flops: float) -> str:
+    return f"{flops / 1e12:g}tflops" if flops >= 1e12 else f"{flops / 1e9:g}gflops"
