@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from protomodels_cli import __version__
 from protomodels_cli.coordinator.as_json import as_json, from_json
+from protomodels_cli.coordinator.file_names import JOURNAL, LINK, LOCK, METRICS, PRIVATE, SNAPSHOTS, SPEC
 from protomodels_cli.coordinator.identity import FORMAT, RunIdentity
 from protomodels_cli.coordinator.notices import Notice
 from protomodels_cli.coordinator.seal import StoreKey
@@ -26,9 +27,6 @@ from protomodels_cli.spec.load import spec_from, with_absolute_paths
 from protomodels_cli.spec.schema import RunSpec
 from protomodels_cli.wire.join_link import Address, JoinLink, LinkError, new_token
 from protomodels_cli.wire.tls import Authority, new_authority
-
-PRIVATE = "private.json"
-JOURNAL, SNAPSHOTS, METRICS, EVENTS, BASES = "journal.sqlite", "snapshots", "metrics.jsonl", "events.jsonl", "basis"
 
 
 @dataclass(frozen=True)
@@ -74,13 +72,13 @@ class RunDir:
     def write_link(self, host: str, port: int, others: Iterable[Address] = ()) -> JoinLink:
         elsewhere = tuple(dict.fromkeys(one for one in others if one != (host, port)))
         link = JoinLink(host, port, self.token, self.authority.fingerprint, elsewhere)
-        write_whole(self.path / "link", f"{link}\n".encode(), 0o600)
+        write_whole(self.path / LINK, f"{link}\n".encode(), 0o600)
         return link
 
     def last_link(self) -> JoinLink | None:
         """Where this run's peers look for the coordinator."""
         try:
-            return JoinLink.parse((self.path / "link").read_text(encoding="utf-8"))
+            return JoinLink.parse((self.path / LINK).read_text(encoding="utf-8"))
         except (OSError, LinkError):
             return None
 
@@ -102,7 +100,7 @@ def open_run_dir(
     """The directory of a new run, or of a run to continue: then the spec must be the same, or None."""
     try:
         path.mkdir(parents=True, exist_ok=True)
-        lock = (path / "lock").open("a")
+        lock = (path / LOCK).open("a")
     except OSError as e:
         fix = "choose another --run-dir"
         raise UserError(f"cannot write to {path}: {e.strerror}", fix, kind="run_dir_not_writable") from None
@@ -125,7 +123,7 @@ def open_run_dir(
         authority = new_authority()
         authority.save(path / "ca")
     saved = with_absolute_paths(spec, base).model_dump(mode="json")
-    write_whole(path / "run.yaml", yaml.safe_dump(saved, sort_keys=False).encode())
+    write_whole(path / SPEC, yaml.safe_dump(saved, sort_keys=False).encode())
     token, owner, key = new_token(), secrets.token_urlsafe(32), secrets.token_bytes(32)
     private = Private(FORMAT, token, owner, key.hex(), str(base.resolve()), spec.model_dump(mode="json"))
     write_whole(path / PRIVATE, as_json(private), 0o600)
