@@ -7,6 +7,7 @@ import hashlib
 import hmac
 import json
 import secrets
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -104,9 +105,7 @@ def open_run_dir(
     except OSError as e:
         fix = "choose another --run-dir"
         raise UserError(f"cannot write to {path}: {e.strerror}", fix, kind="run_dir_not_writable") from None
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    if not _claimed(lock):
         fix = f"stop that coordinator first (`pmtrain stop {path}`), or choose another --run-dir"
         raise UserError(f"another coordinator is running in {path}", fix, kind="run_dir_in_use") from None
     if holds_a_run(path):
@@ -128,6 +127,17 @@ def open_run_dir(
     private = Private(FORMAT, token, owner, key.hex(), str(base.resolve()), spec.model_dump(mode="json"))
     write_whole(path / PRIVATE, as_json(private), 0o600)
     return RunDir(path, lock, spec, base, authority, token, owner, key, resumed=False, store_key=store_key)
+
+
+def _claimed(lock: TextIO) -> bool:
+    """A second time after a moment: `pmtrain runs` holds a lock for an instant, to see whether somebody has it."""
+    for wait in (0.1, 0.0):
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except OSError:
+            time.sleep(wait)
+    return False
 
 
 def private_of(path: Path) -> Private:
