@@ -93,7 +93,11 @@ def _link(name: str) -> str:
 
 def _meanings(name: str) -> dict[str, str]:
     """What is said of the fields of a dataclass or a message, behind each."""
-    sources = {"Forecast": [CostForecast], "Chosen": [CostForecast, Chosen], "ModelSize": [ModelSize]}
+    sources: dict[str, list[type[Any]]] = {
+        "Forecast": [CostForecast],
+        "Chosen": [CostForecast, Chosen],
+        "ModelSize": [ModelSize],
+    }
     sources |= {"Stage": [forecast.Stage], "Bottleneck": [forecast.Bottleneck]}
     if name in sources:
         text = "".join(map(inspect.getsource, sources[name]))

@@ -16,6 +16,7 @@ from protomodels_cli.wire.pb.pmtrain_pb2 import RunStatus
 PLAIN_SECONDS = 5.0  # between two lines
 WIDTH = 140  # where there is no terminal
 BEFORE_THE_FIRST_STEP = (RunStatus.WAITING_FOR_PEERS, RunStatus.ASSIGNING)
+WAITING = (*BEFORE_THE_FIRST_STEP, RunStatus.WAITING, RunStatus.NOT_RUNNING)
 
 
 def plain_console() -> Console:
@@ -29,6 +30,8 @@ def whole_screen(status: RunStatus | None, away: str, seconds: float, keys: str 
     rows: list[RenderableType] = []
     if status is not None:
         rows.append(picture(status))
+    elif not away:
+        rows.append(Text("asking the coordinator …", style="dim"))
     if away:
         rows.append(Text(silent(away, seconds), style="bold red"))
     if keys:
@@ -39,8 +42,8 @@ def whole_screen(status: RunStatus | None, away: str, seconds: float, keys: str 
 def silent(away: str, seconds: float) -> str:
     from protomodels_cli.quantities import duration
 
-    since = f" for {duration(round(seconds))}" if seconds >= 1 else ""
-    return f"the coordinator does not answer{since} ({away}); trying again every second"
+    what = f"has not answered for {duration(round(seconds))}" if seconds >= 1 else "does not answer"
+    return f"the coordinator {what} ({away}); trying again every second"
 
 
 class Shown(Protocol):
@@ -72,6 +75,8 @@ class Drawn:
 
     def __enter__(self) -> Shown:
         self._live.__enter__()
+        if self._keys:
+            self(None)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, trace: TracebackType | None) -> None:
@@ -90,7 +95,7 @@ class Lines:
             return
         self._shown, self._before = now, state
         if status is not None:
-            waits = f" | waiting for {status.waiting_for}" if status.phase in BEFORE_THE_FIRST_STEP else ""
+            waits = f" | waiting for {status.waiting_for}" if status.phase in WAITING and status.waiting_for else ""
             print(headline(status) + waits, flush=True)
         if away:
             print(silent(away, 0), flush=True)
