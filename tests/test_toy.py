@@ -43,11 +43,7 @@ def test_a_spec_with_a_toy_codec_is_validated_and_planned(folder):
     done = pmtrain("plan", "run.yaml", "--speed", "10gflops", "--format", "json", cwd=folder)
     assert done.returncode == 0, done.stderr
     numbers = 2 * 2 * 16 * 6 * 2  # microbatches, windows, tokens, coordinates, bytes each
-    assert (
-        numbers
-        < json.loads(done.stdout)["forecast"]["bytes_per_step"]["backward"]
-        < 1.4 * numbers
-    )
+    assert numbers < json.loads(done.stdout)["forecast"]["bytes_per_step"]["backward"] < 1.4 * numbers
 
 
 def test_without_its_package_the_codec_is_no_codec(tmp_path):
