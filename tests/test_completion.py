@@ -44,7 +44,7 @@ _pmtrain_completion pmtrain
 printf '%s\\n' "${COMPREPLY[@]}"
 """
     path = f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
-    env = {**os.environ, "PATH": path, "LINE": line, "HOME": str(folder)}
+    env = {**os.environ, "PATH": path, "LINE": f"pmtrain {line}", "HOME": str(folder)}
     done = subprocess.run(
         [BASH, "--norc", "-c", script], cwd=folder, env=env, capture_output=True, text=True, timeout=120
     )
@@ -55,10 +55,10 @@ printf '%s\\n' "${COMPREPLY[@]}"
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("pmtrain ev", {"eval", "events"}),
-        ("pmtrain status ti", {"tiny", "tinier"}),
-        ("pmtrain events --fo", {"--follow", "--format"}),
-        ("pmtrain validate ", {"bin/", "configs/", "configs/small.yaml", "runs/"}),
+        ("ev", {"eval", "events"}),
+        ("status ti", {"tiny", "tinier"}),
+        ("events --fo", {"--follow", "--format"}),
+        ("validate ", {"bin/", "configs/", "configs/small.yaml", "runs/"}),
     ],
 )
 def test_bash_offers(folder: Path, line: str, words: set[str]):

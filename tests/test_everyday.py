@@ -8,6 +8,7 @@ import os
 import pty
 import re
 import select
+import shlex
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from pathlib import Path
 
 import pytest
 from conftest import CONFIGS, make_spec
+from documented_commands import run_by
 from starting import COMMANDS, ROOT, Started, begin, pmtrain
 from test_run import coordinator, ends
 from told import wait_for_peer_event
@@ -274,3 +276,12 @@ def test_pipes_have_no_escapes_and_a_reader_that_leaves_is_no_error(ran: Path):
     done = subprocess.run(["timeout", "60", "bash", "-c", command], cwd=ran, env=env, capture_output=True, text=True)
     assert done.stdout.count("\n") == 1
     assert not done.stderr
+
+
+@pytest.mark.parametrize("line", run_by("test_the_documented_commands_run"))
+def test_the_documented_commands_run(line: str, ran: Path, tmp_path: Path):
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "tiny").symlink_to(ran / "run")
+    done = pmtrain(*shlex.split(line.replace("attic", "n0"))[1:], cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout

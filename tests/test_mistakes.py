@@ -116,12 +116,12 @@ def test_an_unknown_option_and_a_missing_argument(home: Path, command: str):
 @pytest.mark.parametrize(
     ("words", "near"),
     [
-        ("statsu", "pmtrain status"),
-        ("event", "pmtrain events"),
-        ("lab frontir", "pmtrain lab frontier"),
-        ("loopback", "pmtrain bench loopback"),
-        ("qqqq", "pmtrain --help"),
+        ("statsu", "status"),
+        ("event", "events"),
+        ("lab frontir", "lab frontier"),
+        ("loopback", "bench loopback"),
+        ("qqqq", "--help"),
     ],
 )
 def test_an_unknown_command_names_the_nearest(home: Path, words: str, near: str):
-    assert f"`{near}`" in refused(home, words.split(), 2)
+    assert f"`pmtrain {near}`" in refused(home, words.split(), 2)

@@ -21,7 +21,8 @@ HEAD = f"""\
 
 Every command that only reads speaks to programs with `--format json`: on standard output one object, or one object a
 line where there are many (`events`, `logs`, `top`). Errors are for people, on standard error; programs read the
-exit code. Each object has `"format": {FORMAT}`: the number rises where a field goes or means something else. Fields may be added without that, so take no notice of those you do not know.
+exit code. Each object has `"format": {FORMAT}`: the number rises where a field goes or means something else. Fields
+may be added without that, so take no notice of those you do not know.
 
 Enumerated values and `…_kind` are for programs; sentences (`text`, `waiting_for`, `reason`, `trouble`) are for people
 and may change. Times are in seconds, sizes in bytes. A number that is not finite, which JSON does not have, is a string
