@@ -1,5 +1,5 @@
-"""Atomic file writes: a file is complete or does not exist, also after a power cut. And where the cache is, and how
-much room a disk has."""
+"""Atomic file writes: a file is complete or does not exist, also after a power cut. And where things are kept on this
+machine by default, and how much room a disk has."""
 
 from __future__ import annotations
 
@@ -9,8 +9,31 @@ import shutil
 from pathlib import Path
 
 
+def _base(variable: str, default: str) -> Path:
+    """Ours in a base directory of the XDG specification, by which a path that is not absolute counts for nothing."""
+    chosen = os.environ.get(variable, "")
+    return (Path(chosen) if os.path.isabs(chosen) else Path.home() / default) / "pmtrain"
+
+
 def user_cache() -> Path:
-    return Path(os.environ.get("PMTRAIN_CACHE") or Path.home() / ".cache" / "pmtrain")
+    """What can be made again: tokens. A cache that lies in ~/.cache stays in use where $XDG_CACHE_HOME has none."""
+    if chosen := os.environ.get("PMTRAIN_CACHE"):
+        return Path(chosen)
+    here, before = _base("XDG_CACHE_HOME", ".cache"), Path.home() / ".cache" / "pmtrain"
+    return before if before.exists() and not here.exists() else here
+
+
+def peer_homes() -> list[Path]:
+    """Where peers have their folders, one for each run: new ones in the first, the others where an earlier version put
+    them. Not in the cache, which may be emptied: a peer's parts spare a run a rollback."""
+    data, cache = _base("XDG_DATA_HOME", ".local/share"), user_cache()
+    first = cache if os.environ.get("PMTRAIN_CACHE") else data
+    return list(dict.fromkeys(home / "peers" for home in (first, data, cache, Path.home() / ".cache" / "pmtrain")))
+
+
+def peer_home(run: str) -> Path:
+    """Where a peer's folder of this run is, and if there is none yet, is to be. `run`: as folders' names end with."""
+    return next((home for home in peer_homes() if any(home.glob(f"*-{run}"))), peer_homes()[0])
 
 
 def free_bytes(folder: Path) -> int:

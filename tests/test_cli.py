@@ -130,8 +130,12 @@ def test_the_set_of_commands_and_options_is_deliberate():
             {"--device", "--devices", "--dir", "--give-up-after", "--listen", "--memory", "--name", "--port", *logs}
             | {"--preflight"}
         ),
-        "status": ["--format", "--watch"],
-        "peers": ["--format", "--watch"],
+        "status": ["--format"],
+        "peers": ["--format"],
+        "top": ["--format"],
+        "events": ["--follow", "--format", "--kind", "--last", "--since"],
+        "logs": ["--follow", "--format", "--last", "--peer"],
+        "runs": ["--format"],
         "generate": ["--device", "--dtype", "--prompt", "--seed", "--temperature", "--tokens", "--top-p"],
         "eval": ["--context", "--data", "--device", "--dtype", "--field", "--json", "--windows"],
         "demo": sorted({"--chaos", "--device", "--json", "--run-dir", "--stages", "--steps", *logs}),
@@ -151,7 +155,7 @@ def test_the_set_of_commands_and_options_is_deliberate():
         "bench transfers": ["--json", "--link", "--minutes", "--size"],
         "bench swarm": ["--churn", "--clients", "--json", "--minutes", "--stages", "--step-seconds"],
         "bench wan": ["--emulated", "--json", "--link", "--method", "--plot", "--steps", "--torch", "--turns"],
-        "plan": ["--device", "--json", "--link", "--memory", "--peers", "--speed"],
+        "plan": ["--device", "--format", "--link", "--memory", "--peers", "--speed"],
         "reference": ["--device", "--json", "--run-dir", "--steps"],
         "lab reconstruct": lab,
         "lab optimizer": lab,
@@ -177,7 +181,7 @@ def test_validate_good_and_bad(tmp_path):
     assert "Traceback" not in bad.stderr
     assert bad.stderr.count("\n    fix:  ") == 4
     assert re.findall(r"\d+", bad.stderr.splitlines()[-1]) == ["4", "2", "3"]
-    as_json = json.loads(pmtrain("validate", CONFIGS[0], tmp_path / "bad.yaml", "--format", "json").stdout)
+    as_json = json.loads(pmtrain("validate", CONFIGS[0], tmp_path / "bad.yaml", "--format", "json").stdout)["files"]
     assert [r["ok"] for r in as_json] == [True, False]
     found = [(p["line"], p["field"], p["kind"]) for p in as_json[1]["problems"]]
     assert found == [

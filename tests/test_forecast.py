@@ -186,12 +186,12 @@ def test_plan_cuts_between_segments_for_other_numbers_of_peers(peers, cut, stage
     (tmp_path / "run.yaml").write_text(json.dumps(spec.model_dump(mode="json")))
 
     def plan(peers):
-        arguments = ["--speed", "1gflops", "--link", "none", "--json", str(tmp_path / "plan.json")]
+        arguments = ["--speed", "1gflops", "--link", "none", "--format", "json"]
         return CliRunner().invoke(app, ["plan", str(tmp_path / "run.yaml"), *arguments, "--peers", str(peers)])
 
     done = plan(peers)
     assert done.exit_code == 0, done.output
-    result = json.loads((tmp_path / "plan.json").read_text())
+    result = json.loads(done.stdout)
     assert [stage["layers"] for stage in result["forecast"]["stages"]] == cut
     assert result["size"]["anchors"] == 4 * 256 * 32
     assert result["anchor_bytes"] == 256 * (6 * 32 + 4)
@@ -213,12 +213,11 @@ def test_a_real_run_over_a_slow_link_takes_the_time_that_was_predicted(pool):
     assert predicted.wire_seconds < measured
 
 
-def test_plan_says_it_all(tmp_path):
-    out = tmp_path / "plan.json"
-    arguments = ["plan", "configs/tiny.yaml", "--link", "10mbit,25ms", "--speed", "10gflops", "--json", str(out)]
+def test_plan_says_it_all():
+    arguments = ["plan", "configs/tiny.yaml", "--link", "10mbit,25ms", "--speed", "10gflops", "--format", "json"]
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 0, done.output
-    result = json.loads(out.read_text())
+    result = json.loads(done.stdout)
     assert set(result["forecast"]["bottleneck"]) == {"kind", "stage"}
     assert result["forecast"]["step_seconds"] > result["forecast"]["compute_seconds"]
     assert len(result["choices"]) == len(WAYS)
@@ -234,12 +233,12 @@ def test_plan_says_what_a_snapshot_takes_and_refuses_an_interval_shorter_than_th
     def plan(**snapshots):
         spec = make_spec(stages=2, snapshots=snapshots)
         (tmp_path / "run.yaml").write_text(json.dumps(spec.model_dump(mode="json")))
-        arguments = ["--link", "1mbit,25ms", "--speed", "1gflops", "--json", str(tmp_path / "plan.json")]
+        arguments = ["--link", "1mbit,25ms", "--speed", "1gflops", "--format", "json"]
         return pmtrain("plan", str(tmp_path / "run.yaml"), *arguments)
 
     done = plan(interval=10_000)
     assert done.returncode == 0, done.stderr
-    whole = json.loads((tmp_path / "plan.json").read_text())
+    whole = json.loads(done.stdout)
     found, busy = whole["snapshots"], whole["forecast"]["wire_seconds"] / whole["forecast"]["step_seconds"]
     assert 0.1 < busy < 0.9
     assert found["upload_seconds"] == pytest.approx(8 * found["part_bytes"] / (1e6 * (1 - busy)))

@@ -136,9 +136,9 @@ def test_a_coordinator_without_torch_leads_a_run_to_the_references_weights(no_to
         watch.start()
         asked("pause", "run")
         peers += [begin("join", link, "--dir", tmp_path / f"p{i}", cwd=tmp_path) for i in range(2)]
-        while len(json.loads(asked("peers", "run", "--format", "json"))) < 2:
+        while len(json.loads(asked("peers", "run", "--format", "json"))["peers"]) < 2:
             assert leader.poll() is None
-        assert json.loads(asked("status", "run", "--format", "json"))["step"] == "0"
+        assert json.loads(asked("status", "run", "--format", "json"))["step"] == 0
         asked("resume", "run")
         for peer in peers:
             code, said = ends(peer)

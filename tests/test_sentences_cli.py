@@ -137,7 +137,76 @@ OPTIONS: list[tuple[str, str, str]] = [
         "taken exists already",
         "choose another folder, or delete it; an export overwrites nothing",
     ),
-    ("status empty", "empty is not a run directory", "name a run directory or a join link (pm://…)"),
+    (
+        "status empty",
+        "empty is not a run directory",
+        "`pmtrain runs` lists what is on this machine, or name a join link (pm://…)",
+    ),
+    *(
+        (
+            f"{command} nothing",
+            "nothing: there is no such folder, nor a run with this name here",
+            "`pmtrain runs` lists what is on this machine; elsewhere, name the join link (pm://…)",
+        )
+        for command in ("status", "peers", "top", "events", "logs", "pause", "resume", "stop")
+    ),
+    (
+        "events pm://h:1/token#print",
+        "a join link shows a run's state alone: events and logs are in the folders of coordinator and peers",
+        "name a run directory or a peer's folder on this machine (see `pmtrain runs`), or use `pmtrain top`",
+    ),
+    (
+        "events led --kind peer_los",
+        "--kind peer_los: there is no such kind of event",
+        "use peer_lost; nothing has happened yet",
+    ),
+    (
+        "events led --since lately",
+        "--since lately: neither a time nor a moment",
+        "write a time like 30min, 2h or 1d (ago), or a moment like 2026-11-16 or 2026-11-16T02:46Z",
+    ),
+    (
+        "logs led --peer desk",
+        "--peer desk: no peer of this name has run on this machine",
+        "no peer of this run keeps its log here; a peer's log is on its own machine: `pmtrain logs led` there",
+    ),
+    ("logs led", "led/coordinator.log does not exist", "the program has begun no log yet: look again later"),
+    (
+        "status joined",
+        "joined is a peer's folder without a link to its coordinator",
+        "name the join link (pm://…); a peer that joins from now on keeps it",
+    ),
+    (
+        "stop joined",
+        "joined is a peer's folder, not a run directory",
+        "do that on the coordinator's machine, in the run directory",
+    ),
+    (
+        "status model",
+        "model is an exported model, not a run directory",
+        "use `pmtrain generate model` or `pmtrain eval model`, or name the run it came from",
+    ),
+    (
+        "status alone",
+        "alone is a run of `pmtrain reference`, which no coordinator leads",
+        "see alone/metrics.jsonl; `pmtrain export` and `pmtrain eval` take such a run",
+    ),
+    (
+        "status begun",
+        "the coordinator of begun has not opened its port yet",
+        "look into begun/coordinator.log, or start the coordinator again",
+    ),
+    (
+        "statsu",
+        "pmtrain statsu: there is no such command",
+        "did you mean `pmtrain status`? `pmtrain --help` lists them",
+    ),
+    (
+        "frontier",
+        "pmtrain frontier: there is no such command",
+        "did you mean `pmtrain lab frontier`? `pmtrain --help` lists them",
+    ),
+    ("bench qqqq", "pmtrain bench qqqq: there is no such command", "`pmtrain bench --help` lists them"),
 ]
 
 
@@ -152,7 +221,13 @@ def test_options(arguments: str, what: str, fix: str, tmp_path: Path, monkeypatc
     (tmp_path / "empty").mkdir()
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "metrics.jsonl").write_text("")
-    error = CliRunner().invoke(app, arguments.split()).exception
+    for file in ("led/journal.sqlite", "led/private.json", "begun/private.json", "joined/peer.log"):
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).touch()
+    for file in ("alone/run.yaml", "alone/metrics.jsonl", "model/config.json", "model/model.safetensors"):
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).touch()
+    error = CliRunner().invoke(app, arguments.split(), prog_name="pmtrain").exception
     assert isinstance(error, UserError)
     assert error.kind
     assert str(error) == f"{what}\n    fix:  {fix}"

@@ -40,21 +40,17 @@ def test_both_descriptions_of_the_package_say_the_same():
 def test_a_spec_with_a_toy_codec_is_validated_and_planned(folder):
     done = pmtrain("validate", "run.yaml", "--format", "json", cwd=folder)
     assert done.returncode == 0, done.stderr
-    done = pmtrain("plan", "run.yaml", "--speed", "10gflops", "--json", "plan.json", cwd=folder)
+    done = pmtrain("plan", "run.yaml", "--speed", "10gflops", "--format", "json", cwd=folder)
     assert done.returncode == 0, done.stderr
     numbers = 2 * 2 * 16 * 6 * 2  # microbatches, windows, tokens, coordinates, bytes each
-    assert (
-        numbers
-        < json.loads((folder / "plan.json").read_text())["forecast"]["bytes_per_step"]["backward"]
-        < 1.4 * numbers
-    )
+    assert numbers < json.loads(done.stdout)["forecast"]["bytes_per_step"]["backward"] < 1.4 * numbers
 
 
 def test_without_its_package_the_codec_is_no_codec(tmp_path):
     (tmp_path / "run.yaml").write_text(yaml.safe_dump({**SPEC, "wire": WIRE}))
     done = pmtrain("validate", "run.yaml", "--format", "json", cwd=tmp_path)
     assert done.returncode == 2
-    [found] = json.loads(done.stdout)
+    [found] = json.loads(done.stdout)["files"]
     assert {(p["field"], p["kind"]) for p in found["problems"]} == {
         ("wire.forward", "codec"),
         ("wire.backward", "codec"),

@@ -33,21 +33,21 @@ def with_form(folder: Path, form: str = "toysplit", **sections: object) -> Path:
 def problems(folder: Path) -> list[dict]:
     done = pmtrain("validate", "run.yaml", "--format", "json", cwd=folder)
     assert done.returncode == 2
-    [found] = json.loads(done.stdout)
+    [found] = json.loads(done.stdout)["files"]
     return found["problems"]
 
 
 def test_the_toy_form_is_validated_and_planned(folder):
     done = pmtrain("validate", "run.yaml", "--format", "json", cwd=folder)
     assert done.returncode == 0, done.stderr
-    [found] = json.loads(done.stdout)
+    [found] = json.loads(done.stdout)["files"]
     dense = pmtrain("validate", "run.yaml", "--format", "json", cwd=with_form(folder, "dense"))
-    [ordinary] = json.loads(dense.stdout)
+    [ordinary] = json.loads(dense.stdout)["files"]
     written = 256 * 32 + 4 * (32 + 64) * 32  # the embedding and, of four layers, W_o and W_down: twice as wide
     assert sum(found["parameters_per_stage"]) == sum(ordinary["parameters_per_stage"]) + written
-    done = pmtrain("plan", "run.yaml", "--speed", "10gflops", "--json", "plan.json", cwd=with_form(folder))
+    done = pmtrain("plan", "run.yaml", "--speed", "10gflops", "--format", "json", cwd=with_form(folder))
     assert done.returncode == 0, done.stderr
-    sent = json.loads((folder / "plan.json").read_text())["forecast"]["bytes_per_step"]["backward"]
+    sent = json.loads(done.stdout)["forecast"]["bytes_per_step"]["backward"]
     assert sent >= 4 * 16 * 32 * 4  # windows, tokens, the stream's width, bytes of a number
 
 

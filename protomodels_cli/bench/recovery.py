@@ -19,10 +19,11 @@ import psutil
 
 from protomodels_cli.bench import month_report, month_runs
 from protomodels_cli.bench.loopback import pipeline, small
+from protomodels_cli.coordinator.file_names import JOURNAL
 from protomodels_cli.coordinator.history import Decided, History
 from protomodels_cli.coordinator.identity import RunIdentity
 from protomodels_cli.coordinator.journal import Journal, read
-from protomodels_cli.coordinator.run_dir import JOURNAL, run_of
+from protomodels_cli.coordinator.run_dir import run_of
 from protomodels_cli.errors import UserError
 from protomodels_cli.launch.cable import Cable, cable
 from protomodels_cli.launch.local import LocalRun, local_run, peers_of

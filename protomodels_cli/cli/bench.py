@@ -13,9 +13,10 @@ from protomodels_cli.cli.bench_stage import stage
 from protomodels_cli.cli.bench_swarm import swarm
 from protomodels_cli.cli.bench_transfers import transfers
 from protomodels_cli.cli.say import say
+from protomodels_cli.cli.usage import Commands
 
 Measurement = Literal["overhead", "commit", "wire", "memory", "link"]
-app = typer.Typer(no_args_is_help=True, help="Benchmarks: real runs, compared with each other.")
+app = typer.Typer(cls=Commands, no_args_is_help=True, help="Benchmarks: real runs, compared with each other.")
 
 
 app.command()(gpu)

@@ -8,42 +8,57 @@ from typing import Annotated
 
 import typer
 
+from protomodels_cli.cli.place import LED, complete_run, place_of
 from protomodels_cli.cli.say import say
 from protomodels_cli.errors import OptionError
 
-RunDirArgument = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The run directory.")]
+RunDirArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN_DIR",
+        help="The run directory, or the run's name as `pmtrain runs` shows it.",
+        autocompletion=complete_run,
+    ),
+]
 
 
-def pause(run_dir: RunDirArgument) -> None:
+def pause(run: RunDirArgument) -> None:
     """Pause a run: finish the step, save a snapshot, and wait for `resume`. Peers stay."""
-    _control(run_dir, "PAUSE")
+    run_dir = _control(run, "PAUSE")
     say(f"pausing after this step; see `pmtrain status {run_dir}`, continue with `pmtrain resume {run_dir}`")
 
 
-def resume(run_dir: RunDirArgument) -> None:
+def resume(run: RunDirArgument) -> None:
     """Continue a paused run."""
-    _control(run_dir, "RESUME")
+    _control(run, "RESUME")
     say("resumed")
 
 
-def stop(run_dir: RunDirArgument) -> None:
+def stop(run: RunDirArgument) -> None:
     """Stop a run: finish the step, save a snapshot, dismiss the peers, and end the coordinator."""
-    _control(run_dir, "STOP")
+    run_dir = _control(run, "STOP")
     say(f"stopping after this step; continue with `pmtrain coordinator --resume --run-dir {run_dir}`")
 
 
-def _control(run_dir: Path, action: str) -> None:
+def _control(run: str, action: str) -> Path:
+    """The run directory that was meant."""
+    from protomodels_cli.cli.asking import not_open
     from protomodels_cli.coordinator.run_dir import owner_secret
     from protomodels_cli.wire.client import operator
     from protomodels_cli.wire.join_link import JoinLink
 
-    if str(run_dir).startswith("pm:"):  # never printed: the token lets anyone join
+    if run.startswith("pm:"):  # never printed: the token lets anyone join
         raise OptionError("a join link is not enough to control a run", "name the run directory", "join_link")
-    owner = owner_secret(run_dir)
-    link = JoinLink.parse((run_dir / "link").read_text(encoding="utf-8"))
+    place = place_of(run, LED)
+    assert place.folder is not None
+    owner = owner_secret(place.folder)
+    if place.link is None:
+        raise not_open(place)
+    link = JoinLink.parse(place.link)
 
     async def tell() -> None:
         async with operator(link) as coordinator:
             await coordinator.control(action, owner)
 
     asyncio.run(tell())
+    return place.folder

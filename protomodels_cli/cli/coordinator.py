@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from protomodels_cli.cli.completing import spec_files
 from protomodels_cli.cli.interrupt import leave_on_ctrl_c
 from protomodels_cli.cli.log_options import LogLevelOption, Verbose
 from protomodels_cli.cli.say import say
@@ -29,7 +30,11 @@ GARBAGE = 10_000, 5, 5
 def coordinator(
     spec_file: Annotated[
         Path | None,
-        typer.Argument(metavar="[SPEC]", help="The run's spec; optional with --resume or --rebuild."),
+        typer.Argument(
+            metavar="[SPEC]",
+            help="The run's spec; optional with --resume or --rebuild.",
+            autocompletion=spec_files,
+        ),
     ] = None,
     host: Annotated[
         str | None, typer.Option(help="Name or address of this machine in the join link. Default: detected.")

@@ -17,7 +17,7 @@ def doctor(
         int, typer.Option(min=0, max=65535, help="TCP port at which neighbours would connect; 0: any free one.")
     ] = 0,
     folder: Annotated[
-        Path | None, typer.Option("--dir", help="Folder for a peer's files. Default: ~/.cache/pmtrain/peers.")
+        Path | None, typer.Option("--dir", help="Folder for a peer's files. Default: pmtrain/peers in $XDG_DATA_HOME.")
     ] = None,
     measure: Annotated[
         bool, typer.Option("--measure/--no-measure", help="Whether to measure the line: up to 14 MiB in 5 s.")

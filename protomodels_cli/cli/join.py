@@ -15,7 +15,7 @@ from protomodels_cli.cli.interrupt import leave_on_ctrl_c
 from protomodels_cli.cli.log_options import LogLevelOption, Verbose
 from protomodels_cli.cli.say import say
 from protomodels_cli.errors import OptionError
-from protomodels_cli.files import user_cache
+from protomodels_cli.files import peer_home
 from protomodels_cli.observe import logs
 
 
@@ -44,7 +44,8 @@ def join(
         typer.Option(min=0, metavar="HOURS", help="Leave after this time without reaching the coordinator."),
     ] = 24.0,
     folder: Annotated[
-        Path | None, typer.Option("--dir", help="Folder for this peer's files. Default: ~/.cache/pmtrain/peers.")
+        Path | None,
+        typer.Option("--dir", help="Folder for this peer's files. Default: pmtrain/peers in $XDG_DATA_HOME."),
     ] = None,
     preflight: Annotated[
         bool, typer.Option("--preflight/--no-preflight", help="Whether to check this machine first, as doctor does.")
@@ -66,7 +67,7 @@ def join(
     if "PYTORCH_ALLOC_CONF" not in os.environ:
         os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
 
-    own = folder or user_cache() / "peers"
+    own = folder or peer_home(parsed.fingerprint[:8])
     if preflight:
         from protomodels_cli.cli.run_doctor import check_first
 

@@ -7,8 +7,12 @@ from typing import Annotated, Any
 
 import typer
 
+from protomodels_cli.cli.usage import Commands
+
 app = typer.Typer(
-    no_args_is_help=True, help="Experiments that test the method's claims, each a command with --json and --plot."
+    cls=Commands,
+    no_args_is_help=True,
+    help="Experiments that test the method's claims, each a command with --json and --plot.",
 )
 
 Steps = Annotated[int, typer.Option(min=1, help="Training steps.")]

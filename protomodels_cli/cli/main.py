@@ -15,6 +15,7 @@ from protomodels_cli.cli import (
     demo,
     doctor,
     eval,
+    events,
     export,
     generate,
     init,
@@ -22,15 +23,19 @@ from protomodels_cli.cli import (
     lab,
     plan,
     reference,
+    runs,
     status,
+    top,
     validate,
 )
-from protomodels_cli.errors import EXIT_OUTSIDE, UserError
+from protomodels_cli.cli import logs as show_logs
+from protomodels_cli.cli.usage import USAGE_ERROR, Commands, refused
+from protomodels_cli.errors import EXIT_INTERRUPTED, EXIT_OUTSIDE, EXIT_SPEC, UserError
 from protomodels_cli.observe import logs
 
 app = typer.Typer(
+    cls=Commands,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     help="Train one language model together, each peer holding a slice of the layers.",
 )
@@ -45,6 +50,10 @@ app.command("resume")(control.resume)
 app.command("stop")(control.stop)
 app.command("status")(status.status)
 app.command("peers")(status.peers)
+app.command("top")(top.top)
+app.command("events")(events.events)
+app.command("logs")(show_logs.logs)
+app.command("runs")(runs.runs)
 app.command("export")(export.export)
 app.command("demo")(demo.demo)
 app.command("reference")(reference.reference)
@@ -55,7 +64,7 @@ app.add_typer(bench.app, name="bench")
 
 
 @app.callback(invoke_without_command=True)
-def top(version: bool = typer.Option(False, "--version", help="Print the version and exit.")) -> None:
+def root(version: bool = typer.Option(False, "--version", help="Print the version and exit.")) -> None:
     if version:
         print(f"pmtrain {__version__}")
         raise typer.Exit
@@ -66,7 +75,14 @@ def main() -> None:
     # Otherwise pydantic reads the metadata of every installed package, a tenth of a second of a coordinator's restart.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     try:
-        app()
+        code = app(prog_name="pmtrain", standalone_mode=False)
+        sys.exit(code if isinstance(code, int) else 0)
+    except USAGE_ERROR as e:
+        if (error := refused(e)) is not None:
+            print(error, file=sys.stderr)
+        sys.exit(EXIT_SPEC)
+    except typer.Abort:
+        sys.exit(EXIT_INTERRUPTED)
     except UserError as e:
         logs.failed(e)
         print(e, file=sys.stderr)

@@ -7,9 +7,12 @@ from typing import Annotated
 
 import typer
 
+from protomodels_cli.cli.completing import spec_files
+from protomodels_cli.cli.output import FormatOption
+
 
 def plan(
-    spec_file: Annotated[Path, typer.Argument(metavar="SPEC", help="The run's spec.")],
+    spec_file: Annotated[Path, typer.Argument(metavar="SPEC", help="The run's spec.", autocompletion=spec_files)],
     link: Annotated[
         str, typer.Option(help="Connection of every peer, both ways: BANDWIDTH,LATENCY as in 80mbit,25ms, or none.")
     ] = "80mbit,25ms",
@@ -25,9 +28,9 @@ def plan(
     device: Annotated[
         str, typer.Option(help="Device to measure if --speed is not given: auto, cpu, cuda:N or mps.")
     ] = "auto",
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the numbers to this file.")] = None,
+    output: FormatOption = "text",
 ) -> None:
     """Predict memory, bytes, step time and bottleneck, and recommend k and codec for a link."""
     from protomodels_cli.cli.run_plan import run
 
-    run(spec_file, link, peers, None if memory is None else int(memory * 2**30), speed, device, json_file)
+    run(spec_file, link, peers, None if memory is None else int(memory * 2**30), speed, device, output)

@@ -7,9 +7,11 @@ from typing import Annotated
 
 import typer
 
+from protomodels_cli.cli.completing import spec_files
+
 
 def reference(
-    spec_file: Annotated[Path, typer.Argument(metavar="SPEC", help="The run's spec.")],
+    spec_file: Annotated[Path, typer.Argument(metavar="SPEC", help="The run's spec.", autocompletion=spec_files)],
     run_dir: Annotated[
         Path | None, typer.Option(help="Folder for metrics and snapshots. Default: a new folder in runs/.")
     ] = None,

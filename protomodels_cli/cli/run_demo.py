@@ -6,13 +6,11 @@ import asyncio
 import contextlib
 import json
 import textwrap
-from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.live import Live
 
 from protomodels_cli.cli.checks import check_outputs
 from protomodels_cli.cli.folders import claim
@@ -22,7 +20,7 @@ from protomodels_cli.errors import RunStopped, UserError
 from protomodels_cli.launch.cable import cable
 from protomodels_cli.launch.chaos import RECOVERY_SECONDS, Chaos
 from protomodels_cli.launch.local import LocalRun, local_run, peers_of
-from protomodels_cli.observe.view import headline, picture
+from protomodels_cli.observe.screen import BEFORE_THE_FIRST_STEP, Drawn, Lines, Shown
 from protomodels_cli.quantities import duration, plural
 from protomodels_cli.spec.cut import cut_evenly
 from protomodels_cli.spec.load import parse_spec, spec_from
@@ -32,10 +30,8 @@ from protomodels_cli.wire.pb.pmtrain_pb2 import RunStatus
 
 LOOK_SECONDS = 0.25
 LOOK_OFTEN = 0.05
-PLAIN_SECONDS = 5.0
 MODEL = "model"  # in the run directory
 PROMPT, SAMPLES, TOKENS = "The people of the United States", 3, 40
-BEFORE_THE_FIRST_STEP = (RunStatus.WAITING_FOR_PEERS, RunStatus.ASSIGNING)
 
 
 def run(
@@ -181,7 +177,7 @@ def _spec(steps: int | None, stages: int) -> RunSpec:
 async def _watch(console: Console, running: LocalRun, chaos: Chaos | None = None) -> None:
     """Show the run until it is over."""
     async with operator(running.link) as source:
-        with _Live(console) if console.is_terminal else _Lines() as show:
+        with Drawn(console) if console.is_terminal else Lines() as show:
             making = asyncio.create_task(chaos.make()) if chaos is not None else None
             try:
                 await _follow(running, source, show, chaos, making)
@@ -193,7 +189,7 @@ async def _watch(console: Console, running: LocalRun, chaos: Chaos | None = None
 async def _follow(
     running: LocalRun,
     source: Operator,
-    show: Callable[[RunStatus], None],
+    show: Shown,
     chaos: Chaos | None = None,
     making: asyncio.Task[None] | None = None,
 ) -> None:
@@ -222,38 +218,3 @@ async def _follow(
                 if peer.poll():
                     raise running.failure(name)
         await asyncio.sleep(LOOK_SECONDS if chaos is None else LOOK_OFTEN)
-
-
-class _Live:
-    """The picture, drawn over itself."""
-
-    def __init__(self, console: Console):
-        self._live = Live(console=console, auto_refresh=False)
-
-    def __call__(self, status: RunStatus) -> None:
-        self._live.update(picture(status), refresh=True)
-
-    def __enter__(self) -> Callable[[RunStatus], None]:
-        self._live.__enter__()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._live.__exit__(None, None, None)
-
-
-class _Lines:
-    """Without a terminal: a line now and then, and whenever the phase changes."""
-
-    def __init__(self) -> None:
-        self._shown, self._phase = 0.0, RunStatus.UNSPECIFIED
-
-    def __call__(self, status: RunStatus) -> None:
-        if status.phase != self._phase or status.uptime_s - self._shown >= PLAIN_SECONDS:
-            self._shown, self._phase = status.uptime_s, status.phase
-            waits = f" | waiting for {status.waiting_for}" if status.phase in BEFORE_THE_FIRST_STEP else ""
-            print(headline(status) + waits, flush=True)
-
-    def __enter__(self) -> Callable[[RunStatus], None]:
-        return self
-
-    def __exit__(self, *error: object) -> None: ...

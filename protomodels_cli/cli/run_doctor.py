@@ -15,7 +15,7 @@ from protomodels_cli.doctor.findings import Finding, worst
 from protomodels_cli.doctor.line_checks import line
 from protomodels_cli.doctor.local_checks import local
 from protomodels_cli.errors import EXIT_OUTSIDE, EXIT_REFUSED, UserError
-from protomodels_cli.files import user_cache
+from protomodels_cli.files import peer_homes, user_cache
 from protomodels_cli.observe import logs
 
 MARKS = {"ok": "ok", "warn": "warn", "fail": "FAIL", "skipped": "–"}
@@ -30,7 +30,7 @@ def run(link: str | None, device: str, port: int, folder: Path | None, measure: 
         parsed = JoinLink.parse(link)
         logs.hide(parsed.token)
     here = machine.look(
-        {"peer": folder or user_cache() / "peers", "cache": user_cache(), "runs": Path("runs").absolute()}, device
+        {"peer": folder or peer_homes()[0], "cache": user_cache(), "runs": Path("runs").absolute()}, device
     )
     contact: Contact | None = None
     if parsed is not None:

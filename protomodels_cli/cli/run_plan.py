@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import asdict
 from pathlib import Path
@@ -11,7 +10,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from protomodels_cli.cli.checks import check_outputs, speed_of
+from protomodels_cli.cli.checks import speed_of
+from protomodels_cli.cli.output import Format, print_json
 from protomodels_cli.codecs import parse_codec
 from protomodels_cli.cost.activations import Computation
 from protomodels_cli.cost.forecast import Bottleneck, Choice, Forecast, choices, forecast, recommended
@@ -21,7 +21,6 @@ from protomodels_cli.cost.units import anchor_bytes
 from protomodels_cli.cost.ways import SOURCE, WAYS, expected_loss
 from protomodels_cli.errors import OptionError
 from protomodels_cli.forms import form_named
-from protomodels_cli.observe.metrics import strict
 from protomodels_cli.quantities import count, duration, figures, plural, rate, size
 from protomodels_cli.spec.cut import anchored_layers, cut_evenly
 from protomodels_cli.spec.link import parse_link
@@ -38,9 +37,8 @@ def run(
     memory: int | None,
     speed: str | None,
     device: str,
-    json_file: Path | None,
+    output: Format,
 ) -> None:
-    check_outputs(json_file)
     link = parse_link(link_text)
     spec = cut_for(with_absolute_paths(load_spec(spec_file), spec_file.parent), peers, memory)
     said = speed_of(speed)
@@ -51,8 +49,7 @@ def run(
     best = recommended(found)
     busy = predicted.wire_seconds / predicted.step_seconds
     saving = forecast_saving(spec, link.bits_per_second, predicted.step_seconds, windows, busy)
-    _show(spec, link, flops, speed is None, memory is not None, predicted, found, best, saving)
-    if json_file is not None:
+    if output == "json":
         rows = [{**_crossing(c.spec), "keeps_up": c.keeps_up, "fits": c.fits, **asdict(c.forecast)} for c in found]
         result = {
             "link": link_text,
@@ -63,10 +60,17 @@ def run(
             "forecast": asdict(predicted),
             "choices": rows,
             "recommended": _crossing(best.spec),
-            "snapshots": strict(asdict(saving)),
+            "snapshots": {name: _finite(value) for name, value in asdict(saving).items()},
         }
-        json_file.write_text(json.dumps(result, indent=1) + "\n")
+        print_json(result)
+    else:
+        _show(spec, link, flops, speed is None, memory is not None, predicted, found, best, saving)
     _check_upload(spec, saving, predicted.step_seconds)
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no infinity; None: never."""
+    return None if isinstance(value, float) and math.isinf(value) else value
 
 
 def candidates(spec: RunSpec) -> list[RunSpec]:

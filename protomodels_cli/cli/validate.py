@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
+from protomodels_cli.cli.completing import spec_files
+from protomodels_cli.cli.output import FormatOption, print_json
 from protomodels_cli.errors import EXIT_SPEC
 
 
 def validate(
-    specs: Annotated[list[Path], typer.Argument(help="Spec files.")],
-    format: Annotated[Literal["text", "json"], typer.Option(help="Output format.")] = "text",
+    specs: Annotated[list[Path], typer.Argument(help="Spec files.", autocompletion=spec_files)],
+    output: FormatOption = "text",
 ) -> None:
     """Check run specs; print every mistake with its line, rule and fix."""
     from protomodels_cli.spec import SpecError, load_spec
@@ -25,17 +26,17 @@ def validate(
             spec = load_spec(path)
         except SpecError as e:
             results.append({"file": str(path), "ok": False, "problems": [vars(p) for p in e.problems]})
-            if format == "text":
+            if output == "text":
                 print(e, file=sys.stderr)
         else:
             results.append({"file": str(path), "ok": True, **_summary(spec)})
-            if format == "text":
+            if output == "text":
                 print(f"{path}: ok, {_sentence(spec)}")
-    if format == "json":
-        print(json.dumps(results, indent=1, default=str))
+    if output == "json":
+        print_json({"files": results})
     bad = [r for r in results if not r["ok"]]
     if bad:
-        if format == "text":
+        if output == "text":
             from protomodels_cli.quantities import plural
 
             problems = sum(len(r["problems"]) for r in bad)

@@ -6,10 +6,11 @@ import contextlib
 from collections.abc import Callable
 
 from protomodels_cli.coordinator import notices
+from protomodels_cli.coordinator.file_names import EVENTS, JOURNAL, METRICS
 from protomodels_cli.coordinator.history import History
 from protomodels_cli.coordinator.journal import Journal
 from protomodels_cli.coordinator.rebuild import rebuild
-from protomodels_cli.coordinator.run_dir import EVENTS, JOURNAL, METRICS, RunDir
+from protomodels_cli.coordinator.run_dir import RunDir
 from protomodels_cli.coordinator.trust import check_beside
 from protomodels_cli.observe.metrics import JsonLines
 from protomodels_cli.observe.notices import Teller

@@ -20,10 +20,11 @@ from protomodels_cli.coordinator.deposit import Deposit
 from protomodels_cli.coordinator.dispatch import Dispatch
 from protomodels_cli.coordinator.failing import cannot_write, no_memory
 from protomodels_cli.coordinator.feed import Feed
+from protomodels_cli.coordinator.file_names import BASES, JOURNAL, METRICS, SNAPSHOTS
 from protomodels_cli.coordinator.history import Decided, History, Record
 from protomodels_cli.coordinator.journal import create
 from protomodels_cli.coordinator.reasons import NoHeartbeat, UnprocessableMessage
-from protomodels_cli.coordinator.run_dir import BASES, JOURNAL, METRICS, SNAPSHOTS, RunDir
+from protomodels_cli.coordinator.run_dir import RunDir
 from protomodels_cli.coordinator.sentences import sentence
 from protomodels_cli.coordinator.service import Service
 from protomodels_cli.coordinator.snapshots.copies import SPEC, Copies

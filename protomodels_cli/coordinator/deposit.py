@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 from protomodels_cli.coordinator import notices
 from protomodels_cli.coordinator.as_json import as_json, from_json
+from protomodels_cli.coordinator.file_names import BASES
 from protomodels_cli.coordinator.history import History
 from protomodels_cli.coordinator.identity import RunIdentity
-from protomodels_cli.coordinator.run_dir import BASES, Private, RunDir, private_of
+from protomodels_cli.coordinator.run_dir import Private, RunDir, private_of
 from protomodels_cli.coordinator.seal import KEY_FILE, NotWhole, OtherKey, StoreKey, own_key
 from protomodels_cli.coordinator.snapshots.copies import Copies, in_words, names_in
 from protomodels_cli.coordinator.snapshots.manifest import basis_name

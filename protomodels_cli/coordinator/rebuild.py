@@ -13,10 +13,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from protomodels_cli.coordinator import rebuild_notices as notices
+from protomodels_cli.coordinator.file_names import BASES, JOURNAL, SNAPSHOTS
 from protomodels_cli.coordinator.history import History, Mark, back_to_newest
 from protomodels_cli.coordinator.identity import RunIdentity
 from protomodels_cli.coordinator.journal import JournalError, create
-from protomodels_cli.coordinator.run_dir import BASES, JOURNAL, SNAPSHOTS
 from protomodels_cli.coordinator.snapshots import manifest
 from protomodels_cli.coordinator.snapshots.manifest import MANIFEST, Manifest, bases_of, basis_name
 from protomodels_cli.coordinator.snapshots.store import NAMED, set_aside

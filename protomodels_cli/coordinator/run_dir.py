@@ -7,6 +7,7 @@ import hashlib
 import hmac
 import json
 import secrets
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from pydantic import ValidationError
 
 from protomodels_cli import __version__
 from protomodels_cli.coordinator.as_json import as_json, from_json
+from protomodels_cli.coordinator.file_names import JOURNAL, LINK, LOCK, METRICS, PRIVATE, SNAPSHOTS, SPEC
 from protomodels_cli.coordinator.identity import FORMAT, RunIdentity
 from protomodels_cli.coordinator.notices import Notice
 from protomodels_cli.coordinator.seal import StoreKey
@@ -26,9 +28,6 @@ from protomodels_cli.spec.load import spec_from, with_absolute_paths
 from protomodels_cli.spec.schema import RunSpec
 from protomodels_cli.wire.join_link import Address, JoinLink, LinkError, new_token
 from protomodels_cli.wire.tls import Authority, new_authority
-
-PRIVATE = "private.json"
-JOURNAL, SNAPSHOTS, METRICS, EVENTS, BASES = "journal.sqlite", "snapshots", "metrics.jsonl", "events.jsonl", "basis"
 
 
 @dataclass(frozen=True)
@@ -74,13 +73,13 @@ class RunDir:
     def write_link(self, host: str, port: int, others: Iterable[Address] = ()) -> JoinLink:
         elsewhere = tuple(dict.fromkeys(one for one in others if one != (host, port)))
         link = JoinLink(host, port, self.token, self.authority.fingerprint, elsewhere)
-        write_whole(self.path / "link", f"{link}\n".encode(), 0o600)
+        write_whole(self.path / LINK, f"{link}\n".encode(), 0o600)
         return link
 
     def last_link(self) -> JoinLink | None:
         """Where this run's peers look for the coordinator."""
         try:
-            return JoinLink.parse((self.path / "link").read_text(encoding="utf-8"))
+            return JoinLink.parse((self.path / LINK).read_text(encoding="utf-8"))
         except (OSError, LinkError):
             return None
 
@@ -102,13 +101,11 @@ def open_run_dir(
     """The directory of a new run, or of a run to continue: then the spec must be the same, or None."""
     try:
         path.mkdir(parents=True, exist_ok=True)
-        lock = (path / "lock").open("a")
+        lock = (path / LOCK).open("a")
     except OSError as e:
         fix = "choose another --run-dir"
         raise UserError(f"cannot write to {path}: {e.strerror}", fix, kind="run_dir_not_writable") from None
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    if not _claimed(lock):
         fix = f"stop that coordinator first (`pmtrain stop {path}`), or choose another --run-dir"
         raise UserError(f"another coordinator is running in {path}", fix, kind="run_dir_in_use") from None
     if holds_a_run(path):
@@ -125,11 +122,22 @@ def open_run_dir(
         authority = new_authority()
         authority.save(path / "ca")
     saved = with_absolute_paths(spec, base).model_dump(mode="json")
-    write_whole(path / "run.yaml", yaml.safe_dump(saved, sort_keys=False).encode())
+    write_whole(path / SPEC, yaml.safe_dump(saved, sort_keys=False).encode())
     token, owner, key = new_token(), secrets.token_urlsafe(32), secrets.token_bytes(32)
     private = Private(FORMAT, token, owner, key.hex(), str(base.resolve()), spec.model_dump(mode="json"))
     write_whole(path / PRIVATE, as_json(private), 0o600)
     return RunDir(path, lock, spec, base, authority, token, owner, key, resumed=False, store_key=store_key)
+
+
+def _claimed(lock: TextIO) -> bool:
+    """A second time after a moment: `pmtrain runs` holds a lock for an instant, to see whether somebody has it."""
+    for wait in (0.1, 0.0):
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except OSError:
+            time.sleep(wait)
+    return False
 
 
 def private_of(path: Path) -> Private:

@@ -22,11 +22,11 @@ import yaml
 from protomodels_cli.coordinator import notices
 from protomodels_cli.coordinator.as_json import as_json
 from protomodels_cli.coordinator.deposit import AUTHORITY, JOURNALS, JournalCopy, Papers, read_sealed, unsealed
+from protomodels_cli.coordinator.file_names import BASES, JOURNAL, PRIVATE, SNAPSHOTS
 from protomodels_cli.coordinator.history import Dropped, History, Mark, beginning
 from protomodels_cli.coordinator.identity import RunIdentity, WrongIdentity
 from protomodels_cli.coordinator.journal import create
 from protomodels_cli.coordinator.rebuild import GENERATIONS, LINEAGES, history_from
-from protomodels_cli.coordinator.run_dir import BASES, JOURNAL, PRIVATE, SNAPSHOTS
 from protomodels_cli.coordinator.seal import NotWhole, OtherKey, StoreKey, own_key
 from protomodels_cli.coordinator.snapshots import manifest
 from protomodels_cli.coordinator.snapshots.copies import SPEC, connect, in_words, names_in, taken_over

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from protomodels_cli.coordinator.file_names import JOURNAL, METRICS, SNAPSHOTS
 from protomodels_cli.coordinator.history import History
 from protomodels_cli.coordinator.identity import RunIdentity
 from protomodels_cli.coordinator.journal import JournalError, read
-from protomodels_cli.coordinator.run_dir import JOURNAL, METRICS, SNAPSHOTS
 from protomodels_cli.coordinator.snapshots.store import unknown_to
 from protomodels_cli.observe.metrics import last_step
 

@@ -12,9 +12,10 @@ from typing import Any, NoReturn, Protocol
 
 import yaml
 
+from protomodels_cli.coordinator.file_names import METRICS, PRIVATE, SNAPSHOTS
 from protomodels_cli.coordinator.history import Mark
 from protomodels_cli.coordinator.identity import RunIdentity, WrongIdentity
-from protomodels_cli.coordinator.run_dir import METRICS, PRIVATE, SNAPSHOTS, private_of, run_of
+from protomodels_cli.coordinator.run_dir import private_of, run_of
 from protomodels_cli.coordinator.snapshots import manifest
 from protomodels_cli.coordinator.snapshots.copies import SPEC
 from protomodels_cli.coordinator.snapshots.manifest import MANIFEST, part_name, stored_mark, stored_name

@@ -1,13 +1,14 @@
-"""A run on a terminal: the same picture for `status`, `status --watch` and the demo."""
+"""A run on a terminal: the same picture for `status`, `top` and the demo; narrower tables where there is less room."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from google.protobuf.descriptor import Descriptor
-from google.protobuf.json_format import MessageToDict
 from rich import box
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.measure import Measurement
 from rich.padding import Padding
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -17,23 +18,6 @@ from protomodels_cli.quantities import duration, plural, rate, size
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 
 LONG = 2.0  # seconds: shorter waits of a running run are not shown
-
-
-def fields(s: pb.RunStatus) -> dict[str, Any]:
-    """For programs: all fields, with enum values in lower case."""
-    plain = MessageToDict(s, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
-    return _lower_enums(plain, s.DESCRIPTOR)
-
-
-def _lower_enums(message: dict[str, Any], descriptor: Descriptor) -> dict[str, Any]:
-    for name, value in message.items():
-        field = descriptor.fields_by_name[name]
-        if field.enum_type is not None:
-            message[name] = str(value).lower()
-        elif field.message_type is not None:
-            for each in value:
-                _lower_enums(each, field.message_type)
-    return message
 
 
 def phase(s: pb.RunStatus) -> str:
@@ -71,6 +55,8 @@ def picture(s: pb.RunStatus) -> RenderableType:
         rows.append(Text(s.trouble, style="yellow"))
     if s.stages:
         rows.append(stage_table(s))
+    if waiting := spares(s):
+        rows.append(Text(waiting, style="dim"))
     if s.checkpoint_sha256:
         rows.append(Text(f"started from {s.checkpoint} (sha256 {s.checkpoint_sha256})", style="dim"))
     if s.snapshot_step or s.steps_redone:
@@ -91,47 +77,91 @@ def crash(s: pb.RunStatus) -> str:
     return f"a crash now would cost about {duration(s.crash_redo_s + s.crash_restore_s)}: {redo}, {restore}"
 
 
-def stage_table(s: pb.RunStatus) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="dim")
-    for name in ("stage", "layers", "peer", "state"):
-        table.add_column(name, no_wrap=True)
-    for name in ("compute", "wait", "wire", "B/token →", "B/token ←", "vs bf16", "memory", "forecast"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for stage in s.stages:
-        shares = (stage.compute_share, stage.wait_share, stage.wire_share)
-        table.add_row(
-            str(stage.stage),
-            f"{stage.first_layer}–{stage.end_layer - 1}",
-            # Peers choose their names: no markup of theirs.
-            Text(", ".join(holder.name or holder.peer for holder in stage.holders)),
-            _words(pb.StageStatus.State, stage.state),
-            *(f"{share:.0%}" for share in shares),
-            *(f"{b:.1f}" if b else "–" for b in (stage.forward_bytes_per_token, stage.backward_bytes_per_token)),
-            f"{stage.ratio_bf16:.1f} ×" if stage.ratio_bf16 else "–",
-            *(size(b) if b else "–" for b in (stage.peak_memory, stage.forecast_memory)),
-        )
-    return table
+class Fitting:
+    """The first of these tables that fits into the terminal, else the last."""
+
+    def __init__(self, tables: Sequence[Table]):
+        self._tables = tables
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        room = options.update(max_width=10_000)
+        fits = (t for t in self._tables if Measurement.get(console, room, t).maximum <= options.max_width)
+        yield next(fits, self._tables[-1])
+
+
+@dataclass(frozen=True)
+class Column:
+    name: str
+    cells: list[RenderableType]
+    right: bool = False
+
+
+def _fitting(columns: Sequence[Column], dispensable: Sequence[str]) -> Fitting:
+    """`dispensable`: columns that may go where there is too little room, the first one first."""
+
+    def without(names: Sequence[str]) -> Table:
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="dim")
+        kept = [column for column in columns if column.name not in names]
+        for column in kept:
+            table.add_column(column.name, justify="right" if column.right else "left", no_wrap=True)
+        for row in zip(*(column.cells for column in kept), strict=True):
+            table.add_row(*row)
+        return table
+
+    return Fitting([without(dispensable[:n]) for n in range(len(dispensable) + 1)])
+
+
+def stage_table(s: pb.RunStatus) -> Fitting:
+    def cells(of: Callable[[pb.StageStatus], RenderableType]) -> list[RenderableType]:
+        return [of(stage) for stage in s.stages]
+
+    def figure(name: str, of: Callable[[pb.StageStatus], float], words: Callable[[float], str]) -> Column:
+        return Column(name, cells(lambda stage: words(of(stage)) if of(stage) else "–"), right=True)
+
+    columns = [
+        Column("stage", cells(lambda t: str(t.stage))),
+        Column("layers", cells(lambda t: f"{t.first_layer}–{t.end_layer - 1}")),
+        # Peers choose their names: no markup of theirs.
+        Column("peer", cells(lambda t: Text(", ".join(holder.name or holder.peer for holder in t.holders)))),
+        Column("state", cells(lambda t: _words(pb.StageStatus.State, t.state))),
+        Column("compute", cells(lambda t: f"{t.compute_share:.0%}"), right=True),
+        Column("wait", cells(lambda t: f"{t.wait_share:.0%}"), right=True),
+        Column("wire", cells(lambda t: f"{t.wire_share:.0%}"), right=True),
+        figure("B/token →", lambda t: t.forward_bytes_per_token, lambda b: f"{b:.1f}"),
+        figure("B/token ←", lambda t: t.backward_bytes_per_token, lambda b: f"{b:.1f}"),
+        figure("vs bf16", lambda t: t.ratio_bf16, lambda ratio: f"{ratio:.1f} ×"),
+        figure("memory", lambda t: t.peak_memory, size),
+        figure("forecast", lambda t: t.forecast_memory, size),
+    ]
+    return _fitting(columns, ("forecast", "memory", "vs bf16", "B/token ←", "B/token →", "layers"))
 
 
 def peer_table(s: pb.RunStatus) -> RenderableType:
     if not s.peers:
         return Text("no peer is connected")
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="dim")
-    for name in ("peer", "name", "state", "device", "free memory", "speed", "address", "dialled", "joined"):
-        table.add_column(name, no_wrap=True)
-    for p in s.peers:
-        table.add_row(
-            p.peer,
-            Text(p.name),
-            _state(p),
-            Text(p.device),
-            size(p.memory),
-            rate(p.flops, "FLOP/s"),
-            p.address,
-            "directly" if p.reachable else "by relay",
-            f"{duration(p.joined_s)} ago",
-        )
-    return table
+
+    def cells(of: Callable[[pb.PeerStatus], RenderableType]) -> list[RenderableType]:
+        return [of(peer) for peer in s.peers]
+
+    columns = [
+        Column("peer", cells(lambda p: p.peer)),
+        Column("name", cells(lambda p: Text(p.name))),
+        Column("state", cells(_state)),
+        Column("device", cells(lambda p: Text(p.device))),
+        Column("free memory", cells(lambda p: size(p.memory))),
+        Column("speed", cells(lambda p: rate(p.flops, "FLOP/s"))),
+        Column("address", cells(lambda p: p.address)),
+        Column("dialled", cells(lambda p: "directly" if p.reachable else "by relay")),
+        Column("joined", cells(lambda p: f"{duration(p.joined_s)} ago")),
+    ]
+    return _fitting(columns, ("peer", "joined", "speed", "free memory", "dialled"))
+
+
+def spares(s: pb.RunStatus) -> str:
+    """Who waits to take a stage over; empty where nobody does."""
+    names = sorted(p.name or p.peer for p in s.peers if p.state == pb.PeerStatus.SPARE)
+    shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+    return f"{plural(len(names), 'spare')}: {shown}" if names else ""
 
 
 def _state(p: pb.PeerStatus) -> str:

@@ -48,7 +48,8 @@ class DataSpec(Section):
         description="`epochs`: every window once per epoch, in a seeded order. `random`: windows from anywhere.",
     )
     cache_dir: str | None = Field(
-        None, description="Folder of the token cache. Default: $PMTRAIN_CACHE or ~/.cache/pmtrain."
+        None,
+        description="Folder of the token cache. Default: $PMTRAIN_CACHE, else pmtrain in $XDG_CACHE_HOME.",
     )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import json
 import os
 import shutil
@@ -21,6 +22,7 @@ import grpc
 from protomodels_cli import PROTOCOL, __version__
 from protomodels_cli.cost.memory import StageMemory
 from protomodels_cli.cost.smallest import smallest_stage
+from protomodels_cli.files import write_whole
 from protomodels_cli.observe import logs
 from protomodels_cli.retry import Backoff, retry
 from protomodels_cli.spec.errors import SpecError
@@ -40,6 +42,7 @@ from protomodels_cli.worker.links import Listener
 from protomodels_cli.worker.session import Session
 from protomodels_cli.worker.telling import PeerError, PeerTeller
 
+KEPT_LINK, IN_USE = "link", "lock"  # in a peer's folder; several peers of a run may share one
 RETRY_SECONDS = 0.5, 5.0  # between tries to reach a coordinator that was there before: at first, at most
 
 
@@ -90,6 +93,9 @@ async def _take_part(options: Options, tell: PeerTeller) -> int:
         logs.hide(enrolled.secret)
         logs.to_file(folder / "peer.log")
         closing.enter_context(tell.into(folder))
+        with contextlib.suppress(OSError):  # for `pmtrain top` and `runs` on this machine
+            write_whole(folder / KEPT_LINK, f"{link}\n".encode(), 0o600)
+            fcntl.flock(closing.enter_context((folder / IN_USE).open("a")), fcntl.LOCK_SH)
         try:
             not_compiled = await asyncio.to_thread(devices.try_compiling, spec, *chosen)
         except (RuntimeError, MemoryError) as e:

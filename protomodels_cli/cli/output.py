@@ -1,0 +1,25 @@
+"""`--format json`: the one way in which commands speak to programs. What each prints is in json_formats.py."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import typer
+
+FORMAT = 1  # of all that is printed; higher where a field goes or changes its meaning, not where one is added
+
+Format = Literal["text", "json"]
+FormatOption = Annotated[Format, typer.Option("--format", help="For people, or for programs (docs/json.md).")]
+
+
+def end_with_the_reader() -> None:
+    """`pmtrain events RUN | head` ends quietly, as other commands do. Not for programs that talk over sockets."""
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+
+
+def print_json(fields: Mapping[str, Any], line: bool = False) -> None:
+    """`line`: on one, where more of them follow."""
+    print(json.dumps({"format": FORMAT, **fields}, indent=None if line else 1, default=str), flush=line)
