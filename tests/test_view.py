@@ -10,7 +10,8 @@ import pytest
 from rich.console import Console
 
 from protomodels_cli.observe import progress
-from protomodels_cli.observe.view import fields, picture
+from protomodels_cli.observe.fields import fields
+from protomodels_cli.observe.view import picture
 from protomodels_cli.quantities import duration
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 

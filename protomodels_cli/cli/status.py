@@ -42,7 +42,7 @@ def _show(run: str, output: Format, watch: bool, draw: Callable[[RunStatus], Ren
     from rich.console import Console
     from rich.live import Live
 
-    from protomodels_cli.observe.view import fields
+    from protomodels_cli.observe.fields import fields
 
     def as_json(s: RunStatus) -> str:
         return json.dumps(fields(s)[part] if part else fields(s), indent=None if watch else 1)
