@@ -46,6 +46,9 @@ def join(
     folder: Annotated[
         Path | None, typer.Option("--dir", help="Folder for this peer's files. Default: ~/.cache/pmtrain/peers.")
     ] = None,
+    metrics: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Show this peer's figures to Prometheus there.")
+    ] = None,
     verbose: Verbose = False,
     log_level: LogLevelOption = None,
 ) -> None:
@@ -76,6 +79,7 @@ def join(
         give_up_after * 3600,
         listen,
         limit,
+        metrics,
     )
 
     raise typer.Exit(asyncio.run(take_part(options, say)))

@@ -36,22 +36,28 @@ def default_place() -> Where:
             return _listen(LOOPBACK, port, asked=False)
         except OSError as e:
             if e.errno != errno.EADDRINUSE:
-                raise _cannot(LOOPBACK, port, e, "--no-page") from None
+                raise cannot_listen(LOOPBACK, port, e, "--no-page") from None
     raise AssertionError("unreachable")
 
 
-def asked_place(text: str, option: str = "--page") -> Where:
-    """HOST:PORT, and nothing else."""
+def asked_place(text: str) -> Where:
+    """There, and nowhere else."""
+    host, port = parse_place(text, "--page")
     try:
-        any_port = text.endswith(":0")
+        return _listen(host, port, asked=True)
+    except OSError as e:
+        raise cannot_listen(host, port, e, "--page") from None
+
+
+def parse_place(text: str, option: str) -> tuple[str, int]:
+    """HOST:PORT; port 0 is any free one."""
+    any_port = text.endswith(":0")
+    try:
         host, port = parse_address(f"{text[:-1]}1" if any_port else text)
     except LinkError:
         fix = f"write for example {option} 0.0.0.0:{DEFAULT_PORT}, and an IPv6 address in brackets"
         raise OptionError(f"{option} {text}: must be HOST:PORT", fix, "page_address") from None
-    try:
-        return _listen(host, 0 if any_port else port, asked=True)
-    except OSError as e:
-        raise _cannot(host, port, e, option) from None
+    return host, 0 if any_port else port
 
 
 def _listen(host: str, port: int, asked: bool) -> Where:
@@ -68,7 +74,7 @@ def _listen(host: str, port: int, asked: bool) -> Where:
     return Where(bound, host, int(bound.getsockname()[1]), asked)
 
 
-def _cannot(host: str, port: int, error: OSError, option: str) -> UserError:
+def cannot_listen(host: str, port: int, error: OSError, option: str) -> UserError:
     where = f"cannot listen on {address(host, port)} for {option}"
     if error.errno == errno.EADDRINUSE:
         fix = f"stop the other program, or choose another port, for example {option} {address(host, port + 1)}"
