@@ -84,6 +84,7 @@ def test_every_help_page_comes_without_torch():
         "bench wan",
         "plan",
         "export",
+        "follow",
         "generate",
         "eval",
     ]
@@ -115,12 +116,14 @@ def test_the_set_of_commands_and_options_is_deliberate():
         "validate": ["--format"],
         "coordinator": sorted(
             {"--also-at", "--from", "--host", "--key", "--port", "--rebuild", "--resume", "--run-dir", *logs}
+            | {"--no-page", "--page", "--page-sample"}
         ),
         "pause": [],
         "resume": [],
         "stop": [],
         "join": sorted(
             {"--device", "--devices", "--dir", "--give-up-after", "--listen", "--memory", "--name", "--port", *logs}
+            | {"--metrics"}
         ),
         "status": ["--format", "--watch"],
         "peers": ["--format", "--watch"],
@@ -128,6 +131,7 @@ def test_the_set_of_commands_and_options_is_deliberate():
         "eval": ["--context", "--data", "--device", "--dtype", "--field", "--json", "--windows"],
         "demo": sorted({"--chaos", "--device", "--json", "--run-dir", "--stages", "--steps", *logs}),
         "export": ["--dtype", "--step"],
+        "follow": ["--once", "--tensorboard", "--wandb"],
         "bench gpu": sorted(
             {"--shape", "--layers", "--stages", "--method", "--k", "--link", "--torch", "--microbatch", "--windows"}
             | {"--device", "--devices", "--dtype", "--compile", "--recompute", "--in-flight", "--memory"}

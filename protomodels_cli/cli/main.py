@@ -15,6 +15,7 @@ from protomodels_cli.cli import (
     demo,
     eval,
     export,
+    follow,
     generate,
     join,
     lab,
@@ -41,6 +42,7 @@ app.command("resume")(control.resume)
 app.command("stop")(control.stop)
 app.command("status")(status.status)
 app.command("peers")(status.peers)
+app.command("follow")(follow.follow)
 app.command("export")(export.export)
 app.command("demo")(demo.demo)
 app.command("reference")(reference.reference)
