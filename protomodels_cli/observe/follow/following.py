@@ -99,7 +99,8 @@ def follow(metrics: Path, followers: Sequence[Follower], over: Callable[[], bool
             before = counts[i]
             for line in tail.lines():
                 if counts[i] - before == COMMIT_ROWS:
-                    before, _ = counts[i], follower.commit(Position(counts[i], tail.offset))
+                    follower.commit(Position(counts[i], tail.offset))
+                    before = counts[i]
                 counts[i] += 1
                 passed += 1
                 row = as_row(line)
