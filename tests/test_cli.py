@@ -81,6 +81,7 @@ def test_every_help_page_comes_without_torch():
         "bench stage",
         "bench swarm",
         "bench transfers",
+        "bench viewers",
         "bench wan",
         "plan",
         "export",
@@ -145,6 +146,7 @@ def test_the_set_of_commands_and_options_is_deliberate():
             | {"--trace", "--json"}
         ),
         "bench transfers": ["--json", "--link", "--minutes", "--size"],
+        "bench viewers": ["--count", "--json", "--link", "--seconds", "--turns"],
         "bench swarm": ["--churn", "--clients", "--json", "--minutes", "--stages", "--step-seconds"],
         "bench wan": ["--emulated", "--json", "--link", "--method", "--plot", "--steps", "--torch", "--turns"],
         "plan": ["--device", "--json", "--link", "--memory", "--peers", "--speed"],

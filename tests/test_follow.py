@@ -1,4 +1,4 @@
-"""Followers of metrics.jsonl: every row once, whenever they are killed; and the dashboard's names are those that exist."""
+"""Followers of metrics.jsonl: every row once, whenever they are killed; and the dashboard asks for names that exist."""
 
 from __future__ import annotations
 
