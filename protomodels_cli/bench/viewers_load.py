@@ -31,7 +31,7 @@ async def watch(url: str, count: int) -> None:
     async def one() -> None:
         async with door:
             reader, _ = await _connect(url)
-            await reader.readuntil(b"\n\n")
+            await reader.readuntil(b"data: ")
         heard.release()
         while await reader.read(1 << 16):
             pass

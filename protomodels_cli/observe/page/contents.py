@@ -61,7 +61,8 @@ def state(status: pb.RunStatus, beside: Beside, veil: Veil) -> dict[str, Any]:
         _link(a, b, s["tokens_per_s"] if s["phase"] == "running" else 0.0, peers, beside)
         for a, b in zip(s["stages"], s["stages"][1:], strict=False)
     ]
-    spares = [p for p in s["peers"] if p["state"] == "spare"]
+    holders = {holder["peer"] for stage in s["stages"] for holder in stage["holders"]}
+    spares = [p for p in s["peers"] if p["peer"] not in holders]  # one that waits for another holder is none
     found["spares"] = [_peer(p, beside, veil) for p in spares[:SPARES]]
     found["more_spares"] = max(0, len(spares) - SPARES)
     found["peers"] = len(peers)

@@ -120,9 +120,9 @@ function card(stage) {
   return make("article", { class: "stage", "data-state": stage.state, "aria-label": `Stage ${stage.stage}` },
     make("div", { class: "top" }, make("span", null, `Stage ${stage.stage}`), make("span", { class: "state" }, words(stage.state))),
     make("p", { class: "peer" }, lost ? "no peer" : holder.name),
-    make("p", { class: "device", title: holder.device || "" }, lost ? `${holder.peer} is not connected` : holder.device),
-    shares,
-    make("p", { class: "percent" }, ...percents),
+    make("p", { class: "device", title: holder.device || "" }, lost ? `${holder.peer} is away` : holder.device),
+    lost ? null : shares,
+    lost ? null : make("p", { class: "percent" }, ...percents),
     facts);
 }
 
