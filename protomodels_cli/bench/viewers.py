@@ -75,8 +75,8 @@ def _median(steps: Sequence[Row], phases: Sequence[Row]) -> Row:
 
 
 def _phases(setting: Setting, running: LocalRun) -> list[Row]:
-    page = (running.folder / PAGE).read_text().partition("?")[0]
     _wait_for_steps(running)
+    page = (running.folder / PAGE).read_text().partition("?")[0]
     found = []
     with _process("relay", page) as (_, port):
         urls = {"elsewhere": f"http://127.0.0.1:{port}/", "page": page}
