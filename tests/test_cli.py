@@ -83,9 +83,11 @@ def test_every_help_page_comes_without_torch():
         "bench stage",
         "bench swarm",
         "bench transfers",
+        "bench viewers",
         "bench wan",
         "plan",
         "export",
+        "follow",
         "generate",
         "eval",
     ]
@@ -122,13 +124,14 @@ def test_the_set_of_commands_and_options_is_deliberate():
         "validate": ["--format"],
         "coordinator": sorted(
             {"--also-at", "--from", "--host", "--key", "--port", "--rebuild", "--resume", "--run-dir", *logs}
+            | {"--no-page", "--page", "--page-sample"}
         ),
         "pause": [],
         "resume": [],
         "stop": [],
         "join": sorted(
             {"--device", "--devices", "--dir", "--give-up-after", "--listen", "--memory", "--name", "--port", *logs}
-            | {"--preflight"}
+            | {"--metrics", "--preflight"}
         ),
         "status": ["--format"],
         "peers": ["--format"],
@@ -140,6 +143,7 @@ def test_the_set_of_commands_and_options_is_deliberate():
         "eval": ["--context", "--data", "--device", "--dtype", "--field", "--json", "--windows"],
         "demo": sorted({"--chaos", "--device", "--json", "--run-dir", "--stages", "--steps", *logs}),
         "export": ["--dtype", "--step"],
+        "follow": ["--once", "--tensorboard", "--wandb"],
         "bench gpu": sorted(
             {"--shape", "--layers", "--stages", "--method", "--k", "--link", "--torch", "--microbatch", "--windows"}
             | {"--device", "--devices", "--dtype", "--compile", "--recompute", "--in-flight", "--memory"}
@@ -153,6 +157,7 @@ def test_the_set_of_commands_and_options_is_deliberate():
             | {"--trace", "--json"}
         ),
         "bench transfers": ["--json", "--link", "--minutes", "--size"],
+        "bench viewers": ["--count", "--json", "--link", "--seconds", "--turns"],
         "bench swarm": ["--churn", "--clients", "--json", "--minutes", "--stages", "--step-seconds"],
         "bench wan": ["--emulated", "--json", "--link", "--method", "--plot", "--steps", "--torch", "--turns"],
         "plan": ["--device", "--format", "--link", "--memory", "--peers", "--speed"],

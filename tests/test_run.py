@@ -91,12 +91,13 @@ def test_from_nothing_to_the_references_weights(tmp_path, wire, stages, form, mo
         "link",
         "lock",
         "metrics.jsonl",
+        "page",
         "private.json",
         "run.yaml",
         "snapshots",
         "summary.json",
     ]
-    for secret in ("link", "private.json", "ca/ca.key"):
+    for secret in ("link", "page", "private.json", "ca/ca.key"):
         assert (tmp_path / "run" / secret).stat().st_mode & 0o077 == 0
     logs = [tmp_path / "run" / "coordinator.log", *tmp_path.glob("p*/*/peer.log")]
     assert len(logs) == 1 + stages

@@ -12,6 +12,7 @@ from protomodels_cli.cli.bench_recovery import recovery
 from protomodels_cli.cli.bench_stage import stage
 from protomodels_cli.cli.bench_swarm import swarm
 from protomodels_cli.cli.bench_transfers import transfers
+from protomodels_cli.cli.bench_viewers import viewers
 from protomodels_cli.cli.say import say
 from protomodels_cli.cli.usage import Commands
 
@@ -24,6 +25,7 @@ app.command()(recovery)
 app.command()(stage)
 app.command()(swarm)
 app.command()(transfers)
+app.command()(viewers)
 
 
 @app.callback()

@@ -17,6 +17,7 @@ from protomodels_cli.errors import OptionError, UserError
 from protomodels_cli.observe import logs
 
 if TYPE_CHECKING:
+    from protomodels_cli.observe.page.address import Where
     from protomodels_cli.wire.join_link import Address
 
 DEFAULT_PORT = 7420
@@ -81,6 +82,21 @@ def coordinator(
             "repeated.",
         ),
     ] = None,
+    page: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Show the run's web page to others there, with a viewing key. Default: on this machine alone, at port "
+            "7421 or the next free one.",
+        ),
+    ] = None,
+    no_page: Annotated[bool, typer.Option("--no-page", help="No web page and no /metrics.")] = False,
+    page_sample: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PROMPT", help="Show how the newest snapshot continues this text on the page; needs torch here."
+        ),
+    ] = None,
     verbose: Verbose = False,
     log_level: LogLevelOption = None,
 ) -> None:
@@ -110,6 +126,7 @@ def coordinator(
     from protomodels_cli.coordinator.snapshots.room import check_room
     from protomodels_cli.wire.channels import bind_address, own_address
 
+    where = _place_of_page(page, no_page, page_sample)
     gc.freeze()
     gc.set_threshold(*GARBAGE)
     gc.enable()
@@ -143,9 +160,19 @@ def coordinator(
 
     def announce(link: str) -> None:
         say(f"run directory: {folder.path}\nothers join with:\n\n    pmtrain join '{link}'\n")
+        if where is not None:
+            from protomodels_cli.coordinator.watching import links_of, write_links
+
+            links = links_of(where, folder)
+            write_links(links, folder)
+            say(f"watch it on this machine:  {links.owner}")
+            if links.viewing:
+                say(f"others may watch it at:    {links.viewing}")
 
     async def lead() -> int:
         leading = Coordinator(corpus, folder, say, others or inherited)
+        if where is not None:
+            leading.watch(where, page_sample)
         return await leading.run(bind_address(public), public, DEFAULT_PORT if number is None else number, announce)
 
     code = asyncio.run(lead())
@@ -154,6 +181,17 @@ def coordinator(
 
         say(in_words(read_summary(folder.path)))
     raise typer.Exit(code)
+
+
+def _place_of_page(page: str | None, no_page: bool, sample: str | None) -> Where | None:
+    from protomodels_cli.observe.page.address import asked_place, default_place
+
+    if no_page:
+        if page is not None or sample is not None:
+            other = "--page" if page is not None else "--page-sample"
+            raise OptionError(f"--no-page {other}: one asks for the page that the other forbids", "use one", "page")
+        return None
+    return default_place() if page is None else asked_place(page)
 
 
 def _addresses(texts: list[str]) -> list[Address]:

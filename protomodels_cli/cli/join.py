@@ -50,6 +50,9 @@ def join(
     preflight: Annotated[
         bool, typer.Option("--preflight/--no-preflight", help="Whether to check this machine first, as doctor does.")
     ] = True,
+    metrics: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Show this peer's figures to Prometheus there.")
+    ] = None,
     verbose: Verbose = False,
     log_level: LogLevelOption = None,
 ) -> None:
@@ -86,6 +89,7 @@ def join(
         give_up_after * 3600,
         listen,
         limit,
+        metrics,
     )
 
     raise typer.Exit(asyncio.run(take_part(options, say)))

@@ -17,6 +17,7 @@ from protomodels_cli.cli import (
     eval,
     events,
     export,
+    follow,
     generate,
     init,
     join,
@@ -54,6 +55,7 @@ app.command("top")(top.top)
 app.command("events")(events.events)
 app.command("logs")(show_logs.logs)
 app.command("runs")(runs.runs)
+app.command("follow")(follow.follow)
 app.command("export")(export.export)
 app.command("demo")(demo.demo)
 app.command("reference")(reference.reference)

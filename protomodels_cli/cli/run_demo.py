@@ -16,6 +16,7 @@ from protomodels_cli.cli.checks import check_outputs
 from protomodels_cli.cli.folders import claim
 from protomodels_cli.cli.interrupt import interrupted, leave_on_ctrl_c, raise_on_every_end
 from protomodels_cli.cli.summary import in_words, read_summary
+from protomodels_cli.coordinator.watching import PAGE
 from protomodels_cli.errors import RunStopped, UserError
 from protomodels_cli.launch.cable import cable
 from protomodels_cli.launch.chaos import RECOVERY_SECONDS, Chaos
@@ -64,6 +65,7 @@ def run(
     try:
         if seed is None:
             with local_run(spec, folder, device, options=options) as running:
+                _tell_of_page(console, folder)
                 asyncio.run(_watch(console, running))
                 if running.coordinator.wait(timeout=60):
                     raise running.failure()
@@ -146,10 +148,16 @@ def _with_chaos(
             spares=1,
             options=options,
         ) as running:
+            _tell_of_page(console, folder)
             chaos = Chaos(seed, running, {f"peer-{i}": laid[i] for i in peers}, console.print)
             asyncio.run(_watch(console, running, chaos))
             running.coordinator.wait(timeout=60)
     return chaos.faults
+
+
+def _tell_of_page(console: Console, folder: Path) -> None:
+    if (links := folder / PAGE).exists():
+        console.print(f"watch it in a browser: {links.read_text().split()[0]}\n", highlight=False, soft_wrap=True)
 
 
 def _faults_in_words(faults: list[dict[str, Any]], redone: int) -> str:

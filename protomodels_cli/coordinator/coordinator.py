@@ -36,12 +36,14 @@ from protomodels_cli.coordinator.snapshots.uploads import Uploads
 from protomodels_cli.coordinator.status import Board
 from protomodels_cli.coordinator.subspace import Subspace, bases_needed
 from protomodels_cli.coordinator.summary import Totals, mend_metrics
+from protomodels_cli.coordinator.watching import Watching
 from protomodels_cli.data.kept import KEPT, keep
 from protomodels_cli.data.prepare import Corpus
 from protomodels_cli.errors import EXIT_INTERRUPTED, EXIT_OUTSIDE, UserError
 from protomodels_cli.files import free_bytes
 from protomodels_cli.observe import logs
 from protomodels_cli.observe.notices import Teller
+from protomodels_cli.observe.page.address import Where
 from protomodels_cli.observe.progress import Progress
 from protomodels_cli.spec.load import with_absolute_paths
 from protomodels_cli.wire.join_link import Address, address
@@ -99,10 +101,16 @@ class Coordinator:
         self._interrupted = asyncio.Event()
         self._hosts: list[str] = []  # at which peers may look for a coordinator
         self._silent: dict[str, float] = {}  # when peers were lost that may still live
+        self._watching: Watching | None = None
 
     def _beside_copies(self) -> dict[str, bytes]:
         kept = [path for name in KEPT if (path := self.run_dir.path / name).exists()]
         return {SPEC: as_json(self.spec.model_dump(mode="json")), **{path.name: path.read_bytes() for path in kept}}
+
+    def watch(self, where: Where, prompt: str | None = None) -> None:
+        """Show the run on a page there; with a text that goes on from this prompt."""
+        trips = self._service.round_trips
+        self._watching = Watching(where, self.run_dir, lambda: self.state, self._status, trips, prompt)
 
     async def run(self, bind: str, host: str, port: int, announce: Callable[[str], None]) -> int:
         """Open the door and lead the run to its end. Returns the exit code."""
@@ -113,6 +121,8 @@ class Coordinator:
                 self._teller.record(notices.Ended(e.kind, str(e).splitlines()[0]))
             raise
         finally:
+            if self._watching is not None:
+                await self._watching.close()
             await self._service.close()
             self._writing.shutdown()  # a write that was under way is finished
             self._books.close()
@@ -137,6 +147,8 @@ class Coordinator:
             link = self.run_dir.write_link(host, port, self._elsewhere)
             self._hosts = [address(*one) for one in link.addresses]
             announce(str(link))
+            if self._watching is not None:
+                self._watching.open()
             self._upkeep.journalled()
             self._uploads.open_store()
             return await self._lead_until_over()

@@ -18,6 +18,7 @@ from protomodels_cli.errors import UserError
 from protomodels_cli.observe.logs import WIRE
 from protomodels_cli.wire.join_link import ASK_AUTHORITY, Address, address, refusal
 from protomodels_cli.wire.relay import RELAY, WAIT_SECONDS, Meetings, Role
+from protomodels_cli.wire.round_trip import round_trip
 from protomodels_cli.wire.splice import BACK, Stream, Watch, send_last, splice, tune
 
 TLS_RECORD = b"\x16\x03"  # a handshake record of any TLS version
@@ -96,6 +97,12 @@ class Door:
         """The remote IP behind a connection that gRPC sees coming from this port of 127.0.0.1."""
         caller = self._callers.get(loopback_port)
         return caller[0] if caller else None
+
+    def round_trip_of(self, loopback_port: int) -> float | None:
+        """To whoever is behind that connection and back, in seconds."""
+        caller = self._callers.get(loopback_port)
+        connection = caller[1].get_extra_info("socket") if caller else None
+        return None if connection is None else round_trip(connection)
 
     def _come_in(self, reader: StreamReader, writer: StreamWriter) -> None:
         peer = writer.get_extra_info("peername")

@@ -188,8 +188,13 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
 
     def _address(self, context: grpc.aio.ServicerContext) -> str:
         """The caller's real address: gRPC sees the door's loopback connection only."""
-        found = re.search(r":(\d+)$", context.peer())
-        return (self.door.address_of(int(found[1])) if found and self.door else None) or ""
+        return (self.door.address_of(_port(context)) if self.door else None) or ""
+
+    def round_trips(self) -> dict[str, float]:
+        """Seconds from here to each peer and back, as far as the system says."""
+        streams = {peer: known.stream for peer, known in self._enrolled.items() if known.stream is not None}
+        found = {peer: self.door.round_trip_of(s.port) if self.door else None for peer, s in streams.items()}
+        return {peer: seconds for peer, seconds in found.items() if seconds is not None}
 
     async def CheckReachability(
         self, request: pb.ReachabilityRequest, context: grpc.aio.ServicerContext
@@ -225,7 +230,8 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
         if register is None or register.spec_sha256 != self._spec.sha256():
             await _refuse(context, refusals.OtherSpec())
             return
-        known, stream = self._enrolled.setdefault(peer, EnrolledPeer(time.monotonic())), ControlStream(address)
+        known = self._enrolled.setdefault(peer, EnrolledPeer(time.monotonic()))
+        stream = ControlStream(address, _port(context))
         reached = known.reached == (address, register.port)
         try:
             joined = events.Joined(peer_of(peer, register, address, reached, time.time()))
@@ -392,6 +398,12 @@ async def _reject(context: grpc.aio.ServicerContext, reason: bad_requests.Reason
     WIRE.warning("rejected a request: %s", bad_requests.sentence(reason))
     metadata = (("kind", reason.kind),)
     await context.abort(grpc.StatusCode.INVALID_ARGUMENT, bad_requests.sentence(reason), trailing_metadata=metadata)
+
+
+def _port(context: grpc.aio.ServicerContext) -> int:
+    """Of loopback, from which gRPC sees the call come."""
+    found = re.search(r":(\d+)$", context.peer())
+    return int(found[1]) if found else 0
 
 
 def _metadata(context: grpc.aio.ServicerContext, name: str) -> str:

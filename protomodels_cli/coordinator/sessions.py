@@ -41,6 +41,7 @@ class ControlStream:
     """The stream of one session, from the coordinator's side. A peer that reconnects opens another."""
 
     address: str = ""  # where the peer is
+    port: int = 0  # of the door's loopback connection that carries it
     outbox: asyncio.Queue[pb.CoordinatorMessage | None] = field(default_factory=asyncio.Queue)  # None: the end
     sent: int = 0  # messages
     last_sent: float = 0.0

@@ -38,6 +38,7 @@ from protomodels_cli.wire.tls import MOST_SKEW, Identity, new_key, public_key_of
 from protomodels_cli.worker import device as devices
 from protomodels_cli.worker import notices, problems
 from protomodels_cli.worker.cards import Cards
+from protomodels_cli.worker.figures import Figures, shown_at
 from protomodels_cli.worker.links import Listener
 from protomodels_cli.worker.session import Session
 from protomodels_cli.worker.telling import PeerError, PeerTeller
@@ -58,6 +59,7 @@ class Options:
     give_up_after: float  # seconds without the coordinator
     listen: bool = True  # whether neighbours may dial it
     memory: int | None = None  # bytes it may use; None: all that is free
+    metrics: str | None = None  # HOST:PORT for Prometheus; None: nowhere
 
 
 async def join(options: Options, say: Callable[[str], None]) -> int:
@@ -65,6 +67,7 @@ async def join(options: Options, say: Callable[[str], None]) -> int:
 
     A coordinator that does not answer is a mistake in the link, unless this machine has been in its run before."""
     backoff, tell = Backoff(*RETRY_SECONDS, give_up_after=options.give_up_after), PeerTeller(say)
+    figures = Figures()
 
     def heard(error: Exception) -> None:
         if not any(options.folder.glob(f"*-{options.join_link.fingerprint[:8]}")):
@@ -73,14 +76,15 @@ async def join(options: Options, say: Callable[[str], None]) -> int:
             tell(notices.CoordinatorUnreachable(str(error).splitlines()[0], options.give_up_after))
 
     try:
-        return await retry(partial(_take_part, options, tell), backoff, UnreachableError, heard)
+        with shown_at(options.metrics, figures):
+            return await retry(partial(_take_part, options, tell, figures), backoff, UnreachableError, heard)
     except UnreachableError as e:
         if backoff.failures > 1:
             raise PeerError(problems.GaveUp(options.give_up_after)) from e
         raise
 
 
-async def _take_part(options: Options, tell: PeerTeller) -> int:
+async def _take_part(options: Options, tell: PeerTeller, figures: Figures) -> int:
     chosen = [devices.choose(name) for name in options.devices]
     link, authority = await find_coordinator(options.join_link)
     key = new_key()
@@ -150,6 +154,7 @@ async def _take_part(options: Options, tell: PeerTeller) -> int:
             folder,
             tell,
             options.give_up_after,
+            figures,
         )
         return await session.run(introduce)
 

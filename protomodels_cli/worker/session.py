@@ -38,6 +38,7 @@ from protomodels_cli.worker.building import Building
 from protomodels_cli.worker.cards import Cards
 from protomodels_cli.worker.control import ControlStream, Lost
 from protomodels_cli.worker.engine import Engine
+from protomodels_cli.worker.figures import Figures
 from protomodels_cli.worker.generation import Generation, Network
 from protomodels_cli.worker.links import Listener
 from protomodels_cli.worker.messages import decision_of, done_message, lost_message
@@ -65,6 +66,7 @@ class Session:
         folder: Path,
         tell: Tell,
         give_up_after: float,
+        figures: Figures | None = None,
     ):
         self.spec, self._line, self.metadata, self.tell = spec, line, metadata, tell
         self._loop = asyncio.get_running_loop()
@@ -93,6 +95,7 @@ class Session:
             spec, cards, self._engine, self._snapshots, self._basis, self._chore, self._control.send, tell
         )
         self._cpu_before: float | None = None
+        self._figures = figures or Figures()
         self._interrupts = 0
         self._shown = 0.0
 
@@ -167,6 +170,7 @@ class Session:
                 await self._building.drop()
                 self._in_memory = None
                 self._engine.order(orders.Drop())
+                self._figures.stage = None
                 self.tell(notices.Spare(message.spare.kind, message.spare.why))
                 await self._snapshots.be_spare(True)
             case "wait":
@@ -241,6 +245,7 @@ class Session:
         if turn.HasField("decision") and turn.decision.step > heard.decided:
             heard.decided = turn.decision.step
             self._engine.order(decision_of(turn.decision))
+            self._figures.decided(turn.decision)
             self._show_step(turn.decision)
         if turn.save:
             self._engine.order(orders.CopyState())
@@ -312,6 +317,7 @@ class Session:
                 cpu = 0.0 if self._cpu_before is None else time.process_time() - self._cpu_before
                 generation.done = done_message(item, generation, self._building.memory_used(), cpu)
                 self._control.send(done=generation.done)
+                self._figures.finished(generation.done, generation.stage)
             case orders.SubspaceReport():
                 generation.own(self._chore(self._report_subspace(generation.number, item)))
             case orders.Failure(error, leg):
