@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
-import re
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable
@@ -17,7 +16,7 @@ from typing import Any, TypeVar
 import grpc
 
 from protomodels_cli import PROTOCOL, __version__
-from protomodels_cli.coordinator import bad_requests, events, refusals, sessions
+from protomodels_cli.coordinator import bad_requests, calls, events, refusals, sessions
 from protomodels_cli.coordinator.bad_requests import BadRequest
 from protomodels_cli.coordinator.dial_back import dial_back
 from protomodels_cli.coordinator.door import Door, DoorLimits
@@ -31,7 +30,6 @@ from protomodels_cli.coordinator.reasons import (
     TooManyMessages,
 )
 from protomodels_cli.coordinator.run_dir import RunDir
-from protomodels_cli.coordinator.sentences import refusal
 from protomodels_cli.coordinator.sessions import ControlStream, CoolingOff, EnrolledPeer, most_waiting, watch
 from protomodels_cli.coordinator.snapshots.copies import OutOfReach
 from protomodels_cli.coordinator.snapshots.failures import NotWritten
@@ -45,7 +43,6 @@ from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.pb import pmtrain_pb2_grpc as rpc
 from protomodels_cli.wire.tls import COORDINATOR_NAME, Identity, client_context, peer_name
 
-DENIED, UNFIT = grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.FAILED_PRECONDITION
 MOST_ENROLLED = 10_000
 MOST_UPLOADS = 2  # of one peer: a basis and a part of a snapshot may fall together
 SESSION_WITHIN = 600.0  # seconds after Enrol
@@ -140,20 +137,20 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
 
     async def Enrol(self, request: pb.EnrolRequest, context: grpc.aio.ServicerContext) -> pb.EnrolReply:
         if not hmac.compare_digest(request.token.encode(), self._run_dir.token.encode()):
-            await _refuse(context, refusals.WrongToken())
+            await calls.refuse(context, refusals.WrongToken())
         if request.protocol != PROTOCOL:
             theirs = clean(request.version), request.protocol
-            await _refuse(context, refusals.OtherProtocol(*theirs, __version__, PROTOCOL))
+            await calls.refuse(context, refusals.OtherProtocol(*theirs, __version__, PROTOCOL))
         self._forget_the_absent()
         if left := self._cooling.seconds_left(self._address(context), time.monotonic()):
-            await _refuse(context, refusals.CoolingOff(left))
+            await calls.refuse(context, refusals.CoolingOff(left))
         if len(self._enrolled) >= MOST_ENROLLED:
-            await _refuse(context, refusals.TooManyPeers(MOST_ENROLLED))
+            await calls.refuse(context, refusals.TooManyPeers(MOST_ENROLLED))
         peer = f"p{secrets.token_hex(4)}"
         try:
             certificate = self._run_dir.authority.issue(peer_name(peer), request.public_key_pem)
         except ValueError as e:
-            await _refuse(context, refusals.InvalidKey(str(e), __version__))
+            await calls.refuse(context, refusals.InvalidKey(str(e), __version__))
         self._enrolled[peer] = EnrolledPeer(time.monotonic())
         WIRE.info("%s enrolled from %s", peer, self._address(context))
         return pb.EnrolReply(
@@ -176,19 +173,19 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
     async def _caller(self, context: grpc.aio.ServicerContext) -> str:
         """The id of the enrolled peer that calls; refuses the call of any other."""
         if not self._is_enrolled(context):
-            await _refuse(context, refusals.NotEnrolled())
-        peer = _metadata(context, "peer")
+            await calls.refuse(context, refusals.NotEnrolled())
+        peer = calls.metadata(context, "peer")
         if self._enrolled.setdefault(peer, EnrolledPeer(time.monotonic())).dismissed:
-            await _refuse(context, refusals.Dismissed())
+            await calls.refuse(context, refusals.Dismissed())
         return peer
 
     def _is_enrolled(self, context: grpc.aio.ServicerContext) -> bool:
-        right = self._run_dir.secret_of(_metadata(context, "peer"))
-        return hmac.compare_digest(_metadata(context, "secret").encode(), right.encode())
+        right = self._run_dir.secret_of(calls.metadata(context, "peer"))
+        return hmac.compare_digest(calls.metadata(context, "secret").encode(), right.encode())
 
     def _address(self, context: grpc.aio.ServicerContext) -> str:
         """The caller's real address: gRPC sees the door's loopback connection only."""
-        return (self.door.address_of(_port(context)) if self.door else None) or ""
+        return (self.door.address_of(calls.port(context)) if self.door else None) or ""
 
     def round_trips(self) -> dict[str, float]:
         """Seconds from here to each peer and back, as far as the system says."""
@@ -228,15 +225,15 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
         register = first.register if first is not None and first.HasField("register") else None
         peer, address = await self._caller(context), self._address(context)
         if register is None or register.spec_sha256 != self._spec.sha256():
-            await _refuse(context, refusals.OtherSpec())
+            await calls.refuse(context, refusals.OtherSpec())
             return
         known = self._enrolled.setdefault(peer, EnrolledPeer(time.monotonic()))
-        stream = ControlStream(address, _port(context))
+        stream = ControlStream(address, calls.port(context))
         reached = known.reached == (address, register.port)
         try:
             joined = events.Joined(peer_of(peer, register, address, reached, time.time()))
         except ValueError as e:
-            await _reject(context, bad_requests.InvalidRegistration(str(e)))
+            await calls.reject(context, bad_requests.InvalidRegistration(str(e)))
         if known.stream is not None:  # of a connection that broke unnoticed
             known.stream.end()
         known.stream, stream.serving = stream, asyncio.current_task()
@@ -297,7 +294,7 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
         try:
             return await self._uploads.offer(peer, request)
         except BadRequest as e:
-            await _reject(context, e.reason)
+            await calls.reject(context, e.reason)
         except Refused as e:
             await context.abort(REFUSED, str(e))
         except Later as e:
@@ -312,7 +309,7 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
         peer = await self._caller(context)
         first = await anext(aiter(request_iterator), None)
         if first is None or not first.HasField("header"):
-            await _reject(context, bad_requests.NoHeader())
+            await calls.reject(context, bad_requests.NoHeader())
             return
         known = self._enrolled[peer]
         if known.uploads >= MOST_UPLOADS:
@@ -321,7 +318,7 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
         try:
             await self._uploads.receive(peer, first.header, _confirmed(request_iterator, context))
         except BadRequest as e:
-            await _reject(context, e.reason)
+            await calls.reject(context, e.reason)
         except Refused as e:
             await context.abort(REFUSED, str(e))
         except Later as e:
@@ -342,7 +339,7 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
             async for piece in self._uploads.read_part(first, request_iterator):
                 yield pb.Piece(data=piece, clock=time.monotonic())
         except BadRequest as e:
-            await _reject(context, e.reason)
+            await calls.reject(context, e.reason)
         except FileNotFoundError as e:
             await context.abort(grpc.StatusCode.NOT_FOUND, str(e))
         except OutOfReach as e:
@@ -364,7 +361,7 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
     async def Control(self, request: pb.ControlRequest, context: grpc.aio.ServicerContext) -> pb.ControlReply:
         await self._check("owner", self._run_dir.owner, context, refusals.NotOwner())
         if (event := owners_event(request)) is None:
-            await _reject(context, bad_requests.UnknownAction(request.action))
+            await calls.reject(context, bad_requests.UnknownAction(request.action))
         else:
             self._submit(event)
         return pb.ControlReply()
@@ -372,8 +369,8 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
     async def _check(
         self, name: str, right: str, context: grpc.aio.ServicerContext, otherwise: refusals.Refusal
     ) -> None:
-        if not hmac.compare_digest(_metadata(context, name).encode(), right.encode()):
-            await _refuse(context, otherwise)
+        if not hmac.compare_digest(calls.metadata(context, name).encode(), right.encode()):
+            await calls.refuse(context, otherwise)
 
 
 async def _confirmed(
@@ -384,28 +381,3 @@ async def _confirmed(
         came = time.monotonic()
         yield chunk
         await context.write(pb.UploadReply(clock=came))
-
-
-async def _refuse(context: grpc.aio.ServicerContext, reason: refusals.Refusal) -> None:
-    """End the call. The caller's program reads the kind, and shows the sentence."""
-    WIRE.info("refused a call: %s", reason.kind)
-    code = DENIED if isinstance(reason, refusals.Denial) else UNFIT
-    await context.abort(code, "\n".join(refusal(reason)), trailing_metadata=(("kind", reason.kind),))
-
-
-async def _reject(context: grpc.aio.ServicerContext, reason: bad_requests.Reason) -> None:
-    """End a call that no peer of this version makes."""
-    WIRE.warning("rejected a request: %s", bad_requests.sentence(reason))
-    metadata = (("kind", reason.kind),)
-    await context.abort(grpc.StatusCode.INVALID_ARGUMENT, bad_requests.sentence(reason), trailing_metadata=metadata)
-
-
-def _port(context: grpc.aio.ServicerContext) -> int:
-    """Of loopback, from which gRPC sees the call come."""
-    found = re.search(r":(\d+)$", context.peer())
-    return int(found[1]) if found else 0
-
-
-def _metadata(context: grpc.aio.ServicerContext, name: str) -> str:
-    """The value of a call's metadata under this name; empty if there is none."""
-    return str(dict(context.invocation_metadata() or ()).get(name, ""))

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from protomodels_cli.coordinator.file_names import EVENTS, METRICS
 from protomodels_cli.coordinator.notices import Notice
-from protomodels_cli.coordinator.run_dir import EVENTS, METRICS, RunDir
+from protomodels_cli.coordinator.run_dir import RunDir
 from protomodels_cli.coordinator.state import State
 from protomodels_cli.files import write_whole
 from protomodels_cli.observe import logs
