@@ -54,7 +54,6 @@ RUN: dict[str, tuple[str, ...]] = {  # by the name of the test
         "pmtrain bench gpu --list",
         "pmtrain bench gpu --shape tiny --device cpu --torch eager --link 2mbit,5ms",
     ),
-    "test_months_are_compared_and_drawn": ("pmtrain bench recovery --only month *",),
     "test_memory_stays_near_the_largest_tensor": ("python tests/export_memory.py *",),
 }
 
@@ -68,7 +67,7 @@ NOT_RUN: dict[str, tuple[str, ...]] = {  # by the reason
     "minutes to an hour of both cores, some as root; a short one of the same code is run by a test": (
         "pmtrain bench wan *",
         "pmtrain bench transfers *",
-        "pmtrain bench recovery --json out/recovery.json",
+        "pmtrain bench recovery *",
     ),
     "needs a GPU, and hours of it": (
         "pmtrain lab frontier --scale gpu *",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
 import socket
@@ -63,6 +62,8 @@ def join(
     # Before torch is imported: without gaps between blocks of memory, a stage fits where its bytes do.
     if "PYTORCH_ALLOC_CONF" not in os.environ:
         os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+
+    import asyncio
 
     from protomodels_cli.worker.join import Options
     from protomodels_cli.worker.join import join as take_part
