@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(r"(?ms)^ *```bash\n(.*?)^ *```")
 
 RUN: dict[str, tuple[str, ...]] = {  # by the name of the test
-    "test_commands_of_the_readme_run": ("pmtrain validate *", "pmtrain plan *", "pmtrain reference *"),
+    "test_commands_of_the_pages_run": ("pmtrain validate *", "pmtrain plan *", "pmtrain reference *"),
     "test_the_walk_of_the_readme": (
         "pmtrain coordinator configs/tiny.yaml --host 203.0.113.7",
         "pmtrain status runs/tiny",
@@ -40,6 +40,10 @@ RUN: dict[str, tuple[str, ...]] = {  # by the name of the test
     ),
     "test_what_is_followed_comes_at_once_and_ctrl_c_leaves": ("pmtrain events tiny --follow",),
     "test_top_follows_a_run_through_its_coordinators_end_and_return": ("pmtrain top",),
+    "test_it_asks_on_a_terminal": ("pmtrain init",),
+    "test_validate_and_plan_pass_on_it": ("pmtrain init run.yaml --yes *",),
+    "test_without_a_link_only_this_machine_is_checked": ("pmtrain doctor",),
+    "test_a_line_is_measured_and_refusals_are_told_apart": ("pmtrain doctor 'pm://…'",),
     "test_bash_offers": ("pmtrain --show-completion",),
     "test_the_prompt_may_come_from_standard_input": (
         'echo "My fellow citizens" | pmtrain generate runs/tiny --temperature 0.5 --seed 7 > text.txt',
@@ -54,7 +58,6 @@ RUN: dict[str, tuple[str, ...]] = {  # by the name of the test
         "pmtrain bench gpu --list",
         "pmtrain bench gpu --shape tiny --device cpu --torch eager --link 2mbit,5ms",
     ),
-    "test_months_are_compared_and_drawn": ("pmtrain bench recovery --only month *",),
     "test_memory_stays_near_the_largest_tensor": ("python tests/export_memory.py *",),
 }
 
@@ -68,7 +71,7 @@ NOT_RUN: dict[str, tuple[str, ...]] = {  # by the reason
     "minutes to an hour of both cores, some as root; a short one of the same code is run by a test": (
         "pmtrain bench wan *",
         "pmtrain bench transfers *",
-        "pmtrain bench recovery --json out/recovery.json",
+        "pmtrain bench recovery *",
     ),
     "needs a GPU, and hours of it": (
         "pmtrain lab frontier --scale gpu *",
@@ -76,7 +79,12 @@ NOT_RUN: dict[str, tuple[str, ...]] = {  # by the reason
         "pmtrain bench gpu --devices *",
         "pmtrain bench gpu --shape 8b *",
     ),
-    "downloads from elsewhere": ("pip install *", "git clone *", "python llama.cpp/*"),
+    "downloads from elsewhere": (
+        "python scripts/python_text.py text.jsonl.zst",
+        "pip install *",
+        "git clone *",
+        "python llama.cpp/*",
+    ),
     "the same as of events, which a test follows": ("pmtrain logs tiny --follow",),
     "writes into the shell's own start files": ("pmtrain --install-completion",),
 }

@@ -165,7 +165,7 @@ def test_a_peer_keeps_its_link_for_its_owner_alone(ran: Path):
         pmtrain(*words, cwd=ran)
         for words in (["runs"], ["events", "run"], ["logs", "run"], ["status", "run"], ["top", peer_folder(ran, 0)])
     ]
-    assert all(one.returncode == 0 for one in shown)
+    assert all(one.returncode == 0 and one.stdout for one in shown)
     assert not any(token in one.stdout + one.stderr for one in shown)
 
 

@@ -193,7 +193,7 @@ def test_the_same_command_goes_on_after_kill_9_and_pause_and_resume_are_obeyed(t
         wait_for(lambda: status(tmp_path)["phase"] == "paused", "it was not paused")
         found = status(tmp_path)
         assert int(found["step"]) > before
-        assert found["steps_redone"] == "0"
+        assert found["steps_redone"] == 0
         assert (found["waiting_kind"], found["reason_kind"]) == ("owners_resume", "by_owner")
         assert pmtrain("resume", "run", cwd=tmp_path).stdout == "resumed\n"
         assert pmtrain("stop", "run", cwd=tmp_path).returncode == 0

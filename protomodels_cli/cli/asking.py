@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncGenerator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from protomodels_cli.cli import on_disk
@@ -63,34 +61,38 @@ async def following(text: str) -> AsyncGenerator[tuple[RunStatus | None, str], N
     known: RunStatus | None = None
     while True:
         place = place_of(text)  # again: a coordinator that is started anew may have another address
+        away: UserError = not_open(place)
         try:
-            if place.link is None:
-                raise not_open(place)
-            async with operator(JoinLink.parse(place.link)) as coordinator:
-                while True:
-                    known = await coordinator.status()
-                    yield known, ""
-                    if known.phase == RunStatus.DONE:
-                        return
-                    await asyncio.sleep(WATCH_SECONDS)
-        except (UnreachableError, FingerprintError, UserError) as e:
-            if not isinstance(e, UnreachableError | FingerprintError) and e.kind != "no_link":
-                raise
-            why, over = first_line(e), _is_over(place.folder, place.kind)
-            if place.kind == "run":
-                with contextlib.suppress(*([UserError] if known is not None else [])):
-                    known = _without_coordinator(place, e)
-            elif known is None and not over:
-                raise
-            if over or (known is not None and known.phase == RunStatus.DONE):
-                if known is not None:
-                    known.phase = RunStatus.DONE
-                yield known, ""
-                return
-            yield known, why
+            if place.link is not None:
+                async with operator(JoinLink.parse(place.link)) as coordinator:
+                    while True:
+                        known = await coordinator.status()
+                        yield known, ""
+                        if known.phase == RunStatus.DONE:
+                            return
+                        await asyncio.sleep(WATCH_SECONDS)
+        except (UnreachableError, FingerprintError) as e:
+            away = e
+        known = _as_folders_say(place, known, away)
+        over = known.phase == RunStatus.DONE
+        yield known, "" if over else first_line(away)
+        if over:
+            return
         await asyncio.sleep(WATCH_SECONDS)
 
 
-def _is_over(folder: Path | None, kind: on_disk.Kind | None) -> bool:
-    """Whether the folder itself says that the run is done."""
-    return folder is not None and kind is not None and on_disk.look(folder, kind).state == "done"
+def _as_folders_say(place: Place, known: RunStatus | None, away: UserError) -> RunStatus:
+    """What is known without a coordinator: from the journal, from a peer's folder, or as it was. Raises `away` where
+    nothing is."""
+    from protomodels_cli.wire.pb.pmtrain_pb2 import RunStatus
+
+    if place.kind == "peer" and place.folder is not None:
+        here = on_disk.look(place.folder, place.kind)
+        if here.state == "done":
+            return RunStatus(name=here.name, phase=RunStatus.DONE, step=here.step or 0, steps=here.steps or 1)
+    try:
+        return _without_coordinator(place, away)
+    except UserError:
+        if known is None:
+            raise
+        return known

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Annotated
 
@@ -42,6 +41,8 @@ def stop(run: RunDirArgument) -> None:
 
 def _control(run: str, action: str) -> Path:
     """The run directory that was meant."""
+    import asyncio
+
     from protomodels_cli.cli.asking import not_open
     from protomodels_cli.coordinator.run_dir import owner_secret
     from protomodels_cli.wire.client import operator

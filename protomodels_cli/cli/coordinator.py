@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -117,6 +116,8 @@ def coordinator(
     spec = None if spec_file is None else load_spec(spec_file)
     leave_on_ctrl_c()
     logs.begin(log_level, verbose)
+
+    import asyncio
 
     from protomodels_cli.cli.folders import claim_or_find
     from protomodels_cli.cli.prepared import prepared

@@ -8,17 +8,10 @@ from typing import Any
 from protomodels_cli.cli.init_choose import FILLING, THRIFT, TOKENS_EACH, Chosen
 from protomodels_cli.cost.sizes import ModelSize
 from protomodels_cli.cost.traffic import boundary_bytes
+from protomodels_cli.cost.ways import SOURCE, expected_loss
 from protomodels_cli.quantities import count, duration, figures, plural, rate, size
 
 MARGIN = 30  # columns before a comment
-
-# What ways to cross a boundary cost in loss at equal tokens, where that was measured (docs/benchmarks.md). By form and
-# anchor: × fewer bytes than fp32 up to which the figure holds, percent, and at which size.
-MEASURED: dict[tuple[str, str], list[tuple[float, str, str]]] = {
-    ("dense", "fixed"): [(2.1, "0 to 0.3", "d = 64"), (4.1, "0 to 1.2", "d = 64")],
-    ("two_stream", "segment"): [(31, "0.4 to 1.1", "d = 512"), (110, "1.9 to 4", "d = 512")],
-    ("reparam", "fixed"): [(52, "0.7 to 2.9", "d = 64 and 128")],
-}
 
 
 def fewer_bytes(chosen: Chosen) -> float:
@@ -30,10 +23,8 @@ def fewer_bytes(chosen: Chosen) -> float:
 def loss_in_words(chosen: Chosen) -> str:
     if chosen.stages == 1:
         return "nothing: there are no boundaries"
-    sub, times = chosen.spec.subspace, fewer_bytes(chosen)
-    for most, percent, where in MEASURED.get((sub.form, sub.anchor), []):
-        if times <= most:
-            return f"{percent} % of the loss at equal tokens, measured at {where}; at this size nobody has measured it"
+    if (loss := expected_loss(chosen.spec)) is not None:
+        return f"{loss:.1%} at equal tokens, as measured at {SOURCE}; at this size nobody has measured it"
     return "not measured at this compression; docs/benchmarks.md has what was"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
 import socket
@@ -75,6 +74,8 @@ def join(
         from protomodels_cli.cli.run_doctor import check_first
 
         check_first(own, names[0])
+
+    import asyncio
 
     from protomodels_cli.worker.join import Options
     from protomodels_cli.worker.join import join as take_part

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -30,6 +29,8 @@ def peers(run: RunArgument, output: FormatOption = "text") -> None:
 
 
 def _show(run: str, output: Format, draw: Callable[[RunStatus], RenderableType], part: str | None) -> None:
+    import asyncio
+
     from protomodels_cli.cli.asking import status_of
 
     place = place_of(run)
