@@ -79,9 +79,9 @@ def test_validate_and_plan_pass_on_it(tmp_path: Path, monkeypatch, size, peers, 
     assert done.exit_code == 0, done.output
     assert CliRunner().invoke(app, ["validate", "a.yaml"]).exit_code == 0
     [planned] = [line.split()[1:] for line in done.output.splitlines() if line.strip().startswith("pmtrain plan ")]
-    done = CliRunner().invoke(app, [*planned, "--json", "plan.json"])
+    done = CliRunner().invoke(app, [*planned, "--format", "json"])
     assert done.exit_code == 0, done.output
-    stages = json.loads((tmp_path / "plan.json").read_text())["forecast"]["stages"]
+    stages = json.loads(done.stdout)["forecast"]["stages"]
     assert max(stage["memory"] for stage in stages) <= memory * GIB
 
 

@@ -190,7 +190,8 @@ def test_a_coordinator_of_a_large_model_needs_little_memory_and_resumes_without_
     data = {"source": "bin", "files": ["ids.bin"], "val_fraction": 0.5, "cache_dir": "cache"}
     tokenizer = {"kind": "none", "vocab_size": 128256}
     spec = {**yaml.safe_load(config.read_text()), "data": data, "tokenizer": tokenizer, "snapshots": {"keep": 1}}
-    spec["model"] |= {"layers": 8, "kv_heads": 1, "hidden": 64}
+    spec["model"] |= {"layers": 8, "segments": 8, "kv_heads": 1, "hidden": 64}
+    spec["stages"] = 8
     spec["optimizer"] |= {"tables": "row_adamw", "moments": "bf16"}
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(spec))
     (tmp_path / "ids.bin").write_bytes(bytes(4 * 5000))

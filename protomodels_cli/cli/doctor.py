@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
+
+from protomodels_cli.cli.output import FormatOption
 
 
 def doctor(
@@ -22,7 +24,7 @@ def doctor(
     measure: Annotated[
         bool, typer.Option("--measure/--no-measure", help="Whether to measure the line: up to 14 MiB in 5 s.")
     ] = True,
-    output: Annotated[Literal["text", "json"], typer.Option("--format", help="Output format.")] = "text",
+    output: FormatOption = "text",
 ) -> None:
     """Check this machine and its line to a coordinator, and say for each problem what to do.
 

@@ -12,8 +12,11 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from protomodels_cli.cli import on_disk
+from protomodels_cli.cost.forecast import Estimate
 from protomodels_cli.cost.forecast import Forecast as CostForecast
 from protomodels_cli.cost.sizes import ModelSize
+from protomodels_cli.doctor.facts import Contact, Machine
+from protomodels_cli.doctor.findings import Finding, Severity
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 
 
@@ -127,16 +130,29 @@ class Crossing(Strict):
     k: int
     anchor: str
     codec: str
+    expected_loss: float | None = Field(description="above dense's, as a share of it; null: not measured")
+
+
+class DoctorFacts(Strict):
+    machine: Machine
+    coordinator: Contact | None = Field(description="null: without a link")
+
+
+class Doctor(Strict):
+    severity: Severity = Field(description="the worst of the findings'")
+    findings: list[Finding]
+    facts: DoctorFacts
 
 
 @dataclass(frozen=True)
-class Chosen(CostForecast):
+class Chosen(Estimate):
     """A forecast, and of what."""
 
     form: str
     k: int
     anchor: str
     codec: str
+    expected_loss: float | None  # above dense's, as a share of it
     keeps_up: bool  # the link makes a step at most 10 % longer
     fits: bool  # into --memory
 
@@ -181,4 +197,5 @@ PRINTED: dict[str, Printed] = {
     "runs": Printed(Runs),
     "validate": Printed(Validation),
     "plan": Printed(Plan),
+    "doctor": Printed(Doctor),
 }

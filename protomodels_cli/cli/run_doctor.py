@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 
+from protomodels_cli.cli.output import print_json
 from protomodels_cli.cli.say import say
 from protomodels_cli.doctor import machine
 from protomodels_cli.doctor.facts import Contact
@@ -43,7 +43,7 @@ def run(link: str | None, device: str, port: int, folder: Path | None, measure: 
     if output == "json":
         facts = {"machine": asdict(here), "coordinator": asdict(contact) if contact else None}
         rows = [asdict(finding) for finding in found]
-        print(json.dumps({"severity": worst(found), "findings": rows, "facts": facts}, indent=1))
+        print_json({"severity": worst(found), "findings": rows, "facts": facts})
     else:
         _show(found)
     if worst(found) != "fail":
