@@ -193,7 +193,7 @@ def test_a_line_is_measured_and_refusals_are_told_apart(pool: Pool, tmp_path: Pa
     done = pmtrain("doctor", link, "--device", "cpu", "--no-measure", "--format", "json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
-    assert set(told) == {"severity", "findings", "facts"}
+    assert set(told) == {"format", "severity", "findings", "facts"}
     assert {f["check"] for f in told["findings"]} >= set(CHECKS)
     assert JoinLink.parse(link).token not in done.stdout
     for wrong, kind, code in (

@@ -14,6 +14,8 @@ from typing import Any
 from protomodels_cli.cli.json_formats import PRINTED, Chosen, CostForecast, ModelSize, Printed
 from protomodels_cli.cli.output import FORMAT
 from protomodels_cli.cost import forecast
+from protomodels_cli.doctor import facts as doctor_facts
+from protomodels_cli.doctor.findings import Finding
 
 PROTO = Path(__file__).parents[2] / "proto" / "protomodels_cli" / "wire" / "pb" / "pmtrain.proto"
 HEAD = f"""\
@@ -81,6 +83,8 @@ def _type(facts: dict[str, Any]) -> str:
     if "const" in facts:
         return f"`{str(facts['const']).lower()}`"
     if facts.get("type") == "array":
+        if "items" not in facts:  # as many as there are types
+            return f"[{', '.join(map(_type, facts['prefixItems']))}]"
         return f"list of {_type(facts['items'])}"
     if facts.get("type") == "object":
         return f"{_type(facts['additionalProperties'])} by name"
@@ -94,11 +98,12 @@ def _link(name: str) -> str:
 def _meanings(name: str) -> dict[str, str]:
     """What is said of the fields of a dataclass or a message, behind each."""
     sources: dict[str, list[type[Any]]] = {
-        "Forecast": [CostForecast],
-        "Chosen": [CostForecast, Chosen],
+        "Forecast": [forecast.Estimate, CostForecast],
+        "Chosen": [forecast.Estimate, Chosen],
         "ModelSize": [ModelSize],
     }
-    sources |= {"Stage": [forecast.Stage], "Bottleneck": [forecast.Bottleneck]}
+    sources |= {"Stage": [forecast.Stage], "Bottleneck": [forecast.Bottleneck], "Finding": [Finding]}
+    sources |= {name: [kind] for name, kind in vars(doctor_facts).items() if isinstance(kind, type)}
     if name in sources:
         text = "".join(map(inspect.getsource, sources[name]))
         return dict(re.findall(r"(?m)^    (\w+): .*?  # (.*)$", text))
