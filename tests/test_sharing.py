@@ -5,15 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from conftest import CONFIGS, make_spec
+from conftest import make_spec
 
+from protomodels_cli.bench.month_size import SPEC as MONTH
 from protomodels_cli.coordinator.no_placement import StageTooLarge
 from protomodels_cli.coordinator.placement import Placement, place
 from protomodels_cli.coordinator.reasons import StagesWithoutPeer
 from protomodels_cli.coordinator.sharing import fill_on_cards, needs, offers, place_on_cards, share_of
 from protomodels_cli.coordinator.state import Peer
 from protomodels_cli.cost.activations import Computation
-from protomodels_cli.spec.load import load_spec
+from protomodels_cli.spec.load import spec_from
 from protomodels_cli.spec.schema import RunSpec
 
 GPU = Computation("bf16", compiled=True, gpu=True)
@@ -55,8 +56,7 @@ def test_a_card_is_counted_once(peers, memory, flops):
 
 
 def llama_8b() -> RunSpec:
-    [config] = [path for path in CONFIGS if path.stem == "llama-8b"]
-    return load_spec(config)
+    return spec_from({**MONTH, "stages": 8})
 
 
 def on_card(count: int, memory: int, first: int = 0, card: str = "x") -> list[Peer]:
