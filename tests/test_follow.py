@@ -17,9 +17,9 @@ from test_page import a_status
 from waiting import wait_for
 
 from protomodels_cli.errors import UserError
-from protomodels_cli.observe.appended import Appended
 from protomodels_cli.observe.follow.following import Points, Position, follow, load, points_of, save
 from protomodels_cli.observe.prometheus import OfStatus
+from protomodels_cli.observe.tail import Tail
 from protomodels_cli.worker.figures import Figures
 
 
@@ -54,7 +54,7 @@ class Kept:
 
 
 def test_whole_lines_are_rows_and_half_a_line_is_not_there_yet(tmp_path):
-    tail = Appended(tmp_path / "m.jsonl")
+    tail = Tail(tmp_path / "m.jsonl")
     assert list(tail.rows()) == []
     append(tail.path, step_row(1), half=True)
     assert [row["step"] for row in tail.rows()] == [1]

@@ -73,7 +73,7 @@ class _Reading:
     def rows(self) -> Iterator[dict[str, Any]]:
         from protomodels_cli.observe.event_rows import kinds_of, parse
 
-        for line in self._tail.rest():
+        for line in self._tail.texts():
             if (row := parse(line)) is None:
                 self._unreadable += 1
                 continue

@@ -32,7 +32,7 @@ def logs(
     end_with_the_reader()
     file = _file(run, peer)
     tail = Tail(file, rotated=True)
-    lines: Iterable[str] = tail.rest()
+    lines: Iterable[str] = tail.texts()
     if output == "text" and last is not None:
         lines = deque(lines, last)
     try:
@@ -41,7 +41,7 @@ def logs(
             if not follow:
                 return
             time.sleep(EVERY)
-            lines, last = tail.rest(), None
+            lines, last = tail.texts(), None
     except KeyboardInterrupt:
         raise typer.Exit(0) from None
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import fnmatch
-import json
 from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
+
+from protomodels_cli.observe.tail import as_row
 
 WILD = frozenset("*?[")
 
@@ -34,12 +35,10 @@ def kinds_of(row: dict[str, Any]) -> set[str]:
 
 def parse(line: str) -> dict[str, Any] | None:
     """None where this is no event: a power cut may leave anything."""
-    try:
-        row = json.loads(line)
-    except ValueError:
+    row = as_row(line)
+    if row is None or not isinstance(row.get("kind"), str) or not isinstance(row.get("text"), str):
         return None
-    right = isinstance(row, dict) and isinstance(row.get("kind"), str) and isinstance(row.get("text"), str)
-    return row if right and type(row.get("at")) in (int, float) else None
+    return row if type(row.get("at")) in (int, float) else None
 
 
 def in_words(row: dict[str, Any]) -> str:

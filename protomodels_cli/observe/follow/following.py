@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from protomodels_cli.errors import UserError
 from protomodels_cli.files import write_whole
-from protomodels_cli.observe.appended import Appended, as_row
+from protomodels_cli.observe.tail import Tail, as_row
 
 EVERY = 1.0  # seconds between two looks
 COMMIT_ROWS = 2000
@@ -113,9 +113,9 @@ def follow(metrics: Path, followers: Sequence[Follower], over: Callable[[], bool
         time.sleep(every)
 
 
-def _tail(metrics: Path, position: Position) -> tuple[Appended, int]:
+def _tail(metrics: Path, position: Position) -> tuple[Tail, int]:
     """`position` may say rows alone: then they are counted."""
-    tail = Appended(metrics, position.offset)
+    tail = Tail(metrics, position.offset)
     if position.rows and not position.offset:
         for number, _ in enumerate(tail.lines(), 1):
             if number > position.rows:

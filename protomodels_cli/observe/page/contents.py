@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from protomodels_cli.observe.appended import Appended, as_row
 from protomodels_cli.observe.fields import fields
 from protomodels_cli.observe.metrics import strict
 from protomodels_cli.observe.page.curves import Curves
 from protomodels_cli.observe.page.veil import Veil
+from protomodels_cli.observe.tail import Tail, as_row
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 
 EVENTS = 120  # the last ones
@@ -126,7 +126,7 @@ class Contents:
 
     def __init__(self, sources: Sources, veil: Veil):
         self._sources, self._veil = sources, veil
-        self._metrics, self._events = Appended(sources.metrics), Appended(sources.events)
+        self._metrics, self._events = Tail(sources.metrics), Tail(sources.events)
         self._curves = Curves()
         self._told: deque[dict[str, Any]] = deque(maxlen=EVENTS)
         self._new: list[dict[str, Any]] = []
