@@ -10,7 +10,7 @@ BEST = {30: "int8", 100: "eden:4"}  # the wire that did best at each, at d = 512
 LEGS = ("eden:4", "eden:4|eden:2", "eden:4|eden:1", "eden:3|eden:1")  # gradients in as many bits, or in fewer
 ID_BYTES = 2  # of a token's id, which goes along
 TOKENS = 1 << 12  # of the message that is measured
-ALIGNED = 64  # from here on a byte a number is enough of them for k to be a multiple of 8, which GPUs are faster with
+ALIGNED = 64  # from here on k is a multiple of 8, which GPUs are faster with, unless numbers are less than a byte
 
 
 def legs(codec: str) -> tuple[str, str]:
@@ -30,4 +30,4 @@ def k_for(width: int, ratio: float, codec: str) -> int:
     k = 2
     while 8 * width / bytes_a_token(codec, k + 2) >= ratio:
         k += 2
-    return k - k % 8 if k >= ALIGNED and codec == BEST[30] else k
+    return k - k % 8 if k >= ALIGNED and bytes_a_token(codec, k) >= 2 * k else k
