@@ -42,6 +42,12 @@ for page in {pages}:
     assert not {{"torch", "grpc", "numpy"}} & set(sys.modules), page
 """
 
+TYPER_ALONE = """
+import sys, typer
+sys.argv = ["alone", "--help"]
+typer.run(lambda a: None)
+"""
+
 
 @pytest.fixture
 def small(tmp_path: Path) -> Path:
@@ -49,17 +55,23 @@ def small(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_help_answers_at_once_without_torch():
-    code = HELP.format(pages=[""])
-    times = []
-    for _ in range(5):
-        before = os.times()
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
-        now = os.times()  # of the CPU: other tests run beside this one
-        times.append(now.children_user + now.children_system - before.children_user - before.children_system)
-        assert done.returncode == 0, done.stderr
-        assert "reference" in done.stdout
-    assert min(times) < 0.5, times
+def _cpu_seconds(code: str) -> tuple[float, str]:
+    """Of the CPU: other tests run beside this one."""
+    before = os.times()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    now = os.times()
+    assert done.returncode == 0, done.stderr
+    return now.children_user + now.children_system - before.children_user - before.children_system, done.stdout
+
+
+def test_help_answers_nearly_as_soon_as_an_app_of_typer_alone_without_torch():
+    ours, alone = [], []
+    for _ in range(4):
+        seconds, page = _cpu_seconds(HELP.format(pages=[""]))
+        assert "reference" in page
+        ours.append(seconds)
+        alone.append(_cpu_seconds(TYPER_ALONE)[0])
+    assert min(ours) < 2.5 * min(alone), (ours, alone)
 
 
 def test_every_help_page_comes_without_torch():
