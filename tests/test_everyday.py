@@ -274,6 +274,7 @@ def test_pipes_have_no_escapes_and_a_reader_that_leaves_is_no_error(ran: Path):
     command = f"{sys.executable} -m protomodels_cli events run --follow | head -n 1"
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(["timeout", "60", "bash", "-c", command], cwd=ran, env=env, capture_output=True, text=True)
+    assert done.returncode == 0  # and not that of `timeout`: it does not wait for another event
     assert done.stdout.count("\n") == 1
     assert not done.stderr
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from protomodels_cli.cli.output import FormatOption, end_with_the_reader, print_json
+from protomodels_cli.cli.output import FormatOption, end_with_the_reader, print_json, wait_with_the_reader
 from protomodels_cli.cli.place import RunArgument, folder_of
 from protomodels_cli.errors import OptionError
 
@@ -57,7 +57,7 @@ def events(
                     print(in_words(row), flush=follow)
             if not follow:
                 break
-            time.sleep(EVERY)
+            wait_with_the_reader(EVERY)
             shown = filter(wanted, reading.rows())
     except KeyboardInterrupt:
         raise typer.Exit(0) from None

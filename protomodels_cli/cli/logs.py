@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import asdict
@@ -12,7 +11,7 @@ from typing import Annotated
 import typer
 
 from protomodels_cli.cli.events import FollowOption, LastOption
-from protomodels_cli.cli.output import FormatOption, end_with_the_reader, print_json
+from protomodels_cli.cli.output import FormatOption, end_with_the_reader, print_json, wait_with_the_reader
 from protomodels_cli.cli.place import RunArgument, folder_of
 from protomodels_cli.errors import UserError
 
@@ -40,7 +39,7 @@ def logs(
             _show(lines, last, output == "json", follow)
             if not follow:
                 return
-            time.sleep(EVERY)
+            wait_with_the_reader(EVERY)
             lines, last = tail.texts(), None
     except KeyboardInterrupt:
         raise typer.Exit(0) from None

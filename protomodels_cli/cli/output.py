@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import select
 import signal
+import sys
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -18,6 +20,14 @@ FormatOption = Annotated[Format, typer.Option("--format", help="For people, or f
 def end_with_the_reader() -> None:
     """`pmtrain events RUN | head` ends quietly, as other commands do. Not for programs that talk over sockets."""
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+
+
+def wait_with_the_reader(seconds: float) -> None:
+    """Ends the program if whoever reads what it prints has left: else it would find out when it next has a line."""
+    poll = select.poll()
+    poll.register(sys.stdout, 0)  # that the other end is closed is always told
+    if poll.poll(1000 * seconds):
+        raise typer.Exit(0)
 
 
 def print_json(fields: Mapping[str, Any], line: bool = False) -> None:
