@@ -59,4 +59,4 @@ def test_a_small_swarm_is_measured_beside_a_few(tmp_path):
     left = sum(many["leaves"].values())
     assert left
     assert 20 < many["join_s"]["count"] <= 20 + left
-    assert found["commit_p99_above_s"] == many["commit_s"]["p99"] - few["commit_s"]["p99"]
+    assert many["commit_p99_above_s"] == many["commit_s"]["p99"] - few["commit_s"]["p99"]

@@ -1,7 +1,8 @@
 """What a crowd costs the coordinator: a real one, and light peers that join, send heartbeats, hold stages and leave.
 
-The same is measured with a few peers first: what the crowd adds is the difference. All processes share this machine,
-and the peers' make way for the coordinator; what is said of its processor time and memory is its own alone.
+A pipeline is measured with a few peers first: what the crowd of spares adds is the difference. Then with more stages.
+All processes share this machine, and those of the crowd make way for the coordinator's and for that of the first
+holders; what is said of processor time and memory is the coordinator's alone.
 """
 
 from __future__ import annotations
@@ -66,23 +67,23 @@ def spec_of(crowd: Crowd) -> RunSpec:
 
 def measure(crowd: Crowd, say: Say) -> dict[str, Any]:
     few = replace(crowd, clients=min(FEW, crowd.clients), stages=min(FEW, crowd.stages), churn=0.0)
-    rows = []
-    for one in (few, crowd):
-        rows.append(_row(one))
-        say(in_words(rows[-1]))
-    result = {
+    first = _row(few)
+    say(in_words(first))
+    rows = [first]
+    for stages in sorted({few.stages, crowd.stages}):
+        row = _row(replace(crowd, stages=stages))
+        row["commit_p99_above_s"] = row["commit_s"]["p99"] - first["commit_s"]["p99"]
+        say(in_words(row))
+        say(f"commit p99 is {duration(max(0.0, row['commit_p99_above_s']))} above that with {few.clients} clients")
+        rows.append(row)
+    bounds = f"{duration(LATENCY_BOUND)} above, {CORES_BOUND:g} core and {size(MEMORY_BOUND)} for the coordinator"
+    say(f"the bounds: {bounds}")
+    return {
         "rows": rows,
-        "commit_p99_above_s": rows[1]["commit_s"]["p99"] - rows[0]["commit_s"]["p99"],
         "commit_p99_above_bound_s": LATENCY_BOUND,
         "coordinator_cores_bound": CORES_BOUND,
         "coordinator_memory_bound_bytes": MEMORY_BOUND,
     }
-    above = duration(max(0.0, result["commit_p99_above_s"]))
-    say(
-        f"commit p99 with {plural(crowd.clients, 'client')} is {above} above that with {few.clients} (bound "
-        f"{duration(LATENCY_BOUND)}); the coordinator may use {CORES_BOUND:g} core and {size(MEMORY_BOUND)}"
-    )
-    return result
 
 
 def _row(crowd: Crowd) -> dict[str, Any]:
@@ -90,9 +91,13 @@ def _row(crowd: Crowd) -> dict[str, Any]:
     with (
         tempfile.TemporaryDirectory() as name,
         local_coordinator(spec, Path(name) / "run") as running,
-        _processes(_orders(crowd, spec, running)) as processes,
+        contextlib.ExitStack() as stack,
     ):
-        for process in processes:
+        holders, others = _orders(crowd, spec, running)
+        processes = [stack.enter_context(_process(holders))]
+        _expect_ready(processes[0], running)
+        processes += [stack.enter_context(_process(order)) for order in others]
+        for process in processes[1:]:
             _expect_ready(process, running)
         coordinator, began = psutil.Process(running.coordinator.pid), time.monotonic()
         before = coordinator.cpu_times()
@@ -148,40 +153,43 @@ def spread(seconds: Sequence[float]) -> dict[str, float]:
     return {"count": len(ordered), **{f"p{n}": ordered[math.ceil(len(ordered) * n / 100) - 1] for n in (50, 99)}}
 
 
-def _orders(crowd: Crowd, spec: RunSpec, running: LocalRun) -> Iterator[Order]:
-    many = -(-crowd.clients // CLIENTS_A_PROCESS)
-    for i in range(many):
-        clients = crowd.clients // many + (i < crowd.clients % many)
-        yield Order(
+def _orders(crowd: Crowd, spec: RunSpec, running: LocalRun) -> tuple[Order, list[Order]]:
+    """Of those that join first, and so hold the stages, and of the others."""
+    spares = crowd.clients - crowd.stages
+    many = -(-spares // CLIENTS_A_PROCESS)
+    crowds = [crowd.stages, *(spares // many + (i < spares % many) for i in range(many))]
+    holders, *others = (
+        Order(
             link=str(running.link),
             lease_seconds=spec.limits.lease_seconds,
             step_seconds=crowd.step_seconds,
             tokens=spec.batch.size * spec.model.context,
             number=i,
             clients=clients,
-            joins_per_s=JOINS_PER_S / many,
+            joins_per_s=JOINS_PER_S / max(1, many),
             leaves_per_s=clients * crowd.churn / 60,
             watch=i == 0,
+            makes_way=i > 0,
         )
+        for i, clients in enumerate(crowds)
+    )
+    return holders, others
 
 
 Process = subprocess.Popen  # of text
 
 
 @contextlib.contextmanager
-def _processes(orders: Iterator[Order]) -> Iterator[list[Process[str]]]:
-    """In sessions of their own: Ctrl-C reaches this process, which ends them."""
+def _process(order: Order) -> Iterator[Process[str]]:
+    """In a session of its own: Ctrl-C reaches this process, which ends it."""
     pipe, command = subprocess.PIPE, [sys.executable, "-m", "protomodels_cli.bench.swarm_process"]
-    processes: list[Process[str]] = []
+    process = Process(command, stdin=pipe, stdout=pipe, text=True, start_new_session=True)
     try:
-        for order in orders:
-            processes.append(Process(command, stdin=pipe, stdout=pipe, text=True, start_new_session=True))
-            _say(processes[-1], json.dumps(asdict(order)))
-        yield processes
+        _say(process, json.dumps(asdict(order)))
+        yield process
     finally:
-        for process in processes:
-            process.kill()
-            process.wait()
+        process.kill()
+        process.wait()
 
 
 def _say(process: Process[str], line: str) -> None:

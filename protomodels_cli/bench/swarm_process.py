@@ -44,6 +44,7 @@ class Order:
     joins_per_s: float
     leaves_per_s: float
     watch: bool  # ask for the status every second, as `pmtrain status --watch` does
+    makes_way: bool  # for the coordinator, and for the peers that hold the stages
 
 
 class Swarm:
@@ -114,7 +115,8 @@ class Swarm:
 async def run() -> None:
     order = Order(**json.loads(await _line()))
     _room_for(order.clients)
-    _make_way()
+    if order.makes_way:
+        _make_way()
     random.seed(order.number)
     swarm = Swarm(order)
     await swarm.fill()
@@ -140,8 +142,8 @@ async def _line() -> str:
 
 
 def _make_way() -> None:
-    """For the coordinator: in life a thousand peers have processors of their own. A process that is woken by what the
-    coordinator sends would otherwise take the processor from it in the middle of what it sends to all."""
+    """In life a thousand peers have processors of their own. A process that is woken by what the coordinator sends
+    would otherwise take the processor from it in the middle of what it sends to all."""
     os.nice(NICENESS)
     with contextlib.suppress(OSError):  # Linux, where each session counts as one before niceness does
         Path("/proc/self/autogroup").write_text(str(NICENESS))
