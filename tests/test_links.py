@@ -15,11 +15,14 @@ from waiting import until
 from protomodels_cli.bench.link import measure_link
 from protomodels_cli.protocol.messages import BadMessage, CreditExceeded, CreditNotDue
 from protomodels_cli.protocol.schedule import View, next_work
+from protomodels_cli.spec.link import parse_link
 from protomodels_cli.wire import frames
 from protomodels_cli.wire.channels import CHANNEL_OPTIONS
+from protomodels_cli.wire.emulated import Connection
 from protomodels_cli.wire.frames import Assembler, Frame, Message, frames_of
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.tls import Identity, new_authority, peer_name
+from protomodels_cli.worker import links
 from protomodels_cli.worker.links import LINK, Link, Listener, dial
 
 AUTHORITY = new_authority()
@@ -32,13 +35,11 @@ def identity(peer: str) -> Identity:
 class End:
     """One end of a link and what it was given."""
 
-    def __init__(self, neighbour: str, to_next: bool, window: int = 4):
+    def __init__(self, neighbour: str, to_next: bool, window: int = 4, connection: Connection | None = None):
         self.got: list[Message] = []
         self.credits, self.sent = 0, 0
-        every = max(1, window // 2)
-        self.link = Link(
-            1, 0, neighbour, to_next, window, every, 1 << 24, self.got.append, self._count_sent, self._count_credits
-        )
+        every, told = max(1, window // 2), (self.got.append, self._count_sent, self._count_credits)
+        self.link = Link(1, 0, neighbour, to_next, window, every, 1 << 24, *told, connection)
 
     def _count_sent(self) -> None:
         self.sent += 1
@@ -53,13 +54,14 @@ def message(leg: str = "forward", step: int = 1, microbatch: int = 0, size: int 
     )
 
 
-def linked(story: Callable[[End, End], Awaitable[None]], window: int = 4) -> None:
-    """Peers a and b with a link between their stages 0 and 1; a dials."""
+def linked(story: Callable[[End, End], Awaitable[None]], window: int = 4, line: str | None = None) -> None:
+    """Peers a and b with a link between their stages 0 and 1; a dials. `line`: of both."""
 
     async def run() -> None:
         listener = Listener(identity("b"))
         await listener.start("127.0.0.1", 0)
-        a, b = End("b", to_next=True, window=window), End("a", to_next=False, window=window)
+        lines = [None if line is None else Connection(parse_link(line)) for _ in range(2)]
+        a, b = End("b", True, window, lines[0]), End("a", False, window, lines[1])
         listener.expect(b.link)
         dialling = asyncio.create_task(dial(a.link, "127.0.0.1", listener.port, identity("a")))
         try:
@@ -113,7 +115,7 @@ def test_who_sends_beyond_its_credit_or_takes_what_was_not_sent_is_cut_off():
 
 def test_a_link_says_whether_something_waits_for_its_line():
     async def story(a: End, b: End) -> None:
-        assert not a.link.sending
+        await until(lambda: not a.link.sending)
         a.link.send(message(size=1 << 20))
         assert a.link.sending
         await until(lambda: a.sent == 1)
@@ -165,7 +167,12 @@ def test_what_a_link_is_reading_or_writing_when_it_is_closed_counts_no_more():
         wire.coming.put_nowait(frame.to_bytes())
         end.link.close()  # both have been handed over, and neither task has run
         await asyncio.gather(serving, return_exceptions=True)
-        assert (end.got, end.credits, end.sent, len(wire.gone)) == ([], 0, 1, 2)  # the first frame, and a message
+        assert (end.got, end.credits, end.sent, len(wire.gone)) == (
+            [],
+            0,
+            1,
+            3,
+        )  # the first frame, a question, a message
 
         late = End("a", to_next=True)
         late.link.close()
@@ -190,6 +197,40 @@ def test_credits_come_back_with_frames_or_after_half_a_window():
         await until(lambda: a.credits == 3)
 
     linked(story)
+
+
+def test_the_round_trip_is_measured_at_once_and_again(monkeypatch):
+    monkeypatch.setattr(links, "ASK_EVERY", 0.05)
+
+    async def story(a: End, b: End) -> None:
+        await until(lambda: a.link.round_trip > 0)
+        first = a.link.round_trip
+        assert first < 1
+        assert b.link.round_trip == 0, "one end asks"
+        monkeypatch.setattr(b.link, "_hear", lambda fields: None)  # its answers would take for ever
+        await asyncio.sleep(0.2)
+        assert a.link.round_trip <= first
+        assert len(a.link._asked) == 1, "what is not answered is forgotten"
+        for number in (0, 1, 1 << 60):  # answers to nothing
+            a.link._hear(pb.Frame(answered=number))
+        assert len(a.link._asked) == 1
+
+    linked(story)
+
+
+def test_over_slow_lines_the_round_trip_is_twice_their_latency():
+    async def story(a: End, b: End) -> None:
+        await until(lambda: a.link.round_trip > 0)
+        assert 0.08 <= a.link.round_trip < 1
+
+    linked(story, line="8mbit,40ms")
+
+
+def test_who_asks_and_does_not_read_is_not_answered_for_ever():
+    end = End("b", to_next=False)
+    for _ in range(10 * links.MOST_WAITING):
+        end.link._hear(pb.Frame(asked=7))
+    assert end.link._outbox.qsize() == links.MOST_WAITING
 
 
 def test_frames_of_another_generation_are_dropped_and_counted():

@@ -159,6 +159,7 @@ def _stages(state: State) -> list[pb.StageStatus]:
                 most_in_flight=used.most_in_flight,
                 peak_memory=used.peak_memory,
                 forecast_memory=used.forecast_memory,
+                round_trip_s=used.round_trip_s,
             )
         )
     return rows

@@ -22,6 +22,7 @@ class Usage:
     refused_frames: int = 0  # of another generation: dropped, since the stage was assigned
     forecast_memory: int = 0  # that the stage was said to take on its device, at most
     reserved_memory: int = 0  # of a GPU: what torch held for the process at most, gaps included
+    round_trip_s: float = 0.0  # to the next stage and back, lately, at least; 0: not known
 
     @classmethod
     def from_message(cls, message: pb.Usage) -> Usage:

@@ -137,6 +137,11 @@ class Generation:
     def refused_frames(self) -> int:
         return sum(link.refused for link in self._links.values())
 
+    @property
+    def round_trip_s(self) -> float:
+        """To the next stage and back; 0: not known."""
+        return self._links["next"].round_trip if "next" in self._links else 0.0
+
     # Links
 
     def _prepare_link(self, side: str, boundary: int) -> None:

@@ -8,6 +8,7 @@ side has taken it. Which side dialled makes no difference once a stream is open.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 
@@ -25,6 +26,8 @@ from protomodels_cli.worker.telling import PeerError
 
 _METHOD = pb.DESCRIPTOR.services_by_name["Neighbour"].methods_by_name["Link"]
 RECONNECT = [("grpc.initial_reconnect_backoff_ms", 200), ("grpc.max_reconnect_backoff_ms", 2000)]
+ASK_EVERY, ASKED_LATELY = 5.0, 12  # seconds between two looks at the round trip; how many of them count
+MOST_WAITING = 256  # frames: behind more of them nothing is answered, nor for a neighbour that asks and does not read
 LINK = f"/{_METHOD.containing_service.full_name}/{_METHOD.name}"
 
 
@@ -67,6 +70,9 @@ class Link:
         self.bytes_sent = {"forward": 0, "backward": 0, "evaluation": 0, "credit": 0}
         self.refused = 0
         self.streams = self.resent = 0  # that were opened; messages that one of them lost
+        self._asked: dict[int, float] = {}  # questions on their way, and when they left
+        self._round_trips: deque[float] = deque(maxlen=ASKED_LATELY)
+        self._questions = 0
 
     def send(self, message: Message) -> None:
         self._went += 1
@@ -78,6 +84,12 @@ class Link:
     def sending(self) -> bool:
         """Whether something waits for the line that leads to the neighbour."""
         return self.mended.is_set() and not self._outbox.empty()
+
+    @property
+    def round_trip(self) -> float:
+        """Seconds to the neighbour and back: the least of the last ones, which had the fewest messages before them. 0:
+        not known."""
+        return min(self._round_trips, default=0.0)
 
     def _queue_message(self, message: Message) -> None:
         for frame in frames_of(message, self.generation):
@@ -169,7 +181,7 @@ class Link:
             self._has_sent()
 
     async def _serve(self, stream: Stream) -> None:
-        tasks = {asyncio.ensure_future(self._read(stream)), asyncio.ensure_future(self._write(stream))}
+        tasks = {asyncio.ensure_future(work) for work in (self._read(stream), self._write(stream), self._ask())}
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
@@ -190,6 +202,23 @@ class Link:
             else:
                 await stream.write(frame.to_bytes())
 
+    async def _ask(self) -> None:
+        """How long the way is: from one end, which is enough."""
+        self._asked.clear()
+        while self.to_next:
+            self._questions += 1
+            self._asked = {self._questions: time.monotonic()}  # one that was not answered by now is not waited for
+            self._queue(Frame(pb.Frame(generation=self.generation, asked=self._questions)), "credit")
+            await asyncio.sleep(ASK_EVERY)
+        await asyncio.Future()
+
+    def _hear(self, fields: pb.Frame) -> None:
+        """A question, or the answer to one."""
+        if fields.asked and self._outbox.qsize() < MOST_WAITING:
+            self._queue(Frame(pb.Frame(generation=self.generation, answered=fields.asked)), "credit")
+        if (asked_at := self._asked.pop(fields.answered, None)) is not None:
+            self._round_trips.append(time.monotonic() - asked_at)
+
     async def _read(self, stream: Stream) -> None:
         while (content := await stream.read()) is not grpc.aio.EOF:
             if self._over:
@@ -200,6 +229,7 @@ class Link:
                 continue
             self._take_credit(frame.fields.taken)
             if frame.fields.leg == pb.Frame.CREDIT:
+                self._hear(frame.fields)
                 continue
             message = self._assembler.add(frame)
             if message is not None:

@@ -66,6 +66,7 @@ def done_message(report: TaskReport, generation: Generation, memory: Mapping[str
             backward_bytes=generation.sent_since("previous", "backward"),
             cpu_s=cpu_seconds,
             refused_frames=generation.refused_frames,
+            round_trip_s=generation.round_trip_s,
             **memory,
         ).to_message(),
     )

@@ -105,15 +105,14 @@ def _stage(stage: Mapping[str, Any], peers: Mapping[str, Any], beside: Beside, v
 def _link(
     a: Mapping[str, Any], b: Mapping[str, Any], tokens_per_s: float, peers: Mapping[str, Any], beside: Beside
 ) -> dict[str, Any]:
-    """Between two neighbouring stages. Where it leads through the coordinator, its round trip is that of both ends."""
+    """Between two neighbouring stages."""
     ends = [h["peer"] for stage in (a, b) for h in stage["holders"][:1]]
     linked = all(end in peers for end in ends)
     relayed = linked and (beside.relayed or not any(peers[end]["reachable"] for end in ends))
-    trips = [beside.round_trips.get(end) for end in ends]
     return {
         "up": linked and all(stage["state"] not in ("lost", "building", "linking") for stage in (a, b)),
         "relayed": relayed,
-        "round_trip_s": sum(t for t in trips if t is not None) if relayed and None not in trips else None,
+        "round_trip_s": a["round_trip_s"] or None,
         "forward_per_token": a["forward_bytes_per_token"],
         "backward_per_token": b["backward_bytes_per_token"],
         "forward_per_s": a["forward_bytes_per_token"] * tokens_per_s,

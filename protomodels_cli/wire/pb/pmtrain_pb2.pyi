@@ -245,7 +245,7 @@ class ParameterHash(_message.Message):
     def __init__(self, name: _Optional[str] = ..., sha256: _Optional[str] = ...) -> None: ...
 
 class Usage(_message.Message):
-    __slots__ = ("compute_s", "wait_s", "wire_s", "forward_bytes", "backward_bytes", "most_in_flight", "peak_memory", "cpu_s", "refused_frames", "forecast_memory", "reserved_memory")
+    __slots__ = ("compute_s", "wait_s", "wire_s", "forward_bytes", "backward_bytes", "most_in_flight", "peak_memory", "cpu_s", "refused_frames", "forecast_memory", "reserved_memory", "round_trip_s")
     COMPUTE_S_FIELD_NUMBER: _ClassVar[int]
     WAIT_S_FIELD_NUMBER: _ClassVar[int]
     WIRE_S_FIELD_NUMBER: _ClassVar[int]
@@ -257,6 +257,7 @@ class Usage(_message.Message):
     REFUSED_FRAMES_FIELD_NUMBER: _ClassVar[int]
     FORECAST_MEMORY_FIELD_NUMBER: _ClassVar[int]
     RESERVED_MEMORY_FIELD_NUMBER: _ClassVar[int]
+    ROUND_TRIP_S_FIELD_NUMBER: _ClassVar[int]
     compute_s: float
     wait_s: float
     wire_s: float
@@ -268,7 +269,8 @@ class Usage(_message.Message):
     refused_frames: int
     forecast_memory: int
     reserved_memory: int
-    def __init__(self, compute_s: _Optional[float] = ..., wait_s: _Optional[float] = ..., wire_s: _Optional[float] = ..., forward_bytes: _Optional[int] = ..., backward_bytes: _Optional[int] = ..., most_in_flight: _Optional[int] = ..., peak_memory: _Optional[int] = ..., cpu_s: _Optional[float] = ..., refused_frames: _Optional[int] = ..., forecast_memory: _Optional[int] = ..., reserved_memory: _Optional[int] = ...) -> None: ...
+    round_trip_s: float
+    def __init__(self, compute_s: _Optional[float] = ..., wait_s: _Optional[float] = ..., wire_s: _Optional[float] = ..., forward_bytes: _Optional[int] = ..., backward_bytes: _Optional[int] = ..., most_in_flight: _Optional[int] = ..., peak_memory: _Optional[int] = ..., cpu_s: _Optional[float] = ..., refused_frames: _Optional[int] = ..., forecast_memory: _Optional[int] = ..., reserved_memory: _Optional[int] = ..., round_trip_s: _Optional[float] = ...) -> None: ...
 
 class BasisTaken(_message.Message):
     __slots__ = ("version", "sha256", "generation")
@@ -661,7 +663,7 @@ class Location(_message.Message):
     def __init__(self, url: _Optional[str] = ...) -> None: ...
 
 class Frame(_message.Message):
-    __slots__ = ("leg", "generation", "step", "microbatch", "basis_version", "ids", "size", "taken", "poison", "came")
+    __slots__ = ("leg", "generation", "step", "microbatch", "basis_version", "ids", "size", "taken", "poison", "came", "asked", "answered")
     class Leg(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         CREDIT: _ClassVar[Frame.Leg]
@@ -682,6 +684,8 @@ class Frame(_message.Message):
     TAKEN_FIELD_NUMBER: _ClassVar[int]
     POISON_FIELD_NUMBER: _ClassVar[int]
     CAME_FIELD_NUMBER: _ClassVar[int]
+    ASKED_FIELD_NUMBER: _ClassVar[int]
+    ANSWERED_FIELD_NUMBER: _ClassVar[int]
     leg: Frame.Leg
     generation: int
     step: int
@@ -692,7 +696,9 @@ class Frame(_message.Message):
     taken: int
     poison: bool
     came: int
-    def __init__(self, leg: _Optional[_Union[Frame.Leg, str]] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., microbatch: _Optional[int] = ..., basis_version: _Optional[int] = ..., ids: _Optional[bytes] = ..., size: _Optional[int] = ..., taken: _Optional[int] = ..., poison: bool = ..., came: _Optional[int] = ...) -> None: ...
+    asked: int
+    answered: int
+    def __init__(self, leg: _Optional[_Union[Frame.Leg, str]] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., microbatch: _Optional[int] = ..., basis_version: _Optional[int] = ..., ids: _Optional[bytes] = ..., size: _Optional[int] = ..., taken: _Optional[int] = ..., poison: bool = ..., came: _Optional[int] = ..., asked: _Optional[int] = ..., answered: _Optional[int] = ...) -> None: ...
 
 class ControlRequest(_message.Message):
     __slots__ = ("action",)
@@ -811,7 +817,7 @@ class Holder(_message.Message):
     def __init__(self, peer: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
 
 class StageStatus(_message.Message):
-    __slots__ = ("stage", "first_layer", "end_layer", "holders", "state", "compute_share", "wait_share", "wire_share", "forward_bytes_per_token", "backward_bytes_per_token", "ratio_bf16", "most_in_flight", "peak_memory", "forecast_memory")
+    __slots__ = ("stage", "first_layer", "end_layer", "holders", "state", "compute_share", "wait_share", "wire_share", "forward_bytes_per_token", "backward_bytes_per_token", "ratio_bf16", "most_in_flight", "peak_memory", "forecast_memory", "round_trip_s")
     class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         UNSPECIFIED: _ClassVar[StageStatus.State]
@@ -846,6 +852,7 @@ class StageStatus(_message.Message):
     MOST_IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
     PEAK_MEMORY_FIELD_NUMBER: _ClassVar[int]
     FORECAST_MEMORY_FIELD_NUMBER: _ClassVar[int]
+    ROUND_TRIP_S_FIELD_NUMBER: _ClassVar[int]
     stage: int
     first_layer: int
     end_layer: int
@@ -860,7 +867,8 @@ class StageStatus(_message.Message):
     most_in_flight: int
     peak_memory: int
     forecast_memory: int
-    def __init__(self, stage: _Optional[int] = ..., first_layer: _Optional[int] = ..., end_layer: _Optional[int] = ..., holders: _Optional[_Iterable[_Union[Holder, _Mapping]]] = ..., state: _Optional[_Union[StageStatus.State, str]] = ..., compute_share: _Optional[float] = ..., wait_share: _Optional[float] = ..., wire_share: _Optional[float] = ..., forward_bytes_per_token: _Optional[float] = ..., backward_bytes_per_token: _Optional[float] = ..., ratio_bf16: _Optional[float] = ..., most_in_flight: _Optional[int] = ..., peak_memory: _Optional[int] = ..., forecast_memory: _Optional[int] = ...) -> None: ...
+    round_trip_s: float
+    def __init__(self, stage: _Optional[int] = ..., first_layer: _Optional[int] = ..., end_layer: _Optional[int] = ..., holders: _Optional[_Iterable[_Union[Holder, _Mapping]]] = ..., state: _Optional[_Union[StageStatus.State, str]] = ..., compute_share: _Optional[float] = ..., wait_share: _Optional[float] = ..., wire_share: _Optional[float] = ..., forward_bytes_per_token: _Optional[float] = ..., backward_bytes_per_token: _Optional[float] = ..., ratio_bf16: _Optional[float] = ..., most_in_flight: _Optional[int] = ..., peak_memory: _Optional[int] = ..., forecast_memory: _Optional[int] = ..., round_trip_s: _Optional[float] = ...) -> None: ...
 
 class PeerStatus(_message.Message):
     __slots__ = ("peer", "name", "state", "stage", "device", "memory", "flops", "address", "reachable", "joined_s")
