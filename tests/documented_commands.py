@@ -72,6 +72,8 @@ NOT_RUN: dict[str, tuple[str, ...]] = {  # by the reason
         "pmtrain bench wan *",
         "pmtrain bench transfers *",
         "pmtrain bench recovery *",
+        "pmtrain bench viewers *",
+        "scripts/wanlab *",
     ),
     "needs a GPU, and hours of it": (
         "pmtrain lab frontier --scale gpu *",
@@ -84,6 +86,10 @@ NOT_RUN: dict[str, tuple[str, ...]] = {  # by the reason
         "pip install *",
         "git clone *",
         "python llama.cpp/*",
+    ),
+    "needs a package that is not installed for the tests; where it is, a test follows a run with the same code": (
+        "pmtrain follow runs/tiny --tensorboard board",
+        "pmtrain follow runs/tiny --wandb my-project",
     ),
     "the same as of events, which a test follows": ("pmtrain logs tiny --follow",),
     "writes into the shell's own start files": ("pmtrain --install-completion",),

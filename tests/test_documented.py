@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 
 from documented_commands import NOT_RUN, ROOT, RUN, documented, fits, lines_of, places
 
@@ -16,6 +17,25 @@ def test_every_documented_line_has_one_place():
 def test_nothing_is_in_the_table_that_no_page_has():
     entries = [entry for part in (RUN, NOT_RUN) for entries in part.values() for entry in entries]
     assert [entry for entry in entries if not any(fits(line, entry) for line in documented())] == []
+
+
+FENCED = re.compile(r"(?ms)^(?P<mark><!-- not run by a test: [^\n]+ -->\n)?```(?P<kind>\w*)\n(?P<lines>.*?)^```")
+COMMAND = re.compile(r"(?m)^(?:pmtrain [a-z]+(?: |$)|(?:scripts/|docker |kubectl |sudo |pip |sky ).*)")
+
+
+def unlisted(page: str) -> list[str]:
+    """Commands in blocks that neither this table nor a mark above them accounts for."""
+    blocks = [found for found in FENCED.finditer(page) if found["kind"] != "bash" and not found["mark"]]
+    return [line for found in blocks for line in COMMAND.findall(found["lines"])]
+
+
+def test_no_command_hides_in_a_block_of_another_kind():
+    pages = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+    assert {page.name: lines for page in pages if (lines := unlisted(page.read_text(encoding="utf-8")))} == {}
+    hidden = "```\npmtrain runs\n```\n"
+    assert unlisted(hidden) == ["pmtrain runs"]
+    assert not unlisted("<!-- not run by a test: too dear -->\n" + hidden)
+    assert not unlisted(hidden.replace("```\n", "```bash\n", 1))
 
 
 def test_the_tests_that_run_them_are_there():
