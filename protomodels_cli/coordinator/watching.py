@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import logging
 import traceback
 from collections.abc import Callable, Mapping
@@ -124,6 +125,7 @@ class Watching:
             pending=[(m.step, len(state.arrived.get(m.key, ())), stages) for m in history.pending],
             relayed=state.relay_all,
             round_trips=self._round_trips(),
+            run=hashlib.sha256(self._run_dir.authority.fingerprint.encode()).hexdigest()[:16],
             ended=("done" if history.over else "stopped") if self._closing else "",
         )
 

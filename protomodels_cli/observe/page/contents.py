@@ -33,6 +33,7 @@ class Beside:
     pending: Sequence[tuple[int, int, int]] = ()  # begun ones: step, parts that are here, parts
     relayed: bool = False  # all links, whoever could be dialled
     round_trips: Mapping[str, float] = field(default_factory=dict)  # peer → seconds to the coordinator and back
+    run: str = ""  # which one it is: another coordinator may come to the same address
     ended: str = ""  # "done" or "stopped": the coordinator's process ends now, as it should
 
 
@@ -55,7 +56,7 @@ def state(status: pb.RunStatus, beside: Beside, veil: Veil) -> dict[str, Any]:
     found["says_why"] = s["reason_kind"] or s["waiting_kind"]
     found["trouble"] = veil(s["trouble"])
     found["checkpoint"] = Path(s["checkpoint"]).name
-    found["ended"] = beside.ended
+    found["run"], found["ended"] = beside.run, beside.ended
     found["stages"] = [_stage(stage, peers, beside, veil) for stage in s["stages"]]
     found["links"] = [
         _link(a, b, s["tokens_per_s"] if s["phase"] == "running" else 0.0, peers, beside)

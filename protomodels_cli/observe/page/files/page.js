@@ -9,7 +9,7 @@ const lossChart = new Chart($("loss"), "Loss over steps",
   [{ name: "loss", css: "loss", data: curves.loss }, { name: "held-out", css: "held", data: curves.held_out }], (v, axis) => v.toFixed(axis ? 1 : 4));
 const speedChart = new Chart($("speed"), "Throughput over steps",
   [{ name: "tokens a second", css: "speed", data: curves.tokens_per_s }], (v) => scaled(v), true);
-let state = null, heard = performance.now(), source = null, newest = 0;
+let state = null, heard = performance.now(), source = null, newest = 0, other = null;
 
 // Numbers as people write them
 
@@ -163,6 +163,7 @@ function banner() {
     $("banner").className = css;
     if ($("banner").textContent !== text) $("banner").textContent = text;  // a screen reader hears what is new
   };
+  if (other) return say(`Another run, ${other}, is at this address now: reload the page to see it. What follows is ${s.name}.`, "");
   if (s && s.phase === "done") return say(`The run is done: ${plural(s.step, "step")}${s.eval_loss === undefined ? "" : `, held-out loss ${Number(s.eval_loss).toFixed(4)}`}.`, "good");
   if (s && s.ended) return say(`The coordinator was stopped after step ${s.step.toLocaleString("en")}. The run can be resumed; this page then goes on.`, "");
   if (link === "gone") return say("The coordinator does not answer: it was stopped, or its machine cannot be reached. What follows is as it was last seen; this page reconnects by itself.", "bad");
@@ -219,6 +220,11 @@ function listen() {
   source.onmessage = (message) => {
     const { state: now, curves: news, events, whole } = JSON.parse(message.data);
     heard = performance.now();
+    if (state && state.run !== now.run) {
+      other = now.name;
+      source.close();
+      return banner();
+    }
     state = now;
     addEvents(events, whole);
     addPoints(news);
@@ -231,7 +237,8 @@ function listen() {
   };
 }
 
-setInterval(() => {
+const looking = setInterval(() => {
+  if (other) return;
   const silent = performance.now() - heard;
   if (silent > SILENT_MS && !state?.ended) setLink("gone");
   if (source.readyState === EventSource.CLOSED && silent > AGAIN_MS) {
