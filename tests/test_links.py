@@ -204,16 +204,13 @@ def test_the_round_trip_is_measured_at_once_and_again(monkeypatch):
 
     async def story(a: End, b: End) -> None:
         await until(lambda: a.link.round_trip > 0)
-        first = a.link.round_trip
-        assert first < 1
+        assert (first := a.link.round_trip) < 1
         assert b.link.round_trip == 0, "one end asks"
         monkeypatch.setattr(b.link, "_hear", lambda fields: None)  # its answers would take for ever
         await asyncio.sleep(0.2)
         assert a.link.round_trip <= first
+        a.link._hear(pb.Frame(answered=1 << 60))  # the answer to nothing
         assert len(a.link._asked) == 1, "what is not answered is forgotten"
-        for number in (0, 1, 1 << 60):  # answers to nothing
-            a.link._hear(pb.Frame(answered=number))
-        assert len(a.link._asked) == 1
 
     linked(story)
 

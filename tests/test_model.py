@@ -4,6 +4,7 @@ from functools import partial
 
 import pytest
 import torch
+from cases import some
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -61,9 +62,15 @@ def test_equals_the_plain_llama_for_any_number_of_unconstrained_layers(reference
     assert relative(logits_of(r, ids), right) < 1e-12
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize(
-    ("form", "optimizer"), [("constrained", "row_adamw"), ("constrained", "muon"), ("reparam", "muon")]
+    ("form", "optimizer", "dtype"),
+    some(
+        [
+            (*kind, dtype)
+            for kind in (("constrained", "row_adamw"), ("constrained", "muon"), ("reparam", "muon"))
+            for dtype in ("float64", "float32")
+        ]
+    ),
 )
 def test_cut_equals_uncut_forward_and_backward_after_200_steps(reference, form, optimizer, dtype):
     """The method's claim, in full: nothing is lost at a boundary, in either direction, for any parameter."""

@@ -133,8 +133,7 @@ def test_muon_takes_both_forms_along_the_same_path(reference):
     assert runs["reparam"][-1] < runs["reparam"][0] - 0.3
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("name", ["row_adamw", "muon"])
+@pytest.mark.parametrize(("name", "dtype"), [("row_adamw", "float64"), ("muon", "float32")])
 def test_500_steps_without_reprojection_stay_in_s(reference, name, dtype):
     r = reference(
         steps=500,

@@ -18,7 +18,7 @@ from protomodels_cli.coordinator import absences, assigning, checking, machine, 
 from protomodels_cli.coordinator.history import RECORDS, Placed, RolledBack
 from protomodels_cli.coordinator.snapshots import policy
 
-SEEDS, BLOCK = range(80, 140), 20  # beside those of test_it_is_eventful; scripts/simulate.sh tries as many as you like
+SEEDS, BLOCK = range(30, 90), 20  # beside those of test_it_is_eventful; scripts/simulate.sh tries as many as you like
 
 RESEATING = (147, 211, 243, 251, 299)  # seeds
 
@@ -61,8 +61,8 @@ def test_it_is_eventful():
         kinds |= {type(record).__name__ for record in world.disk.journal}
         redone, went_back = redone + history.redone, went_back + history.lineage - 1
     assert kinds == set(RECORDS)
-    assert redone > 60
-    assert went_back > 40
+    assert redone > 40
+    assert went_back > 20
 
 
 def test_where_some_are_slow_stages_change_hands_or_stay_where_they_are():
