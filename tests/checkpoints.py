@@ -48,6 +48,7 @@ def starting_from(folder: Path, **sections: Any) -> RunSpec:
         "data": {"max_bytes": 200_000, "val_fraction": 0.1},
         "tokenizer": {"kind": "bytes"},
         "eval": {"windows": 8},
+        "wire": {"forward": "fp32", "backward": "fp32"},
     }
     for name, fields in sections.items():
         base[name] = {**base.get(name, {}), **fields} if isinstance(fields, dict) else fields

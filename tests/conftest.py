@@ -51,12 +51,13 @@ def make_spec(**sections: Any) -> RunSpec:
         "steps": 5,
         "stages": 4,
         "model": {"layers": 4, "width": 32, "heads": 4, "kv_heads": 2, "hidden": 64, "context": 16},
-        "subspace": {"k": 6, "update": {}},
+        "subspace": {"form": "reparam", "k": 6, "update": {}},
         "optimizer": {"lr": 3e-3},
         "batch": {"size": 4, "microbatches": 2},
         "data": {"max_bytes": 200_000, "val_fraction": 0.1},
         "tokenizer": {"kind": "bytes"},
         "eval": {"windows": 8},
+        "wire": {"forward": "fp32", "backward": "fp32"},
         "compute": {},
     }
     for name, fields in sections.items():

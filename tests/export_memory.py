@@ -34,7 +34,7 @@ def a_spec(width: int, layers: int, hidden: int, vocabulary: int) -> RunSpec:
             "steps": 1,
             "stages": 4,
             "model": {"layers": layers, "width": width, "heads": width // 64, "hidden": hidden},
-            "subspace": {"k": width // 32},
+            "subspace": {"form": "reparam", "k": width // 32},
             "data": {"source": "bin", "files": ["ids.bin"]},
             "tokenizer": {"kind": "none", "vocab_size": vocabulary},
         }

@@ -21,7 +21,7 @@ name: small
 steps: 12
 stages: 2
 model: {layers: 2, width: 32, heads: 2, context: 16}
-subspace: {k: 4, update: {interval: 5, window: 2}}
+subspace: {form: reparam, k: 4, update: {interval: 5, window: 2}}
 batch: {size: 4, microbatches: 2}
 data: {max_bytes: 200000, val_fraction: 0.1}
 tokenizer: {kind: bytes}

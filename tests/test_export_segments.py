@@ -30,7 +30,7 @@ from protomodels_cli.model.plain import multiplied_out
 
 IDS = torch.arange(32).view(2, 16) * 7
 KINDS = {
-    "two streams": {"form": "two_stream"},
+    "two streams": {"form": "two_stream", "anchor": "fixed"},
     "two streams, anchors": {"form": "two_stream", "anchor": "segment"},
     "reparam, anchors": {"form": "reparam", "anchor": "segment"},
     "dense, anchors": {"form": "dense", "anchor": "segment"},

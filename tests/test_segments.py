@@ -148,7 +148,7 @@ def test_segments_are_the_stages_unless_the_spec_says_otherwise():
     assert (spec.model.segments, spec.subspace.unconstrained_layers) == ([2, 3, 1], 1)
     spec = parse_spec(text.replace("heads: 4", "heads: 4, segments: 3") + "stages: auto\nsubspace: {form: two_stream}")
     assert (spec.model.segments, spec.subspace.unconstrained_layers) == ([2, 2, 2], 2)
-    spec = parse_spec(text + "stages: 3\n")
+    spec = parse_spec(text + "stages: 3\nsubspace: {form: reparam}\n")
     assert (spec.model.segments, spec.subspace.unconstrained_layers) == (None, 1), "they do not matter here"
 
 

@@ -64,13 +64,13 @@ OPTIONS: list[tuple[str, str, str]] = [
     ),
     (
         "plan fast.yaml --link 80mbit,25ms --speed 60tflops",
-        "snapshots.interval = 1: a snapshot is due every 216 ms, and uploading one takes 3.81 s",
-        "set snapshots.interval to 18 or more, or raise snapshots.max_bandwidth",
+        "snapshots.interval = 1: a snapshot is due every 205 ms, and uploading one takes 5.04 s",
+        "set snapshots.interval to 25 or more, or raise snapshots.max_bandwidth",
     ),
     (
         "plan timed.yaml --link 100kbit,25ms --speed 60tflops",
-        "snapshots.every = 5s: a snapshot is due every 15.6 s, and uploading one takes 6 min 21 s",
-        "set snapshots.every to 7min or more",
+        "snapshots.every = 5s: a snapshot is due every 9.5 s, and uploading one takes 8 min 24 s",
+        "set snapshots.every to 9min or more",
     ),
     ("bench gpu --shape 3b", "--shape 3b: there is no such shape", "use tiny, 1b, 2b, 8b"),
     (
@@ -255,9 +255,10 @@ def test_help_says_what_every_command_and_option_is_for(name: str):
 
 
 PLAN = """\
-tiny: reparam, k = #, fp# forward and fp# backward, # peers of # TFLOP/s (--speed), each with a connection of # \
+tiny: two_stream, k = #, int# forward and int# backward, # peers of # TFLOP/s (--speed), each with a connection of # \
 Mbit/s, # ms of latency
-The model: # k parameters in blocks (hidden #), # MFLOP a token; embedding # k, head # k (# MFLOP a token).
+The model: # k parameters in blocks (hidden #), # MFLOP a token; embedding # k, head # k (# MFLOP a token), \
+anchors # M.
 Dense, of equal shape: # k parameters in blocks (hidden #), # MFLOP a token; embedding # k, head # k (# MFLOP a token).
 Every step sends # KiB forward and # KiB backward over each boundary, headers included.
 A step takes # ms (#k tok/s); with an ideal link it would take # ms.

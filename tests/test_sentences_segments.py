@@ -25,7 +25,7 @@ SPEC: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"stages": "auto", "subspace": {"anchor": "segment"}},
-        "model.segments | is required with stages auto: what the reparam form with subspace.anchor segment "
+        "model.segments | is required with stages auto: what the two_stream form with subspace.anchor segment "
         "computes depends on it, and must not depend on who joins | set for example `segments: 2`",
     ),
     (
@@ -50,12 +50,16 @@ SPEC: list[tuple[dict[str, Any], str]] = [
         "those are 2 | remove `unconstrained_layers`, or change model.segments",
     ),
     (
-        {"stages": 2, "subspace": {"anchor": "segment", "unconstrained_layers": 2}, **model(segments=4)},
+        {
+            "stages": 2,
+            "subspace": {"form": "reparam", "anchor": "segment", "unconstrained_layers": 2},
+            **model(segments=4),
+        },
         "subspace.unconstrained_layers = 2 | unconstrained layers must be in one segment, and the last one has "
         "1 layer | use at most 1, or change model.segments",
     ),
     (
-        {"subspace": {"anchor_rank": 8}},
+        {"subspace": {"form": "reparam", "anchor_rank": 8}},
         "subspace.anchor_rank = 8 | subspace.anchor is fixed, and there is no table of changes | "
         "remove `anchor_rank`, or set subspace.anchor to segment",
     ),

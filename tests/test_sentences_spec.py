@@ -147,11 +147,11 @@ SPEC: list[tuple[dict[str, Any], str]] = [
         "set subspace.k to 64 or less, for example 8",
     ),
     (
-        {"subspace": {"unconstrained_layers": 5}},
+        {"subspace": {"form": "reparam", "unconstrained_layers": 5}},
         "subspace.unconstrained_layers = 5 | the model has only 4 layers | use at most 4",
     ),
     (
-        {"stages": 4, "subspace": {"unconstrained_layers": 2}},
+        {"stages": 4, "subspace": {"form": "reparam", "unconstrained_layers": 2}},
         "subspace.unconstrained_layers = 2 | the output of unconstrained layers cannot be sent over a boundary, "
         "so all 2 must be in the last stage, and the last stage has only 1 | "
         "use at most 1, or write `stages` as a list whose last entry is at least 2",
@@ -167,11 +167,11 @@ SPEC: list[tuple[dict[str, Any], str]] = [
         "moving U gains nothing | set subspace.update.interval to 0, or subspace.form to reparam or constrained",
     ),
     (
-        {"subspace": {"update": {"interval": 5, "window": 6}}},
+        {"subspace": {"form": "reparam", "update": {"interval": 5, "window": 6}}},
         "subspace.update.window = 6 | the window must fit between two updates, which are 5 steps apart | use at most 5",
     ),
     (
-        {"subspace": {"update": {"interval": 5, "window": 1, "delay": 5}}},
+        {"subspace": {"form": "reparam", "update": {"interval": 5, "window": 1, "delay": 5}}},
         "subspace.update.delay = 5 | a new U must be in use before the next U is computed, 5 steps later | use "
         "at most 4",
     ),
@@ -182,7 +182,7 @@ SPEC: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"optimizer": {"name": "row_adamw"}},
-        "optimizer.name = 'row_adamw' | row AdamW is for full matrices in the subspace S, and the reparam form "
+        "optimizer.name = 'row_adamw' | row AdamW is for full matrices in the subspace S, and the two_stream form "
         "has none | use adamw or muon",
     ),
     (
@@ -205,7 +205,7 @@ SPEC: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"wire": {"backward": "topk:mask"}},
-        "wire.backward = 'topk:mask' | topk:mask reuses the positions of the activations, and fp32 sends all "
+        "wire.backward = 'topk:mask' | topk:mask reuses the positions of the activations, and int8 sends all "
         "positions | give a share, as in topk:0.1, or use topk alone on the forward leg",
     ),
     (

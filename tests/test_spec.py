@@ -121,9 +121,14 @@ def test_all_problems_at_once_with_line_value_rule_and_fix():
         ),
         ({"stages": 5}, "stages", "every_stage_has_layers", "4"),
         ({"stages": [1, 2]}, "stages", "every_stage_has_layers", "3"),
-        ({"stages": 4, "subspace": {"unconstrained_layers": 2}}, UNCONSTRAINED, IN_LAST_STAGE, "1"),
-        ({"subspace": {"unconstrained_layers": 5}}, UNCONSTRAINED, IN_LAST_STAGE, "4"),
-        ({"stages": "auto", "subspace": {"unconstrained_layers": 5}}, UNCONSTRAINED, IN_LAST_STAGE, "4"),
+        ({"stages": 4, "subspace": {"form": "reparam", "unconstrained_layers": 2}}, UNCONSTRAINED, IN_LAST_STAGE, "1"),
+        ({"subspace": {"form": "reparam", "unconstrained_layers": 5}}, UNCONSTRAINED, IN_LAST_STAGE, "4"),
+        (
+            {"stages": "auto", "subspace": {"form": "reparam", "unconstrained_layers": 5}},
+            UNCONSTRAINED,
+            IN_LAST_STAGE,
+            "4",
+        ),
         ({"batch": {"size": 10, "microbatches": 4}}, "batch.microbatches", "microbatches_divide_batch", "10"),
         (
             {"subspace": {"form": "constrained"}, "optimizer": {"name": "adamw"}},
@@ -131,7 +136,7 @@ def test_all_problems_at_once_with_line_value_rule_and_fix():
             "optimizer_fits_form",
             "AdamW",
         ),
-        ({"optimizer": {"name": "row_adamw"}}, "optimizer.name", "optimizer_fits_form", "reparam"),
+        ({"optimizer": {"name": "row_adamw"}}, "optimizer.name", "optimizer_fits_form", "two_stream"),
         (
             {"compute": {"dtype": "float64"}, "optimizer": {"moments": "bf16"}},
             "optimizer.moments",
@@ -144,9 +149,14 @@ def test_all_problems_at_once_with_line_value_rule_and_fix():
             "update_fits",
             "dense",
         ),
-        ({"subspace": {"update": {"interval": 5, "window": 6}}}, "subspace.update.window", "update_fits", "5"),
         (
-            {"subspace": {"update": {"interval": 5, "window": 1, "delay": 5}}},
+            {"subspace": {"form": "reparam", "update": {"interval": 5, "window": 6}}},
+            "subspace.update.window",
+            "update_fits",
+            "5",
+        ),
+        (
+            {"subspace": {"form": "reparam", "update": {"interval": 5, "window": 1, "delay": 5}}},
             "subspace.update.delay",
             "update_fits",
             "5",
@@ -159,7 +169,7 @@ def test_all_problems_at_once_with_line_value_rule_and_fix():
             "10",
         ),
         ({"wire": {"forward": "topk:mask"}}, "wire.forward", "codecs_fit_their_legs", "topk:mask"),
-        ({"wire": {"backward": "topk:mask"}}, "wire.backward", "codecs_fit_their_legs", "fp32"),
+        ({"wire": {"backward": "topk:mask"}}, "wire.backward", "codecs_fit_their_legs", "int8"),
         ({"wire": {"backward": "int8+aqsgd"}}, "wire.backward", "codecs_fit_their_legs", "AQ-SGD"),
         (
             {"wire": {"forward": "topk:0.1+aqsgd", "backward": "topk:mask"}},

@@ -29,12 +29,13 @@ Say = Callable[[str], None]
 
 
 def small(**sections: Any) -> RunSpec:
-    """The demo's model, with some fields replaced."""
+    """Four stages of two layers each, whatever a spec's defaults are; some fields replaced."""
     base: dict[str, Any] = {
         "name": "bench",
         "stages": 4,
         "model": {"layers": 8, "width": 128, "heads": 4, "kv_heads": 2, "context": 64},
-        "subspace": {"k": 16},
+        "subspace": {"form": "reparam", "k": 16},
+        "wire": {"forward": "fp32", "backward": "fp32"},
         "batch": {"size": 16, "microbatches": 4},
         "data": {"source": "python", "max_bytes": 8_000_000},
         "tokenizer": {"kind": "bpe", "vocab_size": 2048},

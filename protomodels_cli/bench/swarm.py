@@ -54,7 +54,7 @@ def spec_of(crowd: Crowd) -> RunSpec:
             "stages": crowd.stages,
             "steps": 1_000_000,
             "model": {"layers": crowd.stages, "width": 16, "heads": 2, "kv_heads": 2, "context": 16},
-            "subspace": {"k": 4, "sync_interval": 20, "update": {"interval": 0}},
+            "subspace": {"form": "reparam", "k": 4, "sync_interval": 20, "update": {"interval": 0}},
             "batch": {"size": 4, "microbatches": 4},
             "data": {"source": "python", "max_bytes": 200_000},
             "tokenizer": {"kind": "bytes"},

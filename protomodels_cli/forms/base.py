@@ -62,6 +62,8 @@ class Form:
     remakes_stream: ClassVar[bool] = False
     # Whether something of the state ends with a segment, whether or not a boundary is there.
     has_local_stream: ClassVar[bool] = False
+    # Whether segments train anchors of their own where the spec does not say.
+    trains_anchors: ClassVar[bool] = False
 
     def __init__(self, basis: Any = None):
         assert (basis is not None) == self.has_basis

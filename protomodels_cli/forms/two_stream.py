@@ -48,6 +48,7 @@ class TwoStream(LocalStream):
     name = "two_stream"
     about = "trains coordinates and a full-width stream that ends with its segment"
     remakes_stream = True
+    trains_anchors = True
 
     @classmethod
     def state_width(cls, sizes: Sizes) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from protomodels_cli.forms import FORMS, form_named
@@ -114,13 +114,14 @@ def _forms_in_words() -> str:
 class SubspaceSpec(Section):
     """What crosses a boundary between stages."""
 
-    form: str = Field("reparam", description=_forms_in_words())
+    form: str = Field("two_stream", description=_forms_in_words())
     k: Size = Field(16, description="Numbers per token that cross a boundary (unused by `dense`, which sends width).")
     anchor: Literal["fixed", "segment"] = Field(
-        "fixed",
+        "segment",
         description="What a stage adds to the stream for a token by itself. `fixed`: T_fixed (`dense`: nothing). "
         "`segment`: besides a change that starts at 0, which each segment trains for itself: a table of vocabulary × "
-        "anchor_rank numbers for each segment, and no bytes on the wire.",
+        "anchor_rank numbers for each segment, and no bytes on the wire. Default: `segment` with `two_stream`, `fixed` "
+        "with the other forms.",
     )
     anchor_rank: Size | None = Field(
         None,
@@ -141,6 +142,14 @@ class SubspaceSpec(Section):
         1000,
         description="Steps between re-projections of constrained weights onto S, against rounding; 0: never.",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _anchor(cls, fields: Any) -> Any:
+        """The default follows from the form."""
+        if not isinstance(fields, dict) or "anchor" in fields or fields.get("form") not in FORMS.names:
+            return fields
+        return fields | {"anchor": "segment" if form_named(fields["form"]).trains_anchors else "fixed"}
 
     @field_validator("form", mode="plain")
     @classmethod

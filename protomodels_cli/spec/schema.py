@@ -108,11 +108,11 @@ class LinkSpec(Section):
 
 class WireSpec(Section):
     forward: str = Field(
-        "fp32",
+        "int8",
         description="Codec of activations: a base codec, then optional feedback, then optional packing. "
         "See the table at the end and docs/codecs.md.",
     )
-    backward: str = Field("fp32", description="Codec of gradients, written in the same way.")
+    backward: str = Field("int8", description="Codec of gradients, written in the same way.")
     link: LinkSpec = Field(default_factory=LinkSpec)
 
     @field_validator("forward", "backward")
