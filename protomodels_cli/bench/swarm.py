@@ -1,8 +1,8 @@
 """What a crowd costs the coordinator: a real one, and light peers that join, send heartbeats, hold stages and leave.
 
-A pipeline is measured with a few peers first: what the crowd of spares adds is the difference. Then with more stages.
-All processes share this machine, and those of the crowd make way for the coordinator's and for that of the first
-holders; what is said of processor time and memory is the coordinator's alone.
+A pipeline is measured with a few peers first: what the crowd of spares adds is the difference. All processes share this
+machine, and those of the crowd make way for the coordinator's and for that of the first holders; what is said of
+processor time and memory is the coordinator's alone.
 """
 
 from __future__ import annotations
@@ -66,16 +66,14 @@ def spec_of(crowd: Crowd) -> RunSpec:
 
 
 def measure(crowd: Crowd, say: Say) -> dict[str, Any]:
-    few = replace(crowd, clients=min(FEW, crowd.clients), stages=min(FEW, crowd.stages), churn=0.0)
-    first = _row(few)
-    say(in_words(first))
-    rows = [first]
-    for stages in sorted({few.stages, crowd.stages}):
-        row = _row(replace(crowd, stages=stages))
-        row["commit_p99_above_s"] = row["commit_s"]["p99"] - first["commit_s"]["p99"]
-        say(in_words(row))
-        say(f"commit p99 is {duration(max(0.0, row['commit_p99_above_s']))} above that with {few.clients} clients")
-        rows.append(row)
+    """Each pipeline with few clients, and with all of them."""
+    rows = []
+    for stages in sorted({min(FEW, crowd.stages), crowd.stages}):
+        few = replace(crowd, clients=min(max(FEW, stages), crowd.clients), stages=stages, churn=0.0)
+        alone, crowded = (_row(one, say) for one in (few, replace(crowd, stages=stages)))
+        above = crowded["commit_p99_above_s"] = crowded["commit_s"]["p99"] - alone["commit_s"]["p99"]
+        say(f"commit p99 is {duration(max(0.0, above))} above that with {plural(few.clients, 'client')}")
+        rows += [alone, crowded]
     bounds = f"{duration(LATENCY_BOUND)} above, {CORES_BOUND:g} core and {size(MEMORY_BOUND)} for the coordinator"
     say(f"the bounds: {bounds}")
     return {
@@ -86,7 +84,7 @@ def measure(crowd: Crowd, say: Say) -> dict[str, Any]:
     }
 
 
-def _row(crowd: Crowd) -> dict[str, Any]:
+def _row(crowd: Crowd, say: Say) -> dict[str, Any]:
     spec = spec_of(crowd)
     with (
         tempfile.TemporaryDirectory() as name,
@@ -114,7 +112,7 @@ def _row(crowd: Crowd) -> dict[str, Any]:
     if not commits:
         what = f"no step was decided within {duration(seconds)}"
         raise UserError(what, "measure for longer, or with fewer clients", "no_commits")
-    return {
+    row = {
         **asdict(crowd),
         "steps": len(commits),
         "commit_s": spread(commits),
@@ -124,6 +122,8 @@ def _row(crowd: Crowd) -> dict[str, Any]:
         "coordinator_memory_bytes": memory,
         **{name: dict(sum((Counter(one[name]) for one in seen), Counter())) for name in ("leaves", "lost", "failed")},
     }
+    say(in_words(row))
+    return row
 
 
 def commit_latencies(rows: Sequence[Sequence[float]], stages: int, since: float) -> list[float]:
