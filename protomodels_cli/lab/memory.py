@@ -12,19 +12,25 @@ from torch.utils._pytree import tree_leaves
 
 
 class _Meter(TorchDispatchMode):
+    """Tensors that are gone are looked for only where the sum with them would be a new peak: otherwise it is none."""
+
     def __init__(self) -> None:
         super().__init__()
-        self.live: dict[int, tuple[StorageWeakRef, int]] = {}
-        self.peak = 0
+        self.known: dict[int, tuple[StorageWeakRef, int]] = {}
+        self.total = self.peak = 0  # bytes of all that is known; of all that lived at one moment
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(out):
             if isinstance(leaf, torch.Tensor):
                 storage = leaf.untyped_storage()
-                self.live[storage._cdata] = (StorageWeakRef(storage), storage.nbytes())
-        self.live = {key: entry for key, entry in self.live.items() if not entry[0].expired()}
-        self.peak = max(self.peak, sum(size for _, size in self.live.values()))
+                _, before = self.known.get(storage._cdata, (None, 0))
+                self.known[storage._cdata] = (StorageWeakRef(storage), storage.nbytes())
+                self.total += storage.nbytes() - before
+        if self.total > self.peak:
+            self.known = {key: entry for key, entry in self.known.items() if not entry[0].expired()}
+            self.total = sum(size for _, size in self.known.values())
+            self.peak = max(self.peak, self.total)
         return out
 
 
