@@ -76,6 +76,7 @@ def test_what_a_viewer_sees_of_a_run(browser, tmp_path):
         browser.wait("curves.loss.size > 5 && curves.held_out.size > 0")
         assert browser.look("document.getElementById('join-line').textContent").endswith(f"'{link}'")
         assert browser.look(STATES).count("lost") == 0
+        browser.wait("/\\d ms$/.test(document.querySelector('.between .kind').textContent)")  # the link's round trip
         checks(browser, page_of(tmp_path))
 
         peers[0].kill()

@@ -133,7 +133,7 @@ function between(link, i) {
   return make("div", { class: "between", role: "group", "data-up": link.up, "aria-label": `Link from stage ${i} to stage ${i + 1}` },
     way("→", link.forward_per_s, link.forward_per_token, ""),
     way("←", link.backward_per_s, link.backward_per_token, "back"),
-    make("p", { class: "kind" }, link.up ? (link.relayed ? `relayed${trip}` : "direct") : "no link"));
+    make("p", { class: "kind" }, link.up ? `${link.relayed ? "relayed" : "direct"}${trip}` : "no link"));
 }
 
 function snapshots(s) {
