@@ -247,7 +247,7 @@ def test_positions_that_no_sender_makes_are_refused(share):
 
 
 NO_CODECS = """int7 topk topk:2 topk:0 topk:x topk:nan lowrank lowrank:0 lowrank:1.5 lowrank:inf int8:3 int8+int8
-int8+ef+ef21 zstd int8+zstd+ef fp32+ef + : eden eden:0 eden:5 eden:2.5 eden:x"""
+int8+ef+ef21 zstd int8+zstd+ef fp32+ef + : eden eden:0 eden:7 eden:2.5 eden:x"""
 
 
 @pytest.mark.parametrize("text", ["", *NO_CODECS.split()])

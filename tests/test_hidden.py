@@ -62,7 +62,7 @@ def test_what_is_resolved_says_the_number_and_what_it_goes_by():
         model={"layers": 8, "width": 512, "heads": 8, "hidden": "auto:1376"},
         subspace={"form": "two_stream", "k": 64, "anchor": "segment"},
     )
-    assert (two.model.hidden, two.model.dense_hidden) == (1312, 1376)
+    assert (two.model.hidden, two.model.dense_hidden) == (1504, 1376)
     assert anchor_parameters(two) == 4 * 256 * 512
 
 

@@ -74,7 +74,11 @@ class Written:
                     if "x" in state:
                         state["x"] = state["x"] + written
                     elif spec.form.has_local_stream:
-                        state |= {"c": state["c"] + written[..., :k], "r": state["r"] + written[..., k:]}
+                        state["c"] = state["c"] + written[..., :k]
+                        if branch == self._mlp and layer == end - 1:  # r ends here
+                            assert written.shape[-1] == k
+                        else:
+                            state["r"] = state["r"] + written[..., k:]
                     else:
                         state["c"] = state["c"] + written
         return plain_llama._norm(self._read(state), self.w["head.norm"], self.config) @ self.w["head.out"].T

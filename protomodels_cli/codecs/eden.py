@@ -1,4 +1,4 @@
-"""EDEN (Vargaftik et al. 2022): every token rotated at random, then each number in 1 to 4 bits, and a bfloat16 scale.
+"""EDEN (Vargaftik et al. 2022): every token rotated at random, then each number in 1 to 6 bits, and a bfloat16 scale.
 
 Numbers that were rotated are nearly normal whatever they were before, so that the best levels are known beforehand:
 those of Lloyd and Max. Activations get the scale of least error. Gradients get the one that leaves no lean, and another
@@ -40,12 +40,27 @@ if TYPE_CHECKING:
 else:
     torch = lazy_import("torch")
 
+
+def _numbers(text: str) -> tuple[float, ...]:
+    return tuple(map(float, text.split()))
+
+
 # By bits: the levels above zero that have the least squared error for a standard normal; as many are below it.
 LEVELS = {
     1: (0.797884561,),
     2: (0.452780035, 1.510417608),
     3: (0.245094179, 0.756005281, 1.343909279, 2.151945705),
     4: (0.128395030, 0.388048299, 0.656759119, 0.942340456, 1.256231197, 1.618046386, 2.069017227, 2.732589571),
+    5: _numbers("""
+        0.065889660 0.198051830 0.331378306 0.466699523 0.604933624 0.747135704 0.894565117 1.048783320
+        1.211804381 1.386340340 1.576228079 1.787233218 2.028728399 2.317739404 2.691119577 3.260732493
+    """),
+    6: _numbers("""
+        0.033409506 0.100278289 0.167296903 0.234566985 0.302192846 0.370282645 0.438949672 0.508313781
+        0.578503031 0.649655581 0.721921941 0.795467656 0.870476587 0.947154945 1.025736349 1.106488240
+        1.189720142 1.275794486 1.365141020 1.458276375 1.555831225 1.658588900 1.767541883 1.883977241
+        2.009611043 2.146810217 2.298981210 2.471304798 2.672273835 2.917406791 3.240437055 3.744101271
+    """),
 }
 GROUP = 8  # codes that fill whole bytes, whatever their bits
 SMALLEST = 2.0**-126  # of float32's normal numbers: devices differ in what they do below it
@@ -59,7 +74,7 @@ class Eden(BaseCodec):
     usage = "eden:BITS"
     examples = ("eden:4", "eden:3")  # codes that fill bytes, and codes that cross them
     help = (
-        "each token rotated at random, then 1, 2, 3 or 4 bits per number and one bfloat16 scale per token; gradients "
+        "each token rotated at random, then 1 to 6 bits per number and one bfloat16 scale per token; gradients "
         "are rounded without bias"
     )
 
@@ -67,7 +82,7 @@ class Eden(BaseCodec):
     def parse(cls, parameter: str) -> Eden:
         bits = parse_number(parameter)
         if bits not in LEVELS:
-            rule = f"the bits per number must be 1, 2, 3 or 4, not {parameter!r}"
+            rule = f"the bits per number must be 1 to 6, not {parameter!r}"
             raise CodecError(rule, f"write for example {cls.examples[0]}")
         return cls(int(bits))
 

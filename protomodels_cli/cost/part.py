@@ -15,7 +15,7 @@ from protomodels_cli.cost.units import Block, keeps_first_of_rows, moment_bytes
 from protomodels_cli.forms import Dense, Form, Role, Sizes
 from protomodels_cli.protocol import steps
 from protomodels_cli.safetensors_file import DTYPES, SafetensorsFile
-from protomodels_cli.spec.cut import anchored_layers
+from protomodels_cli.spec.cut import anchored_layers, closing_layers
 from protomodels_cli.spec.schema import RunSpec
 
 APPLIED = "optimizer/applied"
@@ -125,7 +125,7 @@ def _memories(spec: RunSpec, layers: range) -> Iterator[Tensors]:
 def _parameters(spec: RunSpec, layers: range) -> Iterator[tuple[str, Role, type[Form], tuple[int, ...]]]:
     """Name, role, form (of a matrix that writes to the stream; dense for all others) and shape of each parameter."""
     m, sizes, b = spec.model, Sizes.of(spec), Block.of(spec)
-    anchored, first_free = anchored_layers(spec), m.layers - spec.form.free_layers(sizes)
+    anchored, closing, first_free = anchored_layers(spec), closing_layers(spec), m.layers - spec.form.free_layers(sizes)
     assert m.head_dim is not None
     if layers.start == 0:
         yield "embed.weight", "embedding", spec.form, (spec.vocab_size, spec.form.embedding_width(sizes))
@@ -140,8 +140,9 @@ def _parameters(spec: RunSpec, layers: range) -> Iterator[tuple[str, Role, type[
         rows = {"attn.q": b.inner, "attn.k": b.kv, "attn.v": b.kv, "mlp.gate": b.hidden, "mlp.up": b.hidden}
         for name, outputs in rows.items():
             yield f"layers.{i}.{name}.weight", "matrix", Dense, (outputs, m.width)
-        for name, inputs in {"attn.o": b.inner, "mlp.down": b.hidden}.items():
-            yield f"layers.{i}.{name}.weight", "writer", form, (inputs, form.state_width(sizes))
+        down = form.closing_width(sizes) if i in closing else form.state_width(sizes)
+        yield f"layers.{i}.attn.o.weight", "writer", form, (b.inner, form.state_width(sizes))
+        yield f"layers.{i}.mlp.down.weight", "writer", form, (b.hidden, down)
     if layers.stop == m.layers:
         yield "head.norm.weight", "gain", Dense, (m.width,)
         yield "head.out.weight", "head", Dense, (spec.vocab_size, m.width)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from protomodels_cli.forms import Dense, Form, Role, Sizes
-from protomodels_cli.spec.cut import anchored_layers, layers_per_stage, spans
+from protomodels_cli.spec.cut import anchored_layers, closing_layers, layers_per_stage, spans
 from protomodels_cli.spec.groups import settings
 from protomodels_cli.spec.schema import RunSpec
 
@@ -21,7 +21,6 @@ class Block(NamedTuple):
     kv: int  # of all key heads, or value heads
     hidden: int
     reads: int  # parameters of the matrices that read the stream
-    rows: int  # rows of the two matrices that write to it
     gains: int
 
     @classmethod
@@ -36,17 +35,33 @@ class Block(NamedTuple):
             kv=kv,
             hidden=m.hidden,
             reads=m.width * (inner + 2 * kv + 2 * m.hidden),
-            rows=inner + m.hidden,
             gains=2 * m.width + (2 * m.head_dim if m.qk_norm else 0),
         )
 
 
-def _units(spec: RunSpec, embed: int, layer: Callable[[type[Form]], int], head: int, anchor: int = 0) -> dict[str, int]:
-    """One number for each unit, in layer order. The last, free layers are dense ones in every form, and the first of a
-    segment has its anchor's table, where those are trained."""
-    first_free = spec.model.layers - spec.form.free_layers(Sizes.of(spec))
-    tied, free = layer(spec.form), layer(Dense)
-    layers = {f"layers.{i}": tied if i < first_free else free for i in range(spec.model.layers)}
+class Writers(NamedTuple):
+    """Form and columns of a layer's two matrices that write to the stream."""
+
+    form: type[Form]
+    o: int
+    down: int
+
+
+def _writers(spec: RunSpec) -> list[Writers]:
+    """Of every layer. The last, free layers are dense ones in every form."""
+    sizes, closing = Sizes.of(spec), closing_layers(spec)
+    first_free = spec.model.layers - spec.form.free_layers(sizes)
+    forms = [spec.form if i < first_free else Dense for i in range(spec.model.layers)]
+    return [
+        Writers(form, width := form.state_width(sizes), form.closing_width(sizes) if i in closing else width)
+        for i, form in enumerate(forms)
+    ]
+
+
+def _units(spec: RunSpec, embed: int, layer: Callable[[Writers], int], head: int, anchor: int = 0) -> dict[str, int]:
+    """One number for each unit, in layer order. The first layer of a segment has its anchor's table, where those are
+    trained."""
+    layers = {f"layers.{i}": layer(writers) for i, writers in enumerate(_writers(spec))}
     for i in anchored_layers(spec):
         layers[f"layers.{i}"] += anchor
     return {"embed": embed, **layers, "head": head}
@@ -58,7 +73,7 @@ def unit_parameters(spec: RunSpec) -> dict[str, int]:
     return _units(
         spec,
         embed=spec.vocab_size * spec.form.embedding_width(sizes),
-        layer=lambda form: b.reads + b.gains + b.rows * form.state_width(sizes),
+        layer=lambda w: b.reads + b.gains + b.inner * w.o + b.hidden * w.down,
         head=width + width * spec.vocab_size,
         anchor=spec.vocab_size * spec.anchor_width,
     )
@@ -92,11 +107,11 @@ def touched_rows(spec: RunSpec) -> int:
 
 def unit_multiplied(spec: RunSpec) -> dict[str, int]:
     """Numbers of each unit's matrices that are multiplied: all but the gains, and the embedding, which is looked up."""
-    b, sizes = Block.of(spec), Sizes.of(spec)
+    b = Block.of(spec)
     return _units(
         spec,
         embed=0,
-        layer=lambda form: b.reads + b.rows * form.state_width(sizes),
+        layer=lambda w: b.reads + b.inner * w.o + b.hidden * w.down,
         head=spec.model.width * spec.vocab_size,
     )
 
@@ -108,7 +123,12 @@ def unit_state_bytes(spec: RunSpec) -> dict[str, int]:
     return _units(
         spec,
         embed=_kept(spec, spec.form, "embedding", vocab, spec.form.embedding_width(sizes)),
-        layer=lambda form: reads + 2 * b.gains * number + _kept(spec, form, "writer", b.rows, form.state_width(sizes)),
+        layer=lambda w: (
+            reads
+            + 2 * b.gains * number
+            + _kept(spec, w.form, "writer", b.inner, w.o)
+            + _kept(spec, w.form, "writer", b.hidden, w.down)
+        ),
         head=_kept(spec, Dense, "head", vocab, width) + 2 * width * number,
         anchor=_kept(spec, Dense, "anchor", vocab, spec.anchor_width),
     )
@@ -160,7 +180,7 @@ def unit_flops(spec: RunSpec) -> dict[str, float]:
     flops = _units(
         spec,
         embed=0,  # a lookup
-        layer=lambda form: 6 * (b.reads + b.rows * form.state_width(sizes) + attention) + form.reading_flops(sizes),
+        layer=lambda w: 6 * (b.reads + b.inner * w.o + b.hidden * w.down + attention) + w.form.reading_flops(sizes),
         head=6 * spec.model.width * spec.vocab_size,
         anchor=4 * lift_numbers(spec),  # which has no gradient
     )

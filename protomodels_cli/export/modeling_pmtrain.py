@@ -90,13 +90,13 @@ class FeedForward(nn.Module):
 
 
 class Layer(nn.Module):
-    def __init__(self, config: PmtrainConfig, layer: int, written: int, has_anchor: bool):
+    def __init__(self, config: PmtrainConfig, layer: int, attended: int, fed: int, has_anchor: bool):
         super().__init__()
         self.anchor = nn.Embedding(config.vocab_size, config.hidden_size) if has_anchor else None
         self.input_layernorm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.self_attn = Attention(config, layer, written)
+        self.self_attn = Attention(config, layer, attended)
         self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.mlp = FeedForward(config, written)
+        self.mlp = FeedForward(config, fed)
 
 
 class Decoder(nn.Module):
@@ -109,7 +109,8 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList()
         for i in range(config.num_hidden_layers):
             written = width + carried if carried and i < self.starts[-1] else width
-            self.layers.append(Layer(config, i, written, i in self.starts[: config.num_anchors]))
+            last = carried if carried and i + 1 in self.starts else written  # of a segment: all that goes on
+            self.layers.append(Layer(config, i, written, last, i in self.starts[: config.num_anchors]))
         self.norm = nn.RMSNorm(width, config.rms_norm_eps)
 
     def forward(self, ids: Tensor, cos: Tensor, sin: Tensor, mask: Tensor, remember: Any) -> Tensor:
@@ -127,8 +128,8 @@ class Decoder(nn.Module):
     def add(self, x: Tensor, c: Tensor, written: Tensor) -> tuple[Tensor, Tensor]:
         if self.basis is None or written.shape[-1] == x.shape[-1]:
             return x + written, c
-        to_c, to_x = written.split([c.shape[-1], x.shape[-1]], dim=-1)
-        return x + self.basis(to_c) + to_x, c + to_c
+        to_c, to_x = written.tensor_split([c.shape[-1]], dim=-1)
+        return x + self.basis(to_c) + to_x if to_x.shape[-1] else x, c + to_c
 
 
 class PmtrainForCausalLM(PreTrainedModel, GenerationMixin):

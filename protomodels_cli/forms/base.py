@@ -81,6 +81,11 @@ class Form:
         return sizes.width
 
     @classmethod
+    def closing_width(cls, sizes: Sizes) -> int:
+        """The same of the matrix that writes last in a segment: nobody reads what would end there."""
+        return cls.state_width(sizes)
+
+    @classmethod
     def embedding_width(cls, sizes: Sizes) -> int:
         """Numbers a token in the embedding's rows."""
         return cls.state_width(sizes)
@@ -170,6 +175,10 @@ class Form:
     def read(self, state: Tensor, anchor: Tensor | None) -> Tensor:
         """The stream x, d numbers a token, from the state: in either's type."""
         return state
+
+    def add(self, state: Tensor, written: Tensor) -> Tensor:
+        """The state after a block has written to it."""
+        return state + written
 
     def encode(self, state: Tensor, anchor: Tensor | None) -> Tensor:
         """The message over a boundary. Its gradient is the method's backward message."""

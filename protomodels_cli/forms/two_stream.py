@@ -1,8 +1,9 @@
 """Two streams: coordinates c that go through all segments, and a full-width stream r that lives within one.
 
 The state is c and r side by side, k + d numbers a token; x = anchor[tok] + c·Uᵀ + r. What is sent is c; r starts at 0
-in each segment. So c has an exact identity from the first block to the last segment, and r gives each segment its full
-rank. The last segment sends nothing, and its layers write to x itself.
+in each segment, and the last matrix of a segment writes to c alone. So c has an exact identity from the first block to
+the last segment, and r gives each segment its full rank. The last segment sends nothing, and its layers write to x
+itself.
 """
 
 from __future__ import annotations
@@ -55,6 +56,10 @@ class TwoStream(LocalStream):
         return sizes.k + sizes.width
 
     @classmethod
+    def closing_width(cls, sizes: Sizes) -> int:
+        return sizes.k
+
+    @classmethod
     def reading_flops(cls, sizes: Sizes) -> int:
         # U has no gradient, so backward costs no more than forward.
         return 2 * 4 * sizes.k * sizes.width
@@ -95,6 +100,11 @@ class TwoStream(LocalStream):
         k = self.u.shape[1]
         carried = weight[:, :k] @ self.u.T
         return carried + weight[:, k:] if weight.shape[1] > k else carried
+
+    def add(self, state: Tensor, written: Tensor) -> Tensor:
+        """At a segment's end c alone is left."""
+        columns = written.shape[-1]
+        return (state if columns == state.shape[-1] else state[..., :columns]) + written
 
     def encode(self, state: Tensor, anchor: Tensor | None) -> Tensor:
         return state[..., : self.u.shape[1]].contiguous()

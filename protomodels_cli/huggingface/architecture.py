@@ -42,11 +42,11 @@ class Architecture:
     def shape(self, module: str) -> tuple[int, ...]:
         """Of its weight, as Hugging Face has it: (out, in)."""
         inner, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        carried = written = self.width
+        carried, written = self.width, (self.width, self.width)
         layer = re.match(r"layers\.(\d+)\.", module)
         if self.segments is not None:
             carried = self.segments.carried or self.width
-            written = self.segments.written(int(layer[1]), self.width) if layer else self.width
+            written = self.segments.written(int(layer[1]), self.width) if layer else written
         return {
             "embed": (self.vocab_size, carried),
             "basis": (self.width, carried),
@@ -58,12 +58,12 @@ class Architecture:
             "attn.q": (inner, self.width),
             "attn.k": (kv, self.width),
             "attn.v": (kv, self.width),
-            "attn.o": (written, inner),
+            "attn.o": (written[0], inner),
             "attn.q_norm": (self.head_dim,),
             "attn.k_norm": (self.head_dim,),
             "mlp.gate": (self.hidden, self.width),
             "mlp.up": (self.hidden, self.width),
-            "mlp.down": (written, self.hidden),
+            "mlp.down": (written[1], self.hidden),
         }[module[layer.end() :] if layer else module]
 
     @property

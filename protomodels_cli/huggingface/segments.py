@@ -28,9 +28,13 @@ class Segments:
         """Layers with an anchor, which is read from there on."""
         return self.starts[: self.anchors]
 
-    def written(self, layer: int, width: int) -> int:
-        """Numbers a token that a layer's blocks write: in the last segment nothing is carried on."""
-        return width if self.carried is None or layer >= self.starts[-1] else width + self.carried
+    def written(self, layer: int, width: int) -> tuple[int, int]:
+        """Numbers a token that a layer's W_o and W_down write. In the last segment nothing is carried on, and what the
+        last matrix of another writes is all carried on."""
+        if self.carried is None or layer >= self.starts[-1]:
+            return width, width
+        both = width + self.carried
+        return both, self.carried if layer + 1 in self.starts else both
 
     def fields(self) -> dict[str, Any]:
         """Of config.json."""

@@ -34,10 +34,10 @@ class Cache:
 class _Layer:
     def __init__(self, a: Architecture, i: int, empty: Callable[..., Tensor]):
         inner, kv = a.heads * a.head_dim, a.kv_heads * a.head_dim
-        written = a.width if a.segments is None else a.segments.written(i, a.width)
+        attended, fed = (a.width, a.width) if a.segments is None else a.segments.written(i, a.width)
         self.attention_norm, self.mlp_norm = empty(a.width), empty(a.width)
-        self.qkv, self.o = empty(inner + 2 * kv, a.width), empty(written, inner)
-        self.gate_up, self.down = empty(2 * a.hidden, a.width), empty(written, a.hidden)
+        self.qkv, self.o = empty(inner + 2 * kv, a.width), empty(attended, inner)
+        self.gate_up, self.down = empty(2 * a.hidden, a.width), empty(fed, a.hidden)
         self.qk_norm = empty(a.heads + a.kv_heads, a.head_dim) if a.qk_norm else None
         q, k, v = self.qkv.split([inner, kv, kv])
         self.places = {
@@ -127,11 +127,12 @@ class Decoder:
         return x
 
     def _add(self, x: Tensor, c: Tensor, written: Tensor) -> tuple[Tensor, Tensor]:
-        """To the stream, and to the coordinates that go on to the next segment where there are such."""
+        """To the stream, and to the coordinates that go on to the next segment where there are such; at a segment's end
+        to them alone, since the stream is made anew."""
         if self._basis is None or written.shape[-1] == x.shape[-1]:
             return x + written, c
-        to_c, to_x = written.split([c.shape[-1], x.shape[-1]], dim=-1)
-        return x + F.linear(to_c, self._basis) + to_x, c + to_c
+        to_c, to_x = written.tensor_split([c.shape[-1]], dim=-1)
+        return x + F.linear(to_c, self._basis) + to_x if to_x.shape[-1] else x, c + to_c
 
     @torch.inference_mode()
     def head(self, x: Tensor) -> Tensor:

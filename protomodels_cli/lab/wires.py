@@ -6,8 +6,15 @@ from protomodels_cli.codecs.base import Extent
 from protomodels_cli.codecs.registry import parse_codec
 
 RATIOS = (30, 100)  # × fewer bytes than fp32, at least
-BEST = {30: "int8", 100: "eden:4"}  # the wire that did best at each, at d = 512
-LEGS = ("eden:4", "eden:4|eden:2", "eden:4|eden:1", "eden:3|eden:1")  # gradients in as many bits, or in fewer
+BEST = {30: "eden:6", 100: "eden:4"}  # the wire that did best at each, at d = 512
+LEGS = (
+    "eden:6",
+    "eden:4",
+    "eden:3",
+    "eden:4|eden:2",
+    "eden:4|eden:1",
+    "eden:3|eden:1",
+)  # gradients in as many bits, or in fewer
 ID_BYTES = 2  # of a token's id, which goes along
 TOKENS = 1 << 12  # of the message that is measured
 ALIGNED = 64  # from here on k is a multiple of 8, which GPUs are faster with, unless numbers are less than a byte

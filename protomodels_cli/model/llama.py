@@ -55,13 +55,10 @@ class Matrix(Multiplied):
 class Writer(Multiplied):
     """A matrix whose rows are written to the stream: h ↦ h·W, stored (rows, d), or (rows, k) as coordinates."""
 
-    def __init__(self, rows: int, form: Form, shape: Shape):
+    def __init__(self, rows: int, columns: int, form: Form, dtype: torch.dtype):
         super().__init__()
         self.form = form
-        self.weight = nn.Parameter(torch.empty(rows, self.columns(shape), dtype=shape.dtype))
-
-    def columns(self, shape: Shape) -> int:
-        return self.form.state_width(shape.sizes)
+        self.weight = nn.Parameter(torch.empty(rows, columns, dtype=dtype))
 
     def forward(self, h: Tensor) -> Tensor:
         return Write.apply(h, self.weight, self.working)
@@ -69,9 +66,6 @@ class Writer(Multiplied):
 
 class Table(Writer):
     """The embedding: its rows are looked up, and it is never multiplied."""
-
-    def columns(self, shape: Shape) -> int:
-        return self.form.embedding_width(shape.sizes)
 
     def refresh(self, dtype: torch.dtype) -> None:
         pass
@@ -120,7 +114,7 @@ class Attention(nn.Module):
         self.q = Matrix(shape.width, inner, shape.dtype)
         self.k = Matrix(shape.width, kv, shape.dtype)
         self.v = Matrix(shape.width, kv, shape.dtype)
-        self.o = Writer(inner, form, shape)
+        self.o = Writer(inner, form.state_width(shape.sizes), form, shape.dtype)
         if shape.qk_norm:
             self.q_norm = RMSNorm(shape.head_dim, shape.norm_eps, shape.dtype)
             self.k_norm = RMSNorm(shape.head_dim, shape.norm_eps, shape.dtype)
@@ -148,11 +142,12 @@ def _attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 class FeedForward(nn.Module):
-    def __init__(self, shape: Shape, form: Form):
+    def __init__(self, shape: Shape, form: Form, closes: bool):
         super().__init__()
+        columns = (form.closing_width if closes else form.state_width)(shape.sizes)
         self.gate = Matrix(shape.width, shape.hidden, shape.dtype)
         self.up = Matrix(shape.width, shape.hidden, shape.dtype)
-        self.down = Writer(shape.hidden, form, shape)
+        self.down = Writer(shape.hidden, columns, form, shape.dtype)
 
     def forward(self, x_BTD: Tensor, run: Running) -> Tensor:
         return self.down(run.operators.gated(self.gate(x_BTD), self.up(x_BTD)))
@@ -163,8 +158,9 @@ class Block(nn.Module):
 
     The first of a segment also holds the change of the anchor that the whole segment reads."""
 
-    def __init__(self, shape: Shape, form: Form, segment: int | None = None):
-        """`segment`: the first layer of the segment that begins here, where anchors are trained."""
+    def __init__(self, shape: Shape, form: Form, segment: int | None = None, closes: bool = False):
+        """`segment`: the first layer of the segment that begins here, where anchors are trained. `closes`: a segment
+        ends here, and another follows."""
         super().__init__()
         self.form = form
         if segment is not None:
@@ -172,11 +168,11 @@ class Block(nn.Module):
         self.attn_norm = RMSNorm(shape.width, shape.norm_eps, shape.dtype)
         self.attn = Attention(shape, form)
         self.mlp_norm = RMSNorm(shape.width, shape.norm_eps, shape.dtype)
-        self.mlp = FeedForward(shape, form)
+        self.mlp = FeedForward(shape, form, closes)
 
     def forward(self, state: Tensor, anchor: Tensor | None, run: Running) -> Tensor:
-        state = state + self.attn(self.attn_norm(self.form.read(state, anchor), run), run)
-        return state + self.mlp(self.mlp_norm(self.form.read(state, anchor), run), run)
+        state = self.form.add(state, self.attn(self.attn_norm(self.form.read(state, anchor), run), run))
+        return self.form.add(state, self.mlp(self.mlp_norm(self.form.read(state, anchor), run), run))
 
 
 class Head(nn.Module):
@@ -210,14 +206,16 @@ class StageModules(nn.Module):
         self.release_layer = shape.layers - shape.free_layers
         if slice_.is_first:
             with sections[0].device:
-                self.embed = Table(shape.vocab_size, sections[0].form, shape)
+                form = sections[0].form
+                self.embed = Table(shape.vocab_size, form.embedding_width(shape.sizes), form, shape.dtype)
         self.layers = nn.ModuleDict()
         for section in sections:
             with section.device:
                 for i in section.layers:
                     form = section.form if i < self.release_layer else Dense()
                     holds_anchor = shape.trains_anchors and i in shape.segment_starts
-                    self.layers[str(i)] = Block(shape, form, i if holds_anchor else None)
+                    closes = i + 1 in shape.segment_starts
+                    self.layers[str(i)] = Block(shape, form, i if holds_anchor else None, closes)
         if slice_.is_last:
             with sections[-1].device:
                 self.head = Head(shape)

@@ -45,6 +45,11 @@ def segment_starts(spec: RunSpec) -> frozenset[int]:
     return frozenset(span.start for span in spans(spec.layers_per_segment) if spec.has_segments)
 
 
+def closing_layers(spec: RunSpec) -> frozenset[int]:
+    """The last layer of each segment but the last; none where segments do not matter."""
+    return frozenset(start - 1 for start in segment_starts(spec) if start)
+
+
 def anchored_layers(spec: RunSpec) -> frozenset[int]:
     """The layers that hold the trained change of an anchor."""
     return segment_starts(spec) if spec.subspace.anchor != "fixed" else frozenset()

@@ -9,6 +9,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from protomodels_cli.forms import Sizes
+from protomodels_cli.spec.cut import closing_layers
 from protomodels_cli.spec.fields import LARGEST
 
 if TYPE_CHECKING:
@@ -44,13 +45,15 @@ def matched_hidden(spec: RunSpec, dense: int) -> int:
     m, sizes = spec.model, Sizes.of(spec)
     inner = m.heads * (m.head_dim or m.width // m.heads)
     free = spec.form.free_layers(sizes)
-    # Of the matrices that write, over all layers.
+    # Columns of the matrices that write, over all layers: of W_o, and of W_down.
     columns = (m.layers - free) * spec.form.state_width(sizes) + free * m.width
-    missing = m.layers * m.width - columns  # to the dense model's
-    if not missing:
+    closing = spec.form.state_width(sizes) - spec.form.closing_width(sizes)
+    down = columns - len(closing_layers(spec)) * closing
+    if columns == down == m.layers * m.width:
         return dense
     # With this hidden width, which need not be whole, both would have the same: wanted / each.
-    wanted, each = m.layers * 3 * m.width * dense + inner * missing, 2 * m.layers * m.width + columns
+    wanted = m.layers * 3 * m.width * dense + inner * (m.layers * m.width - columns)
+    each = 2 * m.layers * m.width + down
     step = 32 if m.width >= WIDE else 8
     below = max(step, wanted // (each * step) * step)
     return min(below, below + step, key=lambda hidden: abs(hidden * each - wanted))
