@@ -178,13 +178,12 @@ async def _reachability(
 
 async def _enrol(stub: rpc.PeeringStub, options: Options, key: bytes) -> pb.EnrolReply:
     request = pb.EnrolRequest(
-        token=options.join_link.token,
         version=__version__,
         protocol=PROTOCOL,
         public_key_pem=public_key_of(key),
     )
     try:
-        return await stub.Enrol(request, timeout=30)
+        return await stub.Enrol(request, metadata=(("token", options.join_link.token),), timeout=30)
     except grpc.aio.AioRpcError as e:
         raise in_words(e) from None
 
