@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,14 +19,18 @@ from conftest import make_spec
 from guest import a_guest
 from pool import Pool
 
+from protomodels_cli import PROTOCOL
 from protomodels_cli.coordinator import gate
 from protomodels_cli.coordinator.run_dir import open_run_dir, private_of
+from protomodels_cli.spec import spec_from
+from protomodels_cli.spec.load import for_peers
 from protomodels_cli.wire.channels import CHANNEL_OPTIONS
 from protomodels_cli.wire.client import Metadata, coordinator_channel
 from protomodels_cli.wire.join_link import JoinLink, fetch_authority
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.pb import pmtrain_pb2_grpc as rpc
-from protomodels_cli.wire.tls import Authority, Identity, new_authority, peer_name
+from protomodels_cli.wire.tls import Authority, Identity, new_authority, new_key, peer_name, public_key_of
+from protomodels_cli.worker import links
 from protomodels_cli.worker.links import LINK, Link, Listener
 
 CALLS = {
@@ -153,7 +158,7 @@ def test_every_call_is_refused_to_everybody_without_the_right(run: Run):
 
 
 def test_what_is_said_of_another_generation_counts_for_nothing(run: Run):
-    """Messages that name a generation: an upload is refused, an offer is not wanted; within a session nothing comes of them."""
+    """Messages that name a generation: an upload is refused, an offer not wanted, the rest ignored."""
     named = {method.input_type.name for method in CALLS.values() if "generation" in method.input_type.fields_by_name}
     assert named == {"UploadHeader", "Frame"}, "those that are looked at here and below, beside Session's"
 
@@ -170,7 +175,6 @@ def test_what_is_said_of_another_generation_counts_for_nothing(run: Run):
             await call.write(guest.register())
             for stale in (
                 pb.PeerMessage(done=pb.Done(task=1, generation=99)),
-                pb.PeerMessage(trouble=pb.Trouble(kind="failed", about=0, generation=99)),
                 pb.PeerMessage(basis_taken=pb.BasisTaken(version=1, generation=99)),
             ):
                 await call.write(stale)
@@ -246,3 +250,59 @@ def test_a_peer_is_linked_with_the_neighbour_that_it_expects_and_nobody_else(
             return await code_of(listener.port, authority.certificate_pem, identity, generation)
 
     assert asyncio.run(story()).name == code
+
+
+def test_strangers_cannot_take_all_files_of_a_peer(authority: Authority, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(links, "MOST_INCOMING", 4)
+
+    async def story() -> list[bool]:
+        async with a_listener(authority) as listener:
+            crowd = [await asyncio.open_connection("127.0.0.1", listener.port) for _ in range(12)]
+            await asyncio.sleep(0.5)
+            left = [not reader.at_eof() and reader.exception() is None for reader, _ in crowd]
+            for _, writer in crowd:
+                writer.transport.abort()
+            return left
+
+    assert sum(asyncio.run(story())) == 4
+
+
+# --- what peers learn ---------------------------------------------------------------------------------------------
+
+
+def test_peers_are_told_no_path_bucket_or_secret_of_the_owners(pool: Pool, tmp_path: Path):
+    (tmp_path / "private-texts").mkdir()
+    (tmp_path / "private-texts" / "a.txt").write_text("to be or not to be " * 5000)
+    store = tmp_path / "private-store"
+    store.mkdir()
+    data = {"source": "files", "files": [str(tmp_path / "private-texts" / "a.txt")], "max_bytes": None}
+    spec = make_spec(stages=1, steps=2, data=data, snapshots={"copy_to": str(store)})
+    folder = pool.start(spec, [{}])
+    link = JoinLink.parse((folder / "link").read_text())
+
+    async def story() -> tuple[pb.EnrolReply, pb.RunStatus]:
+        async with coordinator_channel(link, await fetch_authority(link)) as channel:
+            token = (("token", link.token),)
+            request = pb.EnrolRequest(protocol=PROTOCOL, public_key_pem=public_key_of(new_key()))
+            reply = await rpc.PeeringStub(channel).Enrol(request, metadata=token)
+            return reply, await rpc.OperatorStub(channel).Status(pb.StatusRequest(), metadata=token)
+
+    reply, status = asyncio.run(story())
+    private = private_of(folder)
+    told = str(reply) + str(status)
+    for secret in ("private-texts", "private-store", str(tmp_path), private.owner, private.peers_key, private.token):
+        assert secret not in told, secret
+    assert spec_from(json.loads(reply.spec_json)).sha256() == reply.spec_sha256 != spec.sha256()
+    assert pool.peers[0].result()["exit"] == 0, "what it is told is enough to train"
+    assert pool.coordinator.result()["exit"] == 0
+
+
+def test_of_a_store_peers_are_told_the_kind_alone():
+    at = "s3://private-bucket/runs"
+    spec = make_spec(snapshots={"copy_to": at}, data={"cache_dir": "/home/me"})
+    told = for_peers(spec, Path("/"))
+    assert told.snapshots.is_direct == spec.snapshots.is_direct
+    text = json.dumps(told.model_dump(mode="json"))
+    assert "private-bucket" not in text
+    assert "/home/me" not in text
+    assert for_peers(make_spec(), Path("/")) == make_spec(), "nothing else changes"

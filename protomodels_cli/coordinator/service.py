@@ -39,6 +39,7 @@ from protomodels_cli.coordinator.snapshots.copies import OutOfReach
 from protomodels_cli.coordinator.snapshots.failures import NotWritten
 from protomodels_cli.coordinator.snapshots.uploads import Damaged, Later, Refused, Uploads
 from protomodels_cli.observe.logs import WIRE
+from protomodels_cli.spec.load import for_peers
 from protomodels_cli.spec.plugins import packages_used
 from protomodels_cli.spec.schema import RunSpec
 from protomodels_cli.wire.channels import SERVER_OPTIONS
@@ -70,6 +71,8 @@ class Service(rpc.PeeringServicer):
         status: Callable[[], pb.RunStatus],
     ):
         self._spec, self._run_dir = spec, run_dir
+        told = for_peers(spec, run_dir.base)
+        self._told, self._told_sha256 = json.dumps(told.model_dump(mode="json")), told.sha256()
         self._submit, self._uploads, self._status = submit, uploads, status
         self._enrolled: dict[str, EnrolledPeer] = {}
         self._most_waiting, self._cooling, self._measuring = most_waiting(spec), CoolingOff(), Measuring()
@@ -199,8 +202,8 @@ class Service(rpc.PeeringServicer):
             peer=peer,
             secret=self._run_dir.secret_of(peer),
             certificate_pem=self._run_dir.authority.issue(peer_name(peer), request.public_key_pem),
-            spec_json=json.dumps(self._spec.model_dump(mode="json")),
-            spec_sha256=self._spec.sha256(),
+            spec_json=self._told,
+            spec_sha256=self._told_sha256,
             clock=time.time(),
             packages=packages_used(self._spec),
             version=__version__,
@@ -258,7 +261,7 @@ class Service(rpc.PeeringServicer):
         first = await anext(aiter(request_iterator), None)
         register = first.register if first is not None and first.HasField("register") else None
         peer, address = calls.metadata(context, "peer"), self._address(context)
-        if register is None or register.spec_sha256 != self._spec.sha256():
+        if register is None or register.spec_sha256 != self._told_sha256:
             await calls.refuse(context, refusals.OtherSpec())
             return
         known = self._enrolled[peer]
