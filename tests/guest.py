@@ -45,8 +45,8 @@ async def a_guest(link: JoinLink) -> AsyncIterator[Guest]:
     async with coordinator_channel(link, await fetch_authority(link)) as channel:
         stub = rpc.PeeringStub(channel)
         key = public_key_of(new_key())
-        request = pb.EnrolRequest(token=link.token, version=__version__, protocol=PROTOCOL, public_key_pem=key)
-        enrolled = await stub.Enrol(request, timeout=30)
+        request = pb.EnrolRequest(version=__version__, protocol=PROTOCOL, public_key_pem=key)
+        enrolled = await stub.Enrol(request, metadata=(("token", link.token),), timeout=30)
         yield Guest(stub, (("peer", enrolled.peer), ("secret", enrolled.secret)), enrolled.spec_sha256)
 
 

@@ -7,6 +7,23 @@ from protomodels_cli.coordinator import refusals as no
 AGAIN = "join again; if the same happens again, tell the run's owner"
 REFUSALS: list[tuple[no.Refusal, str, str]] = [
     (no.WrongToken(), "the join token is not this run's", "ask the run's owner for a fresh join link"),
+    (
+        no.EndedToken("used"),
+        "as many peers have joined with this token as it was made for",
+        "ask the run's owner for a fresh join link",
+    ),
+    (no.EndedToken("expired"), "the join token has expired", "ask the run's owner for a fresh join link"),
+    (
+        no.EndedToken("revoked"),
+        "the run's owner has revoked this join token",
+        "ask the run's owner for a fresh join link",
+    ),
+    (no.Kicked(), "this peer was kicked by the run's owner", "ask the run's owner"),
+    (
+        no.TooManyJoins(0.9),
+        "too many peers have joined from this network in a short time",
+        "join again in 1 s",
+    ),
     (no.NotOwner(), "only the run's owner may do this", "run the command where the run directory is, as the owner"),
     (no.NotEnrolled(), "this peer is not enrolled in this run", "join again"),
     (no.Dismissed(), "this peer was dismissed from this run", AGAIN),
@@ -22,9 +39,17 @@ REFUSALS: list[tuple[no.Refusal, str, str]] = [
     ),
     (
         no.TooManyPeers(10_000),
-        "10,000 peers have joined this run already",
-        "ask the run's owner to restart the coordinator",
+        "10,000 peers are in this run already",
+        "join again when some have left",
     ),
     (no.InvalidKey("not a key", "0.3"), "this peer's key cannot be signed: not a key", "install pmtrain 0.3 here"),
+    (no.NoSuchPeer("desk", 0), "the run has no peer 'desk'", "name a peer as `pmtrain peers` shows it"),
+    (
+        no.NoSuchPeer("desk", 2),
+        "2 peers are called 'desk'",
+        "name the id instead, as `pmtrain peers --json` shows it",
+    ),
+    (no.NoSuchToken("a1"), "the run has no token 'a1'", "name a token as `pmtrain token list` shows it"),
+    (no.TooManyTokens(1000), "1,000 tokens of this run let peers join already", "revoke some that are not needed"),
     (no.OtherSpec(), "this peer's spec is not the run's (hash mismatch)", "join again with this run's link"),
 ]

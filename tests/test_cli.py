@@ -141,6 +141,10 @@ def test_the_set_of_commands_and_options_is_deliberate():
         "pause": [],
         "resume": [],
         "stop": [],
+        "kick": [],
+        "token create": ["--hours", "--uses"],
+        "token list": [],
+        "token revoke": [],
         "join": sorted(
             {"--device", "--devices", "--dir", "--give-up-after", "--listen", "--memory", "--name", "--port", *logs}
             | {"--metrics", "--preflight"}

@@ -48,7 +48,8 @@ async def test_tls_goes_through_to_the_backend_and_the_caller_is_known(authority
 
     async def backend(reader, writer):
         seen_ports.append(writer.get_extra_info("peername")[1])
-        found.append(door.address_of(seen_ports[-1]))
+        found.append(door.address_of(seen_ports[-1]))  # after the handshake: the door knows the port by then
+        door.known(seen_ports[-1])
         await echo(reader, writer)
 
     server = tls_context(authority.issue_with_key(tls.COORDINATOR_NAME), server=True)
@@ -60,7 +61,7 @@ async def test_tls_goes_through_to_the_backend_and_the_caller_is_known(authority
         data = secrets.token_bytes(MIB)
         assert await both_ways(reader, writer, data) == data
         assert found == ["127.0.0.2"]
-        public = door._callers[seen_ports[0]][1].get_extra_info("socket")
+        public = door._callers[seen_ports[0]].writer.get_extra_info("socket")
         assert public.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
         assert public.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
         assert door.connections == 1
@@ -80,6 +81,7 @@ async def test_tls_goes_through_to_the_backend_and_the_caller_is_known(authority
 @in_loop
 async def test_grpc_goes_through_the_door(authority):
     async def who(request, context):
+        door.known(int(context.peer().rpartition(":")[2]))
         return f"{request.decode()} from {door.address_of(int(context.peer().rpartition(':')[2]))}".encode()
 
     identity = authority.issue_with_key(tls.COORDINATOR_NAME)
@@ -156,13 +158,15 @@ async def test_a_slow_reader_slows_the_sender_down(authority):
 
     async def lazy(reader, writer):
         nonlocal received
+        received = len(await reader.readexactly(len(HELLO)))
+        door.known(writer.get_extra_info("peername")[1])
         writer.write(b"hello")
         await read_on.wait()
         while data := await reader.read(MIB):
             received += len(data)
         writer.write(b"all")
 
-    async with a_server(lazy) as backend_port, a_door(authority, backend_port) as (_, port):
+    async with a_server(lazy) as backend_port, a_door(authority, backend_port) as (door, port):
         reader, writer = await dial(port, HELLO)
         await reader.readexactly(5)
         total, sent = 96, 0
@@ -227,31 +231,116 @@ async def test_one_byte_at_a_time_gains_no_time(authority):
         trickling.cancel()
 
 
+@contextlib.asynccontextmanager
+async def a_crowd(authority, limits):
+    """A door, and a way to connect to it as somebody who turns out to be known."""
+    ports = []
+
+    async def backend(reader, writer):
+        ports.append(writer.get_extra_info("peername")[1])
+        await to_the_end(reader)
+
+    async with a_server(backend) as backend_port, a_door(authority, backend_port, limits) as (door, port):
+
+        async def known(source):
+            before = len(ports)
+            stream = await dial(port, HELLO, source)
+            await until(lambda: len(ports) > before)
+            door.known(ports[-1])
+            return stream
+
+        yield door, port, known
+
+
 @needs_two_addresses
 @in_loop
-async def test_one_address_cannot_take_all_the_room(authority):
-    limits = DoorLimits(connections=5, connections_per_address=3)
-    async with a_door(authority, limits=limits) as (door, port):
-        crowd = [await dial(port) for _ in range(3)]
-        await until(lambda: door.connections == 3)
+async def test_strangers_make_way_the_oldest_of_the_largest_crowd_first(authority):
+    limits = DoorLimits(connections=12, connections_per_address=12)  # half of them for strangers, 3 for each address
+    async with a_crowd(authority, limits) as (door, port, known):
+        friend = await known("127.0.0.2")
+        crowd = [await dial(port, source="127.0.0.2") for _ in range(3)]
+        await until(lambda: door.connections == 4)
+        crowd.append(await dial(port, source="127.0.0.2"))
+        assert await to_the_end(crowd[0][0]) == b"", "the fourth came in place of the first"
+        crowd += [await dial(port, source=f"127.0.0.{n}") for n in (3, 4, 5)]
+        await until(lambda: door.connections == 7)
+        crowd.append(await dial(port, source="127.0.0.6"))
+        assert await to_the_end(crowd[1][0]) == b"", "there is room for six strangers: one of the largest crowd goes"
+        assert await fetch_authority(link_to(port, authority), 5) == authority.certificate_pem
+        assert door.refused == {"made_way": 3}
+        assert not friend[0].at_eof(), "whoever is known stays"
+        for _, writer in (friend, *crowd):
+            writer.close()
+        await until(lambda: door.connections == 0)
+        assert not door._admission._networks
+        assert not door._admission._by_network, "an attacker's addresses do not pile up"
+        assert not door._admission._strangers
+
+
+@needs_two_addresses
+@in_loop
+async def test_known_callers_cannot_take_all_the_room_from_one_address(authority):
+    async with a_crowd(authority, DoorLimits(connections=5, connections_per_address=3)) as (door, port, known):
+        friends = [await known(HERE) for _ in range(3)]
         with pytest.raises(UnreachableError) as error:
             await fetch_authority(link_to(port, authority), 5)
         assert error.value.kind == "too_many_from_one_address"
         assert door.refused == {"too_many_from_one_address": 1}
         assert await answer_to(port, HELLO) == b"", "nothing can be said within TLS"
         assert await answer_to(port, b"PMTRAIN 1 CA\n", "127.0.0.2") == authority.certificate_pem
-        await until(lambda: door.connections == 3)
-        crowd += [await dial(port, source=f"127.0.0.{n}") for n in (3, 4)]
-        await until(lambda: door.connections == 5)
+        friends += [await known(f"127.0.0.{n}") for n in (3, 4)]
         assert await answer_to(port, b"PMTRAIN 1 CA\n", "127.0.0.5") == refusal("too_many_connections")
         assert door.refused["too_many_connections"] == 1
         silent = [await dial(port, source=f"127.0.1.{n}") for n in range(1, doors.MOST_TOLD + 2)]
         assert await to_the_end(silent[-1][0]) == b"", "only so many are listened to, to be told"
-        for _, writer in crowd:
+        for _, writer in friends:
             writer.close()
         await until(lambda: door.connections == 0)
         assert await fetch_authority(link_to(port, authority), 5) == authority.certificate_pem
-        await until(lambda: not door._by_neighbourhood)  # an attacker's addresses do not pile up
+
+
+@in_loop
+async def test_one_address_cannot_come_again_and_again(authority):
+    async with a_door(authority, limits=DoorLimits(connections_per_address=4)) as (_, port):
+        answers = [await answer_to(port, b"PMTRAIN 1 CA\n") for _ in range(20)]
+        assert answers[:8] == [authority.certificate_pem] * 8
+        assert answers[-1] == refusal("too_many_from_one_address")
+        await asyncio.sleep(1.1)
+        assert await answer_to(port, b"PMTRAIN 1 CA\n") == authority.certificate_pem, "one a second comes back"
+
+
+@in_loop
+async def test_a_stranger_has_a_limit_in_bytes_and_time_until_it_is_known(authority):
+    ports = []
+
+    async def backend(reader, writer):
+        ports.append(writer.get_extra_info("peername")[1])
+        writer.write(b"answer")
+        await to_the_end(reader)
+
+    limits = DoorLimits(stranger_seconds=0.5, stranger_bytes=40_000)
+    async with a_server(backend) as backend_port, a_door(authority, backend_port, limits) as (door, port):
+
+        async def shaken():
+            reader, writer = await dial(port, HELLO)
+            await reader.readexactly(6)
+            writer.write(b"reply")
+            return reader, writer
+
+        began = time.monotonic()
+        assert await to_the_end((await shaken())[0]) == b""
+        assert 0.4 < time.monotonic() - began < 5
+        assert door.refused == {"stranger_too_long": 1}
+        reader, writer = await shaken()
+        writer.write(b"x" * 40_000)
+        assert await to_the_end(reader) == b""
+        assert door.refused["stranger_too_much"] == 1
+        reader, writer = await shaken()
+        door.known(ports[-1])
+        writer.write(b"x" * 100_000)
+        await asyncio.sleep(0.8)
+        assert door.connections == 1
+        assert not reader.at_eof()
 
 
 def test_an_ipv6_household_counts_as_one():

@@ -69,8 +69,8 @@ def enrolled(spec: RunSpec, folder: Path) -> pb.EnrolReply:
         await server.start()
         key = public_key_of(new_key())
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            request = pb.EnrolRequest(token=run_dir.token, protocol=PROTOCOL, public_key_pem=key)
-            reply = await rpc.PeeringStub(channel).Enrol(request)
+            request = pb.EnrolRequest(protocol=PROTOCOL, public_key_pem=key)
+            reply = await rpc.PeeringStub(channel).Enrol(request, metadata=(("token", run_dir.token),))
         await server.stop(None)
         return reply
 

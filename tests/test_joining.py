@@ -96,8 +96,8 @@ def test_the_coordinator_checks_the_spec_hash_too_and_strangers_get_nothing(pool
         errors = []
         async with coordinator_channel(link, await fetch_authority(link)) as channel:
             stub = rpc.PeeringStub(channel)
-            key = public_key_of(new_key())
-            reply = await stub.Enrol(pb.EnrolRequest(token=link.token, protocol=PROTOCOL, public_key_pem=key))
+            key, token = public_key_of(new_key()), (("token", link.token),)
+            reply = await stub.Enrol(pb.EnrolRequest(protocol=PROTOCOL, public_key_pem=key), metadata=token)
 
             async def register(**fields: str):
                 yield pb.PeerMessage(register=pb.Register(**fields))
@@ -113,10 +113,10 @@ def test_the_coordinator_checks_the_spec_hash_too_and_strangers_get_nothing(pool
                         pass
                 errors.append(caught.value)
             with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await stub.Enrol(pb.EnrolRequest(token=link.token, protocol=PROTOCOL, public_key_pem=b"junk"))
+                await stub.Enrol(pb.EnrolRequest(protocol=PROTOCOL, public_key_pem=b"junk"), metadata=token)
             errors.append(caught.value)
             unasked = pb.UploadHeader(kind=pb.UploadHeader.BASIS, generation=1, step=1, size=1 << 29, moved=True)
-            again = await stub.Enrol(pb.EnrolRequest(token=link.token, protocol=PROTOCOL, public_key_pem=key))
+            again = await stub.Enrol(pb.EnrolRequest(protocol=PROTOCOL, public_key_pem=key), metadata=token)
             upload = stub.Upload(metadata=(("peer", again.peer), ("secret", again.secret)))
             await upload.write(pb.UploadChunk(header=unasked))  # is answered without waiting for the rest
             with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -158,8 +158,8 @@ def test_a_peer_does_not_choose_what_others_dial(pool: Pool):
     async def claim() -> pb.PeerStatus:
         async with coordinator_channel(link, await fetch_authority(link)) as channel:
             stub = rpc.PeeringStub(channel)
-            request = pb.EnrolRequest(token=link.token, protocol=PROTOCOL, public_key_pem=public_key_of(new_key()))
-            reply = await stub.Enrol(request)
+            request = pb.EnrolRequest(protocol=PROTOCOL, public_key_pem=public_key_of(new_key()))
+            reply = await stub.Enrol(request, metadata=(("token", link.token),))
             said = asyncio.Event()
 
             async def words():

@@ -18,7 +18,8 @@ from protomodels_cli.coordinator import reasons as r
 from protomodels_cli.coordinator import rebuild_notices as rebuilding
 from protomodels_cli.coordinator import refusals as no
 from protomodels_cli.coordinator import reseat_notices as reseat
-from protomodels_cli.coordinator.sentences import dismissal, loss, pause, refusal, rollback, sentence, spare, waiting
+from protomodels_cli.coordinator.refusal_sentences import refusal
+from protomodels_cli.coordinator.sentences import dismissal, loss, pause, rollback, sentence, spare, waiting
 from protomodels_cli.coordinator.snapshots import failures
 from protomodels_cli.facts import Fact
 from protomodels_cli.wire import troubles as t
@@ -171,6 +172,7 @@ LOSSES: list[tuple[r.Loss, str]] = [
     (NARROW, "spoilt 3 snapshots in a row: the part's weights/x is F32 [1] instead of F32 [32]"),
     (r.TooManyMessages(20.0), "sent more than 20 messages a second unasked"),
     (r.NotReading(1234), "left 1,234 messages unread"),
+    (r.Kicked(), "kicked by the run's owner"),
     (r.PeerReport(t.Failed("KeyError: 7")), "failed: KeyError: 7"),
     (r.InvalidMessage("a squared norm below zero"), "sent an invalid message: a squared norm below zero"),
     (
@@ -204,6 +206,7 @@ DISMISSALS: list[tuple[r.Dismissal, str, str]] = [
     ),
     (r.TooManyMessages(20.0), "dismissed: sent more than 20 messages a second unasked", AGAIN),
     (r.NotReading(2000), "dismissed: left 2,000 messages unread", AGAIN),
+    (r.Kicked(), "dismissed: kicked by the run's owner", "ask the run's owner"),
     (r.PartUnreadable(6), "dismissed: could not read a part of the snapshot at step 6", AGAIN),
     (r.PeerReport(t.Failed("KeyError: 7")), "dismissed: failed: KeyError: 7", AGAIN),
     (r.InvalidMessage("x"), "dismissed: sent an invalid message: x", AGAIN),

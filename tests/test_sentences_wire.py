@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import errno
 import json
 import re
@@ -385,16 +384,17 @@ BAD_REQUESTS: list[tuple[bad.Reason, str]] = [
     (bad.NoHeader(), "an upload must begin with a header"),
     (bad.InvalidOffset(2**63), "the offset 9,223,372,036,854,775,808 is beyond the end of any file"),
     (bad.InvalidRegistration("too many parts"), "invalid registration: too many parts"),
+    (bad.NotAMessage(20, 1000), "these bytes are not a message of this call"),
+    (bad.NotAMessage(2048, 1024), "a message of this call has 1 KiB at most, not 2 KiB"),
     (bad.UnknownAction(7), "a run can be paused, resumed or stopped, and action 7 is none of these"),
 ]
 
 
 @pytest.mark.parametrize(("reason", "text"), BAD_REQUESTS, ids=lambda x: getattr(x, "kind", ""))
 def test_a_bad_request(reason: bad.Reason, text: str):
-    assert bad.sentence(reason) == str(bad.BadRequest(reason)) == text
+    assert text == str(bad.BadRequest(reason))
 
 
 def test_every_bad_request_is_in_the_table_and_has_a_kind_of_its_own():
-    assert {type(reason) for reason, _ in BAD_REQUESTS} == set(get_args(bad.Reason))
-    kinds = [next(f.default for f in dataclasses.fields(r) if f.name == "kind") for r in get_args(bad.Reason)]
-    assert len(set(kinds)) == len(kinds)
+    kinds = {type(reason): reason.kind for reason, _ in BAD_REQUESTS}
+    assert (kinds.keys(), len(set(kinds.values()))) == (set(get_args(bad.Reason)), len(kinds))

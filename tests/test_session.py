@@ -17,7 +17,9 @@ from conftest import make_spec
 from waiting import until
 
 from protomodels_cli.coordinator import events, machine
+from protomodels_cli.coordinator.doorkeeper import Doorkeeper
 from protomodels_cli.coordinator.messages import turn_message
+from protomodels_cli.coordinator.owner import Desk
 from protomodels_cli.coordinator.run_dir import open_run_dir
 from protomodels_cli.coordinator.service import Service
 from protomodels_cli.coordinator.sessions import ControlStream, EnrolledPeer
@@ -199,11 +201,9 @@ def test_an_action_that_is_none_is_rejected_and_changes_nothing(tmp_path):
     kinds: list[str] = []
 
     async def story() -> None:
-        spec, nothing = make_spec(), None
-        run_dir = open_run_dir(tmp_path / "run", spec, Path())
+        nothing, run_dir = None, open_run_dir(tmp_path / "run", make_spec(), Path())
         server = grpc.aio.server()
-        service = Service(spec, run_dir, told.append, nothing, nothing)  # type: ignore[arg-type]
-        rpc.add_OperatorServicer_to_server(service, server)
+        rpc.add_OperatorServicer_to_server(Desk(Doorkeeper(run_dir), told.append, nothing), server)  # type: ignore[arg-type]
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:

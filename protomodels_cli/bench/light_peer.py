@@ -87,10 +87,8 @@ class LightPeer:
         async with contextlib.AsyncExitStack() as closing:
             authority, key = await fetch_authority(link), new_key()
             stub = await closing.enter_async_context(coordinator_line(link, authority, MOST_FROM_COORDINATOR))
-            request = pb.EnrolRequest(
-                token=link.token, version=__version__, protocol=PROTOCOL, public_key_pem=public_key_of(key)
-            )
-            enrolled = await stub.Enrol(request, timeout=ENROL_SECONDS)
+            request = pb.EnrolRequest(version=__version__, protocol=PROTOCOL, public_key_pem=public_key_of(key))
+            enrolled = await stub.Enrol(request, metadata=(("token", link.token),), timeout=ENROL_SECONDS)
             identity = Identity(key, enrolled.certificate_pem, authority)
             context = server_context(identity)
             listener = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0, ssl=context)

@@ -1,15 +1,22 @@
-"""`pmtrain pause`, `pmtrain resume` and `pmtrain stop`: what only the owner of a run may do."""
+"""`pmtrain pause`, `resume`, `stop` and `kick`: what only the owner of a run may do."""
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
 from protomodels_cli.cli.place import LED, complete_run, place_of
 from protomodels_cli.cli.say import say
 from protomodels_cli.errors import OptionError
+
+if TYPE_CHECKING:
+    from protomodels_cli.wire.client import Operator
+    from protomodels_cli.wire.join_link import JoinLink
+
+T = TypeVar("T")
 
 RunDirArgument = Annotated[
     str,
@@ -39,8 +46,28 @@ def stop(run: RunDirArgument) -> None:
     say(f"stopping after this step; continue with `pmtrain coordinator --resume --run-dir {run_dir}`")
 
 
+def kick(
+    run: RunDirArgument,
+    peer: Annotated[str, typer.Argument(metavar="PEER", help="Its name, or its id, as `pmtrain peers` shows them.")],
+) -> None:
+    """Send a peer away for good. What it joined with lets nobody in any more, or it would be back as another."""
+    from dataclasses import replace
+
+    folder, link, kicked = ask_owner(run, lambda desk: desk.kick(peer))
+    say(f"kicked {kicked.peer}")
+    if kicked.token:
+        say(f"the run has a new join link, also in {folder}/link:\n\n    {replace(link, token=kicked.token)}\n")
+    elif kicked.revoked:
+        say(f"nobody can join with the token {kicked.revoked} any more")
+
+
 def _control(run: str, action: str) -> Path:
     """The run directory that was meant."""
+    return ask_owner(run, lambda desk: desk.control(action))[0]
+
+
+def ask_owner(run: str, what: Callable[[Operator], Awaitable[T]]) -> tuple[Path, JoinLink, T]:
+    """The run directory that was meant, the link to its coordinator, and what that answers to its owner."""
     import asyncio
 
     from protomodels_cli.cli.asking import not_open
@@ -57,9 +84,8 @@ def _control(run: str, action: str) -> Path:
         raise not_open(place)
     link = JoinLink.parse(place.link)
 
-    async def tell() -> None:
-        async with operator(link) as coordinator:
-            await coordinator.control(action, owner)
+    async def ask() -> T:
+        async with operator(link, owner) as coordinator:
+            return await what(coordinator)
 
-    asyncio.run(tell())
-    return place.folder
+    return place.folder, link, asyncio.run(ask())

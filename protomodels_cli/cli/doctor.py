@@ -12,7 +12,12 @@ from protomodels_cli.cli.output import FormatOption
 
 def doctor(
     link: Annotated[
-        str | None, typer.Argument(metavar="[LINK]", help="The join link; without it only this machine is checked.")
+        str | None,
+        typer.Argument(
+            metavar="[LINK]",
+            envvar="PMTRAIN_LINK",
+            help="The join link, or a file with it; without one only this machine is checked.",
+        ),
     ] = None,
     device: Annotated[str, typer.Option(help="Device that would compute: auto, cpu, cuda:N or mps.")] = "auto",
     port: Annotated[

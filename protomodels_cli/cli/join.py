@@ -19,7 +19,14 @@ from protomodels_cli.observe import logs
 
 
 def join(
-    link: Annotated[str, typer.Argument(metavar="LINK", help="The join link that the coordinator printed: pm://…")],
+    link: Annotated[
+        str,
+        typer.Argument(
+            metavar="LINK",
+            envvar="PMTRAIN_LINK",
+            help="The join link that the coordinator printed: pm://…, or a file with it.",
+        ),
+    ],
     device: Annotated[str, typer.Option(help="Device to compute on: auto, cpu, cuda:N or mps.")] = "auto",
     devices: Annotated[
         str | None,
@@ -58,9 +65,9 @@ def join(
     """Join a run: hold one of its stages, on one device or over several, until the run is done.
 
     Ctrl-C leaves after the current step, or at once if the coordinator cannot be reached."""
-    from protomodels_cli.wire.join_link import JoinLink
+    from protomodels_cli.wire.join_link import read_link
 
-    names, parsed = _devices(device, devices), JoinLink.parse(link)
+    names, parsed = _devices(device, devices), read_link(link)
     leave_on_ctrl_c()
     logs.begin(log_level, verbose)
     logs.hide(parsed.token)

@@ -26,6 +26,7 @@ from protomodels_cli.cli import (
     reference,
     runs,
     status,
+    token,
     top,
     validate,
 )
@@ -49,6 +50,7 @@ app.command("join")(join.join)
 app.command("pause")(control.pause)
 app.command("resume")(control.resume)
 app.command("stop")(control.stop)
+app.command("kick")(control.kick)
 app.command("status")(status.status)
 app.command("peers")(status.peers)
 app.command("top")(top.top)
@@ -61,6 +63,7 @@ app.command("demo")(demo.demo)
 app.command("reference")(reference.reference)
 app.command("generate")(generate.generate)
 app.command("eval")(eval.evaluate)
+app.add_typer(token.app, name="token")
 app.add_typer(lab.app, name="lab")
 app.add_typer(bench.app, name="bench")
 

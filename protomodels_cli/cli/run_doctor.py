@@ -25,9 +25,9 @@ COLOURS = {"ok": "green", "warn": "yellow", "fail": "bold red", "skipped": "dim"
 def run(link: str | None, device: str, port: int, folder: Path | None, measure: bool, output: str) -> int:
     parsed = None
     if link is not None:
-        from protomodels_cli.wire.join_link import JoinLink
+        from protomodels_cli.wire.join_link import read_link
 
-        parsed = JoinLink.parse(link)
+        parsed = read_link(link)
         logs.hide(parsed.token)
     here = machine.look(
         {"peer": folder or peer_homes()[0], "cache": user_cache(), "runs": Path("runs").absolute()}, device

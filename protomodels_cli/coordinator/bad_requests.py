@@ -83,6 +83,15 @@ class InvalidRegistration(Fact):
 
 
 @dataclass(frozen=True)
+class NotAMessage(Fact):
+    """Bytes that are no message of the call, or too many for one."""
+
+    size: int
+    most: int
+    kind: Literal["not_a_message"] = "not_a_message"
+
+
+@dataclass(frozen=True)
 class UnknownAction(Fact):
     action: int
     kind: Literal["unknown_action"] = "unknown_action"
@@ -102,6 +111,7 @@ Reason = (
     | InvalidOffset
     | InvalidRegistration
     | UnknownAction
+    | NotAMessage
 )
 
 
@@ -139,6 +149,10 @@ def sentence(reason: Reason) -> str:
             return f"the offset {offset:,} is beyond the end of any file"
         case InvalidRegistration(detail):
             return f"invalid registration: {detail}"
+        case NotAMessage(found, most) if found > most:
+            return f"a message of this call has {size(most)} at most, not {size(found)}"
+        case NotAMessage():
+            return "these bytes are not a message of this call"
         case UnknownAction(action):
             return f"a run can be paused, resumed or stopped, and action {action} is none of these"
         case _:

@@ -7,22 +7,22 @@ import re
 import grpc
 
 from protomodels_cli.coordinator import bad_requests, refusals
-from protomodels_cli.coordinator.sentences import refusal
-from protomodels_cli.observe.logs import WIRE
+from protomodels_cli.coordinator.refusal_sentences import refusal
+from protomodels_cli.observe import logs
 
 DENIED, UNFIT = grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.FAILED_PRECONDITION
 
 
 async def refuse(context: grpc.aio.ServicerContext, reason: refusals.Refusal) -> None:
     """End the call. The caller's program reads the kind, and shows the sentence."""
-    WIRE.info("refused a call: %s", reason.kind)
+    logs.seldom(logs.WIRE, "refused a call: %s", reason.kind)
     code = DENIED if isinstance(reason, refusals.Denial) else UNFIT
     await context.abort(code, "\n".join(refusal(reason)), trailing_metadata=(("kind", reason.kind),))
 
 
 async def reject(context: grpc.aio.ServicerContext, reason: bad_requests.Reason) -> None:
     """End a call that no peer of this version makes."""
-    WIRE.warning("rejected a request: %s", bad_requests.sentence(reason))
+    logs.seldom(logs.WIRE, "rejected a request: %s", bad_requests.sentence(reason), kind=reason.kind)
     metadata = (("kind", reason.kind),)
     await context.abort(grpc.StatusCode.INVALID_ARGUMENT, bad_requests.sentence(reason), trailing_metadata=metadata)
 

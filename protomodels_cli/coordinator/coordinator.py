@@ -88,6 +88,8 @@ class Coordinator:
         self._service = Service(self.spec, run_dir, self.submit, self._uploads, self._status)
         self._dispatch = Dispatch(self._service, Feed(self.spec, corpus), self._subspace, lambda: self.state.history)
         deposit = None if copies is None else Deposit(copies, run_dir, journalled, self._teller)
+        if deposit is not None:
+            self._service.doorkeeper.on_change = deposit.papers_changed
         self._upkeep = Upkeep(self._snapshots, copies, journalled, self._teller, self._fail, self._first, deposit)
         files, put = (self._snapshots, self._uploads, self._upkeep), self._events.put_nowait
         self._claims = Claims(lambda: self.state, *files, self._service.send, put, self._end_with)

@@ -104,6 +104,11 @@ class Deposit:
             self._tell(notices.StoreKeyMade(str(self._run_dir.path / KEY_FILE), self._copies.url))
         self._working.again()
 
+    def papers_changed(self) -> None:
+        """Tokens, or who was kicked: the next copy looks at them again."""
+        self._store = None
+        self.again()
+
     async def end(self) -> None:
         """Copy what is there, once more where that fails."""
         self._hurry.set()

@@ -1,6 +1,7 @@
 """The one public TCP port: hands out the CA, splices relayed links, passes TLS on to gRPC on loopback.
 
-Limits what a stranger can make us hold before a handshake. Must not know keys, tokens, gRPC or messages.
+Limits what a stranger can make us hold: time and bytes until a call of it was authenticated, of which it is told. Must
+not know keys, tokens, gRPC or messages.
 """
 
 from __future__ import annotations
@@ -10,34 +11,22 @@ import errno
 import ipaddress
 import resource
 import socket
+import time
 from asyncio import StreamReader, StreamWriter
 from collections import Counter
-from dataclasses import dataclass
 
+from protomodels_cli.coordinator.admission import Admission, DoorLimits
 from protomodels_cli.errors import UserError
-from protomodels_cli.observe.logs import WIRE
+from protomodels_cli.observe import logs
 from protomodels_cli.wire.join_link import ASK_AUTHORITY, Address, address, refusal
-from protomodels_cli.wire.relay import RELAY, WAIT_SECONDS, Meetings, Role
+from protomodels_cli.wire.relay import RELAY, Meetings, Role
 from protomodels_cli.wire.round_trip import round_trip
-from protomodels_cli.wire.splice import BACK, Stream, Watch, send_last, splice, tune
+from protomodels_cli.wire.splice import BACK, Stream, send_last, splice, tune
 
 TLS_RECORD = b"\x16\x03"  # a handshake record of any TLS version
 FILES_EACH = 3  # descriptors a connection takes: the caller's, ours to gRPC, and gRPC's end of that
 FILES_FOR_OTHERS = 256  # and what the journal and snapshots must always find free
 MOST_TOLD = 64  # callers at a time that are told why there is no room for them
-
-
-@dataclass(frozen=True)
-class DoorLimits:
-    """What strangers may use."""
-
-    connections: int = 1024
-    connections_per_address: int = 64
-    first_seconds: float = 5.0  # for the first line, or the first bytes of TLS
-    line_bytes: int = 256
-    handshake_bytes: int = 32 * 1024
-    handshake_seconds: float = 10.0
-    relay_seconds: float = WAIT_SECONDS
 
 
 class _Refused(Exception):
@@ -51,13 +40,12 @@ class Door:
         self.limits = limits
         self.refused: Counter[str] = Counter()
         self._authority_pem, self._backend = authority_pem, backend
-        self._most = self.limits.connections
+        self._admission = Admission(limits, limits.connections)
         self._server: asyncio.Server | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[int, asyncio.Task[None]] = {}  # by the caller's number
         self._telling: set[asyncio.Task[None]] = set()
-        self._by_neighbourhood: Counter[str] = Counter()
         self._meetings = Meetings(self.limits.relay_seconds)
-        self._callers: dict[int, tuple[str, StreamWriter]] = {}
+        self._callers: dict[int, _Caller] = {}  # by the port of loopback
 
     @property
     def connections(self) -> int:
@@ -65,7 +53,7 @@ class Door:
 
     async def open(self, host: str, port: int) -> int:
         """Listen; returns the port, which is of use where 0 was asked for."""
-        self._most = _room_for(self.limits.connections)
+        self._admission = Admission(self.limits, _room_for(self.limits.connections))
         try:
             # reuse_port would let a second coordinator bind the same port without a word.
             self._server = await asyncio.start_server(self._come_in, host, port, reuse_port=False)
@@ -76,7 +64,7 @@ class Door:
     async def close(self) -> None:
         if self._server is not None:
             self._server.close()
-        tasks = [*self._tasks, *self._telling]
+        tasks = [*self._tasks.values(), *self._telling]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -96,36 +84,41 @@ class Door:
     def address_of(self, loopback_port: int) -> str | None:
         """The remote IP behind a connection that gRPC sees coming from this port of 127.0.0.1."""
         caller = self._callers.get(loopback_port)
-        return caller[0] if caller else None
+        return caller.ip if caller else None
+
+    def known(self, loopback_port: int) -> None:
+        """A call on that connection was authenticated: its caller is no stranger."""
+        if (caller := self._callers.get(loopback_port)) is not None:
+            self._admission.known(caller.number)
+            caller.believe()
 
     def round_trip_of(self, loopback_port: int) -> float | None:
         """To whoever is behind that connection and back, in seconds."""
         caller = self._callers.get(loopback_port)
-        connection = caller[1].get_extra_info("socket") if caller else None
+        connection = caller.writer.get_extra_info("socket") if caller else None
         return None if connection is None else round_trip(connection)
 
     def _come_in(self, reader: StreamReader, writer: StreamWriter) -> None:
         peer = writer.get_extra_info("peername")
-        caller = _plain_ip(peer[0]) if peer else None  # None: gone again already
-        neighbourhood = network_of(caller) if caller else ""
-        kind = None
-        if len(self._tasks) >= self._most:
-            kind = "too_many_connections"
-        elif self._by_neighbourhood[neighbourhood] >= self.limits.connections_per_address:
-            kind = "too_many_from_one_address"
-        if kind or caller is None or self._server is None or not self._server.is_serving():
-            if kind:
-                self._refuse(kind, caller)
-            if kind and len(self._telling) < MOST_TOLD:
-                self._telling.add(telling := asyncio.create_task(self._tell((reader, writer), kind)))
+        if not peer or self._server is None or not self._server.is_serving():  # gone again already, or too late
+            writer.transport.abort()
+            return
+        ip = _plain_ip(peer[0])
+        place = self._admission.come(network_of(ip), time.monotonic())
+        if isinstance(place, str):
+            self._refuse(place)
+            if len(self._telling) < MOST_TOLD:
+                self._telling.add(telling := asyncio.create_task(self._tell((reader, writer), place)))
                 telling.add_done_callback(self._telling.discard)
             else:
                 writer.transport.abort()
             return
-        self._by_neighbourhood[neighbourhood] += 1
-        task = asyncio.create_task(self._serve((reader, writer), caller))
-        self._tasks.add(task)
-        task.add_done_callback(lambda done: self._went(done, neighbourhood))
+        if place.instead_of is not None:
+            self._tasks[place.instead_of].cancel()
+            self._refuse("made_way")
+        caller = _Caller(place.number, ip, writer, self.limits)
+        self._tasks[caller.number] = task = asyncio.create_task(self._serve((reader, writer), caller))
+        task.add_done_callback(lambda _: self._went(caller.number, writer))
 
     async def _tell(self, stream: Stream, kind: str) -> None:
         """Why there is no room. Within TLS nothing can be said before a handshake; but whoever joins asks for the CA
@@ -138,17 +131,16 @@ class Door:
         finally:
             stream[1].transport.abort()
 
-    def _refuse(self, kind: str, caller: str | None) -> None:
+    def _refuse(self, kind: str) -> None:
         self.refused[kind] += 1
-        WIRE.debug("refused a connection from %s: %s", caller, kind)
+        logs.seldom(logs.WIRE, "refused connections: %s", kind)
 
-    def _went(self, task: asyncio.Task[None], neighbourhood: str) -> None:
-        self._tasks.discard(task)
-        self._by_neighbourhood[neighbourhood] -= 1
-        if not self._by_neighbourhood[neighbourhood]:  # strangers' addresses must not pile up here
-            del self._by_neighbourhood[neighbourhood]
+    def _went(self, number: int, writer: StreamWriter) -> None:
+        writer.transport.abort()  # of a task that was cancelled before it began
+        del self._tasks[number]
+        self._admission.go(number)
 
-    async def _serve(self, stream: Stream, caller: str) -> None:
+    async def _serve(self, stream: Stream, caller: _Caller) -> None:
         try:
             tune(stream[1])
             opening = await self._opening(stream[0])
@@ -157,12 +149,14 @@ class Door:
             elif opening == ASK_AUTHORITY:
                 await send_last(stream[1], self._authority_pem)
             elif relay := RELAY.fullmatch(opening):
+                if self._meetings.allows(relay[1].decode()):
+                    self._admission.known(caller.number)
                 if not await self._meetings.attend(stream, relay[1].decode(), relay[2].decode()):
                     raise _Refused("unknown_ticket")
             else:
                 raise _Refused("unknown_request")
         except _Refused as refusal:
-            self._refuse(str(refusal), caller)
+            self._refuse(str(refusal))
         except OSError:
             pass  # the caller closed the connection: nothing to report
         finally:
@@ -181,44 +175,58 @@ class Door:
         except (TimeoutError, asyncio.IncompleteReadError):
             raise _Refused("no_request") from None
 
-    async def _to_backend(self, client: Stream, caller: str) -> None:
-        clock = asyncio.timeout(self.limits.handshake_seconds)
+    async def _to_backend(self, client: Stream, caller: _Caller) -> None:
         port = None
         try:
-            async with clock:
+            async with caller.clock:
                 try:
                     backend = await asyncio.open_connection(*self._backend)
                 except OSError:
                     raise _Refused("backend_unavailable") from None
                 tune(backend[1])
                 port = backend[1].get_extra_info("sockname")[1]
-                self._callers[port] = (caller, client[1])
+                self._callers[port] = caller
                 backend[1].write(TLS_RECORD)
-                await splice(client, backend, _handshake(clock, self.limits.handshake_bytes))
+                await splice(client, backend, caller.watch)
         except TimeoutError:
-            raise _Refused("handshake_too_slow") from None
+            raise _Refused("stranger_too_long" if caller.replied else "handshake_too_slow") from None
         finally:
-            # The port may be a newer connection's by now.
-            if port is not None and self._callers.get(port) == (caller, client[1]):
+            if port is not None and self._callers.get(port) is caller:  # it may be a newer connection's by now
                 del self._callers[port]
 
 
-def _handshake(clock: asyncio.Timeout, most: int) -> Watch:
-    """Bounds a client until it has replied to the server's first answer: as near as bytes tell to a handshake's end."""
-    sent, answered = len(TLS_RECORD), False
+class _Caller:
+    """Whoever sends TLS, and what it may do until a call of it was authenticated."""
 
-    def watch(way: int, count: int) -> None:
-        nonlocal sent, answered
+    def __init__(self, number: int, ip: str, writer: StreamWriter, limits: DoorLimits):
+        self.number, self.ip, self.writer = number, ip, writer
+        self._limits, self._until = limits, asyncio.get_running_loop().time() + limits.stranger_seconds
+        self.clock = asyncio.timeout(limits.handshake_seconds)
+        self._sent, self._answered, self._known = len(TLS_RECORD), False, False
+        self.replied = False  # to the server's first answer: as near as bytes tell to a handshake's end
+
+    def believe(self) -> None:
+        self._known = True
+        self._let(None)
+
+    def watch(self, way: int, count: int) -> None:
+        if self._known:
+            return
         if way == BACK:
-            answered = True
-        elif not answered:
-            sent += count
-            if sent > most:
-                raise _Refused("handshake_too_long")
-        elif clock.when() is not None and not clock.expired():
-            clock.reschedule(None)
+            self._answered = True
+            return
+        self._sent += count
+        if self._answered and not self.replied:
+            self.replied = True
+            self._let(self._until)
+        if not self.replied and self._sent > self._limits.handshake_bytes:
+            raise _Refused("handshake_too_long")
+        if self._sent > self._limits.stranger_bytes:
+            raise _Refused("stranger_too_much")
 
-    return watch
+    def _let(self, until: float | None) -> None:
+        if not self.clock.expired():
+            self.clock.reschedule(until)
 
 
 def _plain_ip(host: str) -> str:

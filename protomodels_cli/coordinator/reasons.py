@@ -145,7 +145,14 @@ class InvalidBasis(Fact):
     kind: Literal["invalid_basis"] = "invalid_basis"
 
 
-Complaint = PeerReport | InvalidMessage | TooManyMessages | NotReading | UnprocessableMessage | InvalidBasis
+@dataclass(frozen=True)
+class Kicked(Fact):
+    """By the run's owner."""
+
+    kind: Literal["kicked"] = "kicked"
+
+
+Complaint = Kicked | PeerReport | InvalidMessage | TooManyMessages | NotReading | UnprocessableMessage | InvalidBasis
 # A peer with it is dismissed.
 Fault = Complaint | HashMismatch | DamagedBasis | FalseClaim | TooSlow | PartUnreadable | SpoiltSnapshots
 Silence = NoHeartbeat | ConnectionClosed

@@ -14,6 +14,14 @@ class WrongToken(Fact):
 
 
 @dataclass(frozen=True)
+class EndedToken(Fact):
+    """It did let peers join."""
+
+    how: Literal["used", "expired", "revoked"]
+    kind: Literal["token_ended"] = "token_ended"
+
+
+@dataclass(frozen=True)
 class NotOwner(Fact):
     kind: Literal["not_owner"] = "not_owner"
 
@@ -31,11 +39,26 @@ class Dismissed(Fact):
 
 
 @dataclass(frozen=True)
+class Kicked(Fact):
+    """The owner wants this peer no more."""
+
+    kind: Literal["was_kicked"] = "was_kicked"
+
+
+@dataclass(frozen=True)
 class CoolingOff(Fact):
     """A peer from the same network was sent away for sending too much."""
 
     seconds: float  # until another may join
     kind: Literal["cooling_off"] = "cooling_off"
+
+
+@dataclass(frozen=True)
+class TooManyJoins(Fact):
+    """From one network, in a short time."""
+
+    seconds: float  # until another may join
+    kind: Literal["too_many_joins"] = "too_many_joins"
 
 
 @dataclass(frozen=True)
@@ -65,5 +88,29 @@ class OtherSpec(Fact):
     kind: Literal["other_spec"] = "other_spec"
 
 
-Denial = WrongToken | NotOwner | NotEnrolled | Dismissed  # the caller has not shown the right to call
-Refusal = Denial | CoolingOff | OtherProtocol | TooManyPeers | InvalidKey | OtherSpec
+# What the owner asked for
+
+
+@dataclass(frozen=True)
+class NoSuchPeer(Fact):
+    name: str
+    peers: int  # that have this name
+    kind: Literal["no_such_peer"] = "no_such_peer"
+
+
+@dataclass(frozen=True)
+class NoSuchToken(Fact):
+    id: str
+    kind: Literal["no_such_token"] = "no_such_token"
+
+
+@dataclass(frozen=True)
+class TooManyTokens(Fact):
+    most: int
+    kind: Literal["too_many_tokens"] = "too_many_tokens"
+
+
+# The caller has not shown the right to call.
+Denial = WrongToken | EndedToken | NotOwner | NotEnrolled | Kicked | Dismissed
+Mistake = NoSuchPeer | NoSuchToken | TooManyTokens
+Refusal = Denial | CoolingOff | TooManyJoins | OtherProtocol | TooManyPeers | InvalidKey | OtherSpec | Mistake

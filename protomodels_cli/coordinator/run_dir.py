@@ -9,7 +9,7 @@ import json
 import secrets
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -22,6 +22,7 @@ from protomodels_cli.coordinator.file_names import JOURNAL, LINK, LOCK, METRICS,
 from protomodels_cli.coordinator.identity import FORMAT, RunIdentity
 from protomodels_cli.coordinator.notices import Notice
 from protomodels_cli.coordinator.seal import StoreKey
+from protomodels_cli.coordinator.tokens import GuestList
 from protomodels_cli.errors import UserError
 from protomodels_cli.files import write_whole
 from protomodels_cli.spec.load import spec_from, with_absolute_paths
@@ -40,6 +41,7 @@ class Private:
     peers_key: str  # in hexadecimal digits
     base: str
     spec: dict[str, Any]
+    guests: GuestList = field(default_factory=GuestList)
 
 
 @dataclass(frozen=True)

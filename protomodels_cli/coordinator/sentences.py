@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import assert_never
 
 from protomodels_cli.coordinator import notices as n
 from protomodels_cli.coordinator import reasons as r
 from protomodels_cli.coordinator import rebuild_notices as rebuilding
-from protomodels_cli.coordinator import refusals as no
 from protomodels_cli.coordinator import reseat_notices as reseat
 from protomodels_cli.coordinator.placement_sentences import no_placement
 from protomodels_cli.coordinator.snapshots import failures as f
@@ -164,6 +162,8 @@ def loss(reason: r.Loss) -> str:
             return f"could not read a part of the snapshot at step {step}"
         case r.SpoiltSnapshots(_, snapshots, why):
             return f"spoilt {plural(snapshots, 'snapshot')} in a row: {part_failure(why)}"
+        case r.Kicked():
+            return "kicked by the run's owner"
         case r.PeerReport(trouble):
             return troubles.in_words(trouble)
         case r.InvalidMessage(detail):
@@ -193,6 +193,8 @@ def dismissal(reason: r.Dismissal) -> tuple[str, str]:
             fix = "install the coordinator's version of pmtrain; if the versions agree, test this machine's memory"
         case r.TooSlow(_, doing):
             fix = f"use a faster machine, or ask the run's owner to raise limits.{doing}_seconds"
+        case r.Kicked():
+            fix = "ask the run's owner"
         case r.SpoiltSnapshots():
             fix = "check this machine's disk, upload speed and version of pmtrain, then join again"
         case (
@@ -210,40 +212,6 @@ def dismissal(reason: r.Dismissal) -> tuple[str, str]:
         case _:
             assert_never(reason)
     return f"dismissed: {loss(reason)}", fix
-
-
-def refusal(reason: no.Refusal) -> tuple[str, str]:
-    """What a caller reads that is not let in: why, and what to do."""
-    fresh = "ask the run's owner for a fresh join link"
-    match reason:
-        case no.WrongToken():
-            return "the join token is not this run's", fresh
-        case no.NotOwner():
-            return "only the run's owner may do this", "run the command where the run directory is, as the owner"
-        case no.NotEnrolled():
-            return "this peer is not enrolled in this run", "join again"
-        case no.Dismissed():
-            return (
-                "this peer was dismissed from this run",
-                "join again; if the same happens again, tell the run's owner",
-            )
-        case no.CoolingOff(seconds):
-            wait = f"join again in {duration(math.ceil(seconds))}"
-            return "a peer from this network was dismissed for sending too many messages", wait
-        case no.OtherProtocol(version, protocol, our_version, our_protocol):
-            theirs, ours = f"{version} (protocol {protocol})", f"{our_version} (protocol {our_protocol})"
-            return f"this peer has pmtrain {theirs}, the coordinator {ours}", f"install pmtrain {our_version} here"
-        case no.TooManyPeers(most):
-            return (
-                f"{plural(most, 'peer')} have joined this run already",
-                "ask the run's owner to restart the coordinator",
-            )
-        case no.InvalidKey(detail, our_version):
-            return f"this peer's key cannot be signed: {detail}", f"install pmtrain {our_version} here"
-        case no.OtherSpec():
-            return "this peer's spec is not the run's (hash mismatch)", "join again with this run's link"
-        case _:
-            assert_never(reason)
 
 
 def part_failure(reason: f.PartFailure) -> str:

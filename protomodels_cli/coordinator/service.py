@@ -1,27 +1,31 @@
-"""The coordinator's gRPC services: authentication, sessions and heartbeats, uploads, status and control.
+"""The coordinator's gRPC service for peers: joining, sessions and heartbeats, uploads. The owner's is in owner.py.
 
-Knows peers' identities and sessions. Turns requests into events for the machine; must not know what an event means.
+Knows peers' sessions; who a caller is was settled before (gate.py). Turns requests into events for the machine; must
+not know what an event means.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hmac
 import json
-import secrets
 import time
 from collections.abc import AsyncIterator, Callable
-from typing import Any, TypeVar
+from typing import Any, assert_never
 
 import grpc
 
 from protomodels_cli import PROTOCOL, __version__
 from protomodels_cli.coordinator import bad_requests, calls, events, refusals, sessions
+from protomodels_cli.coordinator.admission import DoorLimits
 from protomodels_cli.coordinator.bad_requests import BadRequest
 from protomodels_cli.coordinator.dial_back import dial_back
-from protomodels_cli.coordinator.door import Door, DoorLimits
+from protomodels_cli.coordinator.door import Door, network_of
+from protomodels_cli.coordinator.doorkeeper import Doorkeeper
+from protomodels_cli.coordinator.gate import MOST_BYTES, MOST_CALLS, Gate, Right
 from protomodels_cli.coordinator.measuring import Measuring, NotNow
-from protomodels_cli.coordinator.messages import clean, event_of, owners_event, peer_of
+from protomodels_cli.coordinator.messages import clean, event_of, peer_of
+from protomodels_cli.coordinator.owner import Desk
+from protomodels_cli.coordinator.rates import Buckets, Rate
 from protomodels_cli.coordinator.reasons import (
     ConnectionClosed,
     InvalidMessage,
@@ -35,23 +39,29 @@ from protomodels_cli.coordinator.snapshots.copies import OutOfReach
 from protomodels_cli.coordinator.snapshots.failures import NotWritten
 from protomodels_cli.coordinator.snapshots.uploads import Damaged, Later, Refused, Uploads
 from protomodels_cli.observe.logs import WIRE
+from protomodels_cli.spec.load import for_peers
 from protomodels_cli.spec.plugins import packages_used
 from protomodels_cli.spec.schema import RunSpec
 from protomodels_cli.wire.channels import SERVER_OPTIONS
 from protomodels_cli.wire.parts import REFUSED
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.pb import pmtrain_pb2_grpc as rpc
-from protomodels_cli.wire.tls import COORDINATOR_NAME, Identity, client_context, peer_name
+from protomodels_cli.wire.tls import COORDINATOR_NAME, Identity, checked_key, client_context, peer_name
 
-MOST_ENROLLED = 10_000
+MOST_PEERS = 10_000  # in session
+MOST_ABSENT = 1000  # of whom something is remembered
+MOST_DISMISSED = 10_000
 MOST_UPLOADS = 2  # of one peer: a basis and a part of a snapshot may fall together
-SESSION_WITHIN = 600.0  # seconds after Enrol
-FIRST_SECONDS, STRANGER_SECONDS = 30.0, 1.0  # for the first message of a stream
+SESSION_WITHIN = 600.0  # seconds after a peer's first call
+JOINS_SECONDS = 60.0  # in which as many peers may join from one network as may connect from there
+COORDINATOR_OPTIONS = [  # beside those of all servers: strangers come here
+    ("grpc.max_connection_idle_ms", 60_000),  # without a call
+    ("grpc.max_concurrent_streams", MOST_CALLS),
+    ("grpc.max_metadata_size", 8 << 10),
+]
 
-M = TypeVar("M")
 
-
-class Service(rpc.PeeringServicer, rpc.OperatorServicer):
+class Service(rpc.PeeringServicer):
     def __init__(
         self,
         spec: RunSpec,
@@ -61,6 +71,8 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
         status: Callable[[], pb.RunStatus],
     ):
         self._spec, self._run_dir = spec, run_dir
+        told = for_peers(spec, run_dir.base)
+        self._told, self._told_sha256 = json.dumps(told.model_dump(mode="json")), told.sha256()
         self._submit, self._uploads, self._status = submit, uploads, status
         self._enrolled: dict[str, EnrolledPeer] = {}
         self._most_waiting, self._cooling, self._measuring = most_waiting(spec), CoolingOff(), Measuring()
@@ -68,9 +80,14 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
         self._watching: asyncio.Task[None] | None = None
         self._identity: Identity = run_dir.authority.issue_with_key(COORDINATOR_NAME)
         self._dialling = client_context(self._identity)
-        self._server = grpc.aio.server(options=SERVER_OPTIONS)
+        self.doorkeeper = Doorkeeper(run_dir)
+        self._dismissed: dict[str, None] = {}  # for good: they are not let in again under these names
+        most = spec.limits.connections_per_address
+        self._joins = Buckets(Rate(most / JOINS_SECONDS, most))
+        options = [*SERVER_OPTIONS, *COORDINATOR_OPTIONS, ("grpc.max_receive_message_length", MOST_BYTES)]
+        self._server = grpc.aio.server(interceptors=[Gate(self)], options=options)
         rpc.add_PeeringServicer_to_server(self, self._server)
-        rpc.add_OperatorServicer_to_server(self, self._server)
+        rpc.add_OperatorServicer_to_server(Desk(self.doorkeeper, submit, status), self._server)
         self.door: Door | None = None
 
     async def open(self, host: str, port: int) -> int:
@@ -110,7 +127,8 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
         """Send it the reason and close its stream."""
         self.send(peer, **body)
         if (known := self._enrolled.get(peer)) is not None:
-            known.dismissed |= for_good
+            if for_good:
+                self._dismissed = dict([*self._dismissed.items(), (peer, None)][-MOST_DISMISSED:])
             if known.stream is not None:
                 known.stream.end_soon()
 
@@ -135,57 +153,78 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
 
     # Joining
 
+    def refusal(self, right: Right, context: grpc.aio.ServicerContext) -> refusals.Refusal | None:
+        """Why the caller may not make this call."""
+        keeper = self.doorkeeper
+        match right.shows:
+            case "token":
+                return keeper.may_come(calls.metadata(context, "token"))
+            case "owner":
+                return keeper.may_decide(calls.metadata(context, "owner"))
+            case "peer":
+                peer = calls.metadata(context, "peer")
+                refusal = keeper.may_call(peer, calls.metadata(context, "secret"))
+                return refusals.Dismissed() if refusal is None and peer in self._dismissed else refusal
+            case _:
+                assert_never(right.shows)
+
+    def believe(self, right: Right, context: grpc.aio.ServicerContext) -> str:
+        if self.door is not None:
+            self.door.known(calls.port(context))
+        if right.shows != "peer":
+            return self._network(context)
+        peer = calls.metadata(context, "peer")
+        if peer not in self._enrolled:
+            self._forget_the_absent()
+            self._enrolled[peer] = EnrolledPeer(time.monotonic())
+        return peer
+
     async def Enrol(self, request: pb.EnrolRequest, context: grpc.aio.ServicerContext) -> pb.EnrolReply:
-        if not hmac.compare_digest(request.token.encode(), self._run_dir.token.encode()):
-            await calls.refuse(context, refusals.WrongToken())
         if request.protocol != PROTOCOL:
             theirs = clean(request.version), request.protocol
             await calls.refuse(context, refusals.OtherProtocol(*theirs, __version__, PROTOCOL))
-        self._forget_the_absent()
         if left := self._cooling.seconds_left(self._address(context), time.monotonic()):
             await calls.refuse(context, refusals.CoolingOff(left))
-        if len(self._enrolled) >= MOST_ENROLLED:
-            await calls.refuse(context, refusals.TooManyPeers(MOST_ENROLLED))
-        peer = f"p{secrets.token_hex(4)}"
+        if not self._joins.take(self._network(context), time.monotonic()):
+            await calls.refuse(context, refusals.TooManyJoins(1 / self._joins.rate.per_second))
+        if sum(known.stream is not None for known in self._enrolled.values()) >= MOST_PEERS:
+            await calls.refuse(context, refusals.TooManyPeers(MOST_PEERS))
         try:
-            certificate = self._run_dir.authority.issue(peer_name(peer), request.public_key_pem)
+            checked_key(request.public_key_pem)
         except ValueError as e:
             await calls.refuse(context, refusals.InvalidKey(str(e), __version__))
-        self._enrolled[peer] = EnrolledPeer(time.monotonic())
+        peer = self.doorkeeper.admit(calls.metadata(context, "token"), request.public_key_pem)
+        if not isinstance(peer, str):
+            await calls.refuse(context, peer)
+            return pb.EnrolReply()
         WIRE.info("%s enrolled from %s", peer, self._address(context))
         return pb.EnrolReply(
             peer=peer,
             secret=self._run_dir.secret_of(peer),
-            certificate_pem=certificate,
-            spec_json=json.dumps(self._spec.model_dump(mode="json")),
-            spec_sha256=self._spec.sha256(),
+            certificate_pem=self._run_dir.authority.issue(peer_name(peer), request.public_key_pem),
+            spec_json=self._told,
+            spec_sha256=self._told_sha256,
             clock=time.time(),
             packages=packages_used(self._spec),
             version=__version__,
         )
 
     def _forget_the_absent(self) -> None:
-        """Peers that enrolled and opened no session, or left. One that comes back is known by its secret."""
+        """Peers that made a call and opened no session, or left. One that comes back is known by its secret."""
+        absent = [peer for peer, known in self._enrolled.items() if known.stream is None and not known.uploads]
         long_ago = time.monotonic() - SESSION_WITHIN
-        for peer in [p for p, known in self._enrolled.items() if known.stream is None and known.since < long_ago]:
-            del self._enrolled[peer]
-
-    async def _caller(self, context: grpc.aio.ServicerContext) -> str:
-        """The id of the enrolled peer that calls; refuses the call of any other."""
-        if not self._is_enrolled(context):
-            await calls.refuse(context, refusals.NotEnrolled())
-        peer = calls.metadata(context, "peer")
-        if self._enrolled.setdefault(peer, EnrolledPeer(time.monotonic())).dismissed:
-            await calls.refuse(context, refusals.Dismissed())
-        return peer
-
-    def _is_enrolled(self, context: grpc.aio.ServicerContext) -> bool:
-        right = self._run_dir.secret_of(calls.metadata(context, "peer"))
-        return hmac.compare_digest(calls.metadata(context, "secret").encode(), right.encode())
+        surplus = len(absent) - MOST_ABSENT
+        for n, peer in enumerate(absent):
+            if n < surplus or self._enrolled[peer].since < long_ago:
+                del self._enrolled[peer]
 
     def _address(self, context: grpc.aio.ServicerContext) -> str:
         """The caller's real address: gRPC sees the door's loopback connection only."""
         return (self.door.address_of(calls.port(context)) if self.door else None) or ""
+
+    def _network(self, context: grpc.aio.ServicerContext) -> str:
+        address = self._address(context)
+        return network_of(address) if address else ""
 
     def round_trips(self) -> dict[str, float]:
         """Seconds from here to each peer and back, as far as the system says."""
@@ -196,7 +235,7 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
     async def CheckReachability(
         self, request: pb.ReachabilityRequest, context: grpc.aio.ServicerContext
     ) -> pb.ReachabilityReply:
-        peer, host = await self._caller(context), self._address(context)
+        peer, host = calls.metadata(context, "peer"), self._address(context)
         reason = await dial_back(self._dialling, peer, host, request.port)
         if not reason and peer in self._enrolled:
             self._enrolled[peer].reached = host, request.port
@@ -205,8 +244,7 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
     async def Measure(
         self, request_iterator: AsyncIterator[pb.MeasureRequest], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[pb.MeasureReply]:
-        first = await self._first(request_iterator, context)  # before any refusal, as in Session
-        await self._caller(context)
+        first = await anext(aiter(request_iterator), None)
         try:
             async for reply in self._measuring.answer(
                 self._address(context), first or pb.MeasureRequest(), request_iterator
@@ -220,14 +258,13 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
     async def Session(
         self, request_iterator: AsyncIterator[pb.PeerMessage], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[pb.CoordinatorMessage]:
-        # Read the first message before any refusal: a caller that still writes may see a failed write, not the refusal.
-        first = await self._first(request_iterator, context)
+        first = await anext(aiter(request_iterator), None)
         register = first.register if first is not None and first.HasField("register") else None
-        peer, address = await self._caller(context), self._address(context)
-        if register is None or register.spec_sha256 != self._spec.sha256():
+        peer, address = calls.metadata(context, "peer"), self._address(context)
+        if register is None or register.spec_sha256 != self._told_sha256:
             await calls.refuse(context, refusals.OtherSpec())
             return
-        known = self._enrolled.setdefault(peer, EnrolledPeer(time.monotonic()))
+        known = self._enrolled[peer]
         stream = ControlStream(address, calls.port(context))
         reached = known.reached == (address, register.port)
         try:
@@ -247,14 +284,6 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
         finally:
             reading.cancel()
             self._end(peer, stream, events.Left(peer, ConnectionClosed()))
-
-    async def _first(self, messages: AsyncIterator[M], context: grpc.aio.ServicerContext) -> M | None:
-        """The first message of a stream; None if there is none, or late."""
-        try:
-            async with asyncio.timeout(FIRST_SECONDS if self._is_enrolled(context) else STRANGER_SECONDS):
-                return await anext(aiter(messages), None)
-        except TimeoutError:
-            return None
 
     async def _receive(self, peer: str, stream: ControlStream, messages: AsyncIterator[pb.PeerMessage]) -> None:
         async for message in messages:
@@ -290,7 +319,7 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
             known.untaken -= 1
 
     async def Offer(self, request: pb.UploadHeader, context: grpc.aio.ServicerContext) -> pb.OfferReply:
-        peer = await self._caller(context)
+        peer = calls.metadata(context, "peer")
         try:
             return await self._uploads.offer(peer, request)
         except BadRequest as e:
@@ -306,7 +335,7 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
         return pb.OfferReply()
 
     async def Upload(self, request_iterator: AsyncIterator[pb.UploadChunk], context: grpc.aio.ServicerContext) -> None:
-        peer = await self._caller(context)
+        peer = calls.metadata(context, "peer")
         first = await anext(aiter(request_iterator), None)
         if first is None or not first.HasField("header"):
             await calls.reject(context, bad_requests.NoHeader())
@@ -331,8 +360,8 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
     async def Fetch(
         self, request_iterator: AsyncIterator[pb.FetchRequest], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[pb.Piece]:
-        first = await self._first(request_iterator, context)  # before any refusal, as in Session
-        peer = await self._caller(context)
+        first = await anext(aiter(request_iterator), None)
+        peer = calls.metadata(context, "peer")
         if first is None:
             return
         try:
@@ -349,28 +378,7 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
             await context.abort(grpc.StatusCode.DATA_LOSS, f"the coordinator cannot read the part: {e.strerror or e}")
 
     async def Locate(self, request: pb.FetchRequest, context: grpc.aio.ServicerContext) -> pb.Location:
-        await self._caller(context)
         return pb.Location(url=await self._uploads.locate(request))
-
-    # Status and control
-
-    async def Status(self, request: pb.StatusRequest, context: grpc.aio.ServicerContext) -> pb.RunStatus:
-        await self._check("token", self._run_dir.token, context, refusals.WrongToken())
-        return self._status()
-
-    async def Control(self, request: pb.ControlRequest, context: grpc.aio.ServicerContext) -> pb.ControlReply:
-        await self._check("owner", self._run_dir.owner, context, refusals.NotOwner())
-        if (event := owners_event(request)) is None:
-            await calls.reject(context, bad_requests.UnknownAction(request.action))
-        else:
-            self._submit(event)
-        return pb.ControlReply()
-
-    async def _check(
-        self, name: str, right: str, context: grpc.aio.ServicerContext, otherwise: refusals.Refusal
-    ) -> None:
-        if not hmac.compare_digest(calls.metadata(context, name).encode(), right.encode()):
-            await calls.refuse(context, otherwise)
 
 
 async def _confirmed(

@@ -95,7 +95,6 @@ class EnrolledPeer:
     stream: ControlStream | None = None
     unannounced: int = 0  # streams of which the machine has not processed the Joined event yet
     untaken: int = 0  # events that the machine has not processed yet
-    dismissed: bool = False  # for good: it is not let in again under this name
     bucket: Bucket | None = None  # of its messages, on whichever stream; None: it has sent none
 
     def was_sent(self) -> None:

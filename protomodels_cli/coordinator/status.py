@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from pathlib import Path
 
 from protomodels_cli.coordinator import reasons
 from protomodels_cli.coordinator.next_task import waiting_for
@@ -68,7 +69,7 @@ def describe(
         generation=history.generation,
         basis_version=history.basis_version,
         spec_sha256=spec.sha256(),
-        checkpoint=spec.model.init or "",
+        checkpoint=Path(spec.model.init or "").name,  # not where the owner keeps it
         checkpoint_sha256=history.snapshots[0].source,
         reason=pause(history.paused.why) if history.paused else "",
         reason_kind=history.paused.why.kind if history.paused else "",

@@ -53,12 +53,10 @@ async def look(link: JoinLink, port: int = 0, measure: bool = True) -> Contact:
 
 async def _with(line: Line, link: JoinLink, authority: bytes, port: int, measure: bool, where: str) -> Contact:
     key = new_key()
-    request = pb.EnrolRequest(
-        token=link.token, version=__version__, protocol=PROTOCOL, public_key_pem=public_key_of(key)
-    )
+    request = pb.EnrolRequest(version=__version__, protocol=PROTOCOL, public_key_pem=public_key_of(key))
     try:
         before = time.time()
-        enrolled = await line.Enrol(request, timeout=CALL_SECONDS)
+        enrolled = await line.Enrol(request, metadata=(("token", link.token),), timeout=CALL_SECONDS)
         ahead = (before + time.time()) / 2 - enrolled.clock
     except grpc.aio.AioRpcError as e:
         raise in_words(e) from None

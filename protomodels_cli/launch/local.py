@@ -103,10 +103,15 @@ def local_run(
     peers. `module`: the program that peers run."""
 
     def run(
-        host: int, name: str, arguments: Sequence[str], speak: bool = False, module: str = "protomodels_cli"
+        host: int,
+        name: str,
+        arguments: Sequence[str],
+        speak: bool = False,
+        module: str = "protomodels_cli",
+        link: str = "",
     ) -> Process[bytes]:
         wrap = (lambda argv: hosts.command(host, argv)) if hosts else list
-        return start(folder, name, arguments, core, wrap, speak, module)
+        return start(folder, name, arguments, core, wrap, speak, module, link)
 
     devices = [device] if isinstance(device, str) else device
     coordinate = partial(run, 0, "coordinator", speak=speak)
@@ -115,8 +120,8 @@ def local_run(
             name = f"peer-{i}"
             on = devices[(i - 1) % len(devices)]
             arguments = ["--device", on, "--name", name, "--dir", str(_peer_folder(folder, name))]
-            command = ["join", str(through(i, running.link)), *arguments, *join_options, *options]
-            running.commands[name] = partial(run, i, name, command, module=module)
+            command, link = ["join", *arguments, *join_options, *options], str(through(i, running.link))
+            running.commands[name] = partial(run, i, name, command, module=module, link=link)
             running.start_again(name)
         yield running
 
@@ -169,9 +174,10 @@ def start(
     wrap: Callable[[Sequence[str]], list[str]] = list,
     speak: bool = False,
     module: str = "protomodels_cli",
+    link: str = "",
 ) -> Process[bytes]:
     """Start one of our commands with its output in a file, in a process group of its own: Ctrl-C reaches this process,
-    which passes it on."""
+    which passes it on. A link goes into its environment: anybody can read command lines."""
 
     def pin() -> None:
         assert core is not None
@@ -186,6 +192,7 @@ def start(
             stdout=out,
             stderr=out,
             start_new_session=True,
+            env=os.environ | {"PMTRAIN_LINK": link} if link else None,
             preexec_fn=None if core is None else pin,
         )
 

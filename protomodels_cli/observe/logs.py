@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from logging.handlers import RotatingFileHandler
@@ -22,11 +23,13 @@ SNAPSHOTS = logging.getLogger("pmtrain.snapshots")
 
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 FILES, FILE_BYTES = 5, 10_000_000
+SELDOM_SECONDS = 60.0
 SHOWN = "shown"  # a record with this mark is on the terminal already
 
 _OURS, _ASYNCIO = logging.getLogger("pmtrain"), logging.getLogger("asyncio")
 _OURS.addHandler(logging.NullHandler())  # or Python would print warnings by itself
 _secrets: set[str] = set()
+_seldom: dict[str, tuple[float, int]] = {}  # by kind: when one was logged, and how many were left out since
 
 
 class _Lines(logging.Formatter):
@@ -78,6 +81,17 @@ def to_file(path: Path) -> None:
     _ASYNCIO.addHandler(file)
     if logging.lastResort is not None:
         _ASYNCIO.addHandler(logging.lastResort)  # which prints only while a logger has no other handler
+
+
+def seldom(logger: logging.Logger, text: str, what: str, kind: str = "") -> None:
+    """What anybody can cause as often as they like: the first of a kind in a minute, and how many there were before."""
+    now, kind = time.monotonic(), kind or what
+    since, left_out = _seldom.get(kind, (-SELDOM_SECONDS, 0))
+    if now - since < SELDOM_SECONDS:
+        _seldom[kind] = since, left_out + 1
+        return
+    _seldom[kind] = now, 0
+    logger.info(text + (f" ({left_out:,} more like it before)" if left_out else ""), what)
 
 
 def hide(*secrets: str) -> None:

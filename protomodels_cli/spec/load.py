@@ -246,3 +246,16 @@ def with_absolute_paths(spec: RunSpec, base: Path) -> RunSpec:
     snapshots = s.model_copy(update={"copy_to": copy_to})
     model = m.model_copy(update={"init": absolute(m.init)})
     return spec.model_copy(update={"model": model, "data": data, "tokenizer": tokenizer, "snapshots": snapshots})
+
+
+def for_peers(spec: RunSpec, base: Path) -> RunSpec:
+    """What peers are told of a run: all that they compute with, and no path, bucket or address of the owner's."""
+    d, t, s, m = spec.data, spec.tokenizer, spec.snapshots, spec.model
+    files = {name: [f"{name}-{i}" for i, _ in enumerate(getattr(d, name))] for name in ("files", "val_files")}
+    on_the_hub = d.dataset is None or not (base / d.dataset).is_dir()
+    data = d.model_copy(update={**files, "dataset": d.dataset if on_the_hub else "dataset", "cache_dir": None})
+    tokenizer = t.model_copy(update={"file": t.file and "tokenizer.json"})
+    scheme, _, rest = (s.copy_to or "").rpartition("://")
+    snapshots = s.model_copy(update={"copy_to": (f"{scheme}://store" if scheme else "store") if rest else None})
+    model = m.model_copy(update={"init": m.init and "checkpoint"})
+    return spec.model_copy(update={"model": model, "data": data, "tokenizer": tokenizer, "snapshots": snapshots})

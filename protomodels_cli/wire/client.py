@@ -39,19 +39,36 @@ class Refused(UserError):
 
 
 class Operator:
-    def __init__(self, channel: grpc.aio.Channel, token: str):
-        self._stub, self._metadata = rpc.OperatorStub(channel), (("token", token),)
+    def __init__(self, channel: grpc.aio.Channel, token: str, owner: str = ""):
+        self._stub, self._metadata = rpc.OperatorStub(channel), (("token", token), ("owner", owner))
 
     async def status(self) -> pb.RunStatus:
-        try:
-            return await self._stub.Status(pb.StatusRequest(), metadata=self._metadata, timeout=10)
-        except grpc.aio.AioRpcError as e:
-            raise in_words(e) from None
+        found: pb.RunStatus = await self._call(self._stub.Status, pb.StatusRequest())
+        return found
 
-    async def control(self, action: str, owner: str) -> None:
-        request = pb.ControlRequest(action=pb.ControlRequest.Action.Value(action))
+    async def control(self, action: str) -> None:
+        await self._call(self._stub.Control, pb.ControlRequest(action=pb.ControlRequest.Action.Value(action)))
+
+    async def create_token(self, uses: int, seconds: float) -> pb.CreateTokenReply:
+        request = pb.CreateTokenRequest(uses=uses, seconds=seconds)
+        made: pb.CreateTokenReply = await self._call(self._stub.CreateToken, request)
+        return made
+
+    async def list_tokens(self) -> pb.ListTokensReply:
+        found: pb.ListTokensReply = await self._call(self._stub.ListTokens, pb.ListTokensRequest())
+        return found
+
+    async def revoke_token(self, id: str) -> pb.RevokeTokenReply:
+        revoked: pb.RevokeTokenReply = await self._call(self._stub.RevokeToken, pb.RevokeTokenRequest(id=id))
+        return revoked
+
+    async def kick(self, peer: str) -> pb.KickReply:
+        kicked: pb.KickReply = await self._call(self._stub.Kick, pb.KickRequest(peer=peer))
+        return kicked
+
+    async def _call(self, method: Any, request: Any) -> Any:
         try:
-            await self._stub.Control(request, metadata=(("owner", owner),), timeout=10)
+            return await method(request, metadata=self._metadata, timeout=10)
         except grpc.aio.AioRpcError as e:
             raise in_words(e) from None
 
@@ -142,7 +159,8 @@ async def coordinator_channel(link: JoinLink, authority_pem: bytes) -> AsyncIter
 
 
 @asynccontextmanager
-async def operator(link: JoinLink) -> AsyncIterator[Operator]:
+async def operator(link: JoinLink, owner: str = "") -> AsyncIterator[Operator]:
+    """`owner`: the secret of the run directory, where more than its status is asked for."""
     link, authority = await find_coordinator(link)
     async with coordinator_channel(link, authority) as channel:
-        yield Operator(channel, link.token)
+        yield Operator(channel, link.token, owner)

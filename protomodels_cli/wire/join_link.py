@@ -13,6 +13,7 @@ import re
 import secrets
 import socket
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from protomodels_cli.errors import EXIT_OUTSIDE, EXIT_REFUSED, EXIT_SPEC, UserError
 from protomodels_cli.quantities import duration
@@ -111,6 +112,17 @@ class JoinLink:
             fix = "copy the whole link and put it in quotes, because a shell may take # for the start of a comment"
             raise LinkError("fingerprint", "the fingerprint is missing after the token", fix)
         return cls(*first, token, fingerprint, tuple(others))
+
+
+def read_link(text: str) -> JoinLink:
+    """Of a link, or of a file that holds one: what is on a command line anybody on the machine can read."""
+    if "://" in text or not Path(text).is_file():
+        return JoinLink.parse(text)
+    try:
+        return JoinLink.parse(Path(text).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as e:
+        reason = (e.strerror if isinstance(e, OSError) else None) or "not text"
+        raise LinkError("file", f"cannot read {text}: {reason}", "name a file with a join link in it") from None
 
 
 def new_token() -> str:

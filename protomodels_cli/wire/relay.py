@@ -74,6 +74,9 @@ class Meetings:
         """Let two peers meet under this ticket, as often as they need to. The ticket is a secret of the three of us."""
         self._tickets.add(checked(ticket))
 
+    def allows(self, ticket: str) -> bool:
+        return ticket in self._tickets
+
     def forbid(self, ticket: str) -> dict[Role, int]:
         """Withdraw a ticket: who waits under it is sent away, who is connected is cut off. Returns what was moved."""
         self._tickets.discard(ticket)

@@ -80,9 +80,7 @@ class Authority:
         labels = name.split(".")
         if len(name) > 64 or not all(LABEL.fullmatch(label) for label in labels):  # 64: what a common name may have
             raise InvalidName(f"{name[:80]!r} cannot be the name of a certificate")
-        public = _parse("a public key", public_key_pem, serialization.load_pem_public_key)
-        if not isinstance(public, ec.EllipticCurvePublicKey) or not isinstance(public.curve, ec.SECP256R1):
-            raise InvalidPem("not a P-256 public key", kind="not_p256")
+        public = checked_key(public_key_pem)
         end = min(datetime.now(UTC) + timedelta(days=LEAF_DAYS), self.certificate.not_valid_after_utc)
         signer = x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key())
         uses = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
@@ -135,6 +133,14 @@ def new_key() -> bytes:
 
 def public_key_of(key_pem: bytes) -> bytes:
     return _private_key(key_pem).public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+
+
+def checked_key(public_key_pem: bytes) -> ec.EllipticCurvePublicKey:
+    """Of those that an authority signs. Raises InvalidPem."""
+    public = _parse("a public key", public_key_pem, serialization.load_pem_public_key)
+    if not isinstance(public, ec.EllipticCurvePublicKey) or not isinstance(public.curve, ec.SECP256R1):
+        raise InvalidPem("not a P-256 public key", kind="not_p256")
+    return public
 
 
 def fingerprint_of(certificate_pem: bytes) -> str:

@@ -34,12 +34,13 @@ from protomodels_cli.wire.client import Metadata, coordinator_line, in_words
 from protomodels_cli.wire.join_link import JoinLink, UnreachableError, address, find_coordinator
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.pb import pmtrain_pb2_grpc as rpc
-from protomodels_cli.wire.tls import MOST_SKEW, Identity, new_key, public_key_of
+from protomodels_cli.wire.tls import MOST_SKEW, Identity, public_key_of
 from protomodels_cli.worker import device as devices
 from protomodels_cli.worker import notices, problems
 from protomodels_cli.worker.cards import Cards
 from protomodels_cli.worker.figures import Figures, shown_at
 from protomodels_cli.worker.links import Listener
+from protomodels_cli.worker.own_key import own_key
 from protomodels_cli.worker.session import Session
 from protomodels_cli.worker.telling import PeerError, PeerTeller
 
@@ -87,8 +88,8 @@ async def join(options: Options, say: Callable[[str], None]) -> int:
 async def _take_part(options: Options, tell: PeerTeller, figures: Figures) -> int:
     chosen = [devices.choose(name) for name in options.devices]
     link, authority = await find_coordinator(options.join_link)
-    key = new_key()
     async with contextlib.AsyncExitStack() as closing:
+        key = closing.enter_context(own_key(options.folder, link.fingerprint))
         line = await closing.enter_async_context(coordinator_line(link, authority, MOST_FROM_COORDINATOR))
         enrolled = await _enrol(line, options, key)
         spec = _check_spec(enrolled)
@@ -178,13 +179,12 @@ async def _reachability(
 
 async def _enrol(stub: rpc.PeeringStub, options: Options, key: bytes) -> pb.EnrolReply:
     request = pb.EnrolRequest(
-        token=options.join_link.token,
         version=__version__,
         protocol=PROTOCOL,
         public_key_pem=public_key_of(key),
     )
     try:
-        return await stub.Enrol(request, timeout=30)
+        return await stub.Enrol(request, metadata=(("token", options.join_link.token),), timeout=30)
     except grpc.aio.AioRpcError as e:
         raise in_words(e) from None
 

@@ -28,6 +28,7 @@ _METHOD = pb.DESCRIPTOR.services_by_name["Neighbour"].methods_by_name["Link"]
 RECONNECT = [("grpc.initial_reconnect_backoff_ms", 200), ("grpc.max_reconnect_backoff_ms", 2000)]
 ASK_EVERY, ASKED_LATELY = 5.0, 12  # seconds between two looks at the round trip; how many of them count
 MOST_WAITING = 256  # frames: behind more of them nothing is answered, nor for a neighbour that asks and does not read
+MOST_INCOMING = 128  # connections: two are needed, and strangers get no further than a handshake of ten seconds
 LINK = f"/{_METHOD.containing_service.full_name}/{_METHOD.name}"
 
 
@@ -270,7 +271,8 @@ class Listener:
         credentials = grpc.ssl_server_credentials(
             [(identity.key_pem, identity.certificate_pem)], identity.authority_pem, require_client_auth=True
         )
-        self._server = grpc.aio.server(options=SERVER_OPTIONS)
+        options = [*SERVER_OPTIONS, ("grpc.max_allowed_incoming_connections", MOST_INCOMING)]
+        self._server = grpc.aio.server(options=options)
         handlers = {_METHOD.name: grpc.stream_stream_rpc_method_handler(self._link)}
         self._server.add_registered_method_handlers(_METHOD.containing_service.full_name, handlers)
         self._credentials = credentials

@@ -8,16 +8,14 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class EnrolRequest(_message.Message):
-    __slots__ = ("token", "version", "protocol", "public_key_pem")
-    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("version", "protocol", "public_key_pem")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     PUBLIC_KEY_PEM_FIELD_NUMBER: _ClassVar[int]
-    token: str
     version: str
     protocol: int
     public_key_pem: bytes
-    def __init__(self, token: _Optional[str] = ..., version: _Optional[str] = ..., protocol: _Optional[int] = ..., public_key_pem: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, version: _Optional[str] = ..., protocol: _Optional[int] = ..., public_key_pem: _Optional[bytes] = ...) -> None: ...
 
 class EnrolReply(_message.Message):
     __slots__ = ("peer", "secret", "certificate_pem", "spec_json", "spec_sha256", "clock", "packages", "version")
@@ -699,6 +697,78 @@ class Frame(_message.Message):
     asked: int
     answered: int
     def __init__(self, leg: _Optional[_Union[Frame.Leg, str]] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., microbatch: _Optional[int] = ..., basis_version: _Optional[int] = ..., ids: _Optional[bytes] = ..., size: _Optional[int] = ..., taken: _Optional[int] = ..., poison: bool = ..., came: _Optional[int] = ..., asked: _Optional[int] = ..., answered: _Optional[int] = ...) -> None: ...
+
+class CreateTokenRequest(_message.Message):
+    __slots__ = ("uses", "seconds")
+    USES_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    uses: int
+    seconds: float
+    def __init__(self, uses: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...
+
+class CreateTokenReply(_message.Message):
+    __slots__ = ("id", "token")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    token: str
+    def __init__(self, id: _Optional[str] = ..., token: _Optional[str] = ...) -> None: ...
+
+class ListTokensRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListTokensReply(_message.Message):
+    __slots__ = ("tokens",)
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    tokens: _containers.RepeatedCompositeFieldContainer[TokenStatus]
+    def __init__(self, tokens: _Optional[_Iterable[_Union[TokenStatus, _Mapping]]] = ...) -> None: ...
+
+class TokenStatus(_message.Message):
+    __slots__ = ("id", "made", "expires", "uses", "used", "peers", "ended")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    MADE_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_FIELD_NUMBER: _ClassVar[int]
+    USES_FIELD_NUMBER: _ClassVar[int]
+    USED_FIELD_NUMBER: _ClassVar[int]
+    PEERS_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    made: float
+    expires: float
+    uses: int
+    used: int
+    peers: _containers.RepeatedScalarFieldContainer[str]
+    ended: str
+    def __init__(self, id: _Optional[str] = ..., made: _Optional[float] = ..., expires: _Optional[float] = ..., uses: _Optional[int] = ..., used: _Optional[int] = ..., peers: _Optional[_Iterable[str]] = ..., ended: _Optional[str] = ...) -> None: ...
+
+class RevokeTokenRequest(_message.Message):
+    __slots__ = ("id",)
+    ID_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    def __init__(self, id: _Optional[str] = ...) -> None: ...
+
+class RevokeTokenReply(_message.Message):
+    __slots__ = ("token",)
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    token: str
+    def __init__(self, token: _Optional[str] = ...) -> None: ...
+
+class KickRequest(_message.Message):
+    __slots__ = ("peer",)
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    def __init__(self, peer: _Optional[str] = ...) -> None: ...
+
+class KickReply(_message.Message):
+    __slots__ = ("peer", "revoked", "token")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    REVOKED_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    revoked: str
+    token: str
+    def __init__(self, peer: _Optional[str] = ..., revoked: _Optional[str] = ..., token: _Optional[str] = ...) -> None: ...
 
 class ControlRequest(_message.Message):
     __slots__ = ("action",)

@@ -80,8 +80,8 @@ class PeeringServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def Enrol(self, request, context):
-        """Shows the join token; returns an id, a certificate for the peer's key and the run's spec. A peer that opens no
-        session within ten minutes is forgotten.
+        """Returns an id, a certificate for the peer's key and the run's spec. Metadata: `token`, one that lets peers join. In
+        all other calls of this service: `peer` and `secret`, from the reply.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -95,8 +95,7 @@ class PeeringServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Session(self, request_iterator, context):
-        """The control stream: the coordinator assigns stages and grants tasks, the peer reports. Metadata: `peer` and `secret`
-        from Enrol. A peer reconnects after a broken stream; the new stream replaces the old one.
+        """The control stream: the coordinator assigns stages and grants tasks, the peer reports. A peer reconnects after a broken stream; the new stream replaces the old one.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -111,7 +110,7 @@ class PeeringServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Upload(self, request_iterator, context):
-        """Uploads a part of a snapshot or a new basis in chunks. Metadata as for Session. Every chunk of data is confirmed, so
+        """Uploads a part of a snapshot or a new basis in chunks. Every chunk of data is confirmed, so
         that the peer knows what is on its way and for how long. The upload counts once the call has ended well: all of it
         has arrived with the hash that the header announced.
         """
@@ -135,8 +134,7 @@ class PeeringServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Measure(self, request_iterator, context):
-        """Measures the caller's line: every request is answered in order, with as much padding as it asks for. Metadata as for
-        Session. Bytes, seconds and calls at a time are limited (coordinator/measuring.py): training must not notice.
+        """Measures the caller's line: every request is answered in order, with as much padding as it asks for. Bytes, seconds and calls at a time are limited (coordinator/measuring.py): training must not notice.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -506,20 +504,68 @@ class OperatorStub(object):
                 request_serializer=protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.ControlRequest.SerializeToString,
                 response_deserializer=protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.ControlReply.FromString,
                 _registered_method=True)
+        self.CreateToken = channel.unary_unary(
+                '/pmtrain.Operator/CreateToken',
+                request_serializer=protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.CreateTokenRequest.SerializeToString,
+                response_deserializer=protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.CreateTokenReply.FromString,
+                _registered_method=True)
+        self.ListTokens = channel.unary_unary(
+                '/pmtrain.Operator/ListTokens',
+                request_serializer=protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.ListTokensRequest.SerializeToString,
+                response_deserializer=protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.ListTokensReply.FromString,
+                _registered_method=True)
+        self.RevokeToken = channel.unary_unary(
+                '/pmtrain.Operator/RevokeToken',
+                request_serializer=protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.RevokeTokenRequest.SerializeToString,
+                response_deserializer=protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.RevokeTokenReply.FromString,
+                _registered_method=True)
+        self.Kick = channel.unary_unary(
+                '/pmtrain.Operator/Kick',
+                request_serializer=protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.KickRequest.SerializeToString,
+                response_deserializer=protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.KickReply.FromString,
+                _registered_method=True)
 
 
 class OperatorServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def Status(self, request, context):
-        """What the run is doing, as numbers, kinds and sentences. Metadata: `token`, the run's join token.
+        """What the run is doing, as numbers, kinds and sentences. Metadata: `token`, one that lets or did let peers
+        join.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Control(self, request, context):
-        """Pauses, resumes or stops the run. Metadata: `owner`, the secret in the run directory.
+        """Pauses, resumes or stops the run. Metadata, as for all below: `owner`, the secret in the run directory.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CreateToken(self, request, context):
+        """Makes a token that lets peers join; the reply is the only place where it can be read.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListTokens(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RevokeToken(self, request, context):
+        """Nobody joins with it any more; the run's own (`run`) is replaced by a new one. Peers that are in the run stay.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Kick(self, request, context):
+        """Sends a peer away for good, and revokes the token that it joined with, or it would be back as another.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -537,6 +583,26 @@ def add_OperatorServicer_to_server(servicer, server):
                     servicer.Control,
                     request_deserializer=protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.ControlRequest.FromString,
                     response_serializer=protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.ControlReply.SerializeToString,
+            ),
+            'CreateToken': grpc.unary_unary_rpc_method_handler(
+                    servicer.CreateToken,
+                    request_deserializer=protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.CreateTokenRequest.FromString,
+                    response_serializer=protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.CreateTokenReply.SerializeToString,
+            ),
+            'ListTokens': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListTokens,
+                    request_deserializer=protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.ListTokensRequest.FromString,
+                    response_serializer=protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.ListTokensReply.SerializeToString,
+            ),
+            'RevokeToken': grpc.unary_unary_rpc_method_handler(
+                    servicer.RevokeToken,
+                    request_deserializer=protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.RevokeTokenRequest.FromString,
+                    response_serializer=protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.RevokeTokenReply.SerializeToString,
+            ),
+            'Kick': grpc.unary_unary_rpc_method_handler(
+                    servicer.Kick,
+                    request_deserializer=protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.KickRequest.FromString,
+                    response_serializer=protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.KickReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -593,6 +659,114 @@ class Operator(object):
             '/pmtrain.Operator/Control',
             protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.ControlRequest.SerializeToString,
             protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.ControlReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CreateToken(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pmtrain.Operator/CreateToken',
+            protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.CreateTokenRequest.SerializeToString,
+            protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.CreateTokenReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListTokens(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pmtrain.Operator/ListTokens',
+            protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.ListTokensRequest.SerializeToString,
+            protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.ListTokensReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RevokeToken(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pmtrain.Operator/RevokeToken',
+            protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.RevokeTokenRequest.SerializeToString,
+            protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.RevokeTokenReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Kick(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pmtrain.Operator/Kick',
+            protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.KickRequest.SerializeToString,
+            protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.KickReply.FromString,
             options,
             channel_credentials,
             insecure,

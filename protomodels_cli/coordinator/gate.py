@@ -1,0 +1,158 @@
+"""Every call of a coordinator passes here first: who may make it, how large its messages are, how long it may wait.
+
+A caller shows what it has in the call's metadata, so that nothing of a stranger's message is looked at. The table below
+is all there is of rights; a test holds it against the protocol's own list of calls, and every call against everybody
+who must not make it. Knows gRPC; who a caller is, `Guard` says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from protomodels_cli.coordinator import calls, refusals
+from protomodels_cli.coordinator.bad_requests import NotAMessage
+from protomodels_cli.wire.channels import PIECE
+
+FIRST_SECONDS, STRANGER_SECONDS = 30.0, 1.0  # for the first message of a call
+MOST_CALLS = 16  # of one peer, or of one network's others, at a time
+KIB = 1 << 10
+
+
+@dataclass(frozen=True)
+class Right:
+    shows: Literal["token", "peer", "owner"]
+    most_bytes: int  # of a message
+
+
+RIGHTS = {
+    "/pmtrain.Peering/Enrol": Right("token", 16 * KIB),
+    "/pmtrain.Peering/CheckReachability": Right("peer", KIB),
+    "/pmtrain.Peering/Session": Right("peer", PIECE),
+    "/pmtrain.Peering/Offer": Right("peer", 64 * KIB),
+    "/pmtrain.Peering/Upload": Right("peer", PIECE + KIB),
+    "/pmtrain.Peering/Fetch": Right("peer", KIB),
+    "/pmtrain.Peering/Locate": Right("peer", KIB),
+    "/pmtrain.Peering/Measure": Right("peer", PIECE + KIB),
+    "/pmtrain.Operator/Status": Right("token", KIB),
+    "/pmtrain.Operator/Control": Right("owner", KIB),
+    "/pmtrain.Operator/CreateToken": Right("owner", KIB),
+    "/pmtrain.Operator/ListTokens": Right("owner", KIB),
+    "/pmtrain.Operator/RevokeToken": Right("owner", KIB),
+    "/pmtrain.Operator/Kick": Right("owner", KIB),
+}
+MOST_BYTES = max(right.most_bytes for right in RIGHTS.values())  # which gRPC itself refuses to take in
+
+
+class Guard(Protocol):
+    """Says who is calling."""
+
+    def refusal(self, right: Right, context: grpc.aio.ServicerContext) -> refusals.Refusal | None: ...
+
+    def believe(self, right: Right, context: grpc.aio.ServicerContext) -> str:
+        """The caller has this right. Returns whose calls are counted together."""
+
+
+class Gate(grpc.aio.ServerInterceptor):
+    def __init__(self, guard: Guard):
+        self._guard = guard
+        self._calls: Counter[str] = Counter()
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler | None:
+        handler = await continuation(handler_call_details)
+        right = RIGHTS.get(handler_call_details.method)
+        return None if handler is None or right is None else self._guarded(handler, right)
+
+    def _guarded(self, handler: Any, right: Right) -> grpc.RpcMethodHandler:
+        """The call with its messages read here: as bytes, and in time."""
+        serve = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
+
+        async def requests(
+            messages: AsyncIterator[bytes], context: grpc.aio.ServicerContext, first: bytes | None
+        ) -> Any:
+            read = _parsed(handler.request_deserializer, right.most_bytes, context)
+            return _all(first, messages, read) if handler.request_streaming else await read(first or b"")
+
+        async def answer(messages: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> Any:
+            async with self._admitted(right, messages, context) as first:
+                return await serve(await requests(messages, context, first), context)
+
+        async def stream(messages: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
+            async with self._admitted(right, messages, context) as first:
+                said = serve(await requests(messages, context, first), context)
+                if not hasattr(said, "aclose"):  # it writes by itself
+                    await said
+                    return
+                async with contextlib.aclosing(said):
+                    async for message in said:
+                        yield message
+
+        if handler.response_streaming:
+            return grpc.stream_stream_rpc_method_handler(stream, None, handler.response_serializer)
+        return grpc.stream_unary_rpc_method_handler(answer, None, handler.response_serializer)
+
+    @asynccontextmanager
+    async def _admitted(
+        self, right: Right, messages: AsyncIterator[bytes], context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[bytes | None]:
+        """For as long as the call lasts, with its first message; None: it has none."""
+        if (refusal := self._guard.refusal(right, context)) is not None:
+            # Read the first message before a refusal: a caller that still writes may see a failed write instead.
+            with contextlib.suppress(TimeoutError):
+                await _first(messages, STRANGER_SECONDS)
+            await calls.refuse(context, refusal)
+        who = self._guard.believe(right, context)
+        if self._calls[who] >= MOST_CALLS:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{MOST_CALLS} calls at a time are enough")
+        self._calls[who] += 1
+        try:
+            try:
+                first = await _first(messages, FIRST_SECONDS)
+            except TimeoutError:
+                await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, f"no message came within {FIRST_SECONDS:g} s")
+            yield first
+        finally:
+            self._calls[who] -= 1
+            if not self._calls[who]:
+                del self._calls[who]
+
+
+async def _first(messages: AsyncIterator[bytes], seconds: float) -> bytes | None:
+    async with asyncio.timeout(seconds):
+        return await anext(aiter(messages), None)
+
+
+def _parsed(
+    parse: Callable[[bytes], Any], most: int, context: grpc.aio.ServicerContext
+) -> Callable[[bytes], Awaitable[Any]]:
+    async def read(content: bytes) -> Any:
+        try:
+            if len(content) <= most:
+                return parse(content)
+        except DecodeError:
+            pass
+        await calls.reject(context, NotAMessage(len(content), most))
+        return None
+
+    return read
+
+
+async def _all(
+    first: bytes | None, rest: AsyncIterator[bytes], read: Callable[[bytes], Awaitable[Any]]
+) -> AsyncIterator[Any]:
+    if first is not None:
+        yield await read(first)
+        async for content in rest:
+            yield await read(content)

@@ -1,0 +1,87 @@
+"""The coordinator's gRPC service for whoever looks on, and for the run's owner: status, control, tokens, kicks.
+
+Who a caller is was settled before (gate.py).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import grpc
+
+from protomodels_cli.coordinator import bad_requests, calls, events, refusals
+from protomodels_cli.coordinator.doorkeeper import Doorkeeper
+from protomodels_cli.coordinator.messages import owners_event
+from protomodels_cli.coordinator.reasons import Kicked
+from protomodels_cli.coordinator.tokens import MOST_GUESTS, MOST_TOKENS, OWN, Token
+from protomodels_cli.wire.pb import pmtrain_pb2 as pb
+from protomodels_cli.wire.pb import pmtrain_pb2_grpc as rpc
+
+PEER_ID = re.compile(r"p[0-9a-f]{8}")
+
+
+class Desk(rpc.OperatorServicer):
+    def __init__(
+        self,
+        doorkeeper: Doorkeeper,
+        submit: Callable[[events.Event | events.Proof], None],
+        status: Callable[[], pb.RunStatus],
+    ):
+        self._doorkeeper, self._submit, self._status = doorkeeper, submit, status
+
+    async def Status(self, request: pb.StatusRequest, context: grpc.aio.ServicerContext) -> pb.RunStatus:
+        return self._status()
+
+    async def Control(self, request: pb.ControlRequest, context: grpc.aio.ServicerContext) -> pb.ControlReply:
+        if (event := owners_event(request)) is None:
+            await calls.reject(context, bad_requests.UnknownAction(request.action))
+        else:
+            self._submit(event)
+        return pb.ControlReply()
+
+    async def CreateToken(
+        self, request: pb.CreateTokenRequest, context: grpc.aio.ServicerContext
+    ) -> pb.CreateTokenReply:
+        uses = max(1, min(request.uses, MOST_GUESTS))
+        try:
+            made, token = self._doorkeeper.create(uses, request.seconds if request.seconds > 0 else None)
+        except ValueError:
+            await calls.refuse(context, refusals.TooManyTokens(MOST_TOKENS))
+        return pb.CreateTokenReply(id=made.id, token=token)
+
+    async def ListTokens(self, request: pb.ListTokensRequest, context: grpc.aio.ServicerContext) -> pb.ListTokensReply:
+        now = self._doorkeeper.now()
+        own = pb.TokenStatus(id=OWN)
+        return pb.ListTokensReply(tokens=[own, *(_shown(one, now) for one in self._doorkeeper.guests.tokens)])
+
+    async def RevokeToken(
+        self, request: pb.RevokeTokenRequest, context: grpc.aio.ServicerContext
+    ) -> pb.RevokeTokenReply:
+        if (revoked := self._doorkeeper.revoke(request.id)) is None:
+            await calls.refuse(context, refusals.NoSuchToken(request.id))
+            return pb.RevokeTokenReply()
+        return pb.RevokeTokenReply(token=revoked.new)
+
+    async def Kick(self, request: pb.KickRequest, context: grpc.aio.ServicerContext) -> pb.KickReply:
+        here = {peer.peer: peer.name for peer in self._status().peers}
+        found = [peer for peer, name in here.items() if request.peer in (peer, name)]
+        if not found and PEER_ID.fullmatch(request.peer):  # it may be away, and would come back
+            found = [request.peer]
+        if len(found) != 1:
+            await calls.refuse(context, refusals.NoSuchPeer(request.peer, len(found)))
+        revoked = self._doorkeeper.kick(found[0])
+        self._submit(events.Trouble(found[0], Kicked()))
+        return pb.KickReply(peer=found[0], revoked=revoked.id, token=revoked.new)
+
+
+def _shown(token: Token, now: float) -> pb.TokenStatus:
+    return pb.TokenStatus(
+        id=token.id,
+        made=token.made,
+        expires=token.expires or 0.0,
+        uses=token.uses,
+        used=len(token.guests),
+        peers=[peer for _, peer in token.guests],
+        ended=token.end(now) or "",
+    )
