@@ -109,7 +109,15 @@ NOTICES: list[tuple[n.Notice, str]] = [
         "lost the connection to the coordinator: no heartbeat for 10 s; reconnecting",
     ),
     (n.RelayFailed(0, "no answer"), "the relayed link to stage 0 does not work: no answer; retrying"),
-    (n.LinkRelayed(1), "stage 1 cannot be reached directly: the link to it goes through the coordinator"),
+    (
+        n.LinkRelayed(1, "door"),
+        "the link to stage 1 goes through the coordinator; looking for a direct path meanwhile",
+    ),
+    (
+        n.LinkRelayed(1, "relay r.example:7430"),
+        "the link to stage 1 goes through relay r.example:7430; looking for a direct path meanwhile",
+    ),
+    (n.LinkDirect(1, "lan"), "the link to stage 1 is direct now (lan)"),
     (n.RelayWorks(0), "the relayed link to stage 0 works again"),
     (n.TroubleReported(t.LinkBroken(2)), "reported to the coordinator: the link to stage 2 broke"),
     (

@@ -19,7 +19,9 @@ def sentence(notice: n.Notice) -> str:
     match notice:
         case n.CoordinatorUnreachable() | n.Joined() | n.Reachable() | n.NotReachable() | n.LinkEmulated():
             return _joining(notice)
-        case n.ConnectionLost() | n.LinkRelayed() | n.RelayFailed() | n.RelayWorks() | n.TroubleReported():
+        case n.ConnectionLost() | n.LinkRelayed() | n.LinkDirect() | n.RelayFailed() | n.RelayWorks():
+            return _connection(notice)
+        case n.TroubleReported():
             return _connection(notice)
         case n.PartFailed() | n.PartUploaded() | n.StoreNotReached() | n.PartRefused() | n.PartsNotDeleted():
             return _snapshot(notice)
@@ -123,8 +125,11 @@ def _connection(notice: n.AboutConnections) -> str:
         case n.ConnectionLost(reason, stage):
             held = "" if stage is None else f"; stage {stage} stays in memory"
             return f"lost the connection to the coordinator: {loss(reason)}{held}; reconnecting"
-        case n.LinkRelayed(stage):
-            return f"stage {stage} cannot be reached directly: the link to it goes through the coordinator"
+        case n.LinkRelayed(stage, path):
+            through = "the coordinator" if path == "door" else path
+            return f"the link to stage {stage} goes through {through}; looking for a direct path meanwhile"
+        case n.LinkDirect(stage, path):
+            return f"the link to stage {stage} is direct now ({path})"
         case n.RelayFailed(stage, detail):
             return f"the relayed link to stage {stage} does not work: {detail}; retrying"
         case n.RelayWorks(stage):

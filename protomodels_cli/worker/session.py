@@ -39,9 +39,10 @@ from protomodels_cli.worker.cards import Cards
 from protomodels_cli.worker.control import ControlStream, Lost
 from protomodels_cli.worker.engine import Engine
 from protomodels_cli.worker.figures import Figures
-from protomodels_cli.worker.generation import Generation, Network
+from protomodels_cli.worker.generation import Generation
 from protomodels_cli.worker.links import Listener
 from protomodels_cli.worker.messages import decision_of, done_message, lost_message
+from protomodels_cli.worker.paths import Network
 from protomodels_cli.worker.signals import signals_call
 from protomodels_cli.worker.snapshots import transfer
 from protomodels_cli.worker.snapshots.exchange import SnapshotExchange
@@ -180,6 +181,8 @@ class Session:
                 await self._take_assignment(message.assignment)
             case "turn":
                 self._take_turn(message.turn)
+            case "routes" if self._generation is not None and message.routes.generation == self._generation.number:
+                await self._generation.reroute(message.routes)
             case "feed":
                 feed, generation = message.feed, self._generation
                 leg: Leg = "evaluation" if feed.evaluation else "forward"
