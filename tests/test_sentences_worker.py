@@ -35,7 +35,7 @@ NOTICES: list[tuple[n.Notice, str]] = [
     (n.Reachable("198.51.100.23:42707"), "neighbours can dial 198.51.100.23:42707"),
     (
         n.NotReachable("198.51.100.23", 42707, "no answer"),
-        "neighbours cannot dial this machine (no answer): the coordinator relays all links of this machine, which is "
+        "neighbours elsewhere cannot dial this machine (no answer): links that find no other way are relayed, which is "
         "slower; to be dialled directly, let TCP port 42707 of 198.51.100.23 in (in the router: forward the port to "
         "this machine) and keep the port with --port 42707",
     ),
@@ -151,6 +151,7 @@ NOTICES: list[tuple[n.Notice, str]] = [
 
 LOSSES: list[tuple[p.Loss, str]] = [
     (p.NoHeartbeat(10.0), "no heartbeat for 10 s"),
+    (p.AddressChanged(), "this machine has another address"),
     (p.ConnectionClosed(), "the coordinator closed the connection"),
     (p.NetworkFailed("Socket closed"), "Socket closed"),
     (p.MessageMissing(7), "message 7 from the coordinator did not arrive"),

@@ -63,8 +63,9 @@ def main(words: Sequence[str]) -> int:
     if len(peers) < 2 or not set(peers) <= set(PEERS) or len(set(peers)) < len(peers):
         raise OptionError(f"--peers {options.peers}: must be two or more of {', '.join(PEERS)}", "leave it out", "nat")
     require()
+    spec = spec_of(len(peers), options.steps, options.wide)
     with tempfile.TemporaryDirectory() as folder:
-        found = measure(spec_of(len(peers), options.steps, options.wide), Path(folder) / "run", peers, options)
+        found = measure(spec, options.run_dir or Path(folder) / "run", peers, options)
     print(json.dumps(found, indent=2))
     return int(found["exit_code"])
 
@@ -154,7 +155,7 @@ def _happen(
     options: argparse.Namespace,
     peers: Sequence[str],
 ) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {"paths_before": [row["path"] for row in _boundaries(running.folder, peers)]}
     if options.move:
         machine, _, router = options.move.partition(":")
         net.rehome(machine, router)
@@ -163,11 +164,10 @@ def _happen(
         net.let_in(options.let_in, PORT)
         found["let_in"] = options.let_in
     if options.kill_relay:
-        used = [row["path"] for row in _boundaries(running.folder, peers) if row["path"].startswith("relay ")]
-        victim = next((i for i, name in enumerate(RELAYS) if f"relay {net.address(name)}:{RELAY_PORT}" in used), 0)
+        places = [f"relay {net.address(name)}:{RELAY_PORT}" for name in RELAYS]
+        victim = next((i for i, place in enumerate(places) if place in found["paths_before"]), 0)
         relays[victim].kill()
         found["killed"] = RELAYS[victim]
-        found["paths_before"] = [row["path"] for row in _boundaries(running.folder, peers)]
     if options.pause:
         _control(net, running, "pause")
         time.sleep(options.pause)
@@ -237,6 +237,7 @@ def _options(words: Sequence[str]) -> argparse.Namespace:
         "every boundary and what it took to find it.",
     )
     parser.add_argument("--peers", default=",".join(PEERS), help=f"default: {','.join(PEERS)}")
+    parser.add_argument("--run-dir", type=Path, metavar="DIR", help="the run directory; default: none is kept")
     parser.add_argument("--steps", type=int, default=40, metavar="N")
     parser.add_argument("--mbit", type=float, default=0, help=f"of every line but {', '.join(SERVERS)}'s, each way")
     parser.add_argument("--wide", action="store_true", help="messages that fill the line: 4 MiB each way and step")

@@ -18,7 +18,9 @@ FORTH, BACK = 0, 1  # from a to b, from b to a
 Watch = Callable[[int, int], float | None]
 LINGER_SECONDS = 60.0  # how long one direction may be idle after the other has ended
 FLUSH_SECONDS = 5.0
-KEEPALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
+# Seconds, the last in milliseconds. Routers may forget a connection that is idle for 5 s, and what was sent and not
+# confirmed for 8 s goes to nobody.
+KEEPALIVE = {"TCP_KEEPIDLE": 3, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 8000}
 
 
 async def splice(a: Stream, b: Stream, watch: Watch | None = None) -> None:
@@ -67,7 +69,7 @@ async def send_last(writer: StreamWriter, content: bytes) -> None:
 
 
 def tune(writer: StreamWriter) -> None:
-    """Small messages leave at once, and an idle link to a machine that vanished ends within a minute and a half."""
+    """Small messages leave at once, and a connection to a machine that vanished ends within seconds."""
     connection = writer.get_extra_info("socket")
     with contextlib.suppress(OSError):  # it may be gone already
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

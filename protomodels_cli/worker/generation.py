@@ -166,11 +166,19 @@ class Generation:
 
     async def reroute(self, routes: pb.Routes) -> None:
         """The neighbours as they are now: one may have moved."""
-        for side in self._keeping:
+        for side in self._keeping if routes.generation == self.number else ():
             for route in getattr(routes, side):
                 if await self._ways[side].update(route):
                     self._keeping[side].cancel()
                     self._keep_open(side)
+
+    async def begin_anew(self) -> None:
+        """This machine is in another network: no link is what it was."""
+        for side, way in self._ways.items():
+            await way.link.leave_stream()
+            if side in self._keeping:
+                self._keeping[side].cancel()
+                self._keep_open(side)
 
     def _keep_open(self, side: str) -> None:
         self._keeping[side] = task = asyncio.create_task(self._ways[side].run())

@@ -30,6 +30,7 @@ RECONNECT = [("grpc.initial_reconnect_backoff_ms", 200), ("grpc.max_reconnect_ba
 # Seconds between two looks at the round trip: an idle link says something more often than routers forget it, and what
 # the other end does not confirm tells the system that it is gone. How many of them count.
 ASK_EVERY, ASKED_LATELY = 2.0, 30
+SILENT = 20.0  # seconds without a word, though questions were asked: the other end does not serve the stream
 FRESH = 4.0  # seconds since the last word over a direct stream, in which no relayed one replaces it
 MOST_WAITING = 256  # frames: behind more of them nothing is answered, nor for a neighbour that asks and does not read
 LINK = f"/{_METHOD.containing_service.full_name}/{_METHOD.name}"
@@ -149,6 +150,11 @@ class Link:
         self._serving = serving = asyncio.ensure_future(self._serve_over(stream, opened, path))
         try:
             await serving
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling() or not serving.cancelled():
+                raise
+            # Left, or replaced: the call ends as calls do, or the other end would never hear of it.
         except BadMessage as error:
             self.error = error
             raise
@@ -233,6 +239,8 @@ class Link:
         """How long the way is: from one end, which is enough."""
         self._asked.clear()
         while self.to_next:
+            if time.monotonic() - self._last_word > SILENT:
+                raise ConnectionError(f"nothing came for {SILENT:g} s")
             self._questions += 1
             self._asked = {self._questions: time.monotonic()}  # one that was not answered by now is not waited for
             self._queue(Frame(pb.Frame(generation=self.generation, asked=self._questions)), "credit")

@@ -17,6 +17,7 @@ import grpc
 
 from protomodels_cli.observe.logs import WIRE
 from protomodels_cli.retry import Backoff
+from protomodels_cli.wire.channels import is_loopback, own_address
 from protomodels_cli.wire.emulated import Connection
 from protomodels_cli.wire.join_link import Address, address
 from protomodels_cli.wire.path import is_relayed
@@ -31,6 +32,7 @@ FIND_SECONDS = 15.0  # for one of them to lead to the neighbour; then all are tr
 OPEN_SECONDS = 10.0  # for a stream to open where the neighbour answers
 LOOK_FIRST, LOOK_EVERY, LOOK_SECONDS = 10.0, 30.0, 5.0  # when a relayed link looks for a direct path, and for how long
 QUIET_SECONDS = 10.0  # that a move waits, at most, for the neighbour to have taken everything
+ADDRESS_EVERY = 1.0  # seconds between two looks at this machine's own address
 REDIAL = 0.2, 2.0  # seconds between tries: at first, at most
 SHORT_LIFE, PARDON, LONGEST_PARDON = 30.0, 60.0, 3600.0  # see Trust
 
@@ -271,6 +273,20 @@ class Way:
         self._streams.add(task)
         task.add_done_callback(self._streams.discard)
         return task
+
+
+async def follow_address(moved: Callable[[], Awaitable[None]]) -> None:
+    """Call this whenever the address with which this machine reaches others has changed: connections from the one
+    before are dead, which the system would notice only when nothing is confirmed any more."""
+    known = own_address()
+    while True:
+        await asyncio.sleep(ADDRESS_EVERY)
+        now = own_address()
+        if is_loopback(now) or now == known:  # in between there may be none
+            continue
+        was, known = known, now
+        if not is_loopback(was):
+            await moved()
 
 
 async def first_of(*events: Awaitable[Any]) -> None:

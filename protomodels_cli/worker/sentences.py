@@ -72,7 +72,7 @@ def _joining(notice: n.AboutJoining) -> str:
             return f"neighbours can dial {address}"
         case n.NotReachable(host, port, detail):
             return (
-                f"neighbours cannot dial this machine ({detail}): the coordinator relays all links of this machine, "
+                f"neighbours elsewhere cannot dial this machine ({detail}): links that find no other way are relayed, "
                 f"which is slower; to be dialled directly, let TCP port {port} of {host} in (in the router: forward "
                 f"the port to this machine) and keep the port with --port {port}"
             )
@@ -163,6 +163,8 @@ def _snapshot(notice: n.AboutSnapshots) -> str:
 def loss(reason: p.Loss) -> str:
     """The words that follow "lost the connection to the coordinator: "."""
     match reason:
+        case p.AddressChanged():
+            return "this machine has another address"
         case p.NoHeartbeat(seconds):
             return f"no heartbeat for {duration(seconds)}"
         case p.ConnectionClosed():
