@@ -23,7 +23,9 @@ def lab(capfd: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
 
 @needs_root
 def test_a_lan_is_direct_a_home_is_relayed_and_whoever_is_carried_elsewhere_goes_on(capfd):
-    found = lab(capfd, "--peers", "lan_1,lan_2,home_b", "--steps", "30", "--idle", "5", "--move", "lan_2:router_a")
+    found = lab(
+        capfd, "--peers", "lan_1,lan_2,home_b", "--steps", "30", "--at-once", "--idle", "5", "--move", "lan_2:router_a"
+    )
     assert (found["generations"], found["steps"], found["steps_redone"]) == (1, 30, 0)
     by_ends = {frozenset((row["from"], row["to"])): row for row in found["boundaries"]}
     assert all(row["path"] == "door" for row in by_ends.values()), "after the move nobody shares a router"

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import secrets
+import signal
 import ssl
 import time
 from dataclasses import replace
@@ -14,8 +15,12 @@ import pytest
 from door_tools import HERE, MIB, a_server, answer_to, both_ways, dial, echo, in_loop, tls_context
 from hypothesis import given
 from hypothesis import strategies as st
-from waiting import until
+from starting import begin_logged
+from waiting import until, wait_for
 
+from protomodels_cli.bench.loopback import small
+from protomodels_cli.launch.local import local_run
+from protomodels_cli.observe.tail import Tail
 from protomodels_cli.wire import tls
 from protomodels_cli.wire.join_link import LinkError
 from protomodels_cli.wire.relay import RelayedAcceptor, RelayedDialler, RelayError, dial_relay
@@ -185,3 +190,56 @@ async def test_a_relay_that_changes_a_bit_is_noticed_by_tls_and_the_next_connect
         assert not any(data[i : i + 64] in b"".join(seen) for i in range(0, MIB, 64 * 1024)), "what it sees is TLS"
         await acceptor.close()
         await dialler.close()
+
+
+def test_links_go_through_a_relay_and_through_another_when_it_dies(tmp_path, monkeypatch):
+    """`pmtrain relay` and `pmtrain coordinator --relay`, as real processes: nobody listens, so that all are relayed."""
+    monkeypatch.setattr("protomodels_cli.launch.local.start", begin_logged)
+    (tmp_path / "logs").mkdir()
+    spec = small(
+        steps=40,
+        stages=2,
+        model={"layers": 2, "width": 32, "context": 16},
+        batch={"size": 4},
+        data={"max_bytes": 200_000},
+        tokenizer={"kind": "bytes", "vocab_size": 256},
+    )
+    relays = [tmp_path / name for name in ("relay-1", "relay-2")]
+    processes = {}
+    try:
+        for own in relays:
+            words = ["relay", "--host", HERE, "--port", "0", "--dir", str(own)]
+            process = begin_logged(tmp_path, own.name, words)
+            wait_for(lambda own=own: (own / "link").exists())
+            processes[RelayLink.parse((own / "link").read_text()).address] = process
+        (tmp_path / "relay.link").write_text("".join((own / "link").read_text() for own in relays))
+        lead = ["--relay", str(tmp_path / "relay.link"), "--no-page"]
+        with local_run(spec, tmp_path / "run", lead_options=lead, join_options=["--no-listen"]) as running:
+            metrics = Tail(running.folder / "metrics.jsonl")
+            seen = []
+
+            def steps() -> list[dict]:
+                seen.extend(row for row in metrics.rows() if row["event"] == "step")
+                return seen
+
+            wait_for(lambda: len(steps()) >= 5)
+            used = seen[-1]["stages"]["path"][0].removeprefix("relay ")
+            processes[used].kill()
+            assert running.coordinator.wait(60) == 0
+            paths = [row["stages"]["path"][0] for row in steps()]
+            assert (running.folder / "relays").stat().st_mode & 0o77 == 0
+        [other] = set(processes) - {used}
+        assert paths[-1] == f"relay {other}"
+        assert [row["step"] for row in seen] == list(range(1, 41))
+        assigned = [row for row in Tail(running.folder / "events.jsonl").rows() if row["kind"] == "stages_assigned"]
+        assert len(assigned) == 1, "nothing was done again"
+        processes[other].send_signal(signal.SIGTERM)
+        processes[other].wait(10)
+        [books] = [json.loads((own / "relayed.json").read_text()) for own in relays if (own / "relayed.json").exists()]
+        [sent] = books["bytes_sent"].values()
+        assert len(sent) == 2
+        assert min(sent.values()) > 1000
+    finally:
+        for process in processes.values():
+            if process.poll() is None:
+                process.kill()

@@ -95,7 +95,8 @@ def measure(spec: RunSpec, folder: Path, peers: Sequence[str], options: argparse
 
         def in_turn(number: int, link: JoinLink) -> JoinLink:
             """Peers that are alike are given stages in the order in which they joined."""
-            _wait_for(lambda: len(_events(folder, "peer_joined")) >= number - 1, f"peer {number - 1} did not join")
+            before = 0 if options.at_once else number - 1
+            _wait_for(lambda: len(_events(folder, "peer_joined")) >= before, f"peer {before} did not join")
             return link
 
         port = ("--port", str(PORT))
@@ -238,6 +239,7 @@ def _options(words: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--peers", default=",".join(PEERS), help=f"default: {','.join(PEERS)}")
     parser.add_argument("--run-dir", type=Path, metavar="DIR", help="the run directory; default: none is kept")
+    parser.add_argument("--at-once", action="store_true", help="start all peers together, for stages in any order")
     parser.add_argument("--steps", type=int, default=40, metavar="N")
     parser.add_argument("--mbit", type=float, default=0, help=f"of every line but {', '.join(SERVERS)}'s, each way")
     parser.add_argument("--wide", action="store_true", help="messages that fill the line: 4 MiB each way and step")
