@@ -36,6 +36,11 @@ def peer_home(run: str) -> Path:
     return next((home for home in peer_homes() if any(home.glob(f"*-{run}"))), peer_homes()[0])
 
 
+def relay_home() -> Path:
+    """Where a relay keeps its secret and its books."""
+    return _base("XDG_DATA_HOME", ".local/share") / "relay"
+
+
 def free_bytes(folder: Path) -> int:
     """That whoever runs this may still write there. Raises OSError."""
     return shutil.disk_usage(folder).free

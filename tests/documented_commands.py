@@ -62,6 +62,10 @@ RUN: dict[str, tuple[str, ...]] = {  # by the name of the test
 }
 
 NOT_RUN: dict[str, tuple[str, ...]] = {  # by the reason
+    "for hosts with these addresses; a test starts a relay and a coordinator with the same options on loopback": (
+        "pmtrain relay --host 203.0.113.9",
+        "pmtrain coordinator run.yaml --host 203.0.113.7 --relay relay.link",
+    ),
     "a synopsis, not a command": ("pmtrain export RUN_DIR OUT [*",),
     "installs an environment first, as every run of the tests has done": (
         "scripts/demo.sh",

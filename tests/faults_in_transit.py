@@ -88,20 +88,18 @@ def cut_link(patch: Any, step: int) -> None:
 
 def lose_way(patch: Any, step: int) -> None:
     """As cut_link, and from then on nobody can be dialled where they could be before."""
-    from protomodels_cli.worker import generation
+    from protomodels_cli.worker import paths
 
-    dial = generation.dial
-    used: dict[tuple[int, int], int] = {}  # generation, boundary → the port of its first stream
+    attempt = paths.Way._attempt
 
-    async def or_hang(link: Any, host: str, port: int, identity: Any) -> None:
-        if link.broken.is_set() and port == used[link.generation, link.boundary]:
-            mark(lost=port)
+    async def or_hang(self: Any, one: Any) -> Any:
+        if self.link.broken.is_set() and not paths.is_relayed(one.path):
+            mark(lost=one.place[1])
             await asyncio.sleep(3600)
-        used.setdefault((link.generation, link.boundary), port)
-        await dial(link, host, port, identity)
+        return await attempt(self, one)
 
-    patch.setattr(generation, "dial", or_hang)
-    patch.setattr(generation, "DETOUR_SECONDS", 0.5)
+    patch.setattr(paths.Way, "_attempt", or_hang)
+    patch.setattr(paths, "DIRECT_SECONDS", 0.5)
     cut_link(patch, step)
 
 
@@ -137,10 +135,11 @@ def feed_out_of_order(patch: Any, step: int) -> None:
 
 
 def unreachable(patch: Any) -> None:
-    """As behind a home router: the coordinator cannot dial back."""
+    """As behind home routers, each behind its own: nobody can dial anybody."""
 
-    async def nobody(*_: Any) -> str:
+    def nowhere(*_: Any) -> tuple[()]:
         mark()
-        return "BLOCKED"
+        return ()
 
-    patch.setattr("protomodels_cli.coordinator.service.dial_back", nobody)
+    patch.setattr("protomodels_cli.coordinator.candidates.candidates_for", nowhere)
+    patch.setattr("protomodels_cli.coordinator.routes.candidates_for", nowhere)

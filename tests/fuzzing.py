@@ -160,7 +160,7 @@ def _from_peer(content: bytes) -> Any:
 
 
 def _register(content: bytes) -> Any:
-    return messages.peer_of("p", pb.Register.FromString(content), "192.0.2.7", True, 0.0)
+    return messages.peer_of("p", pb.Register.FromString(content), "192.0.2.7", ("192.0.2.7",), 0.0)
 
 
 def _payloads(forward: str, backward: str) -> Decoder:

@@ -25,7 +25,7 @@ N = TypeVar("N", bound=notices.Notice)
 
 
 def peer(i: int) -> Peer:
-    return Peer(f"p{i}", f"name-{i}", "cpu", 1 << 34, 1e9, "127.0.0.1", "127.0.0.1", 1000 + i, 0.0)
+    return Peer(f"p{i}", f"name-{i}", "cpu", 1 << 34, 1e9, "127.0.0.1", 1000 + i, 0.0)
 
 
 class Bench:

@@ -226,7 +226,7 @@ class RealPeer(rpc.PeeringServicer):
     async def _listen(self, messages: Any, outbox: asyncio.Queue[pb.CoordinatorMessage | None]) -> None:
         async for message in messages:
             if message.HasField("register"):
-                self.said.append(introduced(peer_of("p", message.register, "", False, 0.0)))
+                self.said.append(introduced(peer_of("p", message.register, "", (), 0.0)))
             elif (event := event_of("p", message, self.spec)) is not None:
                 self.said.append(answer_of(event))
         outbox.put_nowait(None)

@@ -92,7 +92,7 @@ class Process:
             holding = Holding(m.lineage, m.stage, m.layers, m.applied, prepared, m.generation)
         parts = frozenset(Part(*p.key, p.sha256) for p in self.home.disk.values())
         speed = 1e9 / self.home.claims
-        return Peer(self.id, self.id, "cpu", 1 << 34, speed, "", "", 0, self.world.now, holding, parts)
+        return Peer(self.id, self.id, "cpu", 1 << 34, speed, "", 0, self.world.now, holding, parts)
 
     def hear(self, session: int, number: int, word: Any) -> None:
         """A word of the coordinator's arrives."""

@@ -42,9 +42,9 @@ def test_a_registration_that_breaks_the_machine_costs_the_peer_its_session_and_n
 def test_a_stage_that_is_not_in_its_own_cut_is_no_registration():
     register = pb.Register(holding=pb.Holding(lineage=1, stage=2, layers_per_stage=[2, 2]))
     with pytest.raises(ValueError, match="stage"):
-        peer_of("p0", register, "", False, 0.0)
+        peer_of("p0", register, "", (), 0.0)
     register.holding.stage = 1
-    assert peer_of("p0", register, "", False, 0.0).holding.stage == 1
+    assert peer_of("p0", register, "", (), 0.0).holding.stage == 1
 
 
 def test_a_checkpoint_that_does_not_fit_into_memory_ends_the_coordinator_instead_of_keeping_peers_waiting(

@@ -136,8 +136,9 @@ def test_the_set_of_commands_and_options_is_deliberate():
         "validate": ["--format"],
         "coordinator": sorted(
             {"--also-at", "--from", "--host", "--key", "--port", "--rebuild", "--resume", "--run-dir", *logs}
-            | {"--no-page", "--page", "--page-sample"}
+            | {"--no-page", "--page", "--page-sample", "--relay"}
         ),
+        "relay": sorted({"--dir", "--host", "--peer-mbit", "--port", "--run-mbit", *logs}),
         "pause": [],
         "resume": [],
         "stop": [],

@@ -194,7 +194,7 @@ async def test_a_slow_reader_slows_the_sender_down(authority):
         (b"PMTRAIN 1 RELAY\n", "unknown_request"),
         (b"PMTRAIN 1 RELAY bad!ticket accept\n", "unknown_request"),
         (b"PMTRAIN 1 RELAY a-ticket_1 both\n", "unknown_request"),
-        (b"PMTRAIN 1 RELAY " + b"t" * 65 + b" dial\n", "unknown_request"),
+        (b"PMTRAIN 1 RELAY " + b"t" * 161 + b" dial\n", "unknown_request"),
         (b"\n\n", "unknown_request"),
         (b"\x15\x03\x01\x00\x02\x02\x28\n", "unknown_request"),  # TLS, but not its beginning
         (b"P" * 256, "line_too_long"),

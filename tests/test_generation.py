@@ -16,8 +16,9 @@ from protomodels_cli.wire.tls import new_authority, peer_name
 from protomodels_cli.worker import generation as generations
 from protomodels_cli.worker import notices
 from protomodels_cli.worker.engine import Engine
-from protomodels_cli.worker.generation import Generation, Network
+from protomodels_cli.worker.generation import Generation
 from protomodels_cli.worker.links import Listener
+from protomodels_cli.worker.paths import Network
 
 IDENTITY = new_authority().issue_with_key(peer_name("p"))
 
@@ -49,7 +50,7 @@ def test_what_keeps_a_relayed_link_from_opening_is_said_once_and_told_to_the_coo
     monkeypatch.setattr(generations, "GRACE", 0.05)
     spec = make_spec(stages=2, limits={"link_seconds": 2.0})
     assigned = pb.Assignment(generation=3, stage=1, layers_per_stage=[2, 2])
-    assigned.previous.add(way=pb.Route.RELAY_LISTEN, peer="q", ticket="ticket")
+    assigned.previous.add(way=pb.Route.LISTEN, unlikely=True, peer="q", ticket="ticket")
     told: list[notices.Notice] = []
     reported: list[troubles.Trouble] = []
 

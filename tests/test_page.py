@@ -40,7 +40,7 @@ def a_status() -> pb.RunStatus:
         for i in range(2)
     ]
     stages[0].forward_bytes_per_token, stages[1].backward_bytes_per_token = 66.0, 64.0
-    stages[0].round_trip_s = 0.05
+    stages[0].round_trip_s, stages[0].path, stages[0].path_why = 0.05, f"relay {HOME}:7430", "WHY"
     peers = [pb.PeerStatus(peer=f"p{i}", name=f"n{i}", address=f"{HOME}:42707", device="cpu") for i in range(3)]
     peers[2].state = pb.PeerStatus.SPARE
     return pb.RunStatus(
@@ -70,7 +70,7 @@ def test_the_state_has_rates_of_links_and_no_address():
     found = state(a_status(), Beside(), Veil())
     [link] = found["links"]
     assert (link["forward_per_s"], link["backward_per_s"]) == (6600.0, 6400.0)
-    assert link["relayed"], "neither can be dialled"
+    assert (link["relayed"], link["path"], link["why"]) == (True, "relay", "WHY")
     assert link["round_trip_s"] == pytest.approx(0.05)
     assert [p["name"] for p in found["spares"]] == ["n2"]
     assert HOME not in json.dumps(found)

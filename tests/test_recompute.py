@@ -99,9 +99,9 @@ def test_a_peer_is_weighed_by_how_it_computes():
     assert isinstance(place(spec, gpus), Placement)
     assert not isinstance(place(spec, [gpus[0], replace(gpus[1], computation=CPU)]), Placement)
     register = pb.Register(dtype="bf16", compiled=True, host_memory=5, memory=7, card="GPU-1,GPU-2", card_memory=9)
-    peer = peer_of("p1", register, "127.0.0.1", reached=False, now=0.0)
+    peer = peer_of("p1", register, "127.0.0.1", reached=(), now=0.0)
     assert (peer.computation, peer.cards, peer.card_memory) == (GPU, ("GPU-1", "GPU-2"), 9)
-    assert peer_of("p1", pb.Register(dtype="fp8"), "127.0.0.1", reached=False, now=0.0).computation is None
+    assert peer_of("p1", pb.Register(dtype="fp8"), "127.0.0.1", reached=(), now=0.0).computation is None
 
 
 # In flight

@@ -70,10 +70,6 @@ NOTICES: list[tuple[n.Notice, str]] = [
         "stalled, still waiting for stage 1 (desk) to finish step 5 (10 min so far); relinking all stages",
     ),
     (
-        n.RelayingAll((DESK, ATTIC), 120.0),
-        "stages 1 (desk), 2 (attic) did not link within 2 min; relaying all links through the coordinator",
-    ),
-    (
         n.RolledBack(r.StagesLost((0,), 5), 3, 2, 2),
         "rolled back to the snapshot at step 3, 2 steps to redo: stage 0 was lost after step 5",
     ),

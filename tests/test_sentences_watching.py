@@ -121,9 +121,10 @@ FOUND = [
         ),
     ),
     (
-        {"reach": Reach("198.51.100.9", 4000, False, "refused")},
+        {"reach": Reach("198.51.100.9", 4000, False, "refused", (("r.example:7430", 0.02),))},
         "198.51.100.9:4000",
-        "neighbours cannot dial this machine (refused); the coordinator relays its links, which is slower",
+        "neighbours elsewhere cannot dial this machine (refused); links to those whom it cannot dial either go through "
+        "relay r.example:7430, 20 ms, which is slower",
         (
             "let it through this machine's firewall: sudo ufw allow 4000/tcp",
             "in the router (http://192.168.1.1): forward TCP port 4000 of 198.51.100.9 to 192.168.1.23, port 4000",

@@ -35,7 +35,7 @@ NOTICES: list[tuple[n.Notice, str]] = [
     (n.Reachable("198.51.100.23:42707"), "neighbours can dial 198.51.100.23:42707"),
     (
         n.NotReachable("198.51.100.23", 42707, "no answer"),
-        "neighbours cannot dial this machine (no answer): the coordinator relays all links of this machine, which is "
+        "neighbours elsewhere cannot dial this machine (no answer): links that find no other way are relayed, which is "
         "slower; to be dialled directly, let TCP port 42707 of 198.51.100.23 in (in the router: forward the port to "
         "this machine) and keep the port with --port 42707",
     ),
@@ -109,7 +109,15 @@ NOTICES: list[tuple[n.Notice, str]] = [
         "lost the connection to the coordinator: no heartbeat for 10 s; reconnecting",
     ),
     (n.RelayFailed(0, "no answer"), "the relayed link to stage 0 does not work: no answer; retrying"),
-    (n.LinkRelayed(1), "stage 1 cannot be reached directly: the link to it goes through the coordinator"),
+    (
+        n.LinkRelayed(1, "door"),
+        "the link to stage 1 goes through the coordinator; looking for a direct path meanwhile",
+    ),
+    (
+        n.LinkRelayed(1, "relay r.example:7430"),
+        "the link to stage 1 goes through relay r.example:7430; looking for a direct path meanwhile",
+    ),
+    (n.LinkDirect(1, "lan"), "the link to stage 1 is direct now (lan)"),
     (n.RelayWorks(0), "the relayed link to stage 0 works again"),
     (n.TroubleReported(t.LinkBroken(2)), "reported to the coordinator: the link to stage 2 broke"),
     (
@@ -143,6 +151,7 @@ NOTICES: list[tuple[n.Notice, str]] = [
 
 LOSSES: list[tuple[p.Loss, str]] = [
     (p.NoHeartbeat(10.0), "no heartbeat for 10 s"),
+    (p.AddressChanged(), "this machine has another address"),
     (p.ConnectionClosed(), "the coordinator closed the connection"),
     (p.NetworkFailed("Socket closed"), "Socket closed"),
     (p.MessageMissing(7), "message 7 from the coordinator did not arrive"),

@@ -23,7 +23,7 @@ GIB = 1 << 30
 
 def a_peer(name: str, memory: int, card: str = "", free: int = 0, host: int | None = 99) -> Peer:
     cards = tuple(filter(None, card.split(",")))
-    return Peer(name, name, "gpu", memory, 8e9, "", "", 0, 0.0, host_memory=host, cards=cards, card_memory=free)
+    return Peer(name, name, "gpu", memory, 8e9, "", 0, 0.0, host_memory=host, cards=cards, card_memory=free)
 
 
 def by_id(peers: list[Peer]) -> dict[str, Peer]:

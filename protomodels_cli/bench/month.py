@@ -147,7 +147,7 @@ class Month:
 
     def _register(self, name: str, held: Holding | None) -> None:
         parts, flops = frozenset(self.disks[name]), self.size.flops
-        peer = Peer(name, name, "cuda", MEMORY, flops, "", "", 0, self.clock.now, held, parts, host_memory=MEMORY)
+        peer = Peer(name, name, "cuda", MEMORY, flops, "", 0, self.clock.now, held, parts, host_memory=MEMORY)
         self._tell(ev.Joined(peer))
 
     # The machine

@@ -2,6 +2,7 @@
 
 scripts/wanlab --hosts 4 --link 80mbit,25ms -- COMMAND…     on host 0; the others' addresses are in its environment
 scripts/wanlab --hosts 5 --link 80mbit,25ms --run SPEC.yaml the coordinator on host 0, a peer on each of the others
+scripts/wanlab nat                                          a run across homes behind routers: the path of each link
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from protomodels_cli.bench import natlab
 from protomodels_cli.errors import EXIT_INTERRUPTED, OptionError, UserError
 from protomodels_cli.launch.hosts import Hosts, require
 from protomodels_cli.launch.local import local_run, peers_of
@@ -29,6 +31,8 @@ LOOK_SECONDS = 0.1
 def main(argv: Sequence[str]) -> int:
     try:
         words = list(argv)
+        if words[:1] == ["nat"]:
+            return natlab.main(words[1:])
         cut = words.index("--") if "--" in words else len(words)
         options, command = _options(words[:cut]), words[cut + 1 :]
         link = parse_link(options.link)

@@ -18,6 +18,7 @@ from protomodels_cli.observe import logs
 if TYPE_CHECKING:
     from protomodels_cli.observe.page.address import Where
     from protomodels_cli.wire.join_link import Address
+    from protomodels_cli.wire.tickets import RelayLink
 
 DEFAULT_PORT = 7420
 MOST_INHERITED = 3  # addresses of earlier coordinators that a link goes on naming, unless --also-at says which
@@ -79,6 +80,14 @@ def coordinator(
             metavar="HOST:PORT",
             help="Another address for the join link, where peers look for a coordinator if this one is lost. May be "
             "repeated.",
+        ),
+    ] = None,
+    relay: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="LINK",
+            help="Let peers that cannot dial each other meet at this relay: what `pmtrain relay` printed, or a file "
+            "that has it. May be repeated. Default: as at the last start.",
         ),
     ] = None,
     page: Annotated[
@@ -170,8 +179,10 @@ def coordinator(
             if links.viewing:
                 say(f"others may watch it at:    {links.viewing}")
 
+    relays = _relays(relay, folder.path)
+
     async def lead() -> int:
-        leading = Coordinator(corpus, folder, say, others or inherited)
+        leading = Coordinator(corpus, folder, say, others or inherited, relays=relays)
         if where is not None:
             leading.watch(where, page_sample)
         return await leading.run(bind_address(public), public, DEFAULT_PORT if number is None else number, announce)
@@ -193,6 +204,27 @@ def _place_of_page(page: str | None, no_page: bool, sample: str | None) -> Where
             raise OptionError(f"--no-page {other}: one asks for the page that the other forbids", "use one", "page")
         return None
     return default_place() if page is None else asked_place(page)
+
+
+def _relays(texts: list[str] | None, folder: Path) -> list[RelayLink]:
+    """As given now, or at the last start: their secrets are in the run directory."""
+    from protomodels_cli.coordinator.routes import MOST_RELAYS
+    from protomodels_cli.files import write_whole
+    from protomodels_cli.wire.join_link import LinkError
+    from protomodels_cli.wire.tickets import relay_links
+
+    kept = folder / "relays"
+    try:
+        found = relay_links(texts if texts is not None else [str(kept)] if kept.exists() else [])
+    except LinkError as e:
+        fix = "copy the whole link from what `pmtrain relay` printed, or name a file that has it"
+        raise OptionError("--relay: must be pmr://HOST:PORT/SECRET, or a file of such lines", fix, "relay") from e
+    if len(found) > MOST_RELAYS:
+        raise OptionError(f"--relay names {len(found)} relays, {MOST_RELAYS} at most", "name fewer", "relay")
+    logs.hide(*(link.secret for link in found))
+    if texts is not None:
+        write_whole(kept, "".join(f"{link}\n" for link in found).encode(), 0o600)
+    return found
 
 
 def _addresses(texts: list[str]) -> list[Address]:

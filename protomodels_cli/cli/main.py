@@ -24,6 +24,7 @@ from protomodels_cli.cli import (
     lab,
     plan,
     reference,
+    relay,
     runs,
     status,
     token,
@@ -47,6 +48,7 @@ app.command("plan")(plan.plan)
 app.command("coordinator")(coordinator.coordinator)
 app.command("doctor")(doctor.doctor)
 app.command("join")(join.join)
+app.command("relay")(relay.relay)
 app.command("pause")(control.pause)
 app.command("resume")(control.resume)
 app.command("stop")(control.stop)

@@ -32,8 +32,7 @@ from protomodels_cli.coordinator.state import Holding, Peer, Preparation, State
 from protomodels_cli.errors import EXIT_OUTSIDE
 
 HOUR = 3600.0
-RELAY_AFTER = 3  # generations in a row that ended before a step was decided
-DISMISS_AFTER = 6
+DISMISS_AFTER = 6  # generations in a row that ended before a step was decided
 
 
 def fresh(history: History) -> bool:
@@ -146,8 +145,6 @@ def dismiss(moves: Moves, what: reasons.Fault, *peers: str) -> None:
 
 def break_up(moves: Moves, what: reasons.Complaint, peer: str, about: int) -> None:
     """Two holders cannot work with each other: relink all stages, and after several tries dismiss these two."""
-    if moves.state.broken + 1 >= RELAY_AFTER:
-        moves.set(relay_all=True)
     assign_again(moves, what, peer, moves.state.history.holders[about])
 
 
@@ -255,7 +252,6 @@ def _assign(moves: Moves, layers: tuple[int, ...], held: dict[int, str]) -> None
         _cut(moves, layers, state.spec.model.init)
         return
     generation = state.history.generation + 1
-    moves.set(relay_all=state.relay_all and holders == state.history.holders)  # others may reach each other
     moves.record(Placed(generation, layers, tuple((peer,) for peer in holders)))
     reuse = {peer for peer in holders if peer in state.holds}
     # Peers that reuse their memory hold their stage at once; the others once they report it.

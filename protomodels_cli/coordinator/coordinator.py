@@ -9,6 +9,7 @@ import time
 import traceback
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, assert_never
 
@@ -48,6 +49,7 @@ from protomodels_cli.observe.progress import Progress
 from protomodels_cli.spec.load import with_absolute_paths
 from protomodels_cli.wire.join_link import Address, address
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
+from protomodels_cli.wire.tickets import RelayLink
 
 TICK = 0.5
 # How long peers may take to come back and hear that the run is done: spares, whom the journal does not know (they try
@@ -64,6 +66,7 @@ class Coordinator:
         say: Callable[[str], None],
         elsewhere: Sequence[Address] = (),
         free: Callable[[Path], int] = free_bytes,
+        relays: Sequence[RelayLink] = (),
     ):
         """`elsewhere`: further addresses, where peers find whoever takes over. `free`: bytes on a folder's disk."""
         self.spec, self.run_dir, self.say, self._corpus = run_dir.spec, run_dir, say, corpus
@@ -85,7 +88,7 @@ class Coordinator:
         copies = None if copy_to is None else Copies(copy_to, run_dir.name_there, self._beside_copies, journalled)
         store = None if copies is None else (copies, direct_to(self.spec.snapshots, copies, self._teller))
         self._uploads = Uploads(lambda: self.state, self._subspace, self._snapshots, self.submit, self._fail, store)
-        self._service = Service(self.spec, run_dir, self.submit, self._uploads, self._status)
+        self._service = Service(self.spec, run_dir, self.submit, self._uploads, self._status, relays)
         self._dispatch = Dispatch(self._service, Feed(self.spec, corpus), self._subspace, lambda: self.state.history)
         deposit = None if copies is None else Deposit(copies, run_dir, journalled, self._teller)
         if deposit is not None:
@@ -99,8 +102,7 @@ class Coordinator:
         self._board = Board(self._now())
         self._over: asyncio.Future[None] = asyncio.get_event_loop().create_future()
         self._chores: set[asyncio.Task[None]] = set()
-        self._writing, self._books = ThreadPoolExecutor(1), contextlib.ExitStack()
-        self._interrupted = asyncio.Event()
+        self._writing, self._books, self._interrupted = ThreadPoolExecutor(1), contextlib.ExitStack(), asyncio.Event()
         self._hosts: list[str] = []  # at which peers may look for a coordinator
         self._silent: dict[str, float] = {}  # when peers were lost that may still live
         self._watching: Watching | None = None
@@ -147,7 +149,7 @@ class Coordinator:
                 self._open_books()
             keep(self._corpus, self.run_dir.path)
             link = self.run_dir.write_link(host, port, self._elsewhere)
-            self._hosts = [address(*one) for one in link.addresses]
+            self._hosts, self.state = [address(*one) for one in link.addresses], replace(self.state, home=host)
             announce(str(link))
             if self._watching is not None:
                 self._watching.open()
@@ -397,4 +399,4 @@ class Coordinator:
 
     def _write_summary(self) -> None:
         path = self.run_dir.path / "summary.json"
-        self._totals.write(path, self.state.history, self.spec, self._dispatch.relayed())
+        self._totals.write(path, self.state.history, self.spec, self._service.routes.relayed())

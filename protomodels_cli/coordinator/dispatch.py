@@ -1,11 +1,9 @@
 """The machine's orders on their way to the peers: what a stage, a turn or the first stage's token ids become as
-messages, and the tickets under which neighbours meet at the relay. Decides nothing."""
+messages. Decides nothing."""
 
 from __future__ import annotations
 
 import asyncio
-import secrets
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +15,6 @@ from protomodels_cli.coordinator.messages import (
     explanation,
     keep_message,
     preparation_message,
-    route_pair,
     turn_message,
 )
 from protomodels_cli.coordinator.reasons import Spare
@@ -25,7 +22,6 @@ from protomodels_cli.coordinator.service import Service
 from protomodels_cli.coordinator.state import State, Task
 from protomodels_cli.coordinator.subspace import Subspace
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
-from protomodels_cli.wire.relay import Role
 
 # What a crowd of spares is told can wait for whoever holds a stage: so many of them at once, and a pause.
 FEW, PAUSE = 8, 0.01
@@ -34,11 +30,10 @@ FEW, PAUSE = 8, 0.01
 class Dispatch:
     def __init__(self, service: Service, feed: Feed, subspace: Subspace | None, history: Callable[[], History]):
         self._service, self._feed, self._subspace, self._history = service, feed, subspace, history
+        self._routes = service.routes
         self._spares: dict[str, Spare] = {}  # peers that know that they hold nothing, and why
         self._later: dict[str, set[str]] = {}  # peer → "spare", "keep": what it is told in its turn, as it is then
         self._fed = 0  # the last step whose ids stage 0 has
-        self._tickets: list[str] = []  # by boundary
-        self._moved: dict[int, Counter[Role]] = {}  # boundary → role → bytes under the tickets before these
 
     def _to_holders(self, state: State, **body: Any) -> None:
         for peer in state.history.holders:
@@ -101,18 +96,15 @@ class Dispatch:
 
     def assign(self, state: State, command: events.AssignStage) -> None:
         self._spares.pop(command.peer, None)
-        stage, history, holders = command.stage, state.history, [state.peers[p] for p in state.history.holders]
+        stage, history = command.stage, state.history
         if stage == 0:
             self._fed = history.step
-            self._renew_tickets(len(holders) - 1)
+            self._routes.renew(state.stages - 1)
         assignment = assignment_message(state, stage, command.task, command.reuse)
         self._add_subspace(assignment, history)
-        if stage > 0:
-            pair = route_pair(holders[stage - 1], holders[stage], self._tickets[stage - 1], state.relay_all)
-            assignment.previous.append(pair[1])
-        if stage < len(holders) - 1:
-            pair = route_pair(holders[stage], holders[stage + 1], self._tickets[stage], state.relay_all)
-            assignment.next.append(pair[0])
+        previous, following = self._routes.of(state, stage)
+        assignment.previous.extend(previous)
+        assignment.next.extend(following)
         self._service.send(command.peer, assignment=assignment)
 
     def _add_subspace(self, assignment: pb.Assignment, history: History) -> None:
@@ -127,21 +119,21 @@ class Dispatch:
         self._add_subspace(prepare, state.history)
         self._service.send(command.peer, prepare=prepare)
 
-    def _renew_tickets(self, boundaries: int) -> None:
-        door = self._service.door
-        assert door is not None
-        for boundary, ticket in enumerate(self._tickets):
-            self._moved.setdefault(boundary, Counter()).update(door.forbid(ticket))
-        self._tickets = [secrets.token_urlsafe(16) for _ in range(boundaries)]
-        for ticket in self._tickets:
-            door.allow(ticket)
-
     def turn(self, state: State, command: events.SendTurn) -> None:
         task = command.task
         turn = turn_message(state, command.decision, task, command.save, self._feed.evaluation_microbatches)
         self._to_holders(state, turn=turn)
         if task is not None:
             self._feed_first_stage(state, task)
+        if self._routes.are_stale:
+            self._routes.sign_again()
+            self._reroute(state, *range(state.stages))
+
+    def _reroute(self, state: State, *stages: int) -> None:
+        for stage in stages:
+            previous, following = self._routes.of(state, stage)
+            routes = pb.Routes(generation=state.history.generation, previous=previous, next=following)
+            self._service.send(state.history.holders[stage], routes=routes)
 
     def go_on(self, state: State, peer: str) -> None:
         """All that a holder may have missed while it had no session; what it knows already it passes over."""
@@ -150,6 +142,7 @@ class Dispatch:
         save = any(mark.step == history.step for mark in history.pending)
         microbatches = self._feed.evaluation_microbatches
         self._service.send(peer, turn=turn_message(state, decision, task, save, microbatches))
+        self._reroute(state, *range(max(0, stage - 1), min(stage + 2, state.stages)))  # it may have moved
         if history.next_basis is not None and stage not in state.took_basis:
             assert self._subspace is not None
             basis = pb.NewBasis(basis=self._subspace.basis_message(history.next_basis.version))
@@ -170,12 +163,3 @@ class Dispatch:
                 for feed in self._feed.step(step):
                     self._service.send(first, feed=feed)
                 self._fed = step
-
-    def relayed(self) -> list[dict[str, int]]:
-        """Bytes that each boundary's links sent through the door, in all generations since this start of the
-        coordinator: none where neighbours dial each other."""
-        door = self._service.door
-        assert door is not None
-        now = [Counter(door.relayed(ticket)) for ticket in self._tickets]
-        moved = [self._moved.get(boundary, Counter()) + count for boundary, count in enumerate(now)]
-        return [{"forward": m["dial"], "backward": m["accept"]} for m in moved]  # the earlier stage dials

@@ -18,6 +18,7 @@ from collections import Counter
 from protomodels_cli.coordinator.admission import Admission, DoorLimits
 from protomodels_cli.errors import UserError
 from protomodels_cli.observe import logs
+from protomodels_cli.wire.addresses import network_of
 from protomodels_cli.wire.join_link import ASK_AUTHORITY, Address, address, refusal
 from protomodels_cli.wire.relay import RELAY, Meetings, Role
 from protomodels_cli.wire.round_trip import round_trip
@@ -234,11 +235,6 @@ def _plain_ip(host: str) -> str:
     ip = ipaddress.ip_address(host.partition("%")[0])
     mapped = ip.ipv4_mapped if isinstance(ip, ipaddress.IPv6Address) else None
     return str(mapped or ip)
-
-
-def network_of(ip: str) -> str:
-    """What is limited together: one IPv4 address, or one IPv6 /64, in which a household has addresses without end."""
-    return str(ipaddress.ip_network(f"{ip}/64", strict=False)) if ":" in ip else ip
 
 
 def _room_for(connections: int) -> int:

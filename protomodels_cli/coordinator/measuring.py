@@ -12,8 +12,8 @@ import os
 import time
 from collections.abc import AsyncIterator, Callable
 
-from protomodels_cli.coordinator.door import network_of
 from protomodels_cli.coordinator.rates import Bucket, Rate
+from protomodels_cli.wire.addresses import network_of
 from protomodels_cli.wire.channels import PIECE
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any, assert_never
 
 from protomodels_cli.coordinator import events, sentences
 from protomodels_cli.coordinator.history import Decided, History, Mark
 from protomodels_cli.coordinator.reasons import PeerReport
+from protomodels_cli.coordinator.routes import MOST_RELAYS
 from protomodels_cli.coordinator.sharing import share_of
 from protomodels_cli.coordinator.snapshots.failures import NotWritten
 from protomodels_cli.coordinator.state import Hashes, Holding, Peer, Report, State, Task
 from protomodels_cli.cost.activations import Computation
 from protomodels_cli.spec.schema import RunSpec
 from protomodels_cli.wire import troubles
+from protomodels_cli.wire.addresses import MOST_OWN, is_address
 from protomodels_cli.wire.parts import part_message, part_of
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.usage import Usage
@@ -94,8 +96,10 @@ def owners_event(request: pb.ControlRequest) -> events.FromOwner | None:
             return None
 
 
-def peer_of(peer_id: str, register: pb.Register, address: str, reached: bool, now: float) -> Peer:
-    """`reached`: we have dialled it at this address and port ourselves. It does not choose what others dial."""
+def peer_of(peer_id: str, register: pb.Register, address: str, reached: Collection[str], now: float) -> Peer:
+    """`reached`: addresses at which we have dialled it ourselves. It does not choose what strangers dial."""
+    if register.port > 65535:
+        raise ValueError("a port that there is not")
     if len(register.parts) > MOST_PARTS:
         raise ValueError("more parts of snapshots than a peer can have")
     return Peer(
@@ -106,7 +110,6 @@ def peer_of(peer_id: str, register: pb.Register, address: str, reached: bool, no
         host_memory=register.host_memory if register.HasField("host_memory") else None,
         flops=register.flops,
         address=address,
-        host=address if reached else "",
         port=register.port,
         since=now,
         holding=_holding_of(register),
@@ -114,6 +117,10 @@ def peer_of(peer_id: str, register: pb.Register, address: str, reached: bool, no
         computation=_computation_of(register),
         cards=_cards_of(register),
         card_memory=register.card_memory,
+        reached=tuple(sorted(reached, key=lambda host: host != address)),
+        addresses=tuple(host for host in register.addresses[:MOST_OWN] if is_address(host)),
+        machine=clean(register.machine)[:64],
+        relay_trips=tuple((t.relay, t.seconds) for t in register.relay_trips[:MOST_RELAYS] if 0 <= t.seconds < 60),
     )
 
 
@@ -238,19 +245,3 @@ def turn_message(
         case "build":
             raise AssertionError("an assignment is sent to each peer by itself")
     return turn
-
-
-def route_pair(previous: Peer, following: Peer, ticket: str, relayed: bool) -> tuple[pb.Route, pb.Route]:
-    """How the earlier stage reaches the later one, and the other way round. Whoever can be dialled, is; the ticket is
-    for when that stops working."""
-    way = pb.Route
-    if relayed or not (previous.host or following.host):
-        return (
-            pb.Route(way=way.RELAY_DIAL, peer=following.id, ticket=ticket),
-            pb.Route(way=way.RELAY_LISTEN, peer=previous.id, ticket=ticket),
-        )
-    if following.host:
-        dials = pb.Route(way=way.DIAL, peer=following.id, host=following.host, port=following.port, ticket=ticket)
-        return dials, pb.Route(way=way.LISTEN, peer=previous.id, ticket=ticket)
-    dials = pb.Route(way=way.DIAL, peer=previous.id, host=previous.host, port=previous.port, ticket=ticket)
-    return pb.Route(way=way.LISTEN, peer=following.id, ticket=ticket), dials

@@ -135,14 +135,6 @@ class Stalled(Base):
 
 
 @dataclass(frozen=True)
-class RelayingAll(Base):
-    level: ClassVar[int] = logging.WARNING
-    holders: tuple[Holder, ...]  # who did not link
-    seconds: float
-    kind: Literal["relaying_all"] = "relaying_all"
-
-
-@dataclass(frozen=True)
 class RolledBack(Base):
     level: ClassVar[int] = logging.WARNING
     reason: reasons.Rollback
@@ -377,9 +369,7 @@ class Ended(Base):
 
 
 AboutPeers = PeerJoined | PeerReturned | PeerLost | HolderAway | PeerLeft | PeerDismissed | PartNotThere
-AboutStages = (
-    StagesAssigned | StagesLinked | StagePrepared | AboutReseating | Relinking | Stalled | RelayingAll | RolledBack
-)
+AboutStages = StagesAssigned | StagesLinked | StagePrepared | AboutReseating | Relinking | Stalled | RolledBack
 AboutSnapshots = (
     SnapshotComplete | CheckpointCut | SnapshotSkipped | SnapshotWithoutRoom | SnapshotFailed | SnapshotUnusable
 )

@@ -48,14 +48,8 @@ def _watch_assigning(moves: Moves, task: Task) -> None:
     passed = moves.now - task.started
     late = [i for i in range(state.stages) if i not in state.heard]
     if task.kind == "link":
-        if passed < limits.link_seconds:
-            return
-        if not state.relay_all:
-            moves.tell(notices.RelayingAll(state.holders_of(late), limits.link_seconds))
-            moves.set(relay_all=True)
-            assigning.regroup(moves)
-            return
-        _replace(moves, [TooSlow(i, "link", limits.link_seconds) for i in late])
+        if passed >= limits.link_seconds:  # long ago both ends went to the relays as well
+            _replace(moves, [TooSlow(i, "link", limits.link_seconds) for i in late])
     elif state.history.step == 0 and not state.history.newest.parts:
         if passed >= limits.build_seconds:
             _replace(moves, [TooSlow(i, "build", limits.build_seconds) for i in late])

@@ -64,6 +64,11 @@ class RunDir:
         return RunIdentity(self.authority.fingerprint, self.spec.sha256())
 
     @property
+    def shown_as(self) -> str:
+        """What the page and relays know the run by: which one it is, and nothing else."""
+        return hashlib.sha256(self.authority.fingerprint.encode()).hexdigest()[:16]
+
+    @property
     def name_there(self) -> str:
         """Of the run's folder in the store."""
         return self.identity.name_in_store(self.spec.name)

@@ -53,9 +53,6 @@ def sentence(notice: n.Notice) -> str:
             return f"trouble at {_peer(name, stage)}: {loss(reason)}; relinking all stages"
         case n.Stalled(work):
             return f"stalled, still waiting for {waiting(work)}; relinking all stages"
-        case n.RelayingAll(holders, seconds):
-            late = f"{_stages(holders)} did not link within {duration(seconds)}"
-            return f"{late}; relaying all links through the coordinator"
         case n.RolledBack(reason, step, redone):
             return f"rolled back to {_mark(step)}, {plural(redone, 'step')} to redo: {rollback(reason)}"
         case n.SnapshotComplete(step):
@@ -357,3 +354,13 @@ def _stages(holders: Sequence[r.Holder]) -> str:
 
 def _numbers(stages: Sequence[int]) -> str:
     return f"stage{'' if len(stages) == 1 else 's'} {', '.join(map(str, stages))}"
+
+
+def relayed(why: r.Relayed) -> str:
+    match why:
+        case r.NobodyLetIn():
+            return "neither router lets connections in"
+        case r.NoDirectAnswer():
+            return "no answer at any address that one of them has for the other"
+        case _:
+            assert_never(why)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, assert_never
 
 import grpc
@@ -19,7 +19,7 @@ from protomodels_cli.coordinator import bad_requests, calls, events, refusals, s
 from protomodels_cli.coordinator.admission import DoorLimits
 from protomodels_cli.coordinator.bad_requests import BadRequest
 from protomodels_cli.coordinator.dial_back import dial_back
-from protomodels_cli.coordinator.door import Door, network_of
+from protomodels_cli.coordinator.door import Door
 from protomodels_cli.coordinator.doorkeeper import Doorkeeper
 from protomodels_cli.coordinator.gate import MOST_BYTES, MOST_CALLS, Gate, Right
 from protomodels_cli.coordinator.measuring import Measuring, NotNow
@@ -33,6 +33,7 @@ from protomodels_cli.coordinator.reasons import (
     NotReading,
     TooManyMessages,
 )
+from protomodels_cli.coordinator.routes import Routes
 from protomodels_cli.coordinator.run_dir import RunDir
 from protomodels_cli.coordinator.sessions import ControlStream, CoolingOff, EnrolledPeer, most_waiting, watch
 from protomodels_cli.coordinator.snapshots.copies import OutOfReach
@@ -42,10 +43,12 @@ from protomodels_cli.observe.logs import WIRE
 from protomodels_cli.spec.load import for_peers
 from protomodels_cli.spec.plugins import packages_used
 from protomodels_cli.spec.schema import RunSpec
+from protomodels_cli.wire.addresses import MOST_OWN, is_address, is_private, network_of
 from protomodels_cli.wire.channels import SERVER_OPTIONS
 from protomodels_cli.wire.parts import REFUSED
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.pb import pmtrain_pb2_grpc as rpc
+from protomodels_cli.wire.tickets import RelayLink
 from protomodels_cli.wire.tls import COORDINATOR_NAME, Identity, checked_key, client_context, peer_name
 
 MOST_PEERS = 10_000  # in session
@@ -69,10 +72,12 @@ class Service(rpc.PeeringServicer):
         submit: Callable[[events.Event | events.Proof], None],
         uploads: Uploads,
         status: Callable[[], pb.RunStatus],
+        relays: Sequence[RelayLink] = (),
     ):
         self._spec, self._run_dir = spec, run_dir
         told = for_peers(spec, run_dir.base)
         self._told, self._told_sha256 = json.dumps(told.model_dump(mode="json")), told.sha256()
+        self.routes = Routes(lambda: self.door, run_dir.shown_as, relays)
         self._submit, self._uploads, self._status = submit, uploads, status
         self._enrolled: dict[str, EnrolledPeer] = {}
         self._most_waiting, self._cooling, self._measuring = most_waiting(spec), CoolingOff(), Measuring()
@@ -236,10 +241,15 @@ class Service(rpc.PeeringServicer):
         self, request: pb.ReachabilityRequest, context: grpc.aio.ServicerContext
     ) -> pb.ReachabilityReply:
         peer, host = calls.metadata(context, "peer"), self._address(context)
-        reason = await dial_back(self._dialling, peer, host, request.port)
-        if not reason and peer in self._enrolled:
-            self._enrolled[peer].reached = host, request.port
-        return pb.ReachabilityReply(reachable=not reason, host=host, reason=reason)
+        others = [other for other in request.hosts[:MOST_OWN] if is_address(other) and not is_private(other)]
+        hosts = list(dict.fromkeys([host, *others]))
+        found = await asyncio.gather(*(dial_back(self._dialling, peer, at, request.port) for at in hosts))
+        reached = frozenset(at for at, reason in zip(hosts, found, strict=True) if not reason)
+        if peer in self._enrolled:
+            self._enrolled[peer].seen, self._enrolled[peer].reached = (host, request.port), reached
+        reply = pb.ReachabilityReply(reachable=bool(reached), host=host, relays=self.routes.relays)
+        reply.reason = "" if reached else found[0]
+        return reply
 
     async def Measure(
         self, request_iterator: AsyncIterator[pb.MeasureRequest], context: grpc.aio.ServicerContext
@@ -266,7 +276,7 @@ class Service(rpc.PeeringServicer):
             return
         known = self._enrolled[peer]
         stream = ControlStream(address, calls.port(context))
-        reached = known.reached == (address, register.port)
+        reached = known.reached if known.seen == (address, register.port) else ()
         try:
             joined = events.Joined(peer_of(peer, register, address, reached, time.time()))
         except ValueError as e:

@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from protomodels_cli.coordinator.door import network_of
 from protomodels_cli.coordinator.rates import Bucket, Rate
 from protomodels_cli.spec.schema import RunSpec
+from protomodels_cli.wire.addresses import network_of
 from protomodels_cli.wire.channels import HEARTBEATS
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 
@@ -90,7 +90,8 @@ class EnrolledPeer:
     """A peer that showed the token, to this coordinator or to the one before a restart."""
 
     since: float
-    reached: tuple[str, int] | None = None  # where the coordinator has dialled the peer
+    seen: tuple[str, int] | None = None  # where it was, and its port, when the coordinator dialled it
+    reached: frozenset[str] = frozenset()  # addresses at which it answered then
     uploads: int = 0
     stream: ControlStream | None = None
     unannounced: int = 0  # streams of which the machine has not processed the Joined event yet

@@ -51,8 +51,7 @@ class Peer:
     memory: int  # bytes of its device's memory that the run may use
     flops: float
     address: str  # as the coordinator sees it
-    host: str  # where neighbours can dial it; empty: nowhere
-    port: int
+    port: int  # for neighbours; 0: they may not dial it
     since: float
     holding: Holding | None = None  # when it registered
     parts: frozenset[Part] = frozenset()  # on its disk, as far as it has said
@@ -60,6 +59,10 @@ class Peer:
     computation: Computation | None = None  # how it computes; None: it has not said
     cards: tuple[str, ...] = ()  # peers with the same one share it; empty: not known
     card_memory: int = 0  # bytes that were free there, on all of them, when it joined
+    reached: tuple[str, ...] = ()  # addresses at which the coordinator has dialled it
+    addresses: tuple[str, ...] = ()  # of its interfaces, as it says
+    machine: str = ""  # peers with the same one share a loopback interface; empty: not known
+    relay_trips: tuple[tuple[str, float], ...] = ()  # relay → seconds from this peer to it and back
 
 
 @dataclass(frozen=True)
@@ -168,7 +171,7 @@ class State:
     broken: int = 0  # generations in a row that ended before a step was decided
     stalled: int = 0  # … because a task did not end
     trouble: Relinking | None = None  # the last of these generations' end, as it was told
-    relay_all: bool = False  # direct links failed: send everything through the door
+    home: str = ""  # the coordinator's address in the join link
     missing: Missing = field(default_factory=NoPeers)  # while there is no placement: why
     tasks: int = 0
     usage: Mapping[int, Usage] = field(default_factory=dict)  # stage → what its last step took

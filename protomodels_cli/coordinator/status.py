@@ -8,11 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from protomodels_cli.coordinator import reasons
+from protomodels_cli.coordinator.candidates import may_be_direct
 from protomodels_cli.coordinator.next_task import waiting_for
 from protomodels_cli.coordinator.reasons import TaskKind
-from protomodels_cli.coordinator.sentences import pause, sentence, waiting
+from protomodels_cli.coordinator.sentences import pause, relayed, sentence, waiting
 from protomodels_cli.coordinator.state import Peer, State
 from protomodels_cli.spec.cut import spans
+from protomodels_cli.wire.path import is_relayed
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.usage import Usage
 
@@ -161,9 +163,23 @@ def _stages(state: State) -> list[pb.StageStatus]:
                 peak_memory=used.peak_memory,
                 forecast_memory=used.forecast_memory,
                 round_trip_s=used.round_trip_s,
+                path=used.path,
+                path_s=used.path_s,
+                path_kind=why.kind if (why := _why_relayed(state, i)) else "",
+                path_why=relayed(why) if why else "",
             )
         )
     return rows
+
+
+def _why_relayed(state: State, stage: int) -> reasons.Relayed | None:
+    """The link from this stage to the next; None: it is not."""
+    if not is_relayed(state.usage.get(stage, Usage()).path) or stage + 1 >= state.stages:
+        return None
+    a, b = (state.peers.get(peer) for peer in state.history.holders[stage : stage + 2])
+    if a is None or b is None or not may_be_direct(a, b, state.home):
+        return reasons.NobodyLetIn()
+    return reasons.NoDirectAnswer()
 
 
 def _doing(state: State, stage: int) -> pb.StageStatus.State:
@@ -190,7 +206,7 @@ def _peer(peer: Peer) -> pb.PeerStatus:
         memory=peer.memory,
         flops=peer.flops,
         address=peer.address,
-        reachable=bool(peer.host),
+        reachable=bool(peer.reached),
     )
 
 

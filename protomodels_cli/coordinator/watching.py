@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import logging
 import traceback
 from collections.abc import Callable, Mapping
@@ -123,9 +122,8 @@ class Watching:
         return Beside(
             kept=[(mark.step, len(mark.parts)) for mark in history.snapshots if mark.step],
             pending=[(m.step, len(state.arrived.get(m.key, ())), stages) for m in history.pending],
-            relayed=state.relay_all,
             round_trips=self._round_trips(),
-            run=hashlib.sha256(self._run_dir.authority.fingerprint.encode()).hexdigest()[:16],
+            run=self._run_dir.shown_as,
             ended=("done" if history.over else "stopped") if self._closing else "",
         )
 

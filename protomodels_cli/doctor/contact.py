@@ -25,6 +25,7 @@ from protomodels_cli.wire.channels import MOST_FROM_COORDINATOR, PIECE, is_loopb
 from protomodels_cli.wire.client import Line, Metadata, coordinator_line, in_words
 from protomodels_cli.wire.join_link import JoinLink, address, find_coordinator
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
+from protomodels_cli.wire.relay import relay_trips
 from protomodels_cli.wire.tls import Identity, new_key, public_key_of, server_context
 from protomodels_cli.worker.snapshots.flow import Flow, Throttle
 from protomodels_cli.worker.snapshots.pacing import Pace
@@ -183,7 +184,8 @@ async def _reach(
         reply = await line.CheckReachability(
             pb.ReachabilityRequest(port=listening), metadata=metadata, timeout=CALL_SECONDS
         )
-        return Reach(reply.host, listening, reply.reachable, reply.reason), ""
+        trips = tuple((trip.relay, trip.seconds) for trip in await relay_trips(reply.relays))
+        return Reach(reply.host, listening, reply.reachable, reply.reason, trips), ""
     except grpc.aio.AioRpcError as e:
         return None, f"not checked: {e.details()}"
     finally:

@@ -76,6 +76,7 @@ class Reach:
     port: int
     reachable: bool
     detail: str = ""
+    relays: tuple[tuple[str, float], ...] = ()  # of the run, those that answer: seconds there and back
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from protomodels_cli.cost.saving import SLOW_LINE
 from protomodels_cli.doctor.facts import Contact, Machine, Reach
 from protomodels_cli.doctor.findings import Finding, ok, skipped
 from protomodels_cli.quantities import duration, rate, size
+from protomodels_cli.wire.addresses import is_private
 from protomodels_cli.wire.tls import MOST_SKEW
 
 SKEW = 5.0  # logs of two machines cannot be laid side by side any more
@@ -89,8 +90,14 @@ def _reach(m: Machine, contact: Contact) -> Finding:
         return skipped("from outside", contact.not_measured or "not checked")
     reach = contact.reach
     if reach.reachable:
-        return ok("from outside", f"neighbours can dial {_address(reach.host, reach.port)}")
-    why = f"neighbours cannot dial this machine ({reach.detail}); the coordinator relays its links, which is slower"
+        who = "neighbours in this network" if is_private(reach.host) else "neighbours"
+        return ok("from outside", f"{who} can dial {_address(reach.host, reach.port)}")
+    relay, trip = min(reach.relays, key=lambda at: at[1], default=("the coordinator", None))
+    through = relay if trip is None else f"relay {relay}, {duration(trip)}"
+    why = (
+        f"neighbours elsewhere cannot dial this machine ({reach.detail}); links to those whom it cannot dial either go "
+        f"through {through}, which is slower"
+    )
     fixes = tuple(_opening(m, reach))
     return Finding("from outside", "not_reachable", "warn", _address(reach.host, reach.port), why, fixes)
 

@@ -134,7 +134,7 @@ class Hosts:
     def _make(self, host: int, fds: list[int]) -> None:
         """A namespace with an address; adds the file that its packets come out of."""
         name = self.names[host]
-        _ip(["netns", "add", name])
+        run_ip(["netns", "add", name])
         fds.append(_device_in(name, offload=not self.link.loss))
         steps = [
             "link set lo up",
@@ -142,7 +142,7 @@ class Hosts:
             f"link set {DEVICE} mtu 1500 up",
             f"address add {self.address(host)}/24 dev {DEVICE}",
         ]
-        _ip(["-n", name, "-batch", "-"], "\n".join(steps))
+        run_ip(["-n", name, "-batch", "-"], "\n".join(steps))
 
     def _start_router(self, fds: list[int]) -> subprocess.Popen[str]:
         order = {
@@ -163,7 +163,7 @@ class Hosts:
         )
 
 
-def _ip(arguments: Sequence[str], text: str = "") -> None:
+def run_ip(arguments: Sequence[str], text: str = "") -> None:
     done = subprocess.run(["ip", *arguments], input=text, capture_output=True, text=True)
     if done.returncode:
         what = f"`ip {' '.join(arguments)}` ended with exit code {done.returncode}: {done.stderr.strip()}"

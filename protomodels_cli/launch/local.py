@@ -12,12 +12,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Protocol
 
 import yaml
 
 from protomodels_cli.errors import EXIT_STOPPED, UserError
-from protomodels_cli.launch.hosts import Hosts
 from protomodels_cli.observe.metrics import rows_from_last
 from protomodels_cli.quantities import duration
 from protomodels_cli.spec.cut import layers_per_stage
@@ -28,6 +27,14 @@ START_SECONDS = 300.0  # the first time, the text is tokenised
 LEAVE_SECONDS = 8.0
 
 Process = subprocess.Popen  # of bytes
+
+
+class Machines(Protocol):
+    """Hosts by number, the coordinator's first."""
+
+    def address(self, host: int, /) -> str: ...
+
+    def command(self, host: int, argv: Sequence[str], /) -> list[str]: ...
 
 
 @dataclass
@@ -89,18 +96,19 @@ def local_run(
     join_options: Sequence[str] = (),
     through: Callable[[int, JoinLink], JoinLink] = lambda peer, link: link,
     core: int | None = None,
-    hosts: Hosts | None = None,
+    hosts: Machines | None = None,
     speak: bool = False,
     spares: int = 0,
     options: Sequence[str] = (),
     module: str = "protomodels_cli",
+    lead_options: Sequence[str] = (),
 ) -> Iterator[LocalRun]:
     """Start a coordinator and a peer for each stage; end them all when the block ends.
 
     Peers are dealt out over `device` where those are several. `through` may lead a peer's connections to the
     coordinator somewhere else; `core` pins every process to one core. With `hosts` the coordinator is on the first and
     peers are on the others. `speak`: the coordinator's words are shown. `options` go to all of them, `join_options` to
-    peers. `module`: the program that peers run."""
+    peers, `lead_options` to the coordinator. `module`: the program that peers run."""
 
     def run(
         host: int,
@@ -115,7 +123,8 @@ def local_run(
 
     devices = [device] if isinstance(device, str) else device
     coordinate = partial(run, 0, "coordinator", speak=speak)
-    with local_coordinator(spec, folder, coordinate, hosts.address(0) if hosts else "127.0.0.1", options) as running:
+    public, words = hosts.address(0) if hosts else "127.0.0.1", [*options, *lead_options]
+    with local_coordinator(spec, folder, coordinate, public, words) as running:
         for i in range(1, peers_of(spec) + spares + 1):
             name = f"peer-{i}"
             on = devices[(i - 1) % len(devices)]

@@ -55,6 +55,7 @@ def picture(s: pb.RunStatus) -> RenderableType:
         rows.append(Text(s.trouble, style="yellow"))
     if s.stages:
         rows.append(stage_table(s))
+    rows += [Text(line, style="dim") for line in relayed_links(s)]
     if waiting := spares(s):
         rows.append(Text(waiting, style="dim"))
     if s.checkpoint_sha256:
@@ -130,10 +131,27 @@ def stage_table(s: pb.RunStatus) -> Fitting:
         figure("B/token →", lambda t: t.forward_bytes_per_token, lambda b: f"{b:.1f}"),
         figure("B/token ←", lambda t: t.backward_bytes_per_token, lambda b: f"{b:.1f}"),
         figure("vs bf16", lambda t: t.ratio_bf16, lambda ratio: f"{ratio:.1f} ×"),
+        Column("link to the next", cells(lambda t: Text(_link(t) if t.stage + 1 < len(s.stages) else ""))),
         figure("memory", lambda t: t.peak_memory, size),
         figure("forecast", lambda t: t.forecast_memory, size),
     ]
-    return _fitting(columns, ("forecast", "memory", "vs bf16", "B/token ←", "B/token →", "layers"))
+    return _fitting(columns, ("forecast", "memory", "vs bf16", "link to the next", "B/token ←", "B/token →", "layers"))
+
+
+def _link(t: pb.StageStatus) -> str:
+    """The path of the link to the next stage: "LAN · 0.4 ms"."""
+    names = {"": "–", "lan": "LAN", "public": "direct", "door": "relayed by the coordinator"}
+    path = names.get(t.path, t.path.replace("relay ", "relayed by "))
+    return f"{path} · {duration(t.round_trip_s)}" if t.round_trip_s and t.path else path
+
+
+def relayed_links(s: pb.RunStatus) -> list[str]:
+    """Why links are relayed, each reason once."""
+    found: dict[str, list[str]] = {}
+    for t in s.stages:
+        if t.path_why:
+            found.setdefault(t.path_why, []).append(f"{t.stage}–{t.stage + 1}")
+    return [f"relayed between stages {', '.join(links)}: {why}" for why, links in found.items()]
 
 
 def peer_table(s: pb.RunStatus) -> RenderableType:

@@ -13,9 +13,13 @@ HEARTBEATS = 5  # that a peer sends in a lease, and times that the coordinator l
 PIECE = 1 << 20  # bytes of a larger whole that one message carries; gRPC's own limit for a message is 4 MiB
 MOST_FROM_COORDINATOR = 256 << 20  # a basis comes in one message; a peer trusts its coordinator that far
 
-_KEEPALIVE = [  # off by default; without it a home router forgets an idle connection and nobody notices
+# Off by default. What keeps connections alive are messages, which no server counts as too many pings: heartbeats on a
+# session, questions on a link, both more often than the most forgetful router (5 s) wants. gRPC's own pings are for
+# calls beside these; their timeout is TCP's as well (TCP_USER_TIMEOUT): what was sent and not confirmed for so long
+# ends the connection, which is how a half-dead one is noticed.
+_KEEPALIVE = [
     ("grpc.keepalive_time_ms", 20_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 8_000),
     ("grpc.keepalive_permit_without_calls", 1),
 ]
 CHANNEL_OPTIONS = [

@@ -115,6 +115,10 @@ class Line(rpc.PeeringStub):
     def lead_over(self, connection: Connection) -> None:
         """From now on calls go over this emulated connection."""
         self._over = connection
+        self.renew()
+
+    def renew(self) -> None:
+        """From now on calls go over new connections."""
         self._left += [channel for channel, _ in self._channels.values()]
         self._channels = {}
 

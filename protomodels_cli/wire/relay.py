@@ -10,23 +10,26 @@ import asyncio
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from protomodels_cli.errors import EXIT_REFUSED, UserError
 from protomodels_cli.retry import Backoff
-from protomodels_cli.wire.join_link import Address, address
+from protomodels_cli.wire.join_link import Address, LinkError, address, parse_address
+from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.splice import FORTH, Stream, send_last, splice, tune
 
 Role = Literal["accept", "dial"]
-TICKET = re.compile(r"[A-Za-z0-9_-]{1,64}")
-RELAY = re.compile(rb"PMTRAIN 1 RELAY ([A-Za-z0-9_-]{1,64}) (accept|dial)\n")
+Sent = Callable[[int], float]  # is told how many bytes were sent, and returns for how many seconds no more are taken
+TICKET = re.compile(r"[A-Za-z0-9_-]{1,160}")
+RELAY = re.compile(rb"PMTRAIN 1 RELAY ([A-Za-z0-9_-]{1,160}) (accept|dial)\n")
 OPPOSITE = {"accept": "dial", "dial": "accept"}
 OK, NOBODY, UNKNOWN = b"OK\n", b"NOBODY\n", b"UNKNOWN\n"
 ALONE = "other_peer_missing"  # kind of a RelayError: an idle link, no fault
 WAIT_SECONDS = 30.0  # how long a relay lets one side wait for the other
 ANSWER_SECONDS = WAIT_SECONDS + 15  # a relay that has not answered by then is gone
+TRIP_SECONDS = 1.0  # for a relay to answer when the way to it is measured
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 10.0
 MAX_LIVE = 16  # connections through one ticket at one time; a link needs one, a reconnect a second
 
@@ -56,6 +59,7 @@ class _Side:
     """One side of a relayed link, waiting for the other."""
 
     stream: Stream
+    sent: Sent  # is told of what this side sends
     met: asyncio.Future[bool]  # False: replaced by a newer connection, or the ticket was withdrawn
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -94,16 +98,21 @@ class Meetings:
         if ticket not in self._tickets:
             await send_last(stream[1], UNKNOWN)
             return False
+        if not await self.meet(stream, ticket, role) and ticket not in self._tickets:
+            await send_last(stream[1], UNKNOWN)  # it was withdrawn
+        return True
+
+    async def meet(self, stream: Stream, ticket: str, role: str, sent: Sent = lambda size: 0.0) -> bool:
+        """The same for whoever has shown that it may. False: it was sent away."""
         other = self._waiting.get((ticket, OPPOSITE[role]))
         if other is not None and (other.stream[0].at_eof() or other.stream[1].is_closing()):  # it left while it waited
             self._send_away(ticket, OPPOSITE[role])
             other = None
         if other is None:
-            await self._wait(stream, ticket, role)
-        else:
-            del self._waiting[ticket, OPPOSITE[role]]
-            other.met.set_result(True)
-            await self._connect(ticket, role, stream, other)
+            return await self._wait(stream, ticket, role, sent)
+        del self._waiting[ticket, OPPOSITE[role]]
+        other.met.set_result(True)
+        await self._connect(ticket, role, stream, sent, other)
         return True
 
     def moved(self, ticket: str) -> dict[Role, int]:
@@ -111,9 +120,9 @@ class Meetings:
         count = self._moved.get(ticket, Counter())
         return {"dial": count["dial"], "accept": count["accept"]}
 
-    async def _wait(self, stream: Stream, ticket: str, role: str) -> None:
+    async def _wait(self, stream: Stream, ticket: str, role: str, sent: Sent) -> bool:
         self._send_away(ticket, role)  # a newer connection of the same peer: the older one is dead
-        side = self._waiting[ticket, role] = _Side(stream, asyncio.get_running_loop().create_future())
+        side = self._waiting[ticket, role] = _Side(stream, sent, asyncio.get_running_loop().create_future())
         try:
             await asyncio.wait({side.met}, timeout=self._wait_seconds)
         finally:
@@ -123,15 +132,15 @@ class Meetings:
             await send_last(stream[1], NOBODY)
         elif side.met.result():
             await side.ended.wait()
-        elif ticket not in self._tickets:
-            await send_last(stream[1], UNKNOWN)
+        return not side.met.done() or side.met.result()
 
-    async def _connect(self, ticket: str, role: str, stream: Stream, other: _Side) -> None:
+    async def _connect(self, ticket: str, role: str, stream: Stream, sent: Sent, other: _Side) -> None:
         pair = (stream, other.stream)
         count = self._moved.setdefault(ticket, Counter())
 
-        def watch(way: int, size: int) -> None:
+        def watch(way: int, size: int) -> float:
             count[role if way == FORTH else OPPOSITE[role]] += size
+            return (sent if way == FORTH else other.sent)(size)
 
         pairs = self._pairs.setdefault(ticket, [])
         pairs.append(pair)
@@ -144,6 +153,8 @@ class Meetings:
             pairs.remove(pair)
             if not pairs:
                 self._pairs.pop(ticket, None)
+                if ticket not in self._tickets:  # nobody will ask for it
+                    self._moved.pop(ticket, None)
 
     def _send_away(self, ticket: str, role: str) -> None:
         if side := self._waiting.pop((ticket, role), None):
@@ -152,7 +163,7 @@ class Meetings:
 
 def checked(ticket: str) -> str:
     if not TICKET.fullmatch(ticket):
-        raise ValueError("a ticket must have 1 to 64 letters, digits, - and _")
+        raise ValueError("a ticket must have 1 to 160 letters, digits, - and _")
     return ticket
 
 
@@ -177,6 +188,23 @@ async def dial_relay(host: str, port: int, ticket: str, role: Role, timeout: flo
             writer.transport.abort()
             raise
     return reader, writer
+
+
+async def relay_trips(relays: Sequence[str]) -> list[pb.RelayTrip]:
+    """Seconds to each relay and back, as long as a connection takes; those that cannot be reached are left out."""
+
+    async def trip(relay: str) -> pb.RelayTrip | None:
+        began = time.monotonic()
+        try:
+            async with asyncio.timeout(TRIP_SECONDS):
+                _, writer = await asyncio.open_connection(*parse_address(relay))
+        except (OSError, LinkError):
+            return None
+        seconds = time.monotonic() - began
+        writer.transport.abort()
+        return pb.RelayTrip(relay=relay, seconds=seconds)
+
+    return [found for found in await asyncio.gather(*map(trip, relays)) if found is not None]
 
 
 class _Relayed:

@@ -14,10 +14,13 @@ from typing import cast
 
 Stream = tuple[StreamReader, StreamWriter]
 FORTH, BACK = 0, 1  # from a to b, from b to a
-Watch = Callable[[int, int], None]  # direction and bytes, before they are passed on; raises to cut the connection
+# Direction and bytes, before they are passed on; raises to cut the connection; returns seconds to read nothing, if any.
+Watch = Callable[[int, int], float | None]
 LINGER_SECONDS = 60.0  # how long one direction may be idle after the other has ended
 FLUSH_SECONDS = 5.0
-KEEPALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
+# Seconds, the last in milliseconds. Routers may forget a connection that is idle for 5 s, and what was sent and not
+# confirmed for 8 s goes to nobody.
+KEEPALIVE = {"TCP_KEEPIDLE": 3, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 8000}
 
 
 async def splice(a: Stream, b: Stream, watch: Watch | None = None) -> None:
@@ -66,7 +69,7 @@ async def send_last(writer: StreamWriter, content: bytes) -> None:
 
 
 def tune(writer: StreamWriter) -> None:
-    """Small messages leave at once, and an idle link to a machine that vanished ends within a minute and a half."""
+    """Small messages leave at once, and a connection to a machine that vanished ends within seconds."""
     connection = writer.get_extra_info("socket")
     with contextlib.suppress(OSError):  # it may be gone already
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -87,6 +90,7 @@ class Pump(asyncio.Protocol):
         self._way, self._moved, self._watch = way, moved, watch
         self._before = self._source.get_protocol()
         self._is_full = False  # of what was written to this side
+        self._rests = False  # what comes from this side has to wait
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def take_over(self) -> None:
@@ -104,20 +108,30 @@ class Pump(asyncio.Protocol):
             self._end(error)
         if self._source.is_closing():
             self._end(ConnectionResetError())
-        if not self.other._is_full:
+        if not self.other._is_full and not self._rests:
             self._source.resume_reading()  # an end that the reader has seen already is seen again
 
     def data_received(self, data: bytes) -> None:
         if self.ended.done():
             return
+        rest = None
         try:
             if self._watch is not None:
-                self._watch(self._way, len(data))
+                rest = self._watch(self._way, len(data))
         except Exception as error:
             self._end(error)
             return
         self._moved[self._way] += len(data)
         self.other._source.write(data)
+        if rest:
+            self._rests = True
+            self._source.pause_reading()
+            asyncio.get_running_loop().call_later(rest, self._go_on)
+
+    def _go_on(self) -> None:
+        self._rests = False
+        if not self.other._is_full and not self.ended.done():
+            self._source.resume_reading()
 
     def eof_received(self) -> bool:
         if not self.ended.done():
@@ -132,7 +146,8 @@ class Pump(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._is_full = False
-        self.other._source.resume_reading()
+        if not self.other._rests:
+            self.other._source.resume_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._before.connection_lost(exc)  # whoever waits for the stream's end waits for it there

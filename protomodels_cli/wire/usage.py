@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from protomodels_cli.wire.path import checked_path
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 
 
@@ -23,19 +24,27 @@ class Usage:
     forecast_memory: int = 0  # that the stage was said to take on its device, at most
     reserved_memory: int = 0  # of a GPU: what torch held for the process at most, gaps included
     round_trip_s: float = 0.0  # to the next stage and back, lately, at least; 0: not known
+    path: str = ""  # of the link to the next stage: loopback, lan, public, relay HOST:PORT, door; empty: not known
+    path_s: float = 0.0  # that it took to open first, in this generation
 
     @classmethod
     def from_message(cls, message: pb.Usage) -> Usage:
-        return cls(**{name: getattr(message, name) for name in cls.__dataclass_fields__})
+        used = cls(**{name: getattr(message, name) for name in cls.__dataclass_fields__})
+        used.path = checked_path(used.path)
+        return used
 
     def to_message(self) -> pb.Usage:
         return pb.Usage(**asdict(self))
 
 
-def columns(stages: Sequence[Usage]) -> dict[str, list[float]]:
+def columns(stages: Sequence[Usage]) -> dict[str, list[Any]]:
     """All stages' figures by name, as the metrics have them: names once a row, not once a stage; seconds to the
     microsecond."""
-    return {name: [round(getattr(used, name), 6) for used in stages] for name in Usage.__dataclass_fields__}
+
+    def shown(value: Any) -> Any:
+        return round(value, 6) if isinstance(value, float) else value
+
+    return {name: [shown(getattr(used, name)) for used in stages] for name in Usage.__dataclass_fields__}
 
 
 def by_stage(figures: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:

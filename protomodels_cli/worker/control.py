@@ -59,6 +59,8 @@ class ControlStream:
         self._heard = 0  # the number of the coordinator's last message
         self._leaving = False
         self.connected = False  # the coordinator has answered on this connection
+        self._patience: asyncio.Timeout | None = None  # with the coordinator's next word
+        self._moved = False
 
     def send(self, **body: Any) -> None:
         self._outbox.put_nowait(pb.PeerMessage(**body))
@@ -66,6 +68,13 @@ class ControlStream:
     def end(self) -> None:
         """The coordinator hears all that was sent before, and hangs up."""
         self._outbox.put_nowait(None)
+
+    def reconnect(self) -> None:
+        """This machine is in another network: what is connected is dead, whatever the system believes."""
+        self._line.renew()
+        if self.connected and self._patience is not None and not self._patience.expired():
+            self._moved = True
+            self._patience.reschedule(asyncio.get_running_loop().time())
 
     def ask_to_leave(self) -> bool:
         """Ask the coordinator to let this peer go, now and on every later connection. Returns whether there is a
@@ -141,10 +150,12 @@ class ControlStream:
 
     async def _read(self, call: Any) -> pb.CoordinatorMessage:
         try:
-            async with asyncio.timeout(SILENT_LEASES * self._lease):
+            async with asyncio.timeout(SILENT_LEASES * self._lease) as self._patience:
                 message = await call.read()
         except TimeoutError:
-            raise Lost(problems.NoHeartbeat(SILENT_LEASES * self._lease)) from None
+            moved, self._moved = self._moved, False
+            silent = problems.NoHeartbeat(SILENT_LEASES * self._lease)
+            raise Lost(problems.AddressChanged() if moved else silent) from None
         if message is grpc.aio.EOF:
             raise Lost(problems.ConnectionClosed())
         return message

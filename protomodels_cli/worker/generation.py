@@ -8,44 +8,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import grpc
-
 from protomodels_cli.cost.memory import in_flight_limit, least_in_flight
-from protomodels_cli.observe.logs import WIRE
 from protomodels_cli.protocol.messages import BadMessage
-from protomodels_cli.retry import Backoff
 from protomodels_cli.spec.schema import RunSpec
 from protomodels_cli.wire import troubles
-from protomodels_cli.wire.emulated import Connection
 from protomodels_cli.wire.frames import Message
-from protomodels_cli.wire.join_link import Address
+from protomodels_cli.wire.path import is_relayed
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
-from protomodels_cli.wire.relay import RelayedAcceptor, RelayedDialler
-from protomodels_cli.wire.tls import Identity
 from protomodels_cli.worker import notices
 from protomodels_cli.worker.engine import Engine
-from protomodels_cli.worker.links import Link, Listener, dial
+from protomodels_cli.worker.links import Link
+from protomodels_cli.worker.paths import Network, Way
 from protomodels_cli.worker.telling import Tell
 
 GRACE = 1.0  # seconds for the coordinator to explain why a ticket is void
-DETOUR_SECONDS = 3.0  # for a stream to open before it is tried the other way: through the relay, directly again
 MEND_SECONDS = 10.0  # for a broken link to be open again before the coordinator hears of it, then as often
-REDIAL = 0.2, 2.0  # seconds between tries: at first, at most
 COMPLAIN_AT = 0.9  # of limits.link_seconds: before the coordinator gives the links up without knowing why
-
-
-@dataclass(frozen=True)
-class Network:
-    """What all generations of one peer share. It must not know any of them."""
-
-    identity: Identity
-    listener: Listener
-    door: Callable[[], Address]  # the coordinator's, where relayed links meet
-    connection: Connection | None  # where a slow one is emulated
 
 
 @dataclass
@@ -79,20 +61,20 @@ class Generation:
     ):
         self.number, self.stage, self.stages = assigned.generation, assigned.stage, len(assigned.layers_per_stage)
         self._spec, self._network, self._engine, self._report, self._tell = spec, network, engine, report, tell
-        self._routes: dict[str, pb.Route] = {}  # previous, next
-        self._links: dict[str, Link] = {}
-        self._relays: dict[str, RelayedAcceptor | RelayedDialler] = {}
-        self._local_ports: dict[str, int] = {}  # of the diallers among them
+        self._links: dict[str, Link] = {}  # previous, next
+        self._ways: dict[str, Way] = {}
+        self._keeping: dict[str, asyncio.Task[None]] = {}  # the links open
+        self._paths: dict[str, str] = {}  # as they were told
+        self._linking, self.path_s = 0.0, 0.0  # since when the links are to open; seconds until the next stage's was
         self._tasks: set[asyncio.Task[Any]] = set()
         self._counted: dict[str, int] = {}
-        self._told_of_relay: dict[str, str | None] = {}
+        self._told_of_relay: dict[tuple[str, str], str | None] = {}
         self._ended = False
         self.heard = Heard(assigned.step)
         self.done: pb.Done | None = None  # its last report
         for side, boundary in (("previous", self.stage - 1), ("next", self.stage)):
             for route in getattr(assigned, side):  # one today
-                self._routes[side] = route
-                self._prepare_link(side, boundary)
+                self._prepare_link(side, boundary, route)
 
     def own(self, task: asyncio.Task[Any]) -> None:
         """Cancel this task when the generation ends."""
@@ -109,8 +91,8 @@ class Generation:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for relay in self._relays.values():
-            await relay.close()
+        for way in self._ways.values():
+            await way.close()
 
     # Messages
 
@@ -142,10 +124,15 @@ class Generation:
         """To the next stage and back; 0: not known."""
         return self._links["next"].round_trip if "next" in self._links else 0.0
 
+    @property
+    def path(self) -> str:
+        """Of the link to the next stage."""
+        return self._links["next"].path if "next" in self._links else ""
+
     # Links
 
-    def _prepare_link(self, side: str, boundary: int) -> None:
-        spec, route = self._spec, self._routes[side]
+    def _prepare_link(self, side: str, boundary: int, route: pb.Route) -> None:
+        spec = self._spec
         tokens = (spec.batch.size // spec.batch.microbatches) * (spec.model.context + 1)
         link = Link(
             generation=self.number,
@@ -161,90 +148,40 @@ class Generation:
             credited=self._engine.next_has_taken if side == "next" else lambda messages: None,
             connection=self._network.connection,
             allocate=self._engine.allocate,
+            opened=lambda path: self._tell_of_path(side, path),
         )
         self._links[side] = link
+        self._ways[side] = Way(link, route, self._network, lambda path, problem: self._hear(side, path, problem))
         self._network.listener.expect(link)
-        if route.way == pb.Route.RELAY_LISTEN:
-            self._accept_relayed(side)
 
     async def connect(self) -> None:
         """Open the links to both neighbours; returns when they are open."""
-        for side, link in self._links.items():
-            dials = self._routes[side].way in (pb.Route.DIAL, pb.Route.RELAY_DIAL)
-            self._serve(side, self._keep_dialling(side) if dials else self._wait_for_end(link))
+        self._linking = time.monotonic()
+        for side in self._links:
+            self._keep_open(side)
             self.own(asyncio.create_task(self._watch(side)))
-            if self._routes[side].way == pb.Route.LISTEN:
-                self.own(asyncio.create_task(self._wait_for_detour(side)))
         self.own(asyncio.create_task(self._complain_of_relays()))
         for link in self._links.values():
             await link.open.wait()
 
-    async def _keep_dialling(self, side: str) -> None:
-        """Open one stream after another, until the generation ends or the neighbour sends what it may not. Where one
-        does not open directly, the next is tried through the relay, and the one after that directly again."""
-        link, backoff, route = self._links[side], Backoff(*REDIAL), self._routes[side]
-        relayed = only_relayed = route.way == pb.Route.RELAY_DIAL
-        while not link.closed.is_set():
-            before = link.streams
-            try:
-                where = await self._relayed_address(side) if relayed else (route.host, route.port)
-                detour = notices.LinkRelayed(link.neighbour_stage) if relayed and not only_relayed else None
-                await self._dial(side, where, None if only_relayed else DETOUR_SECONDS, detour)
-            except (grpc.RpcError, grpc.aio.UsageError, asyncio.InvalidStateError, OSError) as error:
-                WIRE.debug("the link to stage %d broke: %s", link.neighbour_stage, error)
-            if link.streams > before:
-                backoff.reset()
-            else:
-                relayed = only_relayed or not relayed
-            wait = backoff.after_failure(time.monotonic())
-            assert wait is not None, "the generation ends it"
-            await asyncio.sleep(wait)
-        await self._wait_for_end(link)
+    async def reroute(self, routes: pb.Routes) -> None:
+        """The neighbours as they are now: one may have moved."""
+        for side in self._keeping if routes.generation == self.number else ():
+            for route in getattr(routes, side):
+                if await self._ways[side].update(route):
+                    self._keeping[side].cancel()
+                    self._keep_open(side)
 
-    async def _dial(self, side: str, where: Address, limit: float | None, once_open: notices.Notice | None) -> None:
-        """Serve a stream until it breaks, unless it has not opened after so many seconds."""
-        link = self._links[side]
-        dialling = asyncio.create_task(dial(link, *where, self._network.identity))
-        opened = asyncio.create_task(link.mended.wait())
-        try:
-            await asyncio.wait({dialling, opened}, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
-            if opened.done() and once_open is not None:
-                self._tell(once_open)
-            if opened.done() or dialling.done():
-                await dialling
-        finally:
-            for task in (dialling, opened):
-                task.cancel()
-            await asyncio.gather(dialling, opened, return_exceptions=True)
+    async def begin_anew(self) -> None:
+        """This machine is in another network: no link is what it was."""
+        for side, way in self._ways.items():
+            await way.link.leave_stream()
+            if side in self._keeping:
+                self._keeping[side].cancel()
+                self._keep_open(side)
 
-    async def _relayed_address(self, side: str) -> Address:
-        """The port here that leads to the neighbour through the relay."""
-        if side not in self._relays:
-            dialler = RelayedDialler(self._network.door(), self._routes[side].ticket, self._hears_of(side))
-            self._local_ports[side] = await dialler.open()
-            self._relays[side] = dialler
-        return "127.0.0.1", self._local_ports[side]
-
-    def _accept_relayed(self, side: str) -> None:
-        here = "127.0.0.1", self._network.listener.port
-        acceptor = RelayedAcceptor(self._network.door(), self._routes[side].ticket, here, self._hears_of(side))
-        acceptor.start()
-        self._relays[side] = acceptor
-
-    async def _wait_for_detour(self, side: str) -> None:
-        """Once the neighbour has not come, or not come back, for a while, wait for it at the relay as well."""
-        link = self._links[side]
-        while await _in_time(link.mended, DETOUR_SECONDS):
-            await link.broken.wait()
-        self._accept_relayed(side)
-
-    async def _wait_for_end(self, link: Link) -> None:
-        await link.closed.wait()
-        if link.error is not None:
-            raise link.error
-
-    def _serve(self, side: str, serving: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(serving)
+    def _keep_open(self, side: str) -> None:
+        self._keeping[side] = task = asyncio.create_task(self._ways[side].run())
         self.own(task)
         task.add_done_callback(lambda t: self._link_ended(side, t))
 
@@ -263,35 +200,45 @@ class Generation:
         while True:
             await link.broken.wait()
             if not await _in_time(link.mended, MEND_SECONDS):
-                relay = self._relays.get(side)
-                detail = relay.problem or "" if relay is not None else ""
-                self._report(troubles.LinkBroken(link.neighbour_stage, detail))
+                self._report(troubles.LinkBroken(link.neighbour_stage, self._ways[side].problem or ""))
 
-    # Relays
+    # Paths
 
-    def _hears_of(self, side: str) -> Callable[[str | None], None]:
-        def hear(problem: str | None) -> None:
-            if not self._ended:
-                self.own(asyncio.create_task(self._tell_of_relay(side, problem)))
+    def _tell_of_path(self, side: str, path: str) -> None:
+        """Of a link that is relayed, or no longer."""
+        before, self._paths[side] = self._paths.get(side, ""), path
+        if side == "next" and not self.path_s:
+            self.path_s = time.monotonic() - self._linking
+        stage = self._links[side].neighbour_stage
+        if is_relayed(path) and path != before:
+            self._tell(notices.LinkRelayed(stage, path))
+        elif is_relayed(before) and not is_relayed(path):
+            self._tell(notices.LinkDirect(stage, path))
 
-        return hear
+    def _hear(self, side: str, path: str, problem: str | None) -> None:
+        if not self._ended:
+            self.own(asyncio.create_task(self._tell_of_relay(side, path, problem)))
 
-    async def _tell_of_relay(self, side: str, problem: str | None) -> None:
+    async def _tell_of_relay(self, side: str, path: str, problem: str | None) -> None:
         """Tell of a relay that fails or works again, a little later: when a generation ends, its tickets are void
-        before its peers hear of that."""
+        before its peers hear of that. Where the link is open all the same, nobody needs to know."""
         await asyncio.sleep(GRACE)
-        if self._relays[side].problem == problem != self._told_of_relay.get(side):
-            self._told_of_relay[side] = problem
-            stage = self._links[side].neighbour_stage
-            self._tell(notices.RelayFailed(stage, problem) if problem else notices.RelayWorks(stage))
+        told = self._told_of_relay.get((side, path))
+        if self._ways[side].problem_of(path) != problem or problem == told:
+            return
+        link = self._links[side]
+        if problem is not None and link.mended.is_set():
+            return
+        self._told_of_relay[side, path] = problem
+        stage = link.neighbour_stage
+        self._tell(notices.RelayFailed(stage, problem) if problem else notices.RelayWorks(stage))
 
     async def _complain_of_relays(self) -> None:
         """Report why links do not open: the coordinator, which will give them up, cannot know the reason."""
         await asyncio.sleep(COMPLAIN_AT * self._spec.limits.link_seconds)
-        for side, relay in self._relays.items():
-            link = self._links[side]
-            if relay.problem and not link.open.is_set():
-                self._report(troubles.LinkNotOpened(link.neighbour_stage, relay.problem))
+        for side, link in self._links.items():
+            if (problem := self._ways[side].problem) and not link.open.is_set():
+                self._report(troubles.LinkNotOpened(link.neighbour_stage, problem))
                 return
 
 

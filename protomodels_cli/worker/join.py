@@ -11,6 +11,7 @@ import fcntl
 import json
 import os
 import shutil
+import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,11 +30,13 @@ from protomodels_cli.spec.errors import SpecError
 from protomodels_cli.spec.load import spec_from
 from protomodels_cli.spec.plugins import package_here
 from protomodels_cli.spec.schema import RunSpec
+from protomodels_cli.wire.addresses import is_private, machine_id, own_addresses
 from protomodels_cli.wire.channels import MOST_FROM_COORDINATOR, is_loopback
 from protomodels_cli.wire.client import Metadata, coordinator_line, in_words
 from protomodels_cli.wire.join_link import JoinLink, UnreachableError, address, find_coordinator
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.pb import pmtrain_pb2_grpc as rpc
+from protomodels_cli.wire.relay import relay_trips
 from protomodels_cli.wire.tls import MOST_SKEW, Identity, public_key_of
 from protomodels_cli.worker import device as devices
 from protomodels_cli.worker import notices, problems
@@ -120,7 +123,9 @@ async def _take_part(options: Options, tell: PeerTeller, figures: Figures) -> in
         listener = Listener(identity)
         closing.push_async_callback(listener.stop)
         local_only = all(is_loopback(host) for host, _ in link.addresses) or not options.listen
-        await listener.start("127.0.0.1" if local_only else "0.0.0.0", options.port)
+        everywhere = "::" if socket.has_dualstack_ipv6() else "0.0.0.0"
+        await listener.start("127.0.0.1" if local_only else everywhere, options.port)
+        port = listener.port if options.listen else 0
         metadata = (("peer", enrolled.peer), ("secret", enrolled.secret))
         tell(notices.Joined(spec.name, options.name, enrolled.peer, cards.in_words, cards.offered, flops))
         known: notices.Reachable | notices.NotReachable | None = None
@@ -128,7 +133,9 @@ async def _take_part(options: Options, tell: PeerTeller, figures: Figures) -> in
         async def introduce() -> pb.Register:
             """Describe this peer, again with every connection: both the coordinator and this machine may have moved."""
             nonlocal known
-            if options.listen and (found := await _reachability(line, metadata, listener.port, known)) != known:
+            own = [] if local_only else own_addresses()
+            found, relays = await _reachability(line, metadata, port, own, known)
+            if options.listen and found != known:
                 known = found
                 tell(found)
             return pb.Register(
@@ -137,12 +144,15 @@ async def _take_part(options: Options, tell: PeerTeller, figures: Figures) -> in
                 memory=cards.offered,
                 host_memory=host_memory,
                 flops=flops,
-                port=listener.port,
+                port=port,
                 name=options.name,
                 dtype=computation.dtype,
                 compiled=computation.compiled,
                 card=cards.ids,
                 card_memory=cards.free,
+                addresses=own,
+                machine=machine_id(link.fingerprint) if options.listen else "",
+                relay_trips=await relay_trips(relays),
             )
 
         session = Session(
@@ -161,20 +171,27 @@ async def _take_part(options: Options, tell: PeerTeller, figures: Figures) -> in
 
 
 async def _reachability(
-    stub: rpc.PeeringStub, metadata: Metadata, port: int, known: notices.Reachable | notices.NotReachable | None
-) -> notices.Reachable | notices.NotReachable:
-    """Whether neighbours can dial this peer, as the coordinator finds it. A firewall that swallows packets takes
-    long to show; a run that waits for a peer to come back cannot wait for that: then a second has to do."""
-    request, seconds = pb.ReachabilityRequest(port=port), 30.0 if known is None else 1.0
+    stub: rpc.PeeringStub,
+    metadata: Metadata,
+    port: int,
+    own: list[str],
+    known: notices.Reachable | notices.NotReachable | None,
+) -> tuple[notices.Reachable | notices.NotReachable, list[str]]:
+    """Whether neighbours can dial this peer, as the coordinator finds it, and the run's relays. A firewall that
+    swallows packets takes long to show; a run that waits for a peer to come back cannot wait for that: then a second
+    has to do."""
+    hosts = [host for host in own if not is_private(host)]
+    request, seconds = pb.ReachabilityRequest(port=port, hosts=hosts), 30.0 if known is None else 1.0
     try:
         reach = await stub.CheckReachability(request, metadata=metadata, timeout=seconds)
     except grpc.aio.AioRpcError as e:
         if known is None or e.code() != grpc.StatusCode.DEADLINE_EXCEEDED:
             raise
-        return notices.NotReachable("this machine", port, "no answer within 1 s")
+        return notices.NotReachable("this machine", port, "no answer within 1 s"), []
+    relays = list(reach.relays)
     if reach.reachable:
-        return notices.Reachable(address(reach.host, port))
-    return notices.NotReachable(reach.host, port, reach.reason)
+        return notices.Reachable(address(reach.host, port)), relays
+    return notices.NotReachable(reach.host, port, reach.reason), relays
 
 
 async def _enrol(stub: rpc.PeeringStub, options: Options, key: bytes) -> pb.EnrolReply:

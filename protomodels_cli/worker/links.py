@@ -19,6 +19,7 @@ from protomodels_cli.wire.channels import CHANNEL_OPTIONS, SERVER_OPTIONS
 from protomodels_cli.wire.emulated import Connection, Stream
 from protomodels_cli.wire.frames import Allocate, Assembler, Frame, Message, frames_of, ordinary_memory
 from protomodels_cli.wire.join_link import address
+from protomodels_cli.wire.path import checked_path, is_relayed
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.tls import Identity, peer_name
 from protomodels_cli.worker.problems import PortNotOpened
@@ -26,7 +27,11 @@ from protomodels_cli.worker.telling import PeerError
 
 _METHOD = pb.DESCRIPTOR.services_by_name["Neighbour"].methods_by_name["Link"]
 RECONNECT = [("grpc.initial_reconnect_backoff_ms", 200), ("grpc.max_reconnect_backoff_ms", 2000)]
-ASK_EVERY, ASKED_LATELY = 5.0, 12  # seconds between two looks at the round trip; how many of them count
+# Seconds between two looks at the round trip: an idle link says something more often than routers forget it, and what
+# the other end does not confirm tells the system that it is gone. How many of them count.
+ASK_EVERY, ASKED_LATELY = 2.0, 30
+SILENT = 20.0  # seconds without a word, though questions were asked: the other end does not serve the stream
+FRESH = 4.0  # seconds since the last word over a direct stream, in which no relayed one replaces it
 MOST_WAITING = 256  # frames: behind more of them nothing is answered, nor for a neighbour that asks and does not read
 MOST_INCOMING = 128  # connections: two are needed, and strangers get no further than a handshake of ten seconds
 LINK = f"/{_METHOD.containing_service.full_name}/{_METHOD.name}"
@@ -49,7 +54,11 @@ class Link:
         credited: Callable[[int], None],
         connection: Connection | None = None,
         allocate: Allocate = ordinary_memory,
+        opened: Callable[[str], None] = lambda path: None,
     ):
+        self._opened = opened  # is told the path of every stream
+        self.path = ""  # of the last stream: loopback, lan, public, relay HOST:PORT, door
+        self._last_word = 0.0  # when something last arrived
         self.generation, self.boundary, self.neighbour, self.to_next = generation, boundary, neighbour, to_next
         self._deliver, self._has_sent, self._credited = deliver, has_sent, credited
         self._connection = connection  # where a slow one is emulated
@@ -114,17 +123,39 @@ class Link:
         self._told = self._taken
         return Frame(pb.Frame(generation=self.generation, taken=self._taken, came=self._came)).to_bytes()
 
-    async def run(self, stream: Stream, opened: bool = False) -> None:
-        """Serve the stream until it ends; one that was served before is dead, whatever it says. `opened`: the first
-        frame has been sent."""
+    @property
+    def relayed(self) -> bool:
+        """Whether it goes, or went last, through a relay."""
+        return is_relayed(self.path)
+
+    @property
+    def quiet(self) -> bool:
+        """Whether the neighbour has taken all that it was sent."""
+        return not self._kept
+
+    async def leave_stream(self) -> None:
+        """Nothing goes in or out until the next stream is open: what it begins with is as things are now."""
         if self._serving is not None and not self._serving.done():
             self._serving.cancel()
             await asyncio.gather(self._serving, return_exceptions=True)
+
+    async def run(self, stream: Stream, opened: bool = False, path: str = "") -> None:
+        """Serve the stream until it ends; one that was served before is dead, whatever it says, unless it is direct,
+        lives, and this one is not: then both ends were looking at once. `opened`: the first frame has been sent."""
+        lives = self.mended.is_set() and time.monotonic() - self._last_word < FRESH
+        if lives and is_relayed(path) and not self.relayed:
+            return
+        await self.leave_stream()
         if self._over or self.error is not None:
             return
-        self._serving = serving = asyncio.ensure_future(self._serve_over(stream, opened))
+        self._serving = serving = asyncio.ensure_future(self._serve_over(stream, opened, path))
         try:
             await serving
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling() or not serving.cancelled():
+                raise
+            # Left, or replaced: the call ends as calls do, or the other end would never hear of it.
         except BadMessage as error:
             self.error = error
             raise
@@ -143,13 +174,15 @@ class Link:
         if self._serving is not None:
             self._serving.cancel()
 
-    async def _serve_over(self, stream: Stream, opened: bool) -> None:
+    async def _serve_over(self, stream: Stream, opened: bool, path: str) -> None:
         if not opened:
             await stream.write(self.opening())
         first = await stream.read()
         if first is grpc.aio.EOF or self._over:
             return
         self._go_on_behind(Frame.from_bytes(first))
+        self.path, self._last_word = path, time.monotonic()
+        self._opened(path)
         if self._connection is None:
             await self._serve(stream)
         else:
@@ -207,6 +240,8 @@ class Link:
         """How long the way is: from one end, which is enough."""
         self._asked.clear()
         while self.to_next:
+            if time.monotonic() - self._last_word > SILENT:
+                raise ConnectionError(f"nothing came for {SILENT:g} s")
             self._questions += 1
             self._asked = {self._questions: time.monotonic()}  # one that was not answered by now is not waited for
             self._queue(Frame(pb.Frame(generation=self.generation, asked=self._questions)), "credit")
@@ -224,6 +259,7 @@ class Link:
         while (content := await stream.read()) is not grpc.aio.EOF:
             if self._over:
                 return
+            self._last_word = time.monotonic()
             frame = Frame.from_bytes(content)
             if frame.fields.generation != self.generation:
                 self.refused += 1
@@ -251,16 +287,26 @@ class Link:
             raise CreditExceeded(self._window)
 
 
-async def dial(link: Link, host: str, port: int, identity: Identity) -> None:
-    """Open a stream of the link from this end and serve it until it breaks."""
+def channel_to(link: Link, host: str, port: int, identity: Identity) -> grpc.aio.Channel:
+    """To the neighbour, if it is the neighbour who answers there."""
     credentials = grpc.ssl_channel_credentials(identity.authority_pem, identity.key_pem, identity.certificate_pem)
     options = [*CHANNEL_OPTIONS, *RECONNECT, ("grpc.ssl_target_name_override", peer_name(link.neighbour))]
-    async with grpc.aio.secure_channel(address(host, port), credentials, options) as channel:
-        metadata = (("generation", str(link.generation)), ("boundary", str(link.boundary)))
-        call = channel.stream_stream(LINK)(metadata=metadata, wait_for_ready=True)
-        await call.write(link.opening())  # opens the stream at the other end
-        await call.initial_metadata()  # … which answers once it knows the link
-        await link.run(call, opened=True)
+    return grpc.aio.secure_channel(address(host, port), credentials, options)
+
+
+async def serve_over(channel: grpc.aio.Channel, link: Link, path: str) -> None:
+    """Open a stream of the link from this end, in place of one that may be there, and serve it until it breaks."""
+    metadata = (("generation", str(link.generation)), ("boundary", str(link.boundary)), ("path", path))
+    await link.leave_stream()
+    call = channel.stream_stream(LINK)(metadata=metadata, wait_for_ready=True)
+    await call.write(link.opening())  # opens the stream at the other end
+    await call.initial_metadata()  # … which answers once it knows the link
+    await link.run(call, opened=True, path=path)
+
+
+async def dial(link: Link, host: str, port: int, identity: Identity, path: str = "") -> None:
+    async with channel_to(link, host, port, identity) as channel:
+        await serve_over(channel, link, path)
 
 
 class Listener:
@@ -280,7 +326,7 @@ class Listener:
 
     async def start(self, host: str, port: int) -> None:
         try:
-            self.port = self._server.add_secure_port(f"{host}:{port}", self._credentials)
+            self.port = self._server.add_secure_port(address(host, port), self._credentials)
         except RuntimeError:
             raise PeerError(PortNotOpened(port)) from None
         await self._server.start()
@@ -306,4 +352,4 @@ class Listener:
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, "no link is expected from this peer")
             return
         await context.send_initial_metadata(())
-        await link.run(context)
+        await link.run(context, path=checked_path(str(metadata.get("path", ""))))

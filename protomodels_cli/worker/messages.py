@@ -67,6 +67,8 @@ def done_message(report: TaskReport, generation: Generation, memory: Mapping[str
             cpu_s=cpu_seconds,
             refused_frames=generation.refused_frames,
             round_trip_s=generation.round_trip_s,
+            path=generation.path,
+            path_s=generation.path_s,
             **memory,
         ).to_message(),
     )

@@ -178,11 +178,22 @@ class RelayFailed(Base):
 
 @dataclass(frozen=True)
 class LinkRelayed(Base):
-    """A link that did not open directly goes through the coordinator."""
+    """A link that does not open directly goes through a relay."""
 
     log: ClassVar[logging.Logger | None] = logs.WIRE
     stage: int
+    path: str
     kind: Literal["link_relayed"] = "link_relayed"
+
+
+@dataclass(frozen=True)
+class LinkDirect(Base):
+    """A link that was relayed has found a path without."""
+
+    log: ClassVar[logging.Logger | None] = logs.WIRE
+    stage: int
+    path: str
+    kind: Literal["link_direct"] = "link_direct"
 
 
 @dataclass(frozen=True)
@@ -322,7 +333,7 @@ AboutJoining = CoordinatorUnreachable | Joined | Reachable | NotReachable | Link
 AboutMachine = NotCompiled | NotPinned
 AboutBuilding = Preparing | StageAssigned | Computing | Building
 AboutStage = Spare | Waiting | AboutBuilding | AboutMachine | StepDecided | HashMismatch
-AboutConnections = ConnectionLost | LinkRelayed | RelayFailed | RelayWorks | TroubleReported
+AboutConnections = ConnectionLost | LinkRelayed | LinkDirect | RelayFailed | RelayWorks | TroubleReported
 AboutSnapshots = (
     PartFailed | PartUploaded | StoreNotReached | PartRefused | PartsNotDeleted | Prefetched | PrefetchFailed
 )

@@ -110,6 +110,13 @@ class NoHeartbeat(Fact):
 
 
 @dataclass(frozen=True)
+class AddressChanged(Fact):
+    """This machine is in another network: what was connected before is dead."""
+
+    kind: Literal["address_changed"] = "address_changed"
+
+
+@dataclass(frozen=True)
 class ConnectionClosed(Fact):
     """The coordinator closed the connection."""
 
@@ -136,7 +143,7 @@ class BasisDamaged(Fact):
     kind: Literal["basis_damaged"] = "basis_damaged"
 
 
-Loss = NoHeartbeat | ConnectionClosed | NetworkFailed | MessageMissing | BasisDamaged
+Loss = NoHeartbeat | AddressChanged | ConnectionClosed | NetworkFailed | MessageMissing | BasisDamaged
 
 
 # Why a session ends

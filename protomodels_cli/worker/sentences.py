@@ -19,7 +19,9 @@ def sentence(notice: n.Notice) -> str:
     match notice:
         case n.CoordinatorUnreachable() | n.Joined() | n.Reachable() | n.NotReachable() | n.LinkEmulated():
             return _joining(notice)
-        case n.ConnectionLost() | n.LinkRelayed() | n.RelayFailed() | n.RelayWorks() | n.TroubleReported():
+        case n.ConnectionLost() | n.LinkRelayed() | n.LinkDirect() | n.RelayFailed() | n.RelayWorks():
+            return _connection(notice)
+        case n.TroubleReported():
             return _connection(notice)
         case n.PartFailed() | n.PartUploaded() | n.StoreNotReached() | n.PartRefused() | n.PartsNotDeleted():
             return _snapshot(notice)
@@ -70,7 +72,7 @@ def _joining(notice: n.AboutJoining) -> str:
             return f"neighbours can dial {address}"
         case n.NotReachable(host, port, detail):
             return (
-                f"neighbours cannot dial this machine ({detail}): the coordinator relays all links of this machine, "
+                f"neighbours elsewhere cannot dial this machine ({detail}): links that find no other way are relayed, "
                 f"which is slower; to be dialled directly, let TCP port {port} of {host} in (in the router: forward "
                 f"the port to this machine) and keep the port with --port {port}"
             )
@@ -123,8 +125,11 @@ def _connection(notice: n.AboutConnections) -> str:
         case n.ConnectionLost(reason, stage):
             held = "" if stage is None else f"; stage {stage} stays in memory"
             return f"lost the connection to the coordinator: {loss(reason)}{held}; reconnecting"
-        case n.LinkRelayed(stage):
-            return f"stage {stage} cannot be reached directly: the link to it goes through the coordinator"
+        case n.LinkRelayed(stage, path):
+            through = "the coordinator" if path == "door" else path
+            return f"the link to stage {stage} goes through {through}; looking for a direct path meanwhile"
+        case n.LinkDirect(stage, path):
+            return f"the link to stage {stage} is direct now ({path})"
         case n.RelayFailed(stage, detail):
             return f"the relayed link to stage {stage} does not work: {detail}; retrying"
         case n.RelayWorks(stage):
@@ -158,6 +163,8 @@ def _snapshot(notice: n.AboutSnapshots) -> str:
 def loss(reason: p.Loss) -> str:
     """The words that follow "lost the connection to the coordinator: "."""
     match reason:
+        case p.AddressChanged():
+            return "this machine has another address"
         case p.NoHeartbeat(seconds):
             return f"no heartbeat for {duration(seconds)}"
         case p.ConnectionClosed():

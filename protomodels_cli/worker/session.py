@@ -39,9 +39,10 @@ from protomodels_cli.worker.cards import Cards
 from protomodels_cli.worker.control import ControlStream, Lost
 from protomodels_cli.worker.engine import Engine
 from protomodels_cli.worker.figures import Figures
-from protomodels_cli.worker.generation import Generation, Network
+from protomodels_cli.worker.generation import Generation
 from protomodels_cli.worker.links import Listener
 from protomodels_cli.worker.messages import decision_of, done_message, lost_message
+from protomodels_cli.worker.paths import Network, follow_address
 from protomodels_cli.worker.signals import signals_call
 from protomodels_cli.worker.snapshots import transfer
 from protomodels_cli.worker.snapshots.exchange import SnapshotExchange
@@ -95,9 +96,7 @@ class Session:
             spec, cards, self._engine, self._snapshots, self._basis, self._chore, self._control.send, tell
         )
         self._cpu_before: float | None = None
-        self._figures = figures or Figures()
-        self._interrupts = 0
-        self._shown = 0.0
+        self._figures, self._interrupts, self._shown = figures or Figures(), 0, 0.0
 
     async def run(self, introduce: Callable[[], Awaitable[pb.Register]]) -> int:
         """Take part until the coordinator dismisses us. Returns the exit code."""
@@ -114,6 +113,7 @@ class Session:
 
         with signals_call(self._loop, self._interrupt):
             self._engine.start()
+            self._chore(follow_address(self._take_move))
             watch = self._chore(devices.watch(lambda: self._engine.busy_with, self.spec.limits.device_seconds))
             led = asyncio.create_task(self._control.run(introduce_all, self._obey))
             ends: set[asyncio.Future[Any]] = {led, self._over}
@@ -157,6 +157,11 @@ class Session:
     def _tell_of_loss(self, reason: problems.Loss) -> None:
         self.tell(notices.ConnectionLost(reason, self._stage_in_memory))
 
+    async def _take_move(self) -> None:
+        self._control.reconnect()
+        if self._generation is not None:
+            await self._generation.begin_anew()
+
     @property
     def _stage_in_memory(self) -> int | None:
         return None if self._in_memory is None else self._in_memory.stage
@@ -180,6 +185,8 @@ class Session:
                 await self._take_assignment(message.assignment)
             case "turn":
                 self._take_turn(message.turn)
+            case "routes" if self._generation is not None:
+                await self._generation.reroute(message.routes)
             case "feed":
                 feed, generation = message.feed, self._generation
                 leg: Leg = "evaluation" if feed.evaluation else "forward"

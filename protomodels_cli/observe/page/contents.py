@@ -15,6 +15,7 @@ from protomodels_cli.observe.metrics import strict
 from protomodels_cli.observe.page.curves import Curves
 from protomodels_cli.observe.page.veil import Veil
 from protomodels_cli.observe.tail import Tail, as_row
+from protomodels_cli.wire.path import is_relayed
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 
 EVENTS = 120  # the last ones
@@ -31,7 +32,6 @@ class Beside:
 
     kept: Sequence[tuple[int, int]] = ()  # complete snapshots: step, and parts
     pending: Sequence[tuple[int, int, int]] = ()  # begun ones: step, parts that are here, parts
-    relayed: bool = False  # all links, whoever could be dialled
     round_trips: Mapping[str, float] = field(default_factory=dict)  # peer → seconds to the coordinator and back
     run: str = ""  # which one it is: another coordinator may come to the same address
     ended: str = ""  # "done" or "stopped": the coordinator's process ends now, as it should
@@ -59,7 +59,7 @@ def state(status: pb.RunStatus, beside: Beside, veil: Veil) -> dict[str, Any]:
     found["run"], found["ended"] = beside.run, beside.ended
     found["stages"] = [_stage(stage, peers, beside, veil) for stage in s["stages"]]
     found["links"] = [
-        _link(a, b, s["tokens_per_s"] if s["phase"] == "running" else 0.0, peers, beside)
+        _link(a, b, s["tokens_per_s"] if s["phase"] == "running" else 0.0, peers)
         for a, b in zip(s["stages"], s["stages"][1:], strict=False)
     ]
     holders = {holder["peer"] for stage in s["stages"] for holder in stage["holders"]}
@@ -103,16 +103,15 @@ def _stage(stage: Mapping[str, Any], peers: Mapping[str, Any], beside: Beside, v
     }
 
 
-def _link(
-    a: Mapping[str, Any], b: Mapping[str, Any], tokens_per_s: float, peers: Mapping[str, Any], beside: Beside
-) -> dict[str, Any]:
+def _link(a: Mapping[str, Any], b: Mapping[str, Any], tokens_per_s: float, peers: Mapping[str, Any]) -> dict[str, Any]:
     """Between two neighbouring stages."""
     ends = [h["peer"] for stage in (a, b) for h in stage["holders"][:1]]
     linked = all(end in peers for end in ends)
-    relayed = linked and (beside.relayed or not any(peers[end]["reachable"] for end in ends))
     return {
         "up": linked and all(stage["state"] not in ("lost", "building", "linking") for stage in (a, b)),
-        "relayed": relayed,
+        "path": a["path"].partition(" ")[0],  # without a relay's address
+        "relayed": linked and is_relayed(a["path"]),
+        "why": a["path_why"],
         "round_trip_s": a["round_trip_s"] or None,
         "forward_per_token": a["forward_bytes_per_token"],
         "backward_per_token": b["backward_bytes_per_token"],

@@ -61,20 +61,24 @@ class MeasureReply(_message.Message):
     def __init__(self, padding: _Optional[bytes] = ..., clock: _Optional[float] = ...) -> None: ...
 
 class ReachabilityRequest(_message.Message):
-    __slots__ = ("port",)
+    __slots__ = ("port", "hosts")
     PORT_FIELD_NUMBER: _ClassVar[int]
+    HOSTS_FIELD_NUMBER: _ClassVar[int]
     port: int
-    def __init__(self, port: _Optional[int] = ...) -> None: ...
+    hosts: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, port: _Optional[int] = ..., hosts: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ReachabilityReply(_message.Message):
-    __slots__ = ("reachable", "host", "reason")
+    __slots__ = ("reachable", "host", "reason", "relays")
     REACHABLE_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    RELAYS_FIELD_NUMBER: _ClassVar[int]
     reachable: bool
     host: str
     reason: str
-    def __init__(self, reachable: bool = ..., host: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+    relays: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, reachable: bool = ..., host: _Optional[str] = ..., reason: _Optional[str] = ..., relays: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class PeerMessage(_message.Message):
     __slots__ = ("register", "done", "basis_taken", "leaving", "trouble", "heartbeat", "part_failed", "snapshot_lost", "prefetched", "ready", "lacking", "proof")
@@ -143,7 +147,7 @@ class SnapshotLost(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., lineage: _Optional[int] = ..., step: _Optional[int] = ..., why: _Optional[str] = ...) -> None: ...
 
 class Register(_message.Message):
-    __slots__ = ("spec_sha256", "device", "memory", "flops", "host_memory", "port", "name", "holding", "parts", "dtype", "compiled", "card", "card_memory")
+    __slots__ = ("spec_sha256", "device", "memory", "flops", "host_memory", "port", "name", "holding", "parts", "dtype", "compiled", "card", "card_memory", "addresses", "machine", "relay_trips")
     SPEC_SHA256_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     MEMORY_FIELD_NUMBER: _ClassVar[int]
@@ -157,6 +161,9 @@ class Register(_message.Message):
     COMPILED_FIELD_NUMBER: _ClassVar[int]
     CARD_FIELD_NUMBER: _ClassVar[int]
     CARD_MEMORY_FIELD_NUMBER: _ClassVar[int]
+    ADDRESSES_FIELD_NUMBER: _ClassVar[int]
+    MACHINE_FIELD_NUMBER: _ClassVar[int]
+    RELAY_TRIPS_FIELD_NUMBER: _ClassVar[int]
     spec_sha256: str
     device: str
     memory: int
@@ -170,7 +177,18 @@ class Register(_message.Message):
     compiled: bool
     card: str
     card_memory: int
-    def __init__(self, spec_sha256: _Optional[str] = ..., device: _Optional[str] = ..., memory: _Optional[int] = ..., flops: _Optional[float] = ..., host_memory: _Optional[int] = ..., port: _Optional[int] = ..., name: _Optional[str] = ..., holding: _Optional[_Union[Holding, _Mapping]] = ..., parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ..., dtype: _Optional[str] = ..., compiled: bool = ..., card: _Optional[str] = ..., card_memory: _Optional[int] = ...) -> None: ...
+    addresses: _containers.RepeatedScalarFieldContainer[str]
+    machine: str
+    relay_trips: _containers.RepeatedCompositeFieldContainer[RelayTrip]
+    def __init__(self, spec_sha256: _Optional[str] = ..., device: _Optional[str] = ..., memory: _Optional[int] = ..., flops: _Optional[float] = ..., host_memory: _Optional[int] = ..., port: _Optional[int] = ..., name: _Optional[str] = ..., holding: _Optional[_Union[Holding, _Mapping]] = ..., parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ..., dtype: _Optional[str] = ..., compiled: bool = ..., card: _Optional[str] = ..., card_memory: _Optional[int] = ..., addresses: _Optional[_Iterable[str]] = ..., machine: _Optional[str] = ..., relay_trips: _Optional[_Iterable[_Union[RelayTrip, _Mapping]]] = ...) -> None: ...
+
+class RelayTrip(_message.Message):
+    __slots__ = ("relay", "seconds")
+    RELAY_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    relay: str
+    seconds: float
+    def __init__(self, relay: _Optional[str] = ..., seconds: _Optional[float] = ...) -> None: ...
 
 class Holding(_message.Message):
     __slots__ = ("lineage", "stage", "layers_per_stage", "applied", "prepared", "generation")
@@ -243,7 +261,7 @@ class ParameterHash(_message.Message):
     def __init__(self, name: _Optional[str] = ..., sha256: _Optional[str] = ...) -> None: ...
 
 class Usage(_message.Message):
-    __slots__ = ("compute_s", "wait_s", "wire_s", "forward_bytes", "backward_bytes", "most_in_flight", "peak_memory", "cpu_s", "refused_frames", "forecast_memory", "reserved_memory", "round_trip_s")
+    __slots__ = ("compute_s", "wait_s", "wire_s", "forward_bytes", "backward_bytes", "most_in_flight", "peak_memory", "cpu_s", "refused_frames", "forecast_memory", "reserved_memory", "round_trip_s", "path", "path_s")
     COMPUTE_S_FIELD_NUMBER: _ClassVar[int]
     WAIT_S_FIELD_NUMBER: _ClassVar[int]
     WIRE_S_FIELD_NUMBER: _ClassVar[int]
@@ -256,6 +274,8 @@ class Usage(_message.Message):
     FORECAST_MEMORY_FIELD_NUMBER: _ClassVar[int]
     RESERVED_MEMORY_FIELD_NUMBER: _ClassVar[int]
     ROUND_TRIP_S_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    PATH_S_FIELD_NUMBER: _ClassVar[int]
     compute_s: float
     wait_s: float
     wire_s: float
@@ -268,7 +288,9 @@ class Usage(_message.Message):
     forecast_memory: int
     reserved_memory: int
     round_trip_s: float
-    def __init__(self, compute_s: _Optional[float] = ..., wait_s: _Optional[float] = ..., wire_s: _Optional[float] = ..., forward_bytes: _Optional[int] = ..., backward_bytes: _Optional[int] = ..., most_in_flight: _Optional[int] = ..., peak_memory: _Optional[int] = ..., cpu_s: _Optional[float] = ..., refused_frames: _Optional[int] = ..., forecast_memory: _Optional[int] = ..., reserved_memory: _Optional[int] = ..., round_trip_s: _Optional[float] = ...) -> None: ...
+    path: str
+    path_s: float
+    def __init__(self, compute_s: _Optional[float] = ..., wait_s: _Optional[float] = ..., wire_s: _Optional[float] = ..., forward_bytes: _Optional[int] = ..., backward_bytes: _Optional[int] = ..., most_in_flight: _Optional[int] = ..., peak_memory: _Optional[int] = ..., cpu_s: _Optional[float] = ..., refused_frames: _Optional[int] = ..., forecast_memory: _Optional[int] = ..., reserved_memory: _Optional[int] = ..., round_trip_s: _Optional[float] = ..., path: _Optional[str] = ..., path_s: _Optional[float] = ...) -> None: ...
 
 class BasisTaken(_message.Message):
     __slots__ = ("version", "sha256", "generation")
@@ -299,7 +321,7 @@ class Trouble(_message.Message):
     def __init__(self, detail: _Optional[str] = ..., about: _Optional[int] = ..., generation: _Optional[int] = ..., kind: _Optional[str] = ..., seconds: _Optional[float] = ...) -> None: ...
 
 class CoordinatorMessage(_message.Message):
-    __slots__ = ("spare", "assignment", "turn", "feed", "basis", "dismissal", "wait", "keep", "heartbeat", "prepare", "addresses", "prove", "number")
+    __slots__ = ("spare", "assignment", "turn", "feed", "basis", "dismissal", "wait", "keep", "heartbeat", "prepare", "addresses", "prove", "routes", "number")
     SPARE_FIELD_NUMBER: _ClassVar[int]
     ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
     TURN_FIELD_NUMBER: _ClassVar[int]
@@ -312,6 +334,7 @@ class CoordinatorMessage(_message.Message):
     PREPARE_FIELD_NUMBER: _ClassVar[int]
     ADDRESSES_FIELD_NUMBER: _ClassVar[int]
     PROVE_FIELD_NUMBER: _ClassVar[int]
+    ROUTES_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     spare: Spare
     assignment: Assignment
@@ -325,8 +348,9 @@ class CoordinatorMessage(_message.Message):
     prepare: Assignment
     addresses: Addresses
     prove: Prove
+    routes: Routes
     number: int
-    def __init__(self, spare: _Optional[_Union[Spare, _Mapping]] = ..., assignment: _Optional[_Union[Assignment, _Mapping]] = ..., turn: _Optional[_Union[Turn, _Mapping]] = ..., feed: _Optional[_Union[Feed, _Mapping]] = ..., basis: _Optional[_Union[NewBasis, _Mapping]] = ..., dismissal: _Optional[_Union[Dismissal, _Mapping]] = ..., wait: _Optional[_Union[Wait, _Mapping]] = ..., keep: _Optional[_Union[Keep, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., prepare: _Optional[_Union[Assignment, _Mapping]] = ..., addresses: _Optional[_Union[Addresses, _Mapping]] = ..., prove: _Optional[_Union[Prove, _Mapping]] = ..., number: _Optional[int] = ...) -> None: ...
+    def __init__(self, spare: _Optional[_Union[Spare, _Mapping]] = ..., assignment: _Optional[_Union[Assignment, _Mapping]] = ..., turn: _Optional[_Union[Turn, _Mapping]] = ..., feed: _Optional[_Union[Feed, _Mapping]] = ..., basis: _Optional[_Union[NewBasis, _Mapping]] = ..., dismissal: _Optional[_Union[Dismissal, _Mapping]] = ..., wait: _Optional[_Union[Wait, _Mapping]] = ..., keep: _Optional[_Union[Keep, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., prepare: _Optional[_Union[Assignment, _Mapping]] = ..., addresses: _Optional[_Union[Addresses, _Mapping]] = ..., prove: _Optional[_Union[Prove, _Mapping]] = ..., routes: _Optional[_Union[Routes, _Mapping]] = ..., number: _Optional[int] = ...) -> None: ...
 
 class Prove(_message.Message):
     __slots__ = ("part", "nonce")
@@ -443,28 +467,56 @@ class Table(_message.Message):
     def __init__(self, seed: _Optional[int] = ..., scale: _Optional[float] = ..., version: _Optional[int] = ..., sha256: _Optional[str] = ...) -> None: ...
 
 class Route(_message.Message):
-    __slots__ = ("way", "peer", "host", "port", "ticket")
+    __slots__ = ("way", "peer", "ticket", "candidates", "relays", "unlikely")
     class Way(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         LISTEN: _ClassVar[Route.Way]
         DIAL: _ClassVar[Route.Way]
-        RELAY_LISTEN: _ClassVar[Route.Way]
-        RELAY_DIAL: _ClassVar[Route.Way]
     LISTEN: Route.Way
     DIAL: Route.Way
-    RELAY_LISTEN: Route.Way
-    RELAY_DIAL: Route.Way
     WAY_FIELD_NUMBER: _ClassVar[int]
     PEER_FIELD_NUMBER: _ClassVar[int]
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    CANDIDATES_FIELD_NUMBER: _ClassVar[int]
+    RELAYS_FIELD_NUMBER: _ClassVar[int]
+    UNLIKELY_FIELD_NUMBER: _ClassVar[int]
+    way: Route.Way
+    peer: str
+    ticket: str
+    candidates: _containers.RepeatedCompositeFieldContainer[Candidate]
+    relays: _containers.RepeatedCompositeFieldContainer[Relay]
+    unlikely: bool
+    def __init__(self, way: _Optional[_Union[Route.Way, str]] = ..., peer: _Optional[str] = ..., ticket: _Optional[str] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., relays: _Optional[_Iterable[_Union[Relay, _Mapping]]] = ..., unlikely: bool = ...) -> None: ...
+
+class Candidate(_message.Message):
+    __slots__ = ("host", "port", "kind")
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PORT_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    host: str
+    port: int
+    kind: str
+    def __init__(self, host: _Optional[str] = ..., port: _Optional[int] = ..., kind: _Optional[str] = ...) -> None: ...
+
+class Relay(_message.Message):
+    __slots__ = ("host", "port", "ticket")
     HOST_FIELD_NUMBER: _ClassVar[int]
     PORT_FIELD_NUMBER: _ClassVar[int]
     TICKET_FIELD_NUMBER: _ClassVar[int]
-    way: Route.Way
-    peer: str
     host: str
     port: int
     ticket: str
-    def __init__(self, way: _Optional[_Union[Route.Way, str]] = ..., peer: _Optional[str] = ..., host: _Optional[str] = ..., port: _Optional[int] = ..., ticket: _Optional[str] = ...) -> None: ...
+    def __init__(self, host: _Optional[str] = ..., port: _Optional[int] = ..., ticket: _Optional[str] = ...) -> None: ...
+
+class Routes(_message.Message):
+    __slots__ = ("generation", "previous", "next")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    PREVIOUS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    previous: _containers.RepeatedCompositeFieldContainer[Route]
+    next: _containers.RepeatedCompositeFieldContainer[Route]
+    def __init__(self, generation: _Optional[int] = ..., previous: _Optional[_Iterable[_Union[Route, _Mapping]]] = ..., next: _Optional[_Iterable[_Union[Route, _Mapping]]] = ...) -> None: ...
 
 class Turn(_message.Message):
     __slots__ = ("task", "generation", "decision", "step", "evaluation", "sync", "finish", "connect", "save")
@@ -887,7 +939,7 @@ class Holder(_message.Message):
     def __init__(self, peer: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
 
 class StageStatus(_message.Message):
-    __slots__ = ("stage", "first_layer", "end_layer", "holders", "state", "compute_share", "wait_share", "wire_share", "forward_bytes_per_token", "backward_bytes_per_token", "ratio_bf16", "most_in_flight", "peak_memory", "forecast_memory", "round_trip_s")
+    __slots__ = ("stage", "first_layer", "end_layer", "holders", "state", "compute_share", "wait_share", "wire_share", "forward_bytes_per_token", "backward_bytes_per_token", "ratio_bf16", "most_in_flight", "peak_memory", "forecast_memory", "round_trip_s", "path", "path_why", "path_kind", "path_s")
     class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         UNSPECIFIED: _ClassVar[StageStatus.State]
@@ -923,6 +975,10 @@ class StageStatus(_message.Message):
     PEAK_MEMORY_FIELD_NUMBER: _ClassVar[int]
     FORECAST_MEMORY_FIELD_NUMBER: _ClassVar[int]
     ROUND_TRIP_S_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    PATH_WHY_FIELD_NUMBER: _ClassVar[int]
+    PATH_KIND_FIELD_NUMBER: _ClassVar[int]
+    PATH_S_FIELD_NUMBER: _ClassVar[int]
     stage: int
     first_layer: int
     end_layer: int
@@ -938,7 +994,11 @@ class StageStatus(_message.Message):
     peak_memory: int
     forecast_memory: int
     round_trip_s: float
-    def __init__(self, stage: _Optional[int] = ..., first_layer: _Optional[int] = ..., end_layer: _Optional[int] = ..., holders: _Optional[_Iterable[_Union[Holder, _Mapping]]] = ..., state: _Optional[_Union[StageStatus.State, str]] = ..., compute_share: _Optional[float] = ..., wait_share: _Optional[float] = ..., wire_share: _Optional[float] = ..., forward_bytes_per_token: _Optional[float] = ..., backward_bytes_per_token: _Optional[float] = ..., ratio_bf16: _Optional[float] = ..., most_in_flight: _Optional[int] = ..., peak_memory: _Optional[int] = ..., forecast_memory: _Optional[int] = ..., round_trip_s: _Optional[float] = ...) -> None: ...
+    path: str
+    path_why: str
+    path_kind: str
+    path_s: float
+    def __init__(self, stage: _Optional[int] = ..., first_layer: _Optional[int] = ..., end_layer: _Optional[int] = ..., holders: _Optional[_Iterable[_Union[Holder, _Mapping]]] = ..., state: _Optional[_Union[StageStatus.State, str]] = ..., compute_share: _Optional[float] = ..., wait_share: _Optional[float] = ..., wire_share: _Optional[float] = ..., forward_bytes_per_token: _Optional[float] = ..., backward_bytes_per_token: _Optional[float] = ..., ratio_bf16: _Optional[float] = ..., most_in_flight: _Optional[int] = ..., peak_memory: _Optional[int] = ..., forecast_memory: _Optional[int] = ..., round_trip_s: _Optional[float] = ..., path: _Optional[str] = ..., path_why: _Optional[str] = ..., path_kind: _Optional[str] = ..., path_s: _Optional[float] = ...) -> None: ...
 
 class PeerStatus(_message.Message):
     __slots__ = ("peer", "name", "state", "stage", "device", "memory", "flops", "address", "reachable", "joined_s")
