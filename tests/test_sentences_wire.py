@@ -385,6 +385,7 @@ BAD_REQUESTS: list[tuple[bad.Reason, str]] = [
     (bad.NoHeader(), "an upload must begin with a header"),
     (bad.InvalidOffset(2**63), "the offset 9,223,372,036,854,775,808 is beyond the end of any file"),
     (bad.InvalidRegistration("too many parts"), "invalid registration: too many parts"),
+    (bad.FramesNotRequested(), "the coordinator did not ask this peer for these messages, or asks no more"),
     (bad.UnknownAction(7), "a run can be paused, resumed or stopped, and action 7 is none of these"),
 ]
 

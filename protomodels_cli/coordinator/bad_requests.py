@@ -83,6 +83,11 @@ class InvalidRegistration(Fact):
 
 
 @dataclass(frozen=True)
+class FramesNotRequested(Fact):
+    kind: Literal["frames_not_requested"] = "frames_not_requested"
+
+
+@dataclass(frozen=True)
 class UnknownAction(Fact):
     action: int
     kind: Literal["unknown_action"] = "unknown_action"
@@ -101,6 +106,7 @@ Reason = (
     | NoHeader
     | InvalidOffset
     | InvalidRegistration
+    | FramesNotRequested
     | UnknownAction
 )
 
@@ -139,6 +145,8 @@ def sentence(reason: Reason) -> str:
             return f"the offset {offset:,} is beyond the end of any file"
         case InvalidRegistration(detail):
             return f"invalid registration: {detail}"
+        case FramesNotRequested():
+            return "the coordinator did not ask this peer for these messages, or asks no more"
         case UnknownAction(action):
             return f"a run can be paused, resumed or stopped, and action {action} is none of these"
         case _:
