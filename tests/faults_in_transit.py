@@ -27,6 +27,36 @@ def poison(patch: Any, once: bool = False, **key: Any) -> None:
     patch.setattr(End, "encode", and_spoil)
 
 
+def perturb(patch: Any, share: float, by: float) -> None:
+    """A liar: of every message that this peer sends, this share of the numbers is larger by that much."""
+    import torch
+
+    from protomodels_cli.codecs import End
+
+    encode = End.encode
+
+    def and_lie(self: End, message: Any, slot: Any) -> Any:
+        seed = hash((slot.key.step, slot.key.microbatch, slot.key.leg)) % 2**31
+        chosen = torch.rand(message.shape, generator=torch.Generator().manual_seed(seed)) < share
+        mark(share=share, by=by)
+        return encode(self, torch.where(chosen, (1 + by) * message, message), slot)
+
+    patch.setattr(End, "encode", and_lie)
+
+
+def two_faced(patch: Any) -> None:
+    """A liar: reports other hashes of its messages than they have."""
+    from protomodels_cli.worker import recording
+
+    right = recording.digest_of
+
+    def wrong(message: Any) -> bytes:
+        mark()
+        return bytes(reversed(right(message)))
+
+    patch.setattr(recording, "digest_of", wrong)
+
+
 def lose_turn(patch: Any, stage: int, step: int) -> None:
     """The coordinator's word on this step does not reach a peer, whose connection stays."""
     from protomodels_cli.coordinator.service import ControlStream

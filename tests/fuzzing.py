@@ -163,14 +163,32 @@ def _register(content: bytes) -> Any:
     return messages.peer_of("p", pb.Register.FromString(content), "192.0.2.7", ("192.0.2.7",), 0.0)
 
 
-def _payloads(forward: str, backward: str) -> Decoder:
-    """What crosses a boundary with these codecs, and the end that reads it."""
+def _payloads(forward: str, backward: str) -> dict[str, Decoder]:
+    """What crosses a boundary with these codecs, one decoder for each leg: the end that reads it."""
     message = torch.randn(2, 4, 6, generator=torch.Generator().manual_seed(1))
-    slot = replace(slot_of(message, MessageKey(1, 0, 0, "forward")), samples=("a", "b"))
+    down = replace(slot_of(message, MessageKey(1, 0, 0, "forward")), samples=("a", "b"))
+    up = replace(down, key=MessageKey(1, 0, 0, "backward"))
     spec = wire_spec(forward, backward)
-    payload = End(spec).pack(message, slot)
-    assert payload is not None
-    return Decoder((bytes(payload),), lambda content: End(spec).unpack(content, slot, CPU), (BadMessage,))
+    before, behind = End(spec), End(spec)
+    activations = before.pack(message, down)
+    behind.unpack(activations, down, CPU)
+    gradients = behind.pack(message, up)
+    assert activations is not None
+    assert gradients is not None
+    sender = End(spec)
+
+    def backward_leg(content: bytes) -> torch.Tensor:
+        sender.decide(apply=False)
+        if sender.codecs["backward"].uses_positions:  # which the forward message left at the end that sent it
+            sender.pack(message, down)
+        return sender.unpack(content, up, CPU)
+
+    return {
+        f"{forward}|{backward}": Decoder(
+            (bytes(activations),), lambda content: End(spec).unpack(content, down, CPU), (BadMessage,)
+        ),
+        f"{forward}|{backward} backward": Decoder((bytes(gradients),), backward_leg, (BadMessage,)),
+    }
 
 
 KEY = StoreKey(bytes(32))
@@ -205,7 +223,9 @@ def decoders() -> dict[str, Decoder]:
             (SpecError, ValueError, RecursionError),
         ),
     }
-    return found | {f"{a}|{b}": _payloads(a, b) for a, b in WIRES}
+    for wire in WIRES:
+        found |= _payloads(*wire)
+    return found
 
 
 def _some(name: str, first: int, count: int) -> tuple[str, int, int]:

@@ -36,7 +36,9 @@ from faults_in_transit import (
     lose_message,
     lose_turn,
     lose_way,
+    perturb,
     poison,
+    two_faced,
     unreachable,
 )
 from marks import mark_in
@@ -46,6 +48,8 @@ FAULTS = {
     for f in (
         flip_bit,
         poison,
+        perturb,
+        two_faced,
         other_protocol,
         other_table,
         other_basis,

@@ -6,13 +6,15 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
+from sentences_of_audits import AUDITS, DIFFER, FIX, FOUND, LIE, LIED
 from sentences_of_copies import OF_COPIES, STORE_WAITS
 from sentences_of_refusals import AGAIN, REFUSALS
 from sentences_of_reseating import RESEATING, RESEATINGS
 from test_sentences_store import STORE
 from wording import check_kinds, check_row, check_wording, facts_of, members
 
-from protomodels_cli.coordinator import no_placement
+from protomodels_cli.coordinator import audit_notices as audit
+from protomodels_cli.coordinator import audit_reasons, no_placement
 from protomodels_cli.coordinator import notices as n
 from protomodels_cli.coordinator import reasons as r
 from protomodels_cli.coordinator import rebuild_notices as rebuilding
@@ -135,6 +137,7 @@ NOTICES: list[tuple[n.Notice, str]] = [
 NOTICES += [
     *STORE,
     *RESEATINGS,
+    *AUDITS,
     (rebuilding.JournalRefused("the journal is damaged"), "the journal is damaged"),
     (
         rebuilding.SnapshotSetAside("0001-00000006", "hash mismatch"),
@@ -176,6 +179,7 @@ LOSSES: list[tuple[r.Loss, str]] = [
         "sent a message that the coordinator could not process (Done); see coordinator.log",
     ),
     (r.InvalidBasis("not orthonormal"), "sent an invalid basis: not orthonormal"),
+    *FOUND,
 ]
 
 DISMISSALS: list[tuple[r.Dismissal, str, str]] = [
@@ -212,6 +216,8 @@ DISMISSALS: list[tuple[r.Dismissal, str, str]] = [
         AGAIN,
     ),
     (r.InvalidBasis("x"), "dismissed: sent an invalid basis: x", AGAIN),
+    (LIE, f"dismissed: {LIED}", FIX),
+    (DIFFER, "dismissed: stages 1 and 2 report different messages of step 41", AGAIN),
 ]
 
 PAUSES: list[tuple[r.Pause, str]] = [
@@ -360,12 +366,14 @@ def test_every_kind_has_a_row_in_the_table(union: Any, rows: list[tuple[Any, ...
 
 
 def test_every_fact_of_these_modules_is_said_somewhere():
-    assert set(facts_of(n, rebuilding, reseat, r, no, no_placement)) == {type(row[0]) for row in TABLE}
+    assert set(facts_of(n, rebuilding, reseat, audit, r, audit_reasons, no, no_placement)) == {
+        type(row[0]) for row in TABLE
+    }
 
 
 def test_kinds_are_snake_case_and_tell_facts_apart():
-    check_kinds(facts_of(r, no))
-    check_kinds(facts_of(n, rebuilding, reseat))
+    check_kinds(facts_of(r, audit_reasons, no))
+    check_kinds(facts_of(n, rebuilding, reseat, audit))
 
 
 @pytest.mark.parametrize("text", sorted({text for _, _, text in TABLE}))

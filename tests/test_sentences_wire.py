@@ -386,6 +386,7 @@ BAD_REQUESTS: list[tuple[bad.Reason, str]] = [
     (bad.InvalidRegistration("too many parts"), "invalid registration: too many parts"),
     (bad.NotAMessage(20, 1000), "these bytes are not a message of this call"),
     (bad.NotAMessage(2048, 1024), "a message of this call has 1 KiB at most, not 2 KiB"),
+    (bad.FramesNotRequested(), "the coordinator did not ask this peer for these messages, or asks no more"),
     (bad.UnknownAction(7), "a run can be paused, resumed or stopped, and action 7 is none of these"),
 ]
 

@@ -62,6 +62,12 @@ class Memory:
         self.kept.clear()
         self._staged.clear()
 
+    def twin(self) -> Memory:
+        """The same tensors, which nobody changes in place."""
+        twin = Memory()
+        twin.kept, twin._staged = dict(self.kept), dict(self._staged)
+        return twin
+
 
 @dataclass(frozen=True)
 class Slot:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -46,6 +47,13 @@ class End:
         }
         self._memories: dict[Leg, Memory] = {"forward": Memory(), "backward": Memory()}
         self._positions: dict[int, Tensor] | None = {} if backward.codec.uses_positions else None
+
+    def twin(self) -> End:
+        """Another end that remembers the same, and changes by itself."""
+        twin = copy(self)
+        twin._memories = {leg: memory.twin() for leg, memory in self._memories.items()}
+        twin._positions = None if self._positions is None else dict(self._positions)
+        return twin
 
     def slot(self, key: MessageKey, shape: Sequence[int], dtype: torch.dtype, windows: Tensor | None) -> Slot:
         """`windows` are the token ids of a forward message's samples."""

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from protomodels_cli.coordinator import notices, readiness, reasons, speeds
+from protomodels_cli.coordinator.audit_reasons import MessagesDiffer
 from protomodels_cli.coordinator.events import (
     AssignStage,
     CheckpointCut,
@@ -30,9 +31,11 @@ from protomodels_cli.coordinator.placement import Placement
 from protomodels_cli.coordinator.sharing import fill_on_cards, place_on_cards
 from protomodels_cli.coordinator.state import Holding, Peer, Preparation, State
 from protomodels_cli.errors import EXIT_OUTSIDE
+from protomodels_cli.wire.troubles import InvalidInput
 
 HOUR = 3600.0
 DISMISS_AFTER = 6  # generations in a row that ended before a step was decided
+QUARRELS = 2  # between the same two: one may be a bit that fell over in a memory
 
 
 def fresh(history: History) -> bool:
@@ -145,7 +148,35 @@ def dismiss(moves: Moves, what: reasons.Fault, *peers: str) -> None:
 
 def break_up(moves: Moves, what: reasons.Complaint, peer: str, about: int) -> None:
     """Two holders cannot work with each other: relink all stages, and after several tries dismiss these two."""
-    assign_again(moves, what, peer, moves.state.history.holders[about])
+    other = moves.state.history.holders[about]
+    if isinstance(what, MessagesDiffer) or (isinstance(what, reasons.PeerReport) and _blames(what)):
+        quarrels = _with_quarrel(moves.state.quarrels, peer, other)
+        moves.set(quarrels=quarrels)
+        if culprits := culprits_of(quarrels, peer, other):
+            dismiss(moves, what, *culprits)
+            return
+    assign_again(moves, what, peer, other)
+
+
+def _blames(report: reasons.PeerReport) -> bool:
+    """For what no honest peer sends; a link that breaks is nobody's fault."""
+    return isinstance(report.trouble, InvalidInput)
+
+
+def _with_quarrel(quarrels: Mapping[frozenset[str], int], peer: str, other: str) -> dict[frozenset[str], int]:
+    pair = frozenset((peer, other))
+    return {**quarrels, pair: quarrels.get(pair, 0) + 1}
+
+
+def culprits_of(quarrels: Mapping[frozenset[str], int], *pair: str) -> list[str]:
+    """Of two that quarrel over what one sent the other: whoever does so with others too, again and again. No honest
+    peer sends or reports what its neighbour blames it for, but a neighbour may lie: one alone proves nothing against
+    either, unless it never ends; then it is both, as nobody can tell."""
+    repeated = [peers for peers, times in quarrels.items() if times >= QUARRELS and len(peers) == 2]
+    known = [peer for peer in dict.fromkeys(pair) if sum(peer in peers for peers in repeated) >= 2]
+    if not known and quarrels.get(frozenset(pair), 0) >= DISMISS_AFTER:
+        return list(dict.fromkeys(pair))
+    return known
 
 
 def assign_again(moves: Moves, what: reasons.Complaint | reasons.PartUnreadable, *peers: str) -> None:

@@ -92,6 +92,11 @@ class NotAMessage(Fact):
 
 
 @dataclass(frozen=True)
+class FramesNotRequested(Fact):
+    kind: Literal["frames_not_requested"] = "frames_not_requested"
+
+
+@dataclass(frozen=True)
 class UnknownAction(Fact):
     action: int
     kind: Literal["unknown_action"] = "unknown_action"
@@ -110,6 +115,7 @@ Reason = (
     | NoHeader
     | InvalidOffset
     | InvalidRegistration
+    | FramesNotRequested
     | UnknownAction
     | NotAMessage
 )
@@ -153,6 +159,8 @@ def sentence(reason: Reason) -> str:
             return f"a message of this call has {size(most)} at most, not {size(found)}"
         case NotAMessage():
             return "these bytes are not a message of this call"
+        case FramesNotRequested():
+            return "the coordinator did not ask this peer for these messages, or asks no more"
         case UnknownAction(action):
             return f"a run can be paused, resumed or stopped, and action {action} is none of these"
         case _:

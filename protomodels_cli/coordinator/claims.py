@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import replace
+from typing import Any
 
 from protomodels_cli.coordinator import events
 from protomodels_cli.coordinator.failing import flaw_of, no_beginning
@@ -44,6 +45,16 @@ class Claims:
         self._looked: dict[str, tuple[int, int, float, int]] = {}  # what of a peer was last looked into
         self._looking: set[str] = set()  # at what these peers said
         self._asked: dict[tuple[str, Part], bytes] = {}  # what peers were asked to prove, with which nonce
+
+    def look_at(self, event: events.Event | events.Aside) -> Coroutine[Any, Any, None] | None:
+        """What looking into it takes, where it is of parts."""
+        match event:
+            case events.SnapshotLost():
+                return self.look_into(event)
+            case events.Proof():
+                return self.check(event)
+            case _:
+                return None
 
     async def look_into(self, lost: events.SnapshotLost) -> None:
         """A peer cannot read its part of a snapshot, or build a stage from it. What is here decides: a peer's word

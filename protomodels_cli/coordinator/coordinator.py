@@ -15,6 +15,7 @@ from typing import Any, assert_never
 
 from protomodels_cli.coordinator import events, machine, notices
 from protomodels_cli.coordinator.as_json import as_json
+from protomodels_cli.coordinator.auditing import Audits
 from protomodels_cli.coordinator.books import open_books
 from protomodels_cli.coordinator.claims import Claims
 from protomodels_cli.coordinator.deposit import Deposit
@@ -88,13 +89,16 @@ class Coordinator:
         copies = None if copy_to is None else Copies(copy_to, run_dir.name_there, self._beside_copies, journalled)
         store = None if copies is None else (copies, direct_to(self.spec.snapshots, copies, self._teller))
         self._uploads = Uploads(lambda: self.state, self._subspace, self._snapshots, self.submit, self._fail, store)
-        self._service = Service(self.spec, run_dir, self.submit, self._uploads, self._status, relays)
-        self._dispatch = Dispatch(self._service, Feed(self.spec, corpus), self._subspace, lambda: self.state.history)
+        feed, put = Feed(self.spec, corpus), self._events.put_nowait
+        self._audits = Audits(lambda: self.state, feed, put, self._teller, self._chore)
+        self._service = Service(self.spec, run_dir, self.submit, self._uploads, self._status, self._audits, relays)
+        self._audits.send = self._service.send
+        self._dispatch = Dispatch(self._service, feed, self._subspace, lambda: self.state.history)
         deposit = None if copies is None else Deposit(copies, run_dir, journalled, self._teller)
         if deposit is not None:
             self._service.doorkeeper.on_change = deposit.papers_changed
         self._upkeep = Upkeep(self._snapshots, copies, journalled, self._teller, self._fail, self._first, deposit)
-        files, put = (self._snapshots, self._uploads, self._upkeep), self._events.put_nowait
+        files = self._snapshots, self._uploads, self._upkeep
         self._claims = Claims(lambda: self.state, *files, self._service.send, put, self._end_with)
         self._progress, self._totals = Progress(self.spec.steps), Totals()
         # Wall time that a step of the system's clock does not disturb: timeouts are measured with it.
@@ -251,17 +255,13 @@ class Coordinator:
 
     # Events
 
-    def submit(self, event: events.Event | events.Proof) -> None:
-        """What a peer says of parts is looked into beside everything else."""
-        match event:
-            case events.SnapshotLost():
-                self._service.taken(event)
-                self._chore(self._claims.look_into(event))
-            case events.Proof():
-                self._service.taken(event)
-                self._chore(self._claims.check(event))
-            case _:
-                self._events.put_nowait(event)
+    def submit(self, event: events.Event | events.Aside) -> None:
+        """What a peer says of parts or of an audit is looked into beside everything else."""
+        if (looking := self._claims.look_at(event) or self._audits.look_at(event)) is not None:
+            self._service.taken(event)
+            self._chore(looking)
+        elif not isinstance(event, events.Aside):
+            self._events.put_nowait(event)
 
     def _chore(self, work: Coroutine[Any, Any, None]) -> None:
         self._chores.add(task := asyncio.create_task(work))
@@ -323,6 +323,7 @@ class Coordinator:
             for command in commands:
                 self._do(command)
             self._claims.hear(event)
+            self._audits.hear(event)
             if self.state.history.over and not over_before:
                 self._write_summary()
                 self._chore(self._end_when_the_silent_know())

@@ -11,6 +11,7 @@ from protomodels_cli.coordinator.history import Decided
 from protomodels_cli.coordinator.notices import Notice
 from protomodels_cli.coordinator.snapshots.failures import PartFailure
 from protomodels_cli.coordinator.state import Peer, Report, Task
+from protomodels_cli.protocol.audit import Compared
 from protomodels_cli.protocol.parts import Part
 
 # Events
@@ -164,6 +165,16 @@ class Proof:
 
 
 @dataclass(frozen=True)
+class Verdict:
+    """What a spare found when it recomputed a stage's messages. The machine hears of it where they were a lie."""
+
+    peer: str
+    audit: int
+    compared: tuple[Compared, ...]
+    failed: str = ""  # why there is none
+
+
+@dataclass(frozen=True)
 class Ready:
     """A spare has built the stage of this part, as it was told to."""
 
@@ -194,6 +205,7 @@ class Tick:
 OfParts = SnapshotLost | StoreAway | Prefetched | Lacking | Ready
 FromPeers = Joined | Left | Leaving | Trouble | Done | BasisTaken | SubspaceReported | OfParts
 FromOwner = PauseRun | ResumeRun | StopRun
+Aside = Proof | Verdict  # what the machine does not hear of
 Event = FromPeers | FromOwner | PartFailed | PartsArrived | SnapshotWhole | CheckpointCut | Tick
 
 

@@ -13,9 +13,11 @@ from protomodels_cli.coordinator.sharing import share_of
 from protomodels_cli.coordinator.snapshots.failures import NotWritten
 from protomodels_cli.coordinator.state import Hashes, Holding, Peer, Report, State, Task
 from protomodels_cli.cost.activations import Computation
+from protomodels_cli.protocol.audit import Compared, Recorded
 from protomodels_cli.spec.schema import RunSpec
 from protomodels_cli.wire import troubles
 from protomodels_cli.wire.addresses import MOST_OWN, is_address
+from protomodels_cli.wire.frames import LEG_NUMBERS
 from protomodels_cli.wire.parts import part_message, part_of
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.usage import Usage
@@ -46,10 +48,26 @@ def report_of(done: pb.Done, spec: RunSpec) -> Report:
         tokens=done.tokens,
         parameters=tuple((p.name, p.sha256) for p in done.parameters),
         usage=Usage.from_message(done.usage),
+        recorded=_recorded_of(done.recorded, spec) if done.HasField("recorded") else None,
     )
 
 
-def event_of(peer: str, message: pb.PeerMessage, spec: RunSpec) -> events.Event | events.Proof | None:
+def _recorded_of(recorded: pb.Recorded, spec: RunSpec) -> Recorded:
+    said = [recorded.forward_in, recorded.forward_out, recorded.backward_in, recorded.backward_out]
+    if any(len(hashes) > spec.batch.microbatches or any(len(h) != 32 for h in hashes) for hashes in said):
+        raise ValueError("hashes of messages that no step has")
+    return Recorded(recorded.step, *(tuple(hashes) for hashes in said))
+
+
+def verdict_of(peer: str, verdict: pb.Verdict) -> events.Verdict:
+    names = {number: leg for leg, number in LEG_NUMBERS.items()}
+    if len(verdict.compared) > 2 or any(c.leg not in names or c.wild > c.numbers for c in verdict.compared):
+        raise ValueError("a verdict on messages that no stage sends")
+    compared = tuple(Compared(names[c.leg], c.numbers, c.wild) for c in verdict.compared)
+    return events.Verdict(peer, verdict.audit, compared, clean(verdict.failed))
+
+
+def event_of(peer: str, message: pb.PeerMessage, spec: RunSpec) -> events.Event | events.Aside | None:
     """What a peer says; None: that it is still there. Raises ValueError on what no honest peer says."""
     match message.WhichOneof("body"):
         case "done":
@@ -77,6 +95,8 @@ def event_of(peer: str, message: pb.PeerMessage, spec: RunSpec) -> events.Event 
         case "proof":
             answer = message.proof
             return events.Proof(peer, part_of(answer.part), answer.nonce, answer.sha256)
+        case "verdict":
+            return verdict_of(peer, message.verdict)
         case "ready":
             return events.Ready(peer, part_of(message.ready))
         case _:
@@ -226,6 +246,7 @@ def turn_message(
         case "step":
             microbatches = state.spec.batch.microbatches
             turn.step.CopyFrom(pb.Step(step=task.step, microbatches=microbatches, basis_version=version))
+            turn.step.record = _may_be_audited(state, task.step, version)
         case "evaluation":
             turn.evaluation.CopyFrom(
                 pb.Evaluation(step=task.step, microbatches=evaluation_microbatches, basis_version=version)
@@ -245,3 +266,9 @@ def turn_message(
         case "build":
             raise AssertionError("an assignment is sent to each peer by itself")
     return turn
+
+
+def _may_be_audited(state: State, step: int, basis_version: int) -> bool:
+    """Whether a snapshot of the step before was begun: an audit starts from that, with the same basis."""
+    marks = (m for m in state.history.pending if m.lineage == state.history.lineage)
+    return state.spec.audit > 0 and any((m.step, m.basis_version) == (step - 1, basis_version) for m in marks)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from protomodels_cli.coordinator import reasons
+from protomodels_cli.coordinator.audit_notices import AboutAudits
 from protomodels_cli.coordinator.reasons import Holder
 from protomodels_cli.coordinator.rebuild_notices import AboutRebuilding
 from protomodels_cli.coordinator.reseat_notices import AboutReseating
@@ -376,4 +377,4 @@ AboutSnapshots = (
 AboutCopies = CopyFailed | CopyingLast | CopyAbandoned | CopyUnreachable | PartRestored | PartDamaged
 AboutStore = StoreKeyMade | StoreNotDirect | JournalNotCopied | StoredUnusable | TookOver
 AboutRun = Paused | Resumed | Continuing | RunDone | RunStopped | Interrupted | DiskFailed | Ended
-Notice = AboutPeers | AboutStages | AboutSnapshots | AboutCopies | AboutStore | AboutRun | AboutRebuilding
+Notice = AboutPeers | AboutStages | AboutAudits | AboutSnapshots | AboutCopies | AboutStore | AboutRun | AboutRebuilding

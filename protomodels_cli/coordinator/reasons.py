@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Discriminator
 
+from protomodels_cli.coordinator.audit_reasons import OfAudits
 from protomodels_cli.coordinator.no_placement import NoPlacement
 from protomodels_cli.coordinator.snapshots.failures import PartFailure
 from protomodels_cli.facts import Fact
@@ -152,7 +153,8 @@ class Kicked(Fact):
     kind: Literal["kicked"] = "kicked"
 
 
-Complaint = Kicked | PeerReport | InvalidMessage | TooManyMessages | NotReading | UnprocessableMessage | InvalidBasis
+Talk = InvalidMessage | TooManyMessages | NotReading | UnprocessableMessage | InvalidBasis
+Complaint = Kicked | PeerReport | Talk | OfAudits
 # A peer with it is dismissed.
 Fault = Complaint | HashMismatch | DamagedBasis | FalseClaim | TooSlow | PartUnreadable | SpoiltSnapshots
 Silence = NoHeartbeat | ConnectionClosed

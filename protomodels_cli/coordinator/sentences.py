@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import assert_never
 
+from protomodels_cli.coordinator import audit_notices as audit
 from protomodels_cli.coordinator import notices as n
 from protomodels_cli.coordinator import reasons as r
 from protomodels_cli.coordinator import rebuild_notices as rebuilding
 from protomodels_cli.coordinator import reseat_notices as reseat
+from protomodels_cli.coordinator.audit_reasons import AuditFailed, MessagesDiffer
+from protomodels_cli.coordinator.audit_sentences import about_audits, differ, lied
 from protomodels_cli.coordinator.placement_sentences import no_placement
+from protomodels_cli.coordinator.reseat_sentences import about_reseating, faster
 from protomodels_cli.coordinator.snapshots import failures as f
 from protomodels_cli.coordinator.store_sentences import about_copies, about_rebuilding, about_store, part_of
 from protomodels_cli.observe import troubles
@@ -48,7 +52,9 @@ def sentence(notice: n.Notice) -> str:
         case n.PartNotThere(_, name, stage, step):
             return f"{name} does not have stage {stage}'s part of {_mark(step)}, though it said so; it has to fetch it"
         case reseat.StageReseating() | reseat.StageReseated() | reseat.StageNotReseated():
-            return _about_reseating(notice)
+            return about_reseating(notice)
+        case audit.StageAudited() | audit.StageAccused() | audit.AuditorsDisagree() | audit.AuditGivenUp():
+            return about_audits(notice)
         case n.Relinking(_, name, stage, reason):
             return f"trouble at {_peer(name, stage)}: {loss(reason)}; relinking all stages"
         case n.Stalled(work):
@@ -106,29 +112,6 @@ def sentence(notice: n.Notice) -> str:
             assert_never(notice)
 
 
-def _about_reseating(notice: reseat.AboutReseating) -> str:
-    match notice:
-        case reseat.StageReseating(step, seconds, why):
-            pause = f"the run pauses after step {step} for about {duration(seconds)}"
-            return f"re-seating stage {why.stage} from {why.holder} to {why.spare}: {_faster(why)}; {pause}"
-        case reseat.StageReseated(stage, _, name, _, before):
-            return f"re-seated stage {stage} from {before} to {name}; {before} is a spare now"
-        case reseat.StageNotReseated(stage, _, holder, _, spare, why_not):
-            causes = {
-                "spare_gone": f"{spare} is gone",
-                "spare_needed": f"{spare} is needed for another stage",
-                "not_ready": f"{spare} did not build the stage in time",
-                "not_saved": "the snapshot was not saved in time",
-            }
-            return f"stage {stage} stays with {holder}: {causes[why_not]}; nothing is redone"
-        case _:
-            assert_never(notice)
-
-
-def _faster(why: r.Reseating) -> str:
-    return f"steps should take {duration(why.expected_seconds)} instead of {duration(why.step_seconds)}"
-
-
 # Reasons
 
 
@@ -173,6 +156,10 @@ def loss(reason: r.Loss) -> str:
             return f"sent a message that the coordinator could not process ({event}); see coordinator.log"
         case r.InvalidBasis(detail):
             return f"sent an invalid basis: {detail}"
+        case MessagesDiffer():
+            return differ(reason)
+        case AuditFailed():
+            return lied(reason)
         case _:
             assert_never(reason)
 
@@ -194,8 +181,11 @@ def dismissal(reason: r.Dismissal) -> tuple[str, str]:
             fix = "ask the run's owner"
         case r.SpoiltSnapshots():
             fix = "check this machine's disk, upload speed and version of pmtrain, then join again"
+        case AuditFailed():
+            fix = "test this machine's memory and GPU, and install the coordinator's version of pmtrain"
         case (
             r.DamagedBasis()
+            | MessagesDiffer()
             | r.FalseClaim()
             | r.PartUnreadable()
             | r.PeerReport()
@@ -292,7 +282,7 @@ def waiting(what: r.Waiting) -> str:
         case r.BasisNotTaken(version, holders):
             return f"{_stages(holders)} to take basis {version}"
         case r.Reseating(stage, holder, spare):
-            return f"stage {stage} to be re-seated from {holder} to {spare}: {_faster(what)}"
+            return f"stage {stage} to be re-seated from {holder} to {spare}: {faster(what)}"
         case r.Coordinator():
             return "the coordinator"
         case r.CoordinatorStopped():

@@ -17,6 +17,7 @@ import grpc
 from protomodels_cli import PROTOCOL, __version__
 from protomodels_cli.coordinator import bad_requests, calls, events, refusals, sessions
 from protomodels_cli.coordinator.admission import DoorLimits
+from protomodels_cli.coordinator.auditing import Audits
 from protomodels_cli.coordinator.bad_requests import BadRequest
 from protomodels_cli.coordinator.dial_back import dial_back
 from protomodels_cli.coordinator.door import Door
@@ -69,16 +70,17 @@ class Service(rpc.PeeringServicer):
         self,
         spec: RunSpec,
         run_dir: RunDir,
-        submit: Callable[[events.Event | events.Proof], None],
+        submit: Callable[[events.Event | events.Aside], None],
         uploads: Uploads,
         status: Callable[[], pb.RunStatus],
+        audits: Audits | None = None,
         relays: Sequence[RelayLink] = (),
     ):
         self._spec, self._run_dir = spec, run_dir
         told = for_peers(spec, run_dir.base)
         self._told, self._told_sha256 = json.dumps(told.model_dump(mode="json")), told.sha256()
         self.routes = Routes(lambda: self.door, run_dir.shown_as, relays)
-        self._submit, self._uploads, self._status = submit, uploads, status
+        self._submit, self._uploads, self._audits, self._status = submit, uploads, audits, status
         self._enrolled: dict[str, EnrolledPeer] = {}
         self._most_waiting, self._cooling, self._measuring = most_waiting(spec), CoolingOff(), Measuring()
         self._untaken: dict[int, EnrolledPeer] = {}  # whose events wait for the machine
@@ -313,7 +315,7 @@ class Service(rpc.PeeringServicer):
             if event is not None:
                 await self._pass_on(peer, stream, event)
 
-    async def _pass_on(self, peer: str, stream: ControlStream, event: events.Event | events.Proof) -> None:
+    async def _pass_on(self, peer: str, stream: ControlStream, event: events.Event | events.Aside) -> None:
         """Returns once there is room for more from this peer: what it says meanwhile waits on its own machine."""
         known = self._enrolled[peer]
         self._untaken[id(event)] = known
@@ -323,7 +325,7 @@ class Service(rpc.PeeringServicer):
             await asyncio.sleep(sessions.UNTAKEN_SECONDS)
             stream.last_received = time.monotonic()  # it is not the peer that is silent
 
-    def taken(self, event: events.Event | events.Proof) -> None:
+    def taken(self, event: events.Event | events.Aside) -> None:
         """The machine has processed this event."""
         if (known := self._untaken.pop(id(event), None)) is not None:
             known.untaken -= 1
@@ -355,7 +357,9 @@ class Service(rpc.PeeringServicer):
             await context.abort(grpc.StatusCode.UNAVAILABLE, f"a peer may have {MOST_UPLOADS} uploads at a time")
         known.uploads += 1
         try:
-            await self._uploads.receive(peer, first.header, _confirmed(request_iterator, context))
+            frames = first.header.kind == pb.UploadHeader.FRAMES and self._audits
+            receiver = frames or self._uploads
+            await receiver.receive(peer, first.header, _confirmed(request_iterator, context))
         except BadRequest as e:
             await calls.reject(context, e.reason)
         except Refused as e:
@@ -375,7 +379,8 @@ class Service(rpc.PeeringServicer):
         if first is None:
             return
         try:
-            async for piece in self._uploads.read_part(first, request_iterator):
+            read = self._audits.read if first.audit and self._audits else self._uploads.read_part
+            async for piece in read(first, request_iterator):
                 yield pb.Piece(data=piece, clock=time.monotonic())
         except BadRequest as e:
             await calls.reject(context, e.reason)

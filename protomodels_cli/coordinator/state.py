@@ -24,6 +24,7 @@ from protomodels_cli.coordinator.snapshots.failures import PartFailure
 from protomodels_cli.coordinator.snapshots.pace import Pace
 from protomodels_cli.cost.activations import Computation
 from protomodels_cli.protocol import steps
+from protomodels_cli.protocol.audit import Recorded
 from protomodels_cli.protocol.parts import Part
 from protomodels_cli.spec.schema import RunSpec
 from protomodels_cli.wire.usage import Usage
@@ -132,6 +133,7 @@ class Report:
     tokens: int = 0
     parameters: tuple[tuple[str, str], ...] = ()  # finish: (name, hash)
     usage: Usage = field(default_factory=Usage)  # step
+    recorded: Recorded | None = None  # step that may be audited
 
 
 @dataclass(frozen=True)
@@ -168,6 +170,7 @@ class State:
     pace: Pace = field(default_factory=Pace)  # of snapshots
     room: int | None = None  # bytes that are free on the disk for snapshots; None: nobody has looked
     suspects: frozenset[str] = frozenset()  # peers that were seen to use other bytes of U or T_fixed, once
+    quarrels: Mapping[frozenset[str], int] = field(default_factory=dict)  # two peers → how often one blamed the other
     broken: int = 0  # generations in a row that ended before a step was decided
     stalled: int = 0  # … because a task did not end
     trouble: Relinking | None = None  # the last of these generations' end, as it was told

@@ -307,6 +307,11 @@ class RunSpec(Section):
     snapshots: SnapshotSpec = Field(default_factory=SnapshotSpec)
     limits: LimitsSpec = Field(default_factory=LimitsSpec)
     compute: ComputeSpec = Field(default_factory=ComputeSpec)
+    audit: Annotated[float, Field(ge=0, le=1)] = Field(
+        0.0,
+        description="Share of all stages' steps that a spare recomputes, each in a step after a snapshot, to find who "
+        "sends other numbers than it should (docs/audit.md). 0: nobody is audited.",
+    )
 
     @field_validator("stages", mode="plain")
     @classmethod

@@ -12,12 +12,12 @@ from protomodels_cli.protocol.messages import BadMessage, Leg
 from protomodels_cli.wire.channels import PIECE
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 
-_LEGS: dict[Leg, pb.Frame.Leg] = {
+LEG_NUMBERS: dict[Leg, pb.Frame.Leg] = {
     "forward": pb.Frame.FORWARD,
     "backward": pb.Frame.BACKWARD,
     "evaluation": pb.Frame.EVALUATION,
 }
-_NAMES = {number: name for name, number in _LEGS.items()}
+_NAMES = {number: name for name, number in LEG_NUMBERS.items()}
 Allocate = Callable[[int], memoryview]
 _SIZE = 4  # bytes in which a frame says how long its fields are
 
@@ -66,7 +66,7 @@ def frames_of(message: Message, generation: int) -> Iterator[Frame]:
     payload = memoryview(message.payload or b"")
     for start in range(0, max(1, len(payload)), PIECE):
         fields = pb.Frame(
-            leg=_LEGS[message.leg],
+            leg=LEG_NUMBERS[message.leg],
             generation=generation,
             step=message.step,
             microbatch=message.microbatch,

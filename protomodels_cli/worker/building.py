@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from protomodels_cli.model.basis import Basis
 from protomodels_cli.model.shape import Slice, slices
+from protomodels_cli.model.stage import Layout
+from protomodels_cli.protocol.audit import Compared
 from protomodels_cli.protocol.parts import Part
 from protomodels_cli.spec.schema import RunSpec
 from protomodels_cli.wire.parts import part_message
@@ -67,6 +70,16 @@ class Building:
         """The spec with the run's own cut, and the stage's layers."""
         spec = self._spec.model_copy(update={"stages": list(assigned.layers_per_stage)})
         return spec, slices(spec)[assigned.stage]
+
+    def layout(self, spec: RunSpec, layers: Slice) -> Layout:
+        """Which of the stage's layers lie on which card."""
+        return self._cards.layout(spec, layers)
+
+    def compute(self, job: Callable[[], list[Compared]]) -> Future[list[Compared]]:
+        """Have the engine do this between its orders, while it has no stage; else nothing comes of it."""
+        result: Future[list[Compared]] = Future()
+        self._engine.order(orders.Audit(job, result))
+        return result
 
     def take(self, assigned: pb.Assignment) -> asyncio.Task[None] | None:
         """Have the stage of an assignment; what it still takes beside the engine, if anything."""
@@ -122,7 +135,7 @@ class Building:
         self, assigned: pb.Assignment, assignment: orders.Assignment, basis: Basis | None, saved: Path | None
     ) -> None:
         spec, layers = self.cut(assigned)
-        self._engine.order(orders.Build(assignment, spec, layers, self._cards.layout(spec, layers), basis, saved))
+        self._engine.order(orders.Build(assignment, spec, layers, self.layout(spec, layers), basis, saved))
 
     async def _restore(self, assigned: pb.Assignment, assignment: orders.Assignment) -> None:
         """Build the stage from its part of a snapshot, wherever that can be had."""

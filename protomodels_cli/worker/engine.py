@@ -24,6 +24,7 @@ from protomodels_cli.wire.usage import Usage
 from protomodels_cli.worker.notices import NotCompiled, NotPinned
 from protomodels_cli.worker.orders import (
     Assignment,
+    Audit,
     Build,
     Copied,
     CopyState,
@@ -277,12 +278,19 @@ class Engine(threading.Thread):
             loss_sum = self._work.loss_sum()
             norms = self._work.prepare(self._generation) if run.leg == "forward" else {}
             self._run = self._pass = None
-            self._report(run.task, norms=norms, loss_sum=loss_sum, tokens=work.tokens)
+            step = run.step if run.leg == "forward" else 0
+            self._report(run.task, norms=norms, loss_sum=loss_sum, tokens=work.tokens, step=step)
 
     def _obey(self, order: Order) -> None:
         match order:
             case Drop():
                 self._run = self._pass = self._work = self._held = self._ahead = None
+                return
+            case Audit(job, result):
+                try:
+                    result.set_result(job() if self._work is None else [])
+                except Exception as error:  # which concerns nothing here
+                    result.set_exception(error)
                 return
             case Describe():
                 work = self._work

@@ -23,6 +23,7 @@ from protomodels_cli.worker import notices
 from protomodels_cli.worker.engine import Engine
 from protomodels_cli.worker.links import Link
 from protomodels_cli.worker.paths import Network, Way
+from protomodels_cli.worker.recording import Recording
 from protomodels_cli.worker.telling import Tell
 
 GRACE = 1.0  # seconds for the coordinator to explain why a ticket is void
@@ -58,7 +59,9 @@ class Generation:
         engine: Engine,
         report: Callable[[troubles.WithNeighbour], None],
         tell: Tell,
+        recording: Recording | None = None,
     ):
+        self.recording = recording  # of the messages of steps that may be audited
         self.number, self.stage, self.stages = assigned.generation, assigned.stage, len(assigned.layers_per_stage)
         self._spec, self._network, self._engine, self._report, self._tell = spec, network, engine, report, tell
         self._links: dict[str, Link] = {}  # previous, next
@@ -93,10 +96,23 @@ class Generation:
         await asyncio.gather(*tasks, return_exceptions=True)
         for way in self._ways.values():
             await way.close()
+        if self.recording is not None:
+            self.recording.end()
 
     # Messages
 
+    def begin(self, step: pb.Step) -> None:
+        if self.recording is not None:
+            self.recording.begin(step.step, step.record)
+
+    def _deliver(self, message: Message) -> None:
+        if self.recording is not None:
+            self.recording.note("in", message)
+        self._engine.deliver(message)
+
     def send(self, message: Message) -> None:
+        if self.recording is not None:
+            self.recording.note("out", message)
         self._links["previous" if message.leg == "backward" else "next"].send(message)
 
     def take(self, leg: str) -> None:
@@ -143,7 +159,7 @@ class Generation:
             # A sender may hold fewer than the window, as its memory allows, but never fewer than it must.
             credit_every=max(1, least_in_flight(spec, self.stages - 1 - boundary) // 2),
             most_bytes=1024 + tokens * (8 * spec.boundary_width + 8),
-            deliver=self._engine.deliver,
+            deliver=self._deliver,
             has_sent=self._engine.has_sent,
             credited=self._engine.next_has_taken if side == "next" else lambda messages: None,
             connection=self._network.connection,

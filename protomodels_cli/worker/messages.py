@@ -60,6 +60,7 @@ def done_message(report: TaskReport, generation: Generation, memory: Mapping[str
         loss_sum=report.loss_sum,
         tokens=report.tokens,
         parameters=[pb.ParameterHash(name=name, sha256=sha256) for name, sha256 in report.parameters],
+        recorded=generation.recording.reported(report.step) if generation.recording and report.step else None,
         usage=replace(
             used,
             forward_bytes=generation.sent_since("next", "forward"),

@@ -5,6 +5,8 @@ Knows neither threads nor sockets nor protobuf: the session makes orders of mess
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from protomodels_cli.cost.activations import Recompute
 from protomodels_cli.model.basis import Basis
 from protomodels_cli.model.shape import Slice
 from protomodels_cli.model.stage import Layout, Sync
+from protomodels_cli.protocol.audit import Compared
 from protomodels_cli.protocol.messages import Leg
 from protomodels_cli.spec.schema import RunSpec
 from protomodels_cli.wire.usage import Usage
@@ -114,11 +117,19 @@ class HoldBasis:
 
 
 @dataclass(frozen=True)
+class Audit:
+    """Do this, which takes a stage's memory, and give what comes of it; nothing while there is a stage here."""
+
+    job: Callable[[], list[Compared]]
+    result: Future[list[Compared]]
+
+
+@dataclass(frozen=True)
 class Drop:
     """Let go of the stage."""
 
 
-Order = Drop | Build | Reuse | Describe | Decide | Run | ReportSync | CopyState | HashWeights | HoldBasis
+Order = Drop | Audit | Build | Reuse | Describe | Decide | Run | ReportSync | CopyState | HashWeights | HoldBasis
 
 
 # What comes back
@@ -135,6 +146,7 @@ class TaskReport:
     loss_sum: float = 0.0
     tokens: int = 0
     parameters: list[tuple[str, str]] = field(default_factory=list)
+    step: int = 0  # of a step
 
 
 @dataclass(frozen=True)

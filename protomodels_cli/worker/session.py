@@ -34,6 +34,7 @@ from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.tls import Identity
 from protomodels_cli.worker import device as devices
 from protomodels_cli.worker import notices, orders, problems
+from protomodels_cli.worker.auditing import Auditing
 from protomodels_cli.worker.building import Building
 from protomodels_cli.worker.cards import Cards
 from protomodels_cli.worker.control import ControlStream, Lost
@@ -95,6 +96,7 @@ class Session:
         self._building = Building(
             spec, cards, self._engine, self._snapshots, self._basis, self._chore, self._control.send, tell
         )
+        self._auditing = Auditing(line, metadata, self._building, self._snapshots, self._control.send, folder)
         self._cpu_before: float | None = None
         self._figures, self._interrupts, self._shown = figures or Figures(), 0, 0.0
 
@@ -198,6 +200,8 @@ class Session:
                 await self._snapshots.keep(message.keep)
             case "prove":
                 self._chore(self._snapshots.prove(message.prove))
+            case "show" | "audit":
+                self._chore(self._auditing.obey(message, self._generation))
             case "prepare":
                 await self._end_generation()
                 self._in_memory = None
@@ -221,7 +225,8 @@ class Session:
         await self._snapshots.be_spare(False)
         self._in_memory = assigned
         spec, _ = self._building.cut(assigned)
-        self._generation = Generation(assigned, spec, self._network, self._engine, self._report, self.tell)
+        recording = self._auditing.recording(spec, assigned.generation)
+        self._generation = Generation(assigned, spec, self._network, self._engine, self._report, self.tell, recording)
         if (fetching := self._building.take(assigned)) is not None:
             self._generation.own(fetching)
 
@@ -266,6 +271,7 @@ class Session:
                 if self._cpu_before is None:
                     self._cpu_before = time.process_time()
                 s = turn.step
+                generation.begin(s)
                 self._engine.order(orders.Run(turn.task, "forward", s.step, s.microbatches, s.basis_version))
             case "evaluation":
                 e = turn.evaluation

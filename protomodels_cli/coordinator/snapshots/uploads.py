@@ -320,7 +320,7 @@ class Uploads:
 
     async def _receive_basis(self, peer: str, header: pb.UploadHeader, chunks: Chunks) -> None:
         self._admit_basis(peer, header)
-        content = await _bytes(chunks, header)
+        content = await bytes_of(chunks, header)
         async with self._one_basis:  # at a time: of two with one version the later one counts
             await self._take_basis(peer, header, content)
 
@@ -363,7 +363,7 @@ def _numbers(row_json: str) -> dict[str, float]:
         raise BadRequest(bad_requests.InvalidMetrics()) from None
 
 
-async def _bytes(chunks: Chunks, header: pb.UploadHeader) -> bytes:
+async def bytes_of(chunks: Chunks, header: pb.UploadHeader) -> bytes:
     content = bytearray()
     async for chunk in chunks:
         content += chunk.data

@@ -81,7 +81,7 @@ class ReachabilityReply(_message.Message):
     def __init__(self, reachable: bool = ..., host: _Optional[str] = ..., reason: _Optional[str] = ..., relays: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class PeerMessage(_message.Message):
-    __slots__ = ("register", "done", "basis_taken", "leaving", "trouble", "heartbeat", "part_failed", "snapshot_lost", "prefetched", "ready", "lacking", "proof")
+    __slots__ = ("register", "done", "basis_taken", "leaving", "trouble", "heartbeat", "part_failed", "snapshot_lost", "prefetched", "ready", "lacking", "proof", "verdict")
     REGISTER_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
     BASIS_TAKEN_FIELD_NUMBER: _ClassVar[int]
@@ -94,6 +94,7 @@ class PeerMessage(_message.Message):
     READY_FIELD_NUMBER: _ClassVar[int]
     LACKING_FIELD_NUMBER: _ClassVar[int]
     PROOF_FIELD_NUMBER: _ClassVar[int]
+    VERDICT_FIELD_NUMBER: _ClassVar[int]
     register: Register
     done: Done
     basis_taken: BasisTaken
@@ -106,7 +107,8 @@ class PeerMessage(_message.Message):
     ready: Part
     lacking: Part
     proof: Proof
-    def __init__(self, register: _Optional[_Union[Register, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., basis_taken: _Optional[_Union[BasisTaken, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., trouble: _Optional[_Union[Trouble, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., part_failed: _Optional[_Union[PartFailed, _Mapping]] = ..., snapshot_lost: _Optional[_Union[SnapshotLost, _Mapping]] = ..., prefetched: _Optional[_Union[Part, _Mapping]] = ..., ready: _Optional[_Union[Part, _Mapping]] = ..., lacking: _Optional[_Union[Part, _Mapping]] = ..., proof: _Optional[_Union[Proof, _Mapping]] = ...) -> None: ...
+    verdict: Verdict
+    def __init__(self, register: _Optional[_Union[Register, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., basis_taken: _Optional[_Union[BasisTaken, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., trouble: _Optional[_Union[Trouble, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., part_failed: _Optional[_Union[PartFailed, _Mapping]] = ..., snapshot_lost: _Optional[_Union[SnapshotLost, _Mapping]] = ..., prefetched: _Optional[_Union[Part, _Mapping]] = ..., ready: _Optional[_Union[Part, _Mapping]] = ..., lacking: _Optional[_Union[Part, _Mapping]] = ..., proof: _Optional[_Union[Proof, _Mapping]] = ..., verdict: _Optional[_Union[Verdict, _Mapping]] = ...) -> None: ...
 
 class Proof(_message.Message):
     __slots__ = ("part", "nonce", "sha256")
@@ -117,6 +119,26 @@ class Proof(_message.Message):
     nonce: bytes
     sha256: str
     def __init__(self, part: _Optional[_Union[Part, _Mapping]] = ..., nonce: _Optional[bytes] = ..., sha256: _Optional[str] = ...) -> None: ...
+
+class Verdict(_message.Message):
+    __slots__ = ("audit", "compared", "failed")
+    AUDIT_FIELD_NUMBER: _ClassVar[int]
+    COMPARED_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    audit: int
+    compared: _containers.RepeatedCompositeFieldContainer[Comparison]
+    failed: str
+    def __init__(self, audit: _Optional[int] = ..., compared: _Optional[_Iterable[_Union[Comparison, _Mapping]]] = ..., failed: _Optional[str] = ...) -> None: ...
+
+class Comparison(_message.Message):
+    __slots__ = ("leg", "numbers", "wild")
+    LEG_FIELD_NUMBER: _ClassVar[int]
+    NUMBERS_FIELD_NUMBER: _ClassVar[int]
+    WILD_FIELD_NUMBER: _ClassVar[int]
+    leg: Frame.Leg
+    numbers: int
+    wild: int
+    def __init__(self, leg: _Optional[_Union[Frame.Leg, str]] = ..., numbers: _Optional[int] = ..., wild: _Optional[int] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ()
@@ -219,7 +241,7 @@ class Part(_message.Message):
     def __init__(self, lineage: _Optional[int] = ..., step: _Optional[int] = ..., stage: _Optional[int] = ..., sha256: _Optional[str] = ...) -> None: ...
 
 class Done(_message.Message):
-    __slots__ = ("task", "t_fixed_sha256", "t_fixed_version", "basis_sha256", "basis_version", "norms", "loss_sum", "tokens", "usage", "parameters", "generation")
+    __slots__ = ("task", "t_fixed_sha256", "t_fixed_version", "basis_sha256", "basis_version", "norms", "loss_sum", "tokens", "usage", "parameters", "generation", "recorded")
     TASK_FIELD_NUMBER: _ClassVar[int]
     T_FIXED_SHA256_FIELD_NUMBER: _ClassVar[int]
     T_FIXED_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -231,6 +253,7 @@ class Done(_message.Message):
     USAGE_FIELD_NUMBER: _ClassVar[int]
     PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
+    RECORDED_FIELD_NUMBER: _ClassVar[int]
     task: int
     t_fixed_sha256: str
     t_fixed_version: int
@@ -242,7 +265,22 @@ class Done(_message.Message):
     usage: Usage
     parameters: _containers.RepeatedCompositeFieldContainer[ParameterHash]
     generation: int
-    def __init__(self, task: _Optional[int] = ..., t_fixed_sha256: _Optional[str] = ..., t_fixed_version: _Optional[int] = ..., basis_sha256: _Optional[str] = ..., basis_version: _Optional[int] = ..., norms: _Optional[_Iterable[_Union[UnitNorm, _Mapping]]] = ..., loss_sum: _Optional[float] = ..., tokens: _Optional[int] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., parameters: _Optional[_Iterable[_Union[ParameterHash, _Mapping]]] = ..., generation: _Optional[int] = ...) -> None: ...
+    recorded: Recorded
+    def __init__(self, task: _Optional[int] = ..., t_fixed_sha256: _Optional[str] = ..., t_fixed_version: _Optional[int] = ..., basis_sha256: _Optional[str] = ..., basis_version: _Optional[int] = ..., norms: _Optional[_Iterable[_Union[UnitNorm, _Mapping]]] = ..., loss_sum: _Optional[float] = ..., tokens: _Optional[int] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., parameters: _Optional[_Iterable[_Union[ParameterHash, _Mapping]]] = ..., generation: _Optional[int] = ..., recorded: _Optional[_Union[Recorded, _Mapping]] = ...) -> None: ...
+
+class Recorded(_message.Message):
+    __slots__ = ("forward_in", "forward_out", "backward_in", "backward_out", "step")
+    FORWARD_IN_FIELD_NUMBER: _ClassVar[int]
+    FORWARD_OUT_FIELD_NUMBER: _ClassVar[int]
+    BACKWARD_IN_FIELD_NUMBER: _ClassVar[int]
+    BACKWARD_OUT_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    forward_in: _containers.RepeatedScalarFieldContainer[bytes]
+    forward_out: _containers.RepeatedScalarFieldContainer[bytes]
+    backward_in: _containers.RepeatedScalarFieldContainer[bytes]
+    backward_out: _containers.RepeatedScalarFieldContainer[bytes]
+    step: int
+    def __init__(self, forward_in: _Optional[_Iterable[bytes]] = ..., forward_out: _Optional[_Iterable[bytes]] = ..., backward_in: _Optional[_Iterable[bytes]] = ..., backward_out: _Optional[_Iterable[bytes]] = ..., step: _Optional[int] = ...) -> None: ...
 
 class UnitNorm(_message.Message):
     __slots__ = ("unit", "squared")
@@ -321,7 +359,7 @@ class Trouble(_message.Message):
     def __init__(self, detail: _Optional[str] = ..., about: _Optional[int] = ..., generation: _Optional[int] = ..., kind: _Optional[str] = ..., seconds: _Optional[float] = ...) -> None: ...
 
 class CoordinatorMessage(_message.Message):
-    __slots__ = ("spare", "assignment", "turn", "feed", "basis", "dismissal", "wait", "keep", "heartbeat", "prepare", "addresses", "prove", "routes", "number")
+    __slots__ = ("spare", "assignment", "turn", "feed", "basis", "dismissal", "wait", "keep", "heartbeat", "prepare", "addresses", "prove", "routes", "show", "audit", "number")
     SPARE_FIELD_NUMBER: _ClassVar[int]
     ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
     TURN_FIELD_NUMBER: _ClassVar[int]
@@ -335,6 +373,8 @@ class CoordinatorMessage(_message.Message):
     ADDRESSES_FIELD_NUMBER: _ClassVar[int]
     PROVE_FIELD_NUMBER: _ClassVar[int]
     ROUTES_FIELD_NUMBER: _ClassVar[int]
+    SHOW_FIELD_NUMBER: _ClassVar[int]
+    AUDIT_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     spare: Spare
     assignment: Assignment
@@ -349,8 +389,10 @@ class CoordinatorMessage(_message.Message):
     addresses: Addresses
     prove: Prove
     routes: Routes
+    show: Show
+    audit: Audit
     number: int
-    def __init__(self, spare: _Optional[_Union[Spare, _Mapping]] = ..., assignment: _Optional[_Union[Assignment, _Mapping]] = ..., turn: _Optional[_Union[Turn, _Mapping]] = ..., feed: _Optional[_Union[Feed, _Mapping]] = ..., basis: _Optional[_Union[NewBasis, _Mapping]] = ..., dismissal: _Optional[_Union[Dismissal, _Mapping]] = ..., wait: _Optional[_Union[Wait, _Mapping]] = ..., keep: _Optional[_Union[Keep, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., prepare: _Optional[_Union[Assignment, _Mapping]] = ..., addresses: _Optional[_Union[Addresses, _Mapping]] = ..., prove: _Optional[_Union[Prove, _Mapping]] = ..., routes: _Optional[_Union[Routes, _Mapping]] = ..., number: _Optional[int] = ...) -> None: ...
+    def __init__(self, spare: _Optional[_Union[Spare, _Mapping]] = ..., assignment: _Optional[_Union[Assignment, _Mapping]] = ..., turn: _Optional[_Union[Turn, _Mapping]] = ..., feed: _Optional[_Union[Feed, _Mapping]] = ..., basis: _Optional[_Union[NewBasis, _Mapping]] = ..., dismissal: _Optional[_Union[Dismissal, _Mapping]] = ..., wait: _Optional[_Union[Wait, _Mapping]] = ..., keep: _Optional[_Union[Keep, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., prepare: _Optional[_Union[Assignment, _Mapping]] = ..., addresses: _Optional[_Union[Addresses, _Mapping]] = ..., prove: _Optional[_Union[Prove, _Mapping]] = ..., routes: _Optional[_Union[Routes, _Mapping]] = ..., show: _Optional[_Union[Show, _Mapping]] = ..., audit: _Optional[_Union[Audit, _Mapping]] = ..., number: _Optional[int] = ...) -> None: ...
 
 class Prove(_message.Message):
     __slots__ = ("part", "nonce")
@@ -359,6 +401,68 @@ class Prove(_message.Message):
     part: Part
     nonce: bytes
     def __init__(self, part: _Optional[_Union[Part, _Mapping]] = ..., nonce: _Optional[bytes] = ...) -> None: ...
+
+class Show(_message.Message):
+    __slots__ = ("audit", "generation", "step", "microbatch", "boundary")
+    AUDIT_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    MICROBATCH_FIELD_NUMBER: _ClassVar[int]
+    BOUNDARY_FIELD_NUMBER: _ClassVar[int]
+    audit: int
+    generation: int
+    step: int
+    microbatch: int
+    boundary: int
+    def __init__(self, audit: _Optional[int] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., microbatch: _Optional[int] = ..., boundary: _Optional[int] = ...) -> None: ...
+
+class Audit(_message.Message):
+    __slots__ = ("audit", "stage", "step", "microbatch", "noise", "size", "sha256")
+    AUDIT_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    MICROBATCH_FIELD_NUMBER: _ClassVar[int]
+    NOISE_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    audit: int
+    stage: Assignment
+    step: int
+    microbatch: int
+    noise: float
+    size: int
+    sha256: str
+    def __init__(self, audit: _Optional[int] = ..., stage: _Optional[_Union[Assignment, _Mapping]] = ..., step: _Optional[int] = ..., microbatch: _Optional[int] = ..., noise: _Optional[float] = ..., size: _Optional[int] = ..., sha256: _Optional[str] = ...) -> None: ...
+
+class Audited(_message.Message):
+    __slots__ = ("ids", "before", "behind")
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    BEFORE_FIELD_NUMBER: _ClassVar[int]
+    BEHIND_FIELD_NUMBER: _ClassVar[int]
+    ids: bytes
+    before: Crossing
+    behind: Crossing
+    def __init__(self, ids: _Optional[bytes] = ..., before: _Optional[_Union[Crossing, _Mapping]] = ..., behind: _Optional[_Union[Crossing, _Mapping]] = ...) -> None: ...
+
+class Crossing(_message.Message):
+    __slots__ = ("forward", "backward")
+    FORWARD_FIELD_NUMBER: _ClassVar[int]
+    BACKWARD_FIELD_NUMBER: _ClassVar[int]
+    forward: Carried
+    backward: Carried
+    def __init__(self, forward: _Optional[_Union[Carried, _Mapping]] = ..., backward: _Optional[_Union[Carried, _Mapping]] = ...) -> None: ...
+
+class Carried(_message.Message):
+    __slots__ = ("basis_version", "ids", "payload", "poison")
+    BASIS_VERSION_FIELD_NUMBER: _ClassVar[int]
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    POISON_FIELD_NUMBER: _ClassVar[int]
+    basis_version: int
+    ids: bytes
+    payload: bytes
+    poison: bool
+    def __init__(self, basis_version: _Optional[int] = ..., ids: _Optional[bytes] = ..., payload: _Optional[bytes] = ..., poison: bool = ...) -> None: ...
 
 class Addresses(_message.Message):
     __slots__ = ("hosts",)
@@ -559,14 +663,16 @@ class Decision(_message.Message):
     def __init__(self, step: _Optional[int] = ..., apply: bool = ..., lr: _Optional[float] = ..., clip: _Optional[float] = ..., loss: _Optional[float] = ...) -> None: ...
 
 class Step(_message.Message):
-    __slots__ = ("step", "microbatches", "basis_version")
+    __slots__ = ("step", "microbatches", "basis_version", "record")
     STEP_FIELD_NUMBER: _ClassVar[int]
     MICROBATCHES_FIELD_NUMBER: _ClassVar[int]
     BASIS_VERSION_FIELD_NUMBER: _ClassVar[int]
+    RECORD_FIELD_NUMBER: _ClassVar[int]
     step: int
     microbatches: int
     basis_version: int
-    def __init__(self, step: _Optional[int] = ..., microbatches: _Optional[int] = ..., basis_version: _Optional[int] = ...) -> None: ...
+    record: bool
+    def __init__(self, step: _Optional[int] = ..., microbatches: _Optional[int] = ..., basis_version: _Optional[int] = ..., record: bool = ...) -> None: ...
 
 class Evaluation(_message.Message):
     __slots__ = ("step", "microbatches", "basis_version")
@@ -635,13 +741,15 @@ class UploadChunk(_message.Message):
     def __init__(self, header: _Optional[_Union[UploadHeader, _Mapping]] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class UploadHeader(_message.Message):
-    __slots__ = ("kind", "generation", "step", "size", "sha256", "row_json", "moved", "lineage", "stage", "offset", "direct")
+    __slots__ = ("kind", "generation", "step", "size", "sha256", "row_json", "moved", "lineage", "stage", "offset", "direct", "audit")
     class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         SNAPSHOT_PART: _ClassVar[UploadHeader.Kind]
         BASIS: _ClassVar[UploadHeader.Kind]
+        FRAMES: _ClassVar[UploadHeader.Kind]
     SNAPSHOT_PART: UploadHeader.Kind
     BASIS: UploadHeader.Kind
+    FRAMES: UploadHeader.Kind
     KIND_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
@@ -653,6 +761,7 @@ class UploadHeader(_message.Message):
     STAGE_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     DIRECT_FIELD_NUMBER: _ClassVar[int]
+    AUDIT_FIELD_NUMBER: _ClassVar[int]
     kind: UploadHeader.Kind
     generation: int
     step: int
@@ -664,7 +773,8 @@ class UploadHeader(_message.Message):
     stage: int
     offset: int
     direct: bool
-    def __init__(self, kind: _Optional[_Union[UploadHeader.Kind, str]] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., size: _Optional[int] = ..., sha256: _Optional[str] = ..., row_json: _Optional[str] = ..., moved: bool = ..., lineage: _Optional[int] = ..., stage: _Optional[int] = ..., offset: _Optional[int] = ..., direct: bool = ...) -> None: ...
+    audit: int
+    def __init__(self, kind: _Optional[_Union[UploadHeader.Kind, str]] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., size: _Optional[int] = ..., sha256: _Optional[str] = ..., row_json: _Optional[str] = ..., moved: bool = ..., lineage: _Optional[int] = ..., stage: _Optional[int] = ..., offset: _Optional[int] = ..., direct: bool = ..., audit: _Optional[int] = ...) -> None: ...
 
 class UploadReply(_message.Message):
     __slots__ = ("clock",)
@@ -685,18 +795,20 @@ class OfferReply(_message.Message):
     def __init__(self, wanted: bool = ..., offset: _Optional[int] = ..., url: _Optional[str] = ..., stored: bool = ...) -> None: ...
 
 class FetchRequest(_message.Message):
-    __slots__ = ("lineage", "step", "stage", "offset", "size")
+    __slots__ = ("lineage", "step", "stage", "offset", "size", "audit")
     LINEAGE_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     SIZE_FIELD_NUMBER: _ClassVar[int]
+    AUDIT_FIELD_NUMBER: _ClassVar[int]
     lineage: int
     step: int
     stage: int
     offset: int
     size: int
-    def __init__(self, lineage: _Optional[int] = ..., step: _Optional[int] = ..., stage: _Optional[int] = ..., offset: _Optional[int] = ..., size: _Optional[int] = ...) -> None: ...
+    audit: int
+    def __init__(self, lineage: _Optional[int] = ..., step: _Optional[int] = ..., stage: _Optional[int] = ..., offset: _Optional[int] = ..., size: _Optional[int] = ..., audit: _Optional[int] = ...) -> None: ...
 
 class Piece(_message.Message):
     __slots__ = ("data", "clock")

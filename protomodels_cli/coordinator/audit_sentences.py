@@ -1,0 +1,43 @@
+"""How audits read."""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from protomodels_cli.coordinator import audit_notices as audit
+from protomodels_cli.coordinator.audit_reasons import AuditFailed, MessagesDiffer
+from protomodels_cli.quantities import plural
+
+GIVEN_UP = {
+    "no_spare": "no spare is free that could hold it",
+    "not_shown": "a neighbour did not show what it recorded",
+    "no_verdict": "no spare came to a result",
+}
+
+
+def about_audits(notice: audit.AboutAudits) -> str:
+    match notice:
+        case audit.StageAudited(stage, step, _, name, auditor):
+            return f"audited stage {stage} in step {step}: {name} sent what {auditor} recomputed"
+        case audit.StageAccused(_, name, reason):
+            return f"{name} is accused: it {lied(reason)}"
+        case audit.AuditorsDisagree(_, name, other, reason):
+            accuser = " and ".join(reason.auditors)
+            return f"{accuser} and {other} disagree on whether {name} lied in step {reason.step}; nobody is dismissed"
+        case audit.AuditGivenUp(stage, step, why):
+            return f"stage {stage} was not audited in step {step}: {GIVEN_UP[why]}"
+        case _:
+            assert_never(notice)
+
+
+def lied(reason: AuditFailed) -> str:
+    """As the end of a sentence about who did."""
+    what = "activations" if reason.leg == "forward" else "gradients"
+    share = f"{reason.wild:,} of {plural(reason.numbers, 'number')}"
+    who = " and ".join(reason.auditors)
+    return f"sent false {what} from stage {reason.stage} in step {reason.step} ({share}; recomputed by {who})"
+
+
+def differ(reason: MessagesDiffer) -> str:
+    ends = f"stages {reason.boundary} and {reason.boundary + 1}"
+    return f"{ends} report different messages of step {reason.step}"

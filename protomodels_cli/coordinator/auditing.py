@@ -1,0 +1,337 @@
+"""Audits, beside the machine: which stages are recomputed, who shows what crossed their boundaries, who recomputes it.
+
+Drawn in secret once a step is over and the snapshot before it is whole; both neighbours of a stage have then committed
+to what they sent it and got from it. The machine hears of it where somebody lied. It must not know tensors.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import random
+import secrets
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from protomodels_cli.codecs import parse_codec
+from protomodels_cli.coordinator import audit_notices as told
+from protomodels_cli.coordinator import bad_requests, events
+from protomodels_cli.coordinator.audit_reasons import AuditFailed, MessagesDiffer
+from protomodels_cli.coordinator.bad_requests import BadRequest
+from protomodels_cli.coordinator.feed import Feed
+from protomodels_cli.coordinator.history import Mark
+from protomodels_cli.coordinator.sharing import fits_beside
+from protomodels_cli.coordinator.snapshots.uploads import Chunks, bytes_of
+from protomodels_cli.coordinator.state import Peer, State
+from protomodels_cli.observe import logs
+from protomodels_cli.protocol.audit import NOISE, Compared, Recorded, coarser, digest, disputed, drawn
+from protomodels_cli.wire.channels import PIECE
+from protomodels_cli.wire.pb import pmtrain_pb2 as pb
+
+SHOW_SECONDS = 300.0  # for a neighbour to upload two messages
+VERDICT_SECONDS = 1200.0  # for a spare to fetch a part, build the stage and compute with it
+ENOUGH = 2  # auditors who find the same, where there are so many
+T = TypeVar("T")
+
+
+@dataclass
+class Witnessed:
+    """A step that all stages recorded, or are recording."""
+
+    lineage: int
+    step: int
+    generation: int
+    layers: tuple[int, ...]
+    holders: tuple[str, ...]
+    recorded: dict[int, Recorded] = field(default_factory=dict)
+
+    @property
+    def is_whole(self) -> bool:
+        return len(self.recorded) == len(self.holders)
+
+
+class Audits:
+    def __init__(
+        self,
+        state: Callable[[], State],
+        feed: Feed,
+        submit: Callable[[events.Event], None],
+        tell: Callable[[told.AboutAudits], None],
+        chore: Callable[[Coroutine[Any, Any, None]], None],
+        draw: random.Random | None = None,
+    ):
+        self._state, self._feed, self._submit, self._tell = state, feed, submit, tell
+        self.send: Callable[..., None] = lambda *_, **__: None  # to a peer, once there is a service
+        self._chore, self._draw = chore, draw or random.SystemRandom()
+        self._witnessed: Witnessed | None = None  # the last step that was recorded
+        self._before = 0  # the step of the snapshot that was considered last
+        self._busy = self._without_spare = False
+        self._shown: dict[tuple[int, str], asyncio.Future[bytes | None]] = {}
+        self._verdicts: dict[tuple[int, str], asyncio.Future[events.Verdict | None]] = {}
+        self._frames: dict[int, bytes] = {}  # of audits that are under way
+        spec = state().spec
+        tokens = spec.batch.size // spec.batch.microbatches * (spec.model.context + 1)
+        self._most_bytes = 2 * (2048 + tokens * (8 * spec.boundary_width + 8))  # of a crossing
+
+    # What the machine has heard
+
+    def hear(self, event: events.Event) -> None:
+        if not self._state().spec.audit:
+            return
+        match event:
+            case events.Done(peer, generation, _, report) if report.recorded is not None:
+                self._note(peer, generation, report.recorded)
+            case events.Left(peer_id):
+                for waiting in (self._verdicts, self._shown):
+                    _answer_none(waiting, peer_id)
+        self._consider()
+
+    def _note(self, peer: str, generation: int, recorded: Recorded) -> None:
+        state, history = self._state(), self._state().history
+        stage, known = state.stage_of(peer), self._witnessed
+        if stage is None or generation != history.generation:
+            return
+        if known is None or (known.generation, known.step) != (generation, recorded.step):
+            known = Witnessed(history.lineage, recorded.step, generation, history.layers, history.holders)
+            self._witnessed = known
+        known.recorded.setdefault(stage, recorded)
+        if known.is_whole:
+            for boundary in disputed([known.recorded[i] for i in range(len(known.holders))]):
+                why = MessagesDiffer(known.step, boundary)
+                self._submit(events.Trouble(known.holders[boundary], why, boundary + 1, generation))
+                self._witnessed = None
+
+    def _consider(self) -> None:
+        """Draw stages, once a step was recorded and the snapshot before it is whole."""
+        known, newest = self._witnessed, self._state().history.newest
+        if self._busy or known is None or (newest.lineage, newest.step) != (known.lineage, known.step - 1):
+            return
+        if not known.is_whole or not newest.parts:
+            return
+        self._witnessed, steps, self._before = None, newest.step - self._before, newest.step
+        stages = drawn(self._state().spec.audit, max(1, steps), len(known.holders), self._draw)
+        self._draw.shuffle(stages)
+        if stages:
+            self._busy = True
+            self._chore(self._audit_all(known, newest, stages))
+
+    async def _audit_all(self, known: Witnessed, mark: Mark, stages: Sequence[int]) -> None:
+        """What they recorded is collected at once: they do not keep it for long."""
+        microbatch = self._microbatch()
+        try:
+            if not any(any(self._auditors(known, stage, [])) for stage in stages):
+                if not self._without_spare:  # which is said once
+                    self._give_up(known, stages, "no_spare")
+                self._without_spare = True
+                return
+            self._without_spare = False
+            crossings = await self._collect(known, stages, microbatch)
+            for stage in stages:
+                frames = self._frames_of(known, stage, microbatch, crossings)
+                if frames is None:
+                    self._give_up(known, [stage], "not_shown")
+                else:
+                    await self._audit(known, mark, stage, microbatch, frames)
+        finally:
+            self._busy = False
+        self._consider()
+
+    # One audit
+
+    async def _audit(self, known: Witnessed, mark: Mark, stage: int, microbatch: int, frames: bytes) -> None:
+        """Another spare is asked where the first one found a lie: it may be the liar."""
+        number = self._new_number()
+        suspect, accusers, lies = known.holders[stage], list[Peer](), list[Compared]()
+        asked: list[str] = []
+        self._frames[number] = frames
+        try:
+            while len(accusers) < ENOUGH and (auditor := next(self._auditors(known, stage, asked), None)):
+                asked.append(auditor.id)
+                verdict = await self._ask(auditor, known, mark, stage, number, microbatch)
+                if verdict is None or verdict.failed or not verdict.compared:
+                    logs.COORDINATOR.info("%s has no verdict on stage %d: %s", auditor.name, stage, verdict)
+                    continue
+                lies = [one for one in verdict.compared if one.is_lie] or lies
+                if not any(one.is_lie for one in verdict.compared):
+                    self._clear(known, stage, auditor, accusers, lies)
+                    return
+                accusers.append(auditor)
+                why = _failed(known, stage, lies, accusers)
+                self._tell(told.StageAccused(suspect, self._name(suspect), why))
+        finally:
+            del self._frames[number]
+        if accusers:
+            self._submit(events.Trouble(suspect, _failed(known, stage, lies, accusers)))
+        else:
+            self._give_up(known, [stage], "no_verdict")
+
+    def _clear(
+        self, known: Witnessed, stage: int, auditor: Peer, accusers: list[Peer], lies: Sequence[Compared]
+    ) -> None:
+        suspect = known.holders[stage]
+        if accusers:
+            why = _failed(known, stage, lies, accusers)
+            self._tell(told.AuditorsDisagree(suspect, self._name(suspect), auditor.name, why))
+        else:
+            self._tell(told.StageAudited(stage, known.step, suspect, self._name(suspect), auditor.name))
+
+    def _give_up(self, known: Witnessed, stages: Sequence[int], why: told.WhyNot) -> None:
+        for stage in stages:
+            self._tell(told.AuditGivenUp(stage, known.step, why))
+
+    def _new_number(self) -> int:
+        return secrets.randbits(62) + 1
+
+    def _microbatch(self) -> int:
+        """One of them is enough. A codec that remembers is as the snapshot has it in the first one only."""
+        spec = self._state().spec
+        remembers = any(parse_codec(wire).codec.remembers for wire in (spec.wire.forward, spec.wire.backward))
+        return 0 if remembers else self._draw.randrange(spec.batch.microbatches)
+
+    def _auditors(self, known: Witnessed, stage: int, asked: Sequence[str]) -> Iterator[Peer]:
+        """Peers that hold nothing and could hold this stage, at random."""
+        state = self._state()
+        busy = {*state.history.holders, *known.holders, *state.preparing, *state.leaving, *asked}
+        free = [peer for peer in state.peers if peer not in busy]
+        self._draw.shuffle(free)
+        for peer in free:
+            if fits_beside(state.spec, state.peers, known.layers, known.holders, stage, peer):
+                yield state.peers[peer]
+
+    async def _collect(self, known: Witnessed, stages: Sequence[int], microbatch: int) -> dict[int, pb.Crossing]:
+        """What crossed the boundaries of these stages, as far as somebody shows it. From either end, which makes no
+        difference: both have said which bytes they were, before anybody knew that they would be asked."""
+        last = len(known.holders) - 1
+        boundaries = sorted({i for stage in stages for i in (stage - 1, stage) if 0 <= i < last})
+        found = await asyncio.gather(*(self._show(known, microbatch, boundary) for boundary in boundaries))
+        return {i: crossing for i, crossing in zip(boundaries, found, strict=True) if crossing is not None}
+
+    async def _show(self, known: Witnessed, microbatch: int, boundary: int) -> pb.Crossing | None:
+        ends = [boundary, boundary + 1]
+        self._draw.shuffle(ends)
+        said = known.recorded[boundary]
+        for end in ends:
+            peer, number = known.holders[end], self._new_number()
+            show = pb.Show(audit=number, generation=known.generation, step=known.step, microbatch=microbatch)
+            show.boundary = boundary
+            content = await self._answer(self._shown, (number, peer), SHOW_SECONDS, peer, show=show)
+            crossing = None if content is None else pb.Crossing.FromString(content)
+            if crossing is not None and _digests(crossing, known.step, microbatch) == (
+                said.forward_out[microbatch : microbatch + 1],
+                said.backward_in[microbatch : microbatch + 1],
+            ):
+                return crossing
+        return None
+
+    def _frames_of(
+        self, known: Witnessed, stage: int, microbatch: int, crossings: Mapping[int, pb.Crossing]
+    ) -> bytes | None:
+        """What went into the stage and came out of it; None: not all of it was shown."""
+        frames = pb.Audited()
+        if stage == 0:
+            frames.ids = [*self._feed.step(known.step)][microbatch].ids
+        for side, boundary in ((frames.before, stage - 1), (frames.behind, stage)):
+            if 0 <= boundary < len(known.holders) - 1:
+                if boundary not in crossings:
+                    return None
+                side.CopyFrom(crossings[boundary])
+        return frames.SerializeToString()
+
+    async def _ask(
+        self, auditor: Peer, known: Witnessed, mark: Mark, stage: int, number: int, microbatch: int
+    ) -> events.Verdict | None:
+        state, frames, suspect = self._state(), self._frames[number], self._state().peers.get(known.holders[stage])
+        noise = NOISE[coarser(_arithmetic(state, suspect), _arithmetic(state, auditor))]
+        audit = pb.Audit(audit=number, step=known.step, microbatch=microbatch, noise=noise, size=len(frames))
+        audit.sha256 = hashlib.sha256(frames).hexdigest()
+        restore = pb.Restore(lineage=mark.lineage, step=mark.step, sha256=mark.parts[stage])
+        audit.stage.CopyFrom(pb.Assignment(stage=stage, layers_per_stage=known.layers, step=mark.step, restore=restore))
+        return await self._answer(self._verdicts, (number, auditor.id), VERDICT_SECONDS, auditor.id, audit=audit)
+
+    async def _answer(
+        self,
+        waiting: dict[tuple[int, str], asyncio.Future[T | None]],
+        key: tuple[int, str],
+        seconds: float,
+        peer: str,
+        **body: Any,
+    ) -> T | None:
+        answer = waiting[key] = asyncio.get_running_loop().create_future()
+        self.send(peer, **body)
+        try:
+            async with asyncio.timeout(seconds):
+                return await answer
+        except TimeoutError:
+            return None
+        finally:
+            del waiting[key]
+
+    def _name(self, peer: str) -> str:
+        known = self._state().peers.get(peer)
+        return known.name if known is not None else peer
+
+    # What peers send
+
+    def look_at(self, event: events.Event | events.Aside) -> Coroutine[Any, Any, None] | None:
+        return self._take(event) if isinstance(event, events.Verdict) else None
+
+    async def _take(self, verdict: events.Verdict) -> None:
+        """Who has nothing to show says so with a verdict that failed."""
+        key = verdict.audit, verdict.peer
+        if (answer := self._verdicts.get(key)) is not None and not answer.done():
+            answer.set_result(verdict)
+        if (shown := self._shown.get(key)) is not None and not shown.done():
+            shown.set_result(None)
+
+    async def receive(self, peer: str, header: pb.UploadHeader, chunks: Chunks) -> None:
+        """Raises BadRequest."""
+        answer = self._shown.get((header.audit, peer))
+        if answer is None or answer.done() or header.size > self._most_bytes:
+            raise BadRequest(bad_requests.FramesNotRequested())
+        content = await bytes_of(chunks, header)
+        try:
+            pb.Crossing.FromString(content)
+        except ValueError:
+            raise BadRequest(bad_requests.OtherBytes()) from None
+        if not answer.done():
+            answer.set_result(content)
+
+    async def read(self, first: pb.FetchRequest, others: AsyncIterator[pb.FetchRequest]) -> AsyncIterator[bytes]:
+        """The frames of an audit. Raises FileNotFoundError."""
+        request: pb.FetchRequest | None = first
+        while request is not None:
+            if (frames := self._frames.get(first.audit)) is None:
+                raise FileNotFoundError("the coordinator has no frames of such an audit")
+            yield frames[request.offset :][: min(request.size, PIECE)]
+            request = await anext(others, None)
+
+
+def _answer_none(waiting: Mapping[tuple[int, str], asyncio.Future[Any]], peer: str) -> None:
+    """It is gone."""
+    for (_, asked), answer in waiting.items():
+        if asked == peer and not answer.done():
+            answer.set_result(None)
+
+
+def _failed(known: Witnessed, stage: int, lies: Sequence[Compared], accusers: Sequence[Peer]) -> AuditFailed:
+    worst = max(lies, key=lambda one: one.wild / max(1, one.numbers))
+    names = tuple(peer.name for peer in accusers)
+    return AuditFailed(stage, known.step, worst.leg, worst.wild, worst.numbers, names)
+
+
+def _arithmetic(state: State, peer: Peer | None) -> str:
+    if peer is None or peer.computation is None:
+        return ""
+    dtype = peer.computation.dtype
+    return "tf32" if state.spec.compute.dtype == "tf32" and peer.computation.gpu else dtype
+
+
+def _digests(crossing: pb.Crossing, step: int, microbatch: int) -> tuple[tuple[bytes], tuple[bytes]]:
+    """Of both legs."""
+
+    def of(leg: str, carried: pb.Carried) -> tuple[bytes]:
+        payload = None if carried.poison else carried.payload
+        return (digest(leg, step, microbatch, carried.basis_version, carried.ids, payload),)
+
+    return of("forward", crossing.forward), of("backward", crossing.backward)

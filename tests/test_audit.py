@@ -1,0 +1,79 @@
+"""Audits, by real processes: a liar is found and dismissed, honest peers are not, and the run is what it would be."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import make_spec
+from pool import Pool
+from scene import expected
+from told import events, wait_for_event
+
+from protomodels_cli.spec import RunSpec
+
+LIE = {"kind": "perturb", "share": 0.01, "by": 0.1}  # 1 % of the numbers of every message, by 10 %
+OFTEN = {"audit": 0.2, "snapshots": {"interval": 5}}  # 0.2 × 5 = 1: every stage after every snapshot
+
+
+def a_spec(**sections: Any) -> RunSpec:
+    sizes: dict[str, Any] = {"model": {"context": 64}, "subspace": {"k": 16}}
+    return make_spec(**{"stages": 2, "steps": 400, **OFTEN, **sizes, **sections})
+
+
+def start(pool: Pool, spec: RunSpec, spares: int, fault: dict[str, Any] | None = None) -> Path:
+    """Two holders, of which the first may have a fault, then spares."""
+    run_dir = pool.start(spec, [{"fault": fault or {}}, {}])
+    wait_for_event(run_dir, "stages_assigned")
+    link = (run_dir / "link").read_text().strip()
+    for i in range(2, 2 + spares):
+        pool.peers[i].start(kind="join", link=link, name=f"spare-{i}", dir=str(run_dir / f"p{i}"))
+    return run_dir
+
+
+@pytest.mark.parametrize("wire", ["int8", "int4+ef21"])
+def test_honest_peers_are_cleared_and_the_run_is_the_same(pool: Pool, wire: str):
+    spec = a_spec(wire={"forward": wire, "backward": wire}, steps=40)
+    run_dir = start(pool, spec, 1)
+    assert pool.coordinator.result()["exit"] == 0
+    assert {e["stage"] for e in events(run_dir, "stage_audited")} == {0, 1}
+    assert not events(run_dir, "stage_accused")
+    assert not events(run_dir, "peer_dismissed")
+    assert json.loads((run_dir / "summary.json").read_text())["weights_sha256"] == expected(spec)
+
+
+def test_a_liar_is_found_by_two_and_dismissed(pool: Pool):
+    run_dir = start(pool, a_spec(wire={"forward": "int8", "backward": "int8"}), 2, LIE)
+    found = wait_for_event(run_dir, "peer_dismissed")
+    [liar] = events(run_dir, "peer_joined", name="peer-0")
+    assert found["peer"] == liar["peer"]
+    assert found["reason"]["kind"] == "audit_failed"
+    assert sorted(found["reason"]["auditors"]) == ["spare-2", "spare-3"]
+    assert found["reason"]["step"] <= 31
+    assert pool.peers[0].result()["exit"] == 3
+    wait_for_event(run_dir, "stages_assigned", generation=2)  # a spare goes on in its place
+
+
+def test_with_one_spare_its_word_counts(pool: Pool):
+    run_dir = start(pool, a_spec(), 1, LIE)
+    found = wait_for_event(run_dir, "peer_dismissed")
+    assert found["name"] == "peer-0"
+    assert found["reason"]["auditors"] == ["spare-2"]
+
+
+def test_two_ends_that_report_different_messages_are_parted(pool: Pool):
+    """The liar is one of the two, and nobody can tell which."""
+    run_dir = start(pool, a_spec(), 0, {"kind": "two_faced"})
+    found = wait_for_event(run_dir, "peer_dismissed")
+    assert found["reason"]["kind"] == "messages_differ"
+    quarrels = [e for e in events(run_dir, "relinking") if e["reason"]["kind"] == "messages_differ"]
+    assert len(quarrels) == 5
+    assert {e["name"] for e in events(run_dir, "peer_dismissed")} == {"peer-0", "peer-1"}
+
+
+def test_without_a_spare_it_is_said_that_nobody_looks(pool: Pool):
+    run_dir = start(pool, a_spec(steps=30), 0)
+    assert pool.coordinator.result()["exit"] == 0
+    assert {e["why"] for e in events(run_dir, "audit_given_up")} == {"no_spare"}
