@@ -30,6 +30,7 @@ from protomodels_cli.codecs import End
 from protomodels_cli.codecs.packing import pack_ids, unpack_ids
 from protomodels_cli.coordinator import messages
 from protomodels_cli.coordinator.as_json import as_json
+from protomodels_cli.coordinator.candidates import candidates_for
 from protomodels_cli.coordinator.history import Mark
 from protomodels_cli.coordinator.identity import RunIdentity
 from protomodels_cli.coordinator.seal import NotWhole, OtherKey, StoreKey
@@ -43,6 +44,7 @@ from protomodels_cli.wire.frames import Assembler, Frame, Message, frames_of
 from protomodels_cli.wire.join_link import JoinLink, LinkError
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.relay import RELAY
+from protomodels_cli.wire.tickets import Ticket, read_ticket
 
 SLOW = 2.0  # seconds that an execution may take
 KEPT = 64 << 20  # bytes that a process may grow by
@@ -102,6 +104,7 @@ def execute(name: str, number: int) -> None:
 # The decoders
 
 
+TICKET = Ticket("run1", "meeting1", "p1", 2**31).signed("s" * 32, "dial").encode()
 SPEC = make_spec(stages=2)
 PART = pb.Part(lineage=1, step=6, stage=1, sha256="ab" * 32)
 
@@ -152,6 +155,9 @@ def _registered() -> bytes:
     asked = pb.Register(
         name="attic", device="cpu", memory=1 << 33, flops=1e12, port=4000, holding=holding, parts=[PART]
     )
+    asked.addresses.extend(["192.168.1.10", "fd00::7"])
+    asked.machine = "ab" * 16
+    asked.relay_trips.add(relay="r.example:7430", seconds=0.02)
     return asked.SerializeToString()
 
 
@@ -160,7 +166,8 @@ def _from_peer(content: bytes) -> Any:
 
 
 def _register(content: bytes) -> Any:
-    return messages.peer_of("p", pb.Register.FromString(content), "192.0.2.7", ("192.0.2.7",), 0.0)
+    peer = messages.peer_of("p", pb.Register.FromString(content), "192.0.2.7", ("192.0.2.7",), 0.0)
+    return candidates_for(replace(peer, address="192.0.2.8"), peer, "192.0.2.1")
 
 
 def _payloads(forward: str, backward: str) -> dict[str, Decoder]:
@@ -209,6 +216,9 @@ def decoders() -> dict[str, Decoder]:
         "ids": Decoder((ids,), lambda content: unpack_ids(content, 2, 17, 300), (BadMessage,)),
         "link": Decoder(
             (str(LINK).encode(),), lambda content: JoinLink.parse(content.decode(errors="replace")), (LinkError,)
+        ),
+        "ticket": Decoder(
+            (TICKET,), lambda content: read_ticket(content.decode(), "s" * 32, "dial", 0.0), (ValueError,)
         ),
         "relay": Decoder((b"PMTRAIN 1 RELAY " + b"a" * 32 + b" dial\n",), RELAY.fullmatch, ()),
         "header": Decoder((_part_headers(),), _header, (SafetensorsError,)),

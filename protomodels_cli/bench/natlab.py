@@ -6,7 +6,7 @@ scripts/wanlab nat --idle 5 --pause 60          routers that forget a connection
 scripts/wanlab nat --relays 2 --kill-relay      two relays, one of which is killed in mid-run
 scripts/wanlab nat --move lan_2:router_b        a machine is carried to another home in mid-run
 scripts/wanlab nat --let-in home_a --steps 600  a router lets its machine's port in, in mid-run
-scripts/wanlab nat --peers home_a,home_b --mbit 80 --wide    what a relayed link carries; public,home_a: a direct one
+scripts/wanlab nat --throughput --mbit 80       bits a second of one connection, direct and through a relay
 """
 
 from __future__ import annotations
@@ -31,17 +31,45 @@ from protomodels_cli.launch.nat import HOMES, SERVERS, Nat
 from protomodels_cli.observe.tail import Tail
 from protomodels_cli.spec.schema import RunSpec
 from protomodels_cli.wire.join_link import JoinLink
+from protomodels_cli.wire.tickets import RelayLink, Ticket
 
 PEERS = ("home_a", "home_b", "lan_1", "lan_2", "coordinator", "public")
 RELAYS = ("relay", "relay_2")
 PORT, RELAY_PORT = 7421, 7430
 MOST_SECONDS = 600.0  # for a run
 HAPPENS_AT = 10  # step
-WIDE: dict[str, dict[str, Any]] = {  # 4 MiB a step each way, and little to compute
-    "model": {"width": 1024, "context": 128},
-    "subspace": {"form": "dense"},
-    "batch": {"size": 8},
-}
+THROUGHPUT_BYTES, SKIPPED_BYTES = 24 << 20, 4 << 20  # the first fill buffers
+TURNS = 3
+TALK = """
+import asyncio, sys, time
+from protomodels_cli.wire.relay import dial_relay
+way, host, port, ticket, role, size, skip = sys.argv[1:]
+async def connect():
+    if way == "relay":
+        return await dial_relay(host, int(port), ticket, role)
+    if role == "dial":
+        return await asyncio.open_connection(host, int(port))
+    came = asyncio.Queue()
+    server = await asyncio.start_server(lambda *ends: came.put_nowait(ends), "0.0.0.0", int(port))
+    return await came.get()
+async def main():
+    reader, writer = await connect()
+    if role == "dial":
+        for _ in range(int(size) >> 16):
+            writer.write(bytes(1 << 16))
+            await writer.drain()
+        await reader.read()
+        return
+    total = 0
+    while total < int(size):
+        total += len(await reader.read(1 << 18))
+        if total >= int(skip) and "began" not in globals():
+            global began, first
+            began, first = time.monotonic(), total
+    print(8 * (total - first) / (time.monotonic() - began))
+    writer.close()
+asyncio.run(main())
+"""
 
 
 class _Places:
@@ -63,14 +91,49 @@ def main(words: Sequence[str]) -> int:
     if len(peers) < 2 or not set(peers) <= set(PEERS) or len(set(peers)) < len(peers):
         raise OptionError(f"--peers {options.peers}: must be two or more of {', '.join(PEERS)}", "leave it out", "nat")
     require()
-    spec = spec_of(len(peers), options.steps, options.wide)
+    if options.throughput:
+        print(json.dumps(throughput(options.mbit), indent=2))
+        return 0
+    spec = spec_of(len(peers), options.steps)
     with tempfile.TemporaryDirectory() as folder:
         found = measure(spec, options.run_dir or Path(folder) / "run", peers, options)
     print(json.dumps(found, indent=2))
     return int(found["exit_code"])
 
 
-def spec_of(stages: int, steps: int, wide: bool) -> RunSpec:
+def throughput(mbit: float) -> dict[str, float]:
+    """Bits a second from one home: to a public host, and through a relay to another home. The best of several turns:
+    whatever else the machine does makes a turn slower."""
+    with Nat(mbit) as net, tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "run" / "logs").mkdir(parents=True)
+        straight = "direct", net.address("public"), "5000"
+        direct = max(_talk(net, "public", straight, ("", "")) for _ in range(TURNS))
+        with _relays(net, folder / "run", 1) as (_, [link]):
+            relay = RelayLink.parse(link)
+            ends = Ticket("run", "m", "a", int(time.time()) + 600), Ticket("run", "m", "b", int(time.time()) + 600)
+            tickets = ends[0].signed(relay.secret, "dial"), ends[1].signed(relay.secret, "accept")
+            where = "relay", relay.host, str(relay.port)
+            relayed = max(_talk(net, "home_b", where, tickets) for _ in range(TURNS))
+    return {"mbit": mbit, "direct_bits_s": direct, "relayed_bits_s": relayed, "relayed_of_direct": relayed / direct}
+
+
+def _talk(net: Nat, to: str, where: Sequence[str], tickets: tuple[str, str]) -> float:
+    sizes = str(THROUGHPUT_BYTES), str(SKIPPED_BYTES)
+
+    def talk(host: str, ticket: str, role: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", TALK, *where, ticket, role, *sizes]
+        return subprocess.Popen(net.command(host, command), stdout=subprocess.PIPE, text=True)
+
+    receiver = talk(to, tickets[1], "accept")
+    time.sleep(3)  # until it listens
+    sender = talk("home_a", tickets[0], "dial")
+    said, _ = receiver.communicate(timeout=120)
+    sender.wait(30)
+    return float(said)
+
+
+def spec_of(stages: int, steps: int) -> RunSpec:
     sizes: dict[str, Any] = {
         "name": "nat",
         "steps": steps,
@@ -80,9 +143,6 @@ def spec_of(stages: int, steps: int, wide: bool) -> RunSpec:
         "data": {"max_bytes": 200_000},
         "tokenizer": {"kind": "bytes", "vocab_size": 256},
     }
-    if wide:
-        for name, fields in WIDE.items():
-            sizes[name] = {**sizes.get(name, {}), **fields}
     return small(**sizes)
 
 
@@ -242,7 +302,7 @@ def _options(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--at-once", action="store_true", help="start all peers together, for stages in any order")
     parser.add_argument("--steps", type=int, default=40, metavar="N")
     parser.add_argument("--mbit", type=float, default=0, help=f"of every line but {', '.join(SERVERS)}'s, each way")
-    parser.add_argument("--wide", action="store_true", help="messages that fill the line: 4 MiB each way and step")
+    parser.add_argument("--throughput", action="store_true", help="no run: what one connection carries, both ways")
     parser.add_argument("--idle", type=int, default=0, metavar="S", help="after which routers forget a connection")
     parser.add_argument("--relays", type=int, default=0, choices=range(len(RELAYS) + 1))
     middle = f"after step {HAPPENS_AT}"

@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from protomodels_cli.files import write_whole
-from protomodels_cli.observe.logs import WIRE
 from protomodels_cli.wire.addresses import network_of
 from protomodels_cli.wire.relay import RELAY, UNKNOWN, WAIT_SECONDS, Meetings
 from protomodels_cli.wire.splice import send_last, tune
@@ -144,7 +143,6 @@ class Relay:
             await self._meet(reader, writer, ticket, role)
         except _Refused as refusal:
             self.books.refused[str(refusal)] += 1
-            WIRE.debug("refused a connection: %s", refusal)
         except OSError:
             pass  # the caller closed the connection: nothing to report
         finally:
