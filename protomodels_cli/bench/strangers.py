@@ -1,7 +1,5 @@
 """What strangers do to a coordinator's port, for the abuse benchmark and tests: raw TLS and HTTP/2, no gRPC of ours.
 
-    python -m protomodels_cli.bench.strangers '{"attack": …}'    one attack as a process of its own, until it is killed
-
 Sends what it likes from as many addresses of loopback as it likes. Nothing of a coordinator uses it.
 """
 
@@ -9,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import ssl
 import struct
 from collections import Counter
@@ -52,10 +51,15 @@ def loopback_addresses(count: int, first: int = 2) -> list[str]:
 
 async def tls_to(where: Address, source: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """Trusts whoever answers: a stranger does not mind."""
+    return await asyncio.open_connection(*where, ssl=_credulous(), local_addr=(source, 0))
+
+
+@functools.cache
+def _credulous() -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])
-    return await asyncio.open_connection(*where, ssl=context, local_addr=(source, 0))
+    return context
 
 
 class Http2:
@@ -80,15 +84,16 @@ class Http2:
         return stream
 
     async def send(self, stream: int, content: bytes, end: bool = False) -> None:
-        while content and not self.closed:
+        left = memoryview(content)
+        while left and not self.closed:
             room = min(FRAME_BYTES, self._windows[0], self._windows[stream])
             if room <= 0:
                 self._more.clear()
                 await self._more.wait()
                 continue
-            part, content = content[:room], content[room:]
+            part, left = left[:room], left[room:]
             self._windows.subtract({0: len(part), stream: len(part)})
-            self._write(frame(DATA, END_STREAM if end and not content else 0, stream, part))
+            self._write(frame(DATA, END_STREAM if end and not left else 0, stream, bytes(part)))
             with contextlib.suppress(OSError):
                 await self._writer.drain()
             self.sent += len(part)

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from protomodels_cli.cli.bench_abuse import abuse
 from protomodels_cli.cli.bench_gpu import gpu
 from protomodels_cli.cli.bench_recovery import recovery
 from protomodels_cli.cli.bench_stage import stage
@@ -20,6 +21,7 @@ Measurement = Literal["overhead", "commit", "wire", "memory", "link"]
 app = typer.Typer(cls=Commands, no_args_is_help=True, help="Benchmarks: real runs, compared with each other.")
 
 
+app.command()(abuse)
 app.command()(gpu)
 app.command()(recovery)
 app.command()(stage)

@@ -25,12 +25,13 @@ class DoorLimits:
     handshake_bytes: int = 32 * 1024
     handshake_seconds: float = 10.0
     stranger_seconds: float = 20.0  # from the beginning to the first authenticated call
-    stranger_bytes: int = 64 * 1024  # sent until then
+    stranger_bytes: int = 16 * 1024  # that are read until then
+    stranger_most_bytes: int = 96 * 1024  # … with what was on its way; HTTP/2 lets a client begin with 64 KiB
     relay_seconds: float = WAIT_SECONDS
 
     @property
     def strangers(self) -> int:
-        return max(1, self.connections // 2)
+        return max(1, self.connections // 8)
 
     @property
     def strangers_per_address(self) -> int:

@@ -14,6 +14,7 @@ import socket
 import time
 from asyncio import StreamReader, StreamWriter
 from collections import Counter
+from typing import cast
 
 from protomodels_cli.coordinator.admission import Admission, DoorLimits
 from protomodels_cli.errors import UserError
@@ -203,12 +204,15 @@ class _Caller:
         self.number, self.ip, self.writer = number, ip, writer
         self._limits, self._until = limits, asyncio.get_running_loop().time() + limits.stranger_seconds
         self.clock = asyncio.timeout(limits.handshake_seconds)
-        self._sent, self._answered, self._known = len(TLS_RECORD), False, False
+        self._sent, self._answered, self._known, self._paused = len(TLS_RECORD), False, False, False
         self.replied = False  # to the server's first answer: as near as bytes tell to a handshake's end
 
     def believe(self) -> None:
-        self._known = True
-        self._let(None)
+        if not self._known:
+            self._known = True
+            self._let(None)
+            if self._paused:
+                cast(asyncio.Transport, self.writer.transport).resume_reading()
 
     def watch(self, way: int, count: int) -> None:
         if self._known:
@@ -222,8 +226,11 @@ class _Caller:
             self._let(self._until)
         if not self.replied and self._sent > self._limits.handshake_bytes:
             raise _Refused("handshake_too_long")
-        if self._sent > self._limits.stranger_bytes:
+        if self._sent > self._limits.stranger_most_bytes:
             raise _Refused("stranger_too_much")
+        if self._sent > self._limits.stranger_bytes:
+            self._paused = True
+            cast(asyncio.Transport, self.writer.transport).pause_reading()
 
     def _let(self, until: float | None) -> None:
         if not self.clock.expired():

@@ -1,0 +1,85 @@
+"""The abuse benchmark: how its phases are compared, and a short attack on a coordinator that leads a run."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import time
+from dataclasses import asdict
+from typing import Any
+
+import psutil
+import pytest
+from door_tools import needs_two_addresses
+from guest import a_guest
+from scene import a_spec
+
+from protomodels_cli import PROTOCOL, __version__
+from protomodels_cli.bench.abuse import MEMORY_BOUND, compared, in_words
+from protomodels_cli.bench.attack import READY, Order
+from protomodels_cli.wire.join_link import JoinLink
+from protomodels_cli.wire.pb import pmtrain_pb2 as pb
+from protomodels_cli.wire.tls import new_key, public_key_of
+
+
+def phase(kind: str, began: float, memory: int = 100, join: float | None = 1.0) -> dict[str, Any]:
+    attack = {"nonsense": 10} if kind != "nobody" else {}
+    row = {"kind": kind, "began": began, "ended": began + 10, "memory_bytes": memory, "join_s": join}
+    return row | {"attack": attack}
+
+
+def steps(began: float, seconds: float) -> list[dict[str, float]]:
+    return [{"at": began + (i + 1) * seconds, "seconds": seconds} for i in range(int(9 / seconds))]
+
+
+@pytest.mark.parametrize(
+    ("door_step", "memory", "join", "within"),
+    [
+        (1.05, 100 + MEMORY_BOUND, 9.9, True),
+        (1.15, 100, 1.0, False),
+        (1.0, 101 + MEMORY_BOUND, 1.0, False),
+        (1.0, 100, 10.1, False),
+        (1.0, 100, None, False),
+    ],
+)
+def test_phases_are_compared_with_the_same_attack_elsewhere(
+    door_step: float, memory: int, join: float | None, within: bool
+):
+    phases = [phase("nobody", 0), phase("elsewhere", 20), phase("door", 40, memory, join)]
+    found = compared([*steps(0, 0.5), *steps(20, 1.0), *steps(40, door_step), *steps(60, 99.0)], phases)
+    assert found["slowed"] == pytest.approx(door_step - 1)
+    assert found["within"] is within
+    rest = {"setting": {"connections": 1, "slow": 1, "link": "x"}, "steps_redone": 0, "generations": 0}
+    assert str(found["door"]["steps"]) in in_words({**found, **rest, "phases": phases})
+
+
+@needs_two_addresses
+def test_a_run_does_not_mind_all_attacks_at_once(scene):
+    s = scene(a_spec(limits={"connections": 256}))
+    s.start(3, {"kind": "slow", "seconds": 0.05})
+    s.wait_for_step(1)
+    link = JoinLink.parse((s.run_dir / "link").read_text())
+    coordinator = psutil.Process(s.pool.coordinator.pid)
+    before = coordinator.memory_info().rss
+    key = public_key_of(new_key())
+    request = pb.EnrolRequest(version=__version__, protocol=PROTOCOL, public_key_pem=key).SerializeToString()
+    order = Order(link.port, link.token, request.hex(), connections=100, slow=10, per_second=200.0)
+    command = [sys.executable, "-m", "protomodels_cli.bench.attack", json.dumps(asdict(order))]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as attack:
+        assert attack.stdout is not None
+        assert attack.stdout.readline().strip() == READY
+
+        async def joins() -> float:
+            began = time.monotonic()
+            async with asyncio.timeout(10), a_guest(link):
+                return time.monotonic() - began
+
+        time.sleep(1.5)
+        assert asyncio.run(joins()) < 10
+        assert coordinator.memory_info().rss - before < MEMORY_BOUND
+        done = json.loads(attack.communicate("\n", timeout=30)[0])
+    assert {"idle connections", "nonsense"} <= done.keys(), done
+    assert s.ends_well()["generations"] == 1
