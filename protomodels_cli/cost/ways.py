@@ -20,7 +20,8 @@ class Way(NamedTuple):
         return max(1, width // self.share)
 
 
-# The first cost least. With k = 86 the two_stream form of one number in six, which is 85, was measured. A frozen T_fixed cost 7 % in a first measurement on another text, and more with a smaller k.
+# The first cost least. One number in six was measured with k = 86. A frozen T_fixed cost 7 % in a first measurement on
+# another text, and more with a smaller k.
 WAYS = (
     Way("dense", 1, "bf16", "fixed", 0.0),
     Way("dense", 1, "int8", "fixed", None),
