@@ -162,15 +162,15 @@ def test_ways_to_cross_have_equal_parameters_where_that_is_asked_for():
 
 def test_what_does_not_fit_is_not_recommended():
     spec = wan_spec(tokenizer={"kind": "bpe", "vocab_size": 4000})
-    everything = choices(candidates(spec), parse_link("2mbit,0ms"), 2e10)
+    everything = choices(candidates(spec), parse_link("3mbit,0ms"), 2e10)
     best = recommended(everything)
     assert best.spec.subspace.anchor == "segment"
     least = min(max(stage.memory for stage in way.forecast.stages) for way in everything)
-    tight = choices(candidates(spec), parse_link("2mbit,0ms"), 2e10, memory=int(least * 1.01))
+    tight = choices(candidates(spec), parse_link("3mbit,0ms"), 2e10, memory=int(least * 1.01))
     assert any(way.fits for way in tight)
     assert not all(way.fits for way in tight)
     assert recommended(tight).fits
-    nothing = choices(candidates(spec), parse_link("2mbit,0ms"), 2e10, memory=1000)
+    nothing = choices(candidates(spec), parse_link("3mbit,0ms"), 2e10, memory=1000)
     assert recommended(nothing) in nothing
 
 
@@ -222,7 +222,7 @@ def test_plan_says_it_all():
     assert result["forecast"]["step_seconds"] > result["forecast"]["compute_seconds"]
     assert len(result["choices"]) == len(WAYS)
     told = {(row["form"], row["codec"], row["k"]): row["expected_loss"] for row in result["choices"]}
-    assert told["two_stream", "int8", 16] == 0.01  # an eighth of the width
+    assert told["two_stream", "int8", 16] == 0.012  # an eighth of the width
     assert told["reparam", "int8", 16] is None  # not measured with today's recipe
     assert math.isfinite(result["forecast"]["wire_seconds"])
 
