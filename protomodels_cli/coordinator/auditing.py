@@ -14,6 +14,8 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mappin
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from google.protobuf.message import DecodeError
+
 from protomodels_cli.codecs import parse_codec
 from protomodels_cli.coordinator import audit_notices as told
 from protomodels_cli.coordinator import bad_requests, events
@@ -69,6 +71,7 @@ class Audits:
         self._busy = self._without_spare = False
         self._shown: dict[tuple[int, str], asyncio.Future[bytes | None]] = {}
         self._verdicts: dict[tuple[int, str], asyncio.Future[events.Verdict | None]] = {}
+        self._accused: dict[str, dict[str, Peer]] = {}  # suspect → by whom, where another could not say
         self._frames: dict[int, bytes] = {}  # of audits that are under way
         spec = state().spec
         tokens = spec.batch.size // spec.batch.microbatches * (spec.model.context + 1)
@@ -162,7 +165,10 @@ class Audits:
         finally:
             del self._frames[number]
         if accusers:
-            self._submit(events.Trouble(suspect, _failed(known, stage, lies, accusers)))
+            before = self._accused.setdefault(suspect, {})
+            before |= {peer.id: peer for peer in accusers}
+            if len(before) >= ENOUGH or len(asked) == 1:  # … or nobody else was there to be asked
+                self._submit(events.Trouble(suspect, _failed(known, stage, lies, [*before.values()])))
         else:
             self._give_up(known, [stage], "no_verdict")
 
@@ -170,6 +176,7 @@ class Audits:
         self, known: Witnessed, stage: int, auditor: Peer, accusers: list[Peer], lies: Sequence[Compared]
     ) -> None:
         suspect = known.holders[stage]
+        self._accused.pop(suspect, None)
         if accusers:
             why = _failed(known, stage, lies, accusers)
             self._tell(told.AuditorsDisagree(suspect, self._name(suspect), auditor.name, why))
@@ -292,7 +299,7 @@ class Audits:
         content = await bytes_of(chunks, header)
         try:
             pb.Crossing.FromString(content)
-        except ValueError:
+        except DecodeError:
             raise BadRequest(bad_requests.OtherBytes()) from None
         if not answer.done():
             answer.set_result(content)

@@ -39,6 +39,7 @@ from protomodels_cli.observe.logs import WIRE
 from protomodels_cli.spec.plugins import packages_used
 from protomodels_cli.spec.schema import RunSpec
 from protomodels_cli.wire.channels import SERVER_OPTIONS
+from protomodels_cli.wire.parsing import RefuseNonsense
 from protomodels_cli.wire.parts import REFUSED
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.pb import pmtrain_pb2_grpc as rpc
@@ -70,7 +71,7 @@ class Service(rpc.PeeringServicer, rpc.OperatorServicer):
         self._watching: asyncio.Task[None] | None = None
         self._identity: Identity = run_dir.authority.issue_with_key(COORDINATOR_NAME)
         self._dialling = client_context(self._identity)
-        self._server = grpc.aio.server(options=SERVER_OPTIONS)
+        self._server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=[RefuseNonsense()])
         rpc.add_PeeringServicer_to_server(self, self._server)
         rpc.add_OperatorServicer_to_server(self, self._server)
         self.door: Door | None = None

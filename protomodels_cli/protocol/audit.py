@@ -17,7 +17,7 @@ from protomodels_cli.protocol.messages import Leg
 # How far two honest machines' numbers are apart before they are encoded, of a token's root mean square: by what the
 # less exact of them multiplies in. Several times what was measured.
 NOISE = {"float64": 1e-9, "float32": 1e-4, "tf32": 0.004, "bf16": 0.01}
-MOST_WILD = 1.5e-3  # of the numbers that travelled
+MOST_WILD = 1e-3  # of the numbers that travelled
 LEAST_WILD = 3  # numbers: fewer than these in a small message prove nothing
 
 
