@@ -27,7 +27,7 @@ from protomodels_cli.coordinator.sharing import fits_beside
 from protomodels_cli.coordinator.snapshots.uploads import Chunks, bytes_of
 from protomodels_cli.coordinator.state import Peer, State
 from protomodels_cli.observe import logs
-from protomodels_cli.protocol.audit import NOISE, Compared, Recorded, coarser, digest, disputed, drawn
+from protomodels_cli.protocol.audit import Compared, Recorded, digest, disputed, drawn, noise_between
 from protomodels_cli.wire.channels import PIECE
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 
@@ -136,6 +136,8 @@ class Audits:
                     self._give_up(known, [stage], "not_shown")
                 else:
                     await self._audit(known, mark, stage, microbatch, frames)
+        except Exception as e:  # a bug here must not end the run
+            logs.bug(e)
         finally:
             self._busy = False
         self._consider()
@@ -249,7 +251,7 @@ class Audits:
         self, auditor: Peer, known: Witnessed, mark: Mark, stage: int, number: int, microbatch: int
     ) -> events.Verdict | None:
         state, frames, suspect = self._state(), self._frames[number], self._state().peers.get(known.holders[stage])
-        noise = NOISE[coarser(_arithmetic(state, suspect), _arithmetic(state, auditor))]
+        noise = noise_between(_arithmetic(state, suspect), _arithmetic(state, auditor))
         audit = pb.Audit(audit=number, step=known.step, microbatch=microbatch, noise=noise, size=len(frames))
         audit.sha256 = hashlib.sha256(frames).hexdigest()
         restore = pb.Restore(lineage=mark.lineage, step=mark.step, sha256=mark.parts[stage])

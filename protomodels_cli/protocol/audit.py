@@ -55,9 +55,9 @@ def disputed(stages: Sequence[Recorded]) -> list[int]:
     ]
 
 
-def coarser(one: str, other: str) -> str:
-    """Of two types that matrices are multiplied in; one that is not known counts as the coarsest."""
-    return max((one, other), key=lambda name: NOISE.get(name, max(NOISE.values())))
+def noise_between(one: str, other: str) -> float:
+    """Of two machines that multiply in these types; one that is not known counts as the coarsest."""
+    return max(NOISE.get(name, max(NOISE.values())) for name in (one, other))
 
 
 def drawn(share: float, steps: int, stages: int, draw: random.Random) -> list[int]:
