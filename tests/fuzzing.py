@@ -134,7 +134,7 @@ def _header(content: bytes) -> Any:
     return header_of(lambda start, end, _: memoryview(content)[start:end], len(content))
 
 
-def _peers_words() -> Iterator[bytes]:
+def peers_words() -> Iterator[bytes]:
     usage = pb.Usage(compute_s=0.1, wait_s=0.2, forward_bytes=1000, peak_memory=1 << 30)
     norms = [pb.UnitNorm(unit=f"layer.{i}", squared=0.5) for i in range(4)]
     for body in (
@@ -146,11 +146,13 @@ def _peers_words() -> Iterator[bytes]:
         {"prefetched": PART},
         {"proof": pb.Proof(part=PART, nonce=b"nonce", sha256="ef" * 32)},
         {"ready": PART},
+        {"verdict": pb.Verdict(audit=7, compared=[pb.Comparison(leg=pb.Frame.FORWARD, numbers=2048, wild=3)])},
+        {"done": pb.Done(task=4, generation=2, recorded=pb.Recorded(step=6, forward_in=[bytes(32)] * 2))},
     ):
         yield pb.PeerMessage(**body).SerializeToString()
 
 
-def _registered() -> bytes:
+def registered() -> bytes:
     holding = pb.Holding(lineage=1, stage=1, layers_per_stage=[2, 2], applied=5, generation=2)
     asked = pb.Register(
         name="attic", device="cpu", memory=1 << 33, flops=1e12, port=4000, holding=holding, parts=[PART]
@@ -224,8 +226,8 @@ def decoders() -> dict[str, Decoder]:
         "header": Decoder((_part_headers(),), _header, (SafetensorsError,)),
         "manifest": Decoder((as_json(kept),), manifest.parse, (ValueError,)),
         "event": Decoder((json.dumps(row).encode(),), lambda c: event_row(c.decode(errors="replace")), ()),
-        "peer": Decoder(tuple(_peers_words()), _from_peer, (DecodeError, ValueError)),
-        "register": Decoder((_registered(),), _register, (DecodeError, ValueError)),
+        "peer": Decoder(tuple(peers_words()), _from_peer, (DecodeError, ValueError)),
+        "register": Decoder((registered(),), _register, (DecodeError, ValueError)),
         "sealed": Decoder((KEY.seal("x", b"content"),), lambda c: KEY.open("x", c), (NotWhole, OtherKey)),
         "spec": Decoder(
             (SPEC.model_dump_json().encode(),),

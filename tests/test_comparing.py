@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protomodels_cli.codecs import End
-from protomodels_cli.protocol.audit import MOST_WILD, NOISE, Compared, Recorded, chance, coarser, disputed, drawn
+from protomodels_cli.protocol.audit import MOST_WILD, NOISE, Compared, Recorded, chance, disputed, drawn, noise_between
 from protomodels_cli.protocol.messages import Leg, MessageKey
 from protomodels_cli.worker.comparing import compare, outside
 
@@ -115,10 +115,10 @@ def test_a_larger_lie_is_found_as_well(share, by):
 
 
 def test_what_is_less_exact_decides():
-    assert coarser("float32", "bf16") == "bf16"
-    assert coarser("float32", "tf32") == "tf32"
-    assert coarser("float64", "float32") == "float32"
-    assert coarser("", "float32") == ""  # not known: as the coarsest
+    assert noise_between("float32", "bf16") == NOISE["bf16"]
+    assert noise_between("float32", "tf32") == NOISE["tf32"]
+    assert noise_between("float64", "float32") == NOISE["float32"]
+    assert noise_between("", "float32") == NOISE["bf16"]  # not known: as the coarsest
     assert list(NOISE.values()) == sorted(NOISE.values())
 
 

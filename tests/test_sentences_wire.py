@@ -1,7 +1,5 @@
-"""The one place that checks how the errors of the wire, the run directory and the journal read.
-
-Each is triggered for real. Everywhere else kinds and named values are checked.
-"""
+"""The one place that checks how the errors of the wire, the run directory and the journal read. Each is triggered for
+real; everywhere else kinds and named values are checked."""
 
 from __future__ import annotations
 

@@ -14,6 +14,8 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mappin
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from google.protobuf.message import DecodeError
+
 from protomodels_cli.codecs import parse_codec
 from protomodels_cli.coordinator import audit_notices as told
 from protomodels_cli.coordinator import bad_requests, events
@@ -25,7 +27,7 @@ from protomodels_cli.coordinator.sharing import fits_beside
 from protomodels_cli.coordinator.snapshots.uploads import Chunks, bytes_of
 from protomodels_cli.coordinator.state import Peer, State
 from protomodels_cli.observe import logs
-from protomodels_cli.protocol.audit import NOISE, Compared, Recorded, coarser, digest, disputed, drawn
+from protomodels_cli.protocol.audit import Compared, Recorded, digest, disputed, drawn, noise_between
 from protomodels_cli.wire.channels import PIECE
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 
@@ -69,6 +71,7 @@ class Audits:
         self._busy = self._without_spare = False
         self._shown: dict[tuple[int, str], asyncio.Future[bytes | None]] = {}
         self._verdicts: dict[tuple[int, str], asyncio.Future[events.Verdict | None]] = {}
+        self._accused: dict[str, dict[str, Peer]] = {}  # suspect → by whom, where another could not say
         self._frames: dict[int, bytes] = {}  # of audits that are under way
         spec = state().spec
         tokens = spec.batch.size // spec.batch.microbatches * (spec.model.context + 1)
@@ -133,6 +136,8 @@ class Audits:
                     self._give_up(known, [stage], "not_shown")
                 else:
                     await self._audit(known, mark, stage, microbatch, frames)
+        except Exception as e:  # a bug here must not end the run
+            logs.bug(e)
         finally:
             self._busy = False
         self._consider()
@@ -162,7 +167,10 @@ class Audits:
         finally:
             del self._frames[number]
         if accusers:
-            self._submit(events.Trouble(suspect, _failed(known, stage, lies, accusers)))
+            before = self._accused.setdefault(suspect, {})
+            before |= {peer.id: peer for peer in accusers}
+            if len(before) >= ENOUGH or len(asked) == 1:  # … or nobody else was there to be asked
+                self._submit(events.Trouble(suspect, _failed(known, stage, lies, [*before.values()])))
         else:
             self._give_up(known, [stage], "no_verdict")
 
@@ -170,6 +178,7 @@ class Audits:
         self, known: Witnessed, stage: int, auditor: Peer, accusers: list[Peer], lies: Sequence[Compared]
     ) -> None:
         suspect = known.holders[stage]
+        self._accused.pop(suspect, None)
         if accusers:
             why = _failed(known, stage, lies, accusers)
             self._tell(told.AuditorsDisagree(suspect, self._name(suspect), auditor.name, why))
@@ -242,7 +251,7 @@ class Audits:
         self, auditor: Peer, known: Witnessed, mark: Mark, stage: int, number: int, microbatch: int
     ) -> events.Verdict | None:
         state, frames, suspect = self._state(), self._frames[number], self._state().peers.get(known.holders[stage])
-        noise = NOISE[coarser(_arithmetic(state, suspect), _arithmetic(state, auditor))]
+        noise = noise_between(_arithmetic(state, suspect), _arithmetic(state, auditor))
         audit = pb.Audit(audit=number, step=known.step, microbatch=microbatch, noise=noise, size=len(frames))
         audit.sha256 = hashlib.sha256(frames).hexdigest()
         restore = pb.Restore(lineage=mark.lineage, step=mark.step, sha256=mark.parts[stage])
@@ -292,7 +301,7 @@ class Audits:
         content = await bytes_of(chunks, header)
         try:
             pb.Crossing.FromString(content)
-        except ValueError:
+        except DecodeError:
             raise BadRequest(bad_requests.OtherBytes()) from None
         if not answer.done():
             answer.set_result(content)

@@ -10,11 +10,11 @@ import traceback
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, assert_never
 
 from protomodels_cli.coordinator import events, machine, notices
-from protomodels_cli.coordinator.as_json import as_json
 from protomodels_cli.coordinator.auditing import Audits
 from protomodels_cli.coordinator.books import open_books
 from protomodels_cli.coordinator.claims import Claims
@@ -29,7 +29,7 @@ from protomodels_cli.coordinator.reasons import NoHeartbeat, UnprocessableMessag
 from protomodels_cli.coordinator.run_dir import RunDir
 from protomodels_cli.coordinator.sentences import sentence
 from protomodels_cli.coordinator.service import Service
-from protomodels_cli.coordinator.snapshots.copies import SPEC, Copies
+from protomodels_cli.coordinator.snapshots.copies import Copies, papers
 from protomodels_cli.coordinator.snapshots.direct import direct_to
 from protomodels_cli.coordinator.snapshots.first import FirstSnapshot
 from protomodels_cli.coordinator.snapshots.store import Snapshots
@@ -39,7 +39,7 @@ from protomodels_cli.coordinator.status import Board
 from protomodels_cli.coordinator.subspace import Subspace, bases_needed
 from protomodels_cli.coordinator.summary import Totals, mend_metrics
 from protomodels_cli.coordinator.watching import Watching
-from protomodels_cli.data.kept import KEPT, keep
+from protomodels_cli.data.kept import keep
 from protomodels_cli.data.prepare import Corpus
 from protomodels_cli.errors import EXIT_INTERRUPTED, EXIT_OUTSIDE, UserError
 from protomodels_cli.files import free_bytes
@@ -86,7 +86,8 @@ class Coordinator:
         def journalled() -> History:
             return self._journal.history
 
-        copies = None if copy_to is None else Copies(copy_to, run_dir.name_there, self._beside_copies, journalled)
+        beside = partial(papers, run_dir.path, self.spec)
+        copies = None if copy_to is None else Copies(copy_to, run_dir.name_there, beside, journalled)
         store = None if copies is None else (copies, direct_to(self.spec.snapshots, copies, self._teller))
         self._uploads = Uploads(lambda: self.state, self._subspace, self._snapshots, self.submit, self._fail, store)
         feed, put = Feed(self.spec, corpus), self._events.put_nowait
@@ -110,10 +111,6 @@ class Coordinator:
         self._hosts: list[str] = []  # at which peers may look for a coordinator
         self._silent: dict[str, float] = {}  # when peers were lost that may still live
         self._watching: Watching | None = None
-
-    def _beside_copies(self) -> dict[str, bytes]:
-        kept = [path for name in KEPT if (path := self.run_dir.path / name).exists()]
-        return {SPEC: as_json(self.spec.model_dump(mode="json")), **{path.name: path.read_bytes() for path in kept}}
 
     def watch(self, where: Where, prompt: str | None = None) -> None:
         """Show the run on a page there; with a text that goes on from this prompt."""

@@ -49,7 +49,12 @@ RIGHTS = {
     "/pmtrain.Operator/RevokeToken": Right("owner", KIB),
     "/pmtrain.Operator/Kick": Right("owner", KIB),
 }
-MOST_BYTES = max(right.most_bytes for right in RIGHTS.values())  # which gRPC itself refuses to take in
+GATE_OPTIONS = [  # of gRPC, beside those of all servers: strangers come here
+    ("grpc.max_connection_idle_ms", 60_000),  # without a call
+    ("grpc.max_concurrent_streams", MOST_CALLS),
+    ("grpc.max_metadata_size", 8 * KIB),
+    ("grpc.max_receive_message_length", max(right.most_bytes for right in RIGHTS.values())),
+]
 
 
 class Guard(Protocol):

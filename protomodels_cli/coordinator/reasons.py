@@ -147,9 +147,7 @@ class InvalidBasis(Fact):
 
 
 @dataclass(frozen=True)
-class Kicked(Fact):
-    """By the run's owner."""
-
+class Kicked(Fact):  # by the run's owner
     kind: Literal["kicked"] = "kicked"
 
 

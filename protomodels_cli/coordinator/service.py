@@ -22,7 +22,7 @@ from protomodels_cli.coordinator.bad_requests import BadRequest
 from protomodels_cli.coordinator.dial_back import dial_back
 from protomodels_cli.coordinator.door import Door
 from protomodels_cli.coordinator.doorkeeper import Doorkeeper
-from protomodels_cli.coordinator.gate import MOST_BYTES, MOST_CALLS, Gate, Right
+from protomodels_cli.coordinator.gate import GATE_OPTIONS, Gate, Right
 from protomodels_cli.coordinator.measuring import Measuring, NotNow
 from protomodels_cli.coordinator.messages import clean, event_of, peer_of
 from protomodels_cli.coordinator.owner import Desk
@@ -58,11 +58,6 @@ MOST_DISMISSED = 10_000
 MOST_UPLOADS = 2  # of one peer: a basis and a part of a snapshot may fall together
 SESSION_WITHIN = 600.0  # seconds after a peer's first call
 JOINS_SECONDS = 60.0  # in which as many peers may join from one network as may connect from there
-COORDINATOR_OPTIONS = [  # beside those of all servers: strangers come here
-    ("grpc.max_connection_idle_ms", 60_000),  # without a call
-    ("grpc.max_concurrent_streams", MOST_CALLS),
-    ("grpc.max_metadata_size", 8 << 10),
-]
 
 
 class Service(rpc.PeeringServicer):
@@ -91,8 +86,7 @@ class Service(rpc.PeeringServicer):
         self._dismissed: dict[str, None] = {}  # for good: they are not let in again under these names
         most = spec.limits.connections_per_address
         self._joins = Buckets(Rate(most / JOINS_SECONDS, most))
-        options = [*SERVER_OPTIONS, *COORDINATOR_OPTIONS, ("grpc.max_receive_message_length", MOST_BYTES)]
-        self._server = grpc.aio.server(interceptors=[Gate(self)], options=options)
+        self._server = grpc.aio.server(interceptors=[Gate(self)], options=[*SERVER_OPTIONS, *GATE_OPTIONS])
         rpc.add_PeeringServicer_to_server(self, self._server)
         rpc.add_OperatorServicer_to_server(Desk(self.doorkeeper, submit, status), self._server)
         self.door: Door | None = None

@@ -17,7 +17,7 @@ from protomodels_cli.protocol.messages import Leg
 # How far two honest machines' numbers are apart before they are encoded, of a token's root mean square: by what the
 # less exact of them multiplies in. Several times what was measured.
 NOISE = {"float64": 1e-9, "float32": 1e-4, "tf32": 0.004, "bf16": 0.01}
-MOST_WILD = 1.5e-3  # of the numbers that travelled
+MOST_WILD = 1e-3  # of the numbers that travelled
 LEAST_WILD = 3  # numbers: fewer than these in a small message prove nothing
 
 
@@ -55,9 +55,9 @@ def disputed(stages: Sequence[Recorded]) -> list[int]:
     ]
 
 
-def coarser(one: str, other: str) -> str:
-    """Of two types that matrices are multiplied in; one that is not known counts as the coarsest."""
-    return max((one, other), key=lambda name: NOISE.get(name, max(NOISE.values())))
+def noise_between(one: str, other: str) -> float:
+    """Of two machines that multiply in these types; one that is not known counts as the coarsest."""
+    return max(NOISE.get(name, max(NOISE.values())) for name in (one, other))
 
 
 def drawn(share: float, steps: int, stages: int, draw: random.Random) -> list[int]:

@@ -352,4 +352,7 @@ class Listener:
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, "no link is expected from this peer")
             return
         await context.send_initial_metadata(())
-        await link.run(context, path=checked_path(str(metadata.get("path", ""))))
+        try:
+            await link.run(context, path=checked_path(str(metadata.get("path", ""))))
+        except BadMessage as e:  # which the link keeps: the generation reports it
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(e))

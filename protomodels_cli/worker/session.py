@@ -93,10 +93,9 @@ class Session:
         self._snapshots = SnapshotExchange(
             spec, folder / "parts", line, metadata, self._chore, self._control.send, tell, activations
         )
-        self._building = Building(
-            spec, cards, self._engine, self._snapshots, self._basis, self._chore, self._control.send, tell
-        )
-        self._auditing = Auditing(line, metadata, self._building, self._snapshots, self._control.send, folder)
+        send = self._control.send
+        self._building = Building(spec, cards, self._engine, self._snapshots, self._basis, self._chore, send, tell)
+        self._auditing = Auditing(line, metadata, self._building, self._snapshots, send, folder)
         self._cpu_before: float | None = None
         self._figures, self._interrupts, self._shown = figures or Figures(), 0, 0.0
 
@@ -143,17 +142,10 @@ class Session:
         self._engine.order(orders.Describe())
         found = (await self._described).found
         if found is not None and self._in_memory is not None:
-            lineage, applied, prepared = found
-            register.holding.CopyFrom(
-                pb.Holding(
-                    lineage=lineage,
-                    stage=self._in_memory.stage,
-                    layers_per_stage=self._in_memory.layers_per_stage,
-                    applied=applied,
-                    prepared=prepared,
-                    generation=0 if self._generation is None else self._generation.number,
-                )
-            )
+            here, holding = self._in_memory, register.holding
+            holding.lineage, holding.applied, holding.prepared = found
+            holding.stage, holding.generation = here.stage, 0 if self._generation is None else self._generation.number
+            holding.layers_per_stage.extend(here.layers_per_stage)
         register.parts.extend(part_message(part) for part in self._snapshots.parts.all())
 
     def _tell_of_loss(self, reason: problems.Loss) -> None:

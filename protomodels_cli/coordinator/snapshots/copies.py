@@ -15,10 +15,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
+from protomodels_cli.coordinator.as_json import as_json
 from protomodels_cli.coordinator.history import History, beginning
 from protomodels_cli.coordinator.snapshots.manifest import MANIFEST, PUT_THERE, STORED
+from protomodels_cli.data.kept import KEPT
 from protomodels_cli.errors import UserError
 from protomodels_cli.lazy import lazy_import
+from protomodels_cli.spec.schema import RunSpec
 
 if TYPE_CHECKING:
     import fsspec
@@ -37,6 +40,12 @@ class TakenOver(Exception):
 
 class OutOfReach(Exception):
     """The store does not answer now, or not with what is there: whether that is whole nobody can say."""
+
+
+def papers(run_dir: Path, spec: RunSpec) -> dict[str, bytes]:
+    """The small files that go beside the snapshots."""
+    kept = [path for name in KEPT if (path := run_dir / name).exists()]
+    return {SPEC: as_json(spec.model_dump(mode="json")), **{path.name: path.read_bytes() for path in kept}}
 
 
 class Copies:
