@@ -113,10 +113,12 @@ def begin(*arguments: object, cwd: Path) -> Started:
     return process
 
 
-def begin_logged(folder: Path, name: str, arguments: Sequence[str], *_: object) -> Started:
-    """For `launch.local.start`, whose processes are each other's neighbours on one host."""
+def begin_logged(folder: Path, name: str, arguments: Sequence[str], *others: object) -> Started:
+    """For `launch.local.start`, whose processes are each other's neighbours on one host. The last of its arguments is
+    the join link, which goes to the others in the environment."""
+    link = [str(others[-1])] if others and others[-1] else []
     with open(os.devnull) as nothing, (folder / "logs" / f"{name}.log").open("a") as log:
-        return Started(COMMANDS, ["pmtrain", *arguments], [nothing.fileno(), log.fileno(), log.fileno()])
+        return Started(COMMANDS, ["pmtrain", *arguments, *link], [nothing.fileno(), log.fileno(), log.fileno()])
 
 
 def begin_afresh(*arguments: object, cwd: Path, **env: str) -> subprocess.Popen[str]:

@@ -84,19 +84,25 @@ class Gate(grpc.aio.ServerInterceptor):
         """The call with its messages read here: as bytes, and in time."""
         serve = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
 
-        async def requests(
-            messages: AsyncIterator[bytes], context: grpc.aio.ServicerContext, first: bytes | None
-        ) -> Any:
-            read = _parsed(handler.request_deserializer, right.most_bytes, context)
-            return _all(first, messages, read) if handler.request_streaming else await read(first or b"")
+        @asynccontextmanager
+        async def admitted(messages: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
+            """What the call is served with. A stream ends with what is no message, and is refused when it was served:
+            not from within, where somebody else may be writing."""
+            async with self._admitted(right, messages, context) as first:
+                sent = _Sent(first, messages, handler.request_deserializer, right.most_bytes)
+                request = sent.all() if handler.request_streaming else sent.parsed(first or b"")
+                if sent.wrong is None:
+                    yield request
+                if sent.wrong is not None:
+                    await calls.reject(context, sent.wrong)
 
         async def answer(messages: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> Any:
-            async with self._admitted(right, messages, context) as first:
-                return await serve(await requests(messages, context, first), context)
+            async with admitted(messages, context) as request:
+                return await serve(request, context)
 
         async def stream(messages: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
-            async with self._admitted(right, messages, context) as first:
-                said = serve(await requests(messages, context, first), context)
+            async with admitted(messages, context) as request:
+                said = serve(request, context)
                 if not hasattr(said, "aclose"):  # it writes by itself
                     await said
                     return
@@ -139,25 +145,27 @@ async def _first(messages: AsyncIterator[bytes], seconds: float) -> bytes | None
         return await anext(aiter(messages), None)
 
 
-def _parsed(
-    parse: Callable[[bytes], Any], most: int, context: grpc.aio.ServicerContext
-) -> Callable[[bytes], Awaitable[Any]]:
-    async def read(content: bytes) -> Any:
+class _Sent:
+    """What a caller sends, up to what is no message of the call: that is `wrong`."""
+
+    def __init__(self, first: bytes | None, rest: AsyncIterator[bytes], parse: Callable[[bytes], Any], most: int):
+        self._first, self._rest, self._parse, self._most = first, rest, parse, most
+        self.wrong: NotAMessage | None = None
+
+    def parsed(self, content: bytes) -> Any:
         try:
-            if len(content) <= most:
-                return parse(content)
+            if len(content) <= self._most:
+                return self._parse(content)
         except DecodeError:
             pass
-        await calls.reject(context, NotAMessage(len(content), most))
+        self.wrong = NotAMessage(len(content), self._most)
         return None
 
-    return read
-
-
-async def _all(
-    first: bytes | None, rest: AsyncIterator[bytes], read: Callable[[bytes], Awaitable[Any]]
-) -> AsyncIterator[Any]:
-    if first is not None:
-        yield await read(first)
-        async for content in rest:
-            yield await read(content)
+    async def all(self) -> AsyncIterator[Any]:
+        content = self._first
+        while content is not None:
+            message = self.parsed(content)
+            if self.wrong is not None:
+                return
+            yield message
+            content = await anext(aiter(self._rest), None)
