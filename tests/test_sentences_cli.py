@@ -64,12 +64,12 @@ OPTIONS: list[tuple[str, str, str]] = [
     ),
     (
         "plan fast.yaml --link 80mbit,25ms --speed 60tflops",
-        "snapshots.interval = 1: a snapshot is due every 205 ms, and uploading one takes 5.04 s",
-        "set snapshots.interval to 25 or more, or raise snapshots.max_bandwidth",
+        "snapshots.interval = 1: a snapshot is due every 205 ms, and uploading one takes 5.31 s",
+        "set snapshots.interval to 26 or more, or raise snapshots.max_bandwidth",
     ),
     (
         "plan timed.yaml --link 100kbit,25ms --speed 60tflops",
-        "snapshots.every = 5s: a snapshot is due every 9.5 s, and uploading one takes 8 min 24 s",
+        "snapshots.every = 5s: a snapshot is due every 9.5 s, and uploading one takes 8 min 51 s",
         "set snapshots.every to 9min or more",
     ),
     ("bench gpu --shape 3b", "--shape 3b: there is no such shape", "use tiny, 1b, 2b, 8b"),

@@ -339,7 +339,7 @@ CODECS = {
     "int9": f"there is no codec 'int9' | {HOW}",
     "int8+int8": f"'+int8' cannot follow a codec | {HOW}",
     "int8:3": "int8 takes no parameter | write int8",
-    "eden:5": "the bits per number must be 1, 2, 3 or 4, not '5' | write for example eden:4",
+    "eden:7": "the bits per number must be 1 to 6, not '7' | write for example eden:4",
     "topk:2": "the share of numbers to send must be above 0 and at most 1, not '2' | write for example topk:0.1",
     "lowrank:1.5": "the rank must be a whole number of at least 1, not '1.5' | write for example lowrank:4",
     "fp32+ef": "fp32 is exact, so ef has no error to correct | remove +ef, or use a lossy codec",

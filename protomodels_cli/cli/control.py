@@ -48,7 +48,9 @@ def stop(run: RunDirArgument) -> None:
 
 def kick(
     run: RunDirArgument,
-    peer: Annotated[str, typer.Argument(metavar="PEER", help="Its name, or its id, as `pmtrain peers` shows them.")],
+    peer: Annotated[
+        str, typer.Argument(metavar="PEER", help="The name or the id of the peer, as `pmtrain peers` shows them.")
+    ],
 ) -> None:
     """Send a peer away for good. What it joined with lets nobody in any more, or it would be back as another."""
     from dataclasses import replace

@@ -52,7 +52,9 @@ def list_tokens(run: RunDirArgument) -> None:
 @app.command()
 def revoke(
     run: RunDirArgument,
-    token: Annotated[str, typer.Argument(metavar="TOKEN", help="Its id, as `pmtrain token list` shows it.")],
+    token: Annotated[
+        str, typer.Argument(metavar="TOKEN", help="The id of the token, as `pmtrain token list` shows it.")
+    ],
 ) -> None:
     """Let nobody join with a token any more. `run`, the run's own, is replaced. Peers that are in the run stay."""
     folder, link, revoked = ask_owner(run, lambda desk: desk.revoke_token(token))
