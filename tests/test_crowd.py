@@ -82,6 +82,8 @@ def test_limits_of_connections_are_those_of_the_spec(tmp_path):
 class Said:
     """In place of the sessions: who was told what."""
 
+    routes = None
+
     def __init__(self) -> None:
         self.told: list[tuple[str, str]] = []
 

@@ -39,12 +39,13 @@ def commands() -> Iterator[tuple[str, list[str]]]:
     for pod in PODS:
         [container] = pod["containers"]
         yield f"kubernetes.yaml-{container['name']}", container["args"]
-    yield "skypilot.yaml", shlex.split(SKYPILOT["run"])[1:]
+    yield "skypilot.yaml", shlex.split(SKYPILOT["run"], comments=True)[1:]
 
 
 @pytest.mark.parametrize(("where", "words"), [*commands()], ids=[where for where, _ in commands()])
-def test_pmtrain_takes_the_command(where, words):
-    """It is parsed, not run."""
+def test_pmtrain_takes_the_command(where, words, monkeypatch):
+    """It is parsed, not run. Peers find the link in their environment."""
+    monkeypatch.setenv("PMTRAIN_LINK", "pm://…")
     group = get_command(app)
     name, *rest = words
     command = group.commands[name]

@@ -36,7 +36,7 @@ def joined(folder: Path, link: str, i: int) -> Started:
 
 
 def peer_folder(folder: Path, i: int) -> Path:
-    [found] = (folder / "run" / "peers" / str(i)).iterdir()
+    [found] = (path for path in (folder / "run" / "peers" / str(i)).iterdir() if path.is_dir())
     return found
 
 

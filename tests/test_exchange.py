@@ -17,6 +17,7 @@ from safetensors.torch import load
 from test_snapshots import CONTENTS, HASHES, Desk
 
 from protomodels_cli.coordinator import events as ev
+from protomodels_cli.coordinator.gate import Gate
 from protomodels_cli.coordinator.run_dir import open_run_dir
 from protomodels_cli.coordinator.service import Service
 from protomodels_cli.coordinator.snapshots import failures
@@ -43,8 +44,8 @@ async def exchange_of(
     """The peer that holds stage 0, or one that shows another `secret`."""
     spec, nothing = desk.state.spec, None
     run_dir = open_run_dir(folder / "run", spec, Path())
-    server = grpc.aio.server()
     service = Service(spec, run_dir, desk.told.append, desk.uploads, nothing)  # type: ignore[arg-type]
+    server = grpc.aio.server(interceptors=[Gate(service)])
     rpc.add_PeeringServicer_to_server(service, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
