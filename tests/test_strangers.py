@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
+import subprocess
+import sys
 import time
 
 import psutil
@@ -33,10 +35,6 @@ def link(pool: Pool) -> JoinLink:
     return JoinLink.parse((pool.start(make_spec(stages=1, steps=2, limits=limits), []) / "link").read_text())
 
 
-def memory(pool: Pool) -> int:
-    return psutil.Process(pool.coordinator.pid).memory_info().rss
-
-
 async def gets_in(link: JoinLink) -> float:
     """Seconds that a peer with the token takes."""
     began = time.monotonic()
@@ -48,21 +46,23 @@ async def gets_in(link: JoinLink) -> float:
 
 
 def test_messages_that_never_end_take_no_memory_and_hold_nobody_up(pool: Pool, link: JoinLink):
+    """By a process of its own, as strangers are."""
+    words = [sys.executable, __file__, str(link), str(pool.coordinator.pid)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+
+
+async def never_end(link: JoinLink, coordinator: psutil.Process) -> None:
     where = link.host, link.port
-
-    async def story() -> None:
-        await gets_in(link)
-        before = memory(pool)
-        sources = loopback_addresses(4)
-        sending = (half_sent(where, source, 16, 2 * MIB, 4 * MIB) for source in sources * 4)
-        crowd = [one for one in await asyncio.gather(*sending, return_exceptions=True) if isinstance(one, Http2)]
-        assert len(crowd) >= 8
-        assert memory(pool) - before < 16 * MIB
-        await gets_in(link)
-        for one in crowd:
-            one.close()
-
-    asyncio.run(story())
+    await gets_in(link)
+    before = coordinator.memory_info().rss
+    sending = (half_sent(where, source, 16, 2 * MIB, 4 * MIB) for source in loopback_addresses(4) * 4)
+    crowd = [one for one in await asyncio.gather(*sending, return_exceptions=True) if isinstance(one, Http2)]
+    assert len(crowd) >= 8
+    assert coordinator.memory_info().rss - before < 16 * MIB
+    await gets_in(link)
+    for one in crowd:
+        one.close()
 
 
 def test_connections_that_say_nothing_make_way(link: JoinLink):
@@ -121,3 +121,7 @@ def test_nonsense_is_refused_and_does_not_fill_the_log(pool: Pool, link: JoinLin
     said = log.read_bytes()[before:]
     assert len(said) < 4000, said[-2000:]
     assert b"Traceback" not in said
+
+
+if __name__ == "__main__":
+    asyncio.run(never_end(JoinLink.parse(sys.argv[1]), psutil.Process(int(sys.argv[2]))))
