@@ -77,7 +77,7 @@ def test_a_run_does_not_mind_all_attacks_at_once(scene):
             async with asyncio.timeout(10), a_guest(link):
                 return time.monotonic() - began
 
-        time.sleep(1.5)
+        time.sleep(1.5)  # of all attacks together
         assert asyncio.run(joins()) < 10
         assert coordinator.memory_info().rss - before < MEMORY_BOUND
         done = json.loads(attack.communicate("\n", timeout=30)[0])

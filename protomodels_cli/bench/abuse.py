@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -29,11 +28,10 @@ import psutil
 from protomodels_cli import PROTOCOL, __version__
 from protomodels_cli.bench.attack import READY, Order
 from protomodels_cli.bench.loopback import small
+from protomodels_cli.bench.phases import Row, link_bound, median_step, wait_for_steps
 from protomodels_cli.errors import UserError
 from protomodels_cli.launch.local import LocalRun, local_coordinator, local_run
 from protomodels_cli.quantities import duration, size
-from protomodels_cli.spec.link import parse_link
-from protomodels_cli.spec.schema import RunSpec
 from protomodels_cli.wire.client import coordinator_channel, operator
 from protomodels_cli.wire.join_link import JoinLink, fetch_authority
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
@@ -45,8 +43,7 @@ SETTLE = 5.0  # seconds at the beginning of a phase that are not looked at
 KINDS = ("nobody", "elsewhere", "door")
 SHARE = 0.5  # of a core, for the attacker
 CPU = Path("/sys/fs/cgroup/cpu")  # of the first version of cgroups
-START_SECONDS, JOIN_SECONDS = 180.0, 30.0
-Row = dict[str, Any]
+JOIN_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
@@ -58,25 +55,15 @@ class Setting:
     seconds: float  # of a phase
     turns: int
 
-    def spec(self) -> RunSpec:
-        return small(
-            name="abuse",
-            steps=1_000_000,
-            stages=2,
-            model={"layers": 2},
-            subspace={"form": "dense"},
-            wire={"forward": "fp32", "backward": "fp32", "link": parse_link(self.link).model_dump()},
-        )
-
 
 def measure(setting: Setting, say: Callable[[str], None]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as name:
         other = small(name="unrelated", steps=1_000_000, stages=2, model={"layers": 2})
         with (
-            local_run(setting.spec(), Path(name) / "run") as running,
+            local_run(link_bound("abuse", setting.link), Path(name) / "run") as running,
             local_coordinator(other, Path(name) / "other") as unrelated,
         ):
-            _wait_for_steps(running)
+            wait_for_steps(running)
             began = asyncio.run(_status(running.link))
             phases = _phases(setting, running, unrelated)
             ended = asyncio.run(_status(running.link))
@@ -96,7 +83,7 @@ def measure(setting: Setting, say: Callable[[str], None]) -> dict[str, Any]:
 
 def compared(steps: Sequence[Row], phases: Sequence[Row]) -> dict[str, Any]:
     """The median step of each kind of phase; `slowed`: under attack against the same attack elsewhere."""
-    of = {kind: _median(steps, [p for p in phases if p["kind"] == kind]) for kind in KINDS}
+    of = {kind: median_step(steps, [p for p in phases if p["kind"] == kind]) for kind in KINDS}
     ratio = of["door"]["step_s"] / of["elsewhere"]["step_s"] - 1 if all(row["steps"] for row in of.values()) else None
     attacked = [phase for phase in phases if phase["kind"] == "door"]
     memory = max((p["memory_bytes"] for p in attacked), default=0) - phases[0]["memory_bytes"]
@@ -116,11 +103,6 @@ def compared(steps: Sequence[Row], phases: Sequence[Row]) -> dict[str, Any]:
         and worst is not None
         and worst <= JOIN_BOUND,
     }
-
-
-def _median(steps: Sequence[Row], phases: Sequence[Row]) -> Row:
-    within = [s for s in steps if any(p["began"] <= s["at"] - s["seconds"] and s["at"] <= p["ended"] for p in phases)]
-    return {"steps": len(within), "step_s": statistics.median(s["seconds"] for s in within) if within else None}
 
 
 def _phases(setting: Setting, running: LocalRun, unrelated: LocalRun) -> list[Row]:
@@ -171,17 +153,6 @@ async def _join(link: JoinLink) -> float | None:
 async def _status(link: JoinLink) -> pb.RunStatus:
     async with operator(link) as coordinator:
         return await coordinator.status()
-
-
-def _wait_for_steps(running: LocalRun) -> None:
-    until, metrics = time.monotonic() + START_SECONDS, running.folder / "metrics.jsonl"
-    while not metrics.exists() or metrics.read_text().count('"event":"step"') < 3:
-        if running.coordinator.poll() is not None:
-            raise running.failure()
-        if time.monotonic() > until:
-            what = f"no step was decided within {duration(START_SECONDS)}"
-            raise UserError(what, f"look into {running.folder}/logs", "no_steps")
-        time.sleep(0.2)
 
 
 @contextlib.contextmanager

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -19,19 +18,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from protomodels_cli.bench.loopback import small
+from protomodels_cli.bench.phases import Row, link_bound, median_step, wait_for_steps
 from protomodels_cli.coordinator.watching import PAGE
-from protomodels_cli.errors import UserError
 from protomodels_cli.launch.local import LocalRun, local_run
 from protomodels_cli.quantities import duration
-from protomodels_cli.spec.link import parse_link
-from protomodels_cli.spec.schema import RunSpec
 
 BOUND = 0.05  # that a step may be slower by
 SETTLE = 3.0  # seconds at the beginning of a phase that are not looked at
 KINDS = ("nobody", "elsewhere", "page")
-START_SECONDS = 120.0
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -41,20 +35,10 @@ class Setting:
     seconds: float  # of a phase
     turns: int
 
-    def spec(self) -> RunSpec:
-        return small(
-            name="viewers",
-            steps=1_000_000,
-            stages=2,
-            model={"layers": 2},
-            subspace={"form": "dense"},
-            wire={"forward": "fp32", "backward": "fp32", "link": parse_link(self.link).model_dump()},
-        )
-
 
 def measure(setting: Setting, say: Callable[[str], None]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as name:
-        with local_run(setting.spec(), Path(name) / "run") as running:
+        with local_run(link_bound("viewers", setting.link), Path(name) / "run") as running:
             phases = _phases(setting, running)
         rows = [json.loads(line) for line in (running.folder / "metrics.jsonl").read_text().splitlines()]
     found = {"setting": asdict(setting), **compared([row for row in rows if row["event"] == "step"], phases)}
@@ -64,18 +48,13 @@ def measure(setting: Setting, say: Callable[[str], None]) -> dict[str, Any]:
 
 def compared(steps: Sequence[Row], phases: Sequence[Row]) -> dict[str, Any]:
     """The median step of each kind of phase; `slowed`: the page's against that of viewers elsewhere."""
-    of = {kind: _median(steps, [p for p in phases if p["kind"] == kind]) for kind in KINDS}
+    of = {kind: median_step(steps, [p for p in phases if p["kind"] == kind]) for kind in KINDS}
     ratio = of["page"]["step_s"] / of["elsewhere"]["step_s"] - 1 if all(row["steps"] for row in of.values()) else None
     return {**of, "slowed": ratio, "bound": BOUND, "within": ratio is not None and ratio < BOUND}
 
 
-def _median(steps: Sequence[Row], phases: Sequence[Row]) -> Row:
-    within = [s for s in steps if any(p["began"] <= s["at"] - s["seconds"] and s["at"] <= p["ended"] for p in phases)]
-    return {"steps": len(within), "step_s": statistics.median(s["seconds"] for s in within) if within else None}
-
-
 def _phases(setting: Setting, running: LocalRun) -> list[Row]:
-    _wait_for_steps(running)
+    wait_for_steps(running)
     page = (running.folder / PAGE).read_text().partition("?")[0]
     found = []
     with _process("relay", page) as (_, port):
@@ -92,17 +71,6 @@ def _phases(setting: Setting, running: LocalRun) -> list[Row]:
                 if running.coordinator.poll() is not None:
                     raise running.failure()
     return found
-
-
-def _wait_for_steps(running: LocalRun) -> None:
-    until, metrics = time.monotonic() + START_SECONDS, running.folder / "metrics.jsonl"
-    while not metrics.exists() or metrics.read_text().count('"event":"step"') < 3:
-        if running.coordinator.poll() is not None:
-            raise running.failure()
-        if time.monotonic() > until:
-            what = f"no step was decided within {duration(START_SECONDS)}"
-            raise UserError(what, f"look into {running.folder}/logs", "no_steps")
-        time.sleep(0.2)
 
 
 @contextlib.contextmanager

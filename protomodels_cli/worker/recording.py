@@ -22,8 +22,8 @@ Way = str  # in, out
 
 
 @dataclass
-class Recorded:
-    """One step's messages."""
+class _Step:
+    """Its messages."""
 
     folder: Path
     digests: dict[tuple[str, Way], dict[int, bytes]] = field(default_factory=dict)
@@ -34,7 +34,7 @@ class Recording:
 
     def __init__(self, folder: Path):
         self._folder = folder
-        self._steps: dict[int, Recorded] = {}
+        self._steps: dict[int, _Step] = {}
         self._granted = 0  # the step that this stage is at
         self._early: list[Message] = []  # of steps that this stage has not been granted yet
         self._writing = ThreadPoolExecutor(1, "recording")
@@ -46,7 +46,7 @@ class Recording:
         self._granted = step
         if not record:
             return
-        self._steps[step] = Recorded(self._folder / str(step))
+        self._steps[step] = _Step(self._folder / str(step))
         self._writing.submit(self._steps[step].folder.mkdir, parents=True, exist_ok=True)
         for old in sorted(self._steps)[:-STEPS]:
             self._writing.submit(shutil.rmtree, self._steps.pop(old).folder, True)
