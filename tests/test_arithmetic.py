@@ -1,5 +1,7 @@
 """How a stage computes: bfloat16 products, what is computed again in the backward pass, compiled operators."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from conftest import make_spec
@@ -9,14 +11,15 @@ from protomodels_cli.data.prepare import prepare
 from protomodels_cli.model import operators
 from protomodels_cli.model.arithmetic import choose
 from protomodels_cli.model.basis import initial_basis
-from protomodels_cli.model.llama import Multiplied
+from protomodels_cli.model.llama import Head, Multiplied, Running
+from protomodels_cli.model.loss import loss_and_gradient
 from protomodels_cli.model.products import add_product
 from protomodels_cli.model.reference import Reference
-from protomodels_cli.model.shape import slices
+from protomodels_cli.model.shape import Shape, slices
 from protomodels_cli.model.stage import Stage
 from protomodels_cli.worker.device import computation_of, try_compiling
 
-FORMS = ("reparam", "constrained", "dense")
+FORMS = ("two_stream", "reparam", "constrained", "dense")
 CPU = torch.device("cpu")
 PROBLEM = "no compiler here"
 
@@ -77,9 +80,20 @@ def test_the_losses_gradient_is_autograds():
     logits, targets = torch.randn(7, 50, dtype=torch.float64, requires_grad=True), torch.randint(50, (7,))
     right = torch.nn.functional.cross_entropy(logits, targets, reduction="none")
     (right.sum() * 0.3).backward()
-    losses, gradient = operators.losses_and_gradient(logits.detach(), targets, 0.3, torch.float64)
+    losses, gradient = operators.losses_and_gradient(logits.detach(), targets, torch.tensor(0.3), torch.float64)
     assert torch.allclose(losses, right, atol=1e-12)
     assert torch.allclose(gradient, logits.grad, atol=1e-12)
+
+
+def test_the_weight_of_a_loss_is_not_compiled_in():
+    """That of early losses is another in every step."""
+    compiled = torch.compile(operators.losses_and_gradient, backend="eager", fullgraph=True, dynamic=False)
+    spec = make_spec(subspace={"form": "two_stream"})
+    head, x, targets = Head(Shape.of(spec), 32), torch.randn(1, 8, 32), torch.arange(8).view(1, 8)
+    torch.nn.init.normal_(head.out.weight)
+    run = Running(replace(operators.EAGER, losses_and_gradient=compiled), torch.float32, x, x)
+    for step in range(2 * torch._dynamo.config.recompile_limit):
+        loss_and_gradient(head, run, x, targets, 8, 0.1 * step)
 
 
 def test_a_stage_that_cannot_compile_says_why_and_goes_on(monkeypatch):

@@ -174,7 +174,10 @@ def test_one_table_for_all_segments_or_one_for_each(tmp_path):
         save_reference(tmp_path / name, 1, subspace=KINDS[name], model=UNEVEN, stages=[1, 2, 1])
         exported(tmp_path / name, tmp_path / f"{name}.out")
         shapes = {n: w.shape for f in (tmp_path / f"{name}.out").glob("*.safetensors") for n, w in load_file(f).items()}
-        assert {n for n in shapes if "anchor" in n} == {f"model.layers.{i}.anchor.weight" for i in tables}
+        assert {n for n in shapes if "anchor.w" in n} == {f"model.layers.{i}.anchor.weight" for i in tables}
+        taps = tables if len(tables) > 1 else []
+        assert {n for n in shapes if "taps" in n} == {f"model.layers.{i}.anchor_taps.weight" for i in taps}
+        assert not any("early" in n for n in shapes)
         written = [shapes[f"model.layers.{i}.mlp.down_proj.weight"][0] for i in range(4)]
         assert written == [6, 6 + 32, 6, 32]  # the last matrix of a segment writes what goes on, and nothing else
         assert shapes["model.embed_tokens.weight"] == (256, 6)

@@ -193,7 +193,7 @@ def test_plan_cuts_between_segments_for_other_numbers_of_peers(peers, cut, stage
     assert done.exit_code == 0, done.output
     result = json.loads(done.stdout)
     assert [stage["layers"] for stage in result["forecast"]["stages"]] == cut
-    assert result["size"]["anchors"] == 4 * 256 * 32
+    assert result["size"]["anchors"] == 4 * (256 + 3) * 32
     assert result["anchor_bytes"] == 256 * (6 * 32 + 4)
     assert result["dense_size"]["anchors"] == 0
     if stages != "auto":

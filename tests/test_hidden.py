@@ -63,7 +63,7 @@ def test_what_is_resolved_says_the_number_and_what_it_goes_by():
         subspace={"form": "two_stream", "k": 64, "anchor": "segment"},
     )
     assert (two.model.hidden, two.model.dense_hidden) == (1504, 1376)
-    assert anchor_parameters(two) == 4 * 256 * 512
+    assert anchor_parameters(two) == 4 * (256 + 3) * 512
 
 
 @pytest.mark.parametrize("value", ["auto:0", "auto:", "auto:1.5", "wide", "auto:99999999", 0, True, 2.5, 1 << 25, [1]])

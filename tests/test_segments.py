@@ -18,6 +18,7 @@ from protomodels_cli.lab import plain_llama
 from protomodels_cli.lab.reconstruct import relative
 from protomodels_cli.model.reference import Reference
 from protomodels_cli.model.stage import t_fixed_of
+from protomodels_cli.protocol.steps import early_weight
 from protomodels_cli.spec import RunSpec, SpecError, parse_spec
 
 KINDS = [("two_stream", "fixed"), ("two_stream", "segment"), ("reparam", "segment"), ("dense", "segment")]
@@ -31,7 +32,7 @@ def a_spec(form: str, anchor: str, stages: Any = (1, 3, 2), segments: Any = (1, 
     return make_spec(
         stages=list(stages) if isinstance(stages, tuple) else stages,
         model=model,
-        subspace={"form": form, **(NARROW if anchor == "narrow" else {"anchor": anchor})},
+        subspace={"form": form, "early_loss": 0.3, **(NARROW if anchor == "narrow" else {"anchor": anchor})},
         groups=groups,
         **{"steps": 6} | sections,
     )
@@ -59,12 +60,13 @@ class Written:
         spec, k = self.spec, self.spec.subspace.k
         free = spec.model.layers - (spec.subspace.unconstrained_layers or 0)
         ends = [0, *itertools.accumulate(spec.layers_per_segment)]
+        self.sent: dict[int, Tensor] = {}  # by the last layer of a segment
         state = {"c": self.w["embed"][ids]}  # with r beside it, or x alone from the first free layer on
         for start, end in itertools.pairwise(ends):
             change = self.w.get(f"layers.{start}.anchor", torch.zeros(spec.vocab_size, spec.model.width))
             if spec.subspace.anchor_rank:
                 change = change @ self.lift(start)
-            state |= {"anchor": (self.fixed + change)[ids]}
+            state |= {"anchor": self._with_those_before((self.fixed + change)[ids], start)}
             state["r"] = torch.zeros_like(state["anchor"])
             for layer in range(start, end):
                 if layer == free and spec.form.has_basis:
@@ -81,7 +83,29 @@ class Written:
                             state["r"] = state["r"] + written[..., k:]
                     else:
                         state["c"] = state["c"] + written
+            if end < spec.model.layers:
+                self.sent[end - 1] = state["c"]
         return plain_llama._norm(self._read(state), self.w["head.norm"], self.config) @ self.w["head.out"].T
+
+    def _with_those_before(self, rows: Tensor, start: int) -> Tensor:
+        taps = self.w.get(f"layers.{start}.anchor.taps", torch.zeros(0))
+        found = rows
+        for t, back in itertools.product(range(rows.shape[1]), range(1, 1 + len(taps))):
+            if back <= t:
+                here = torch.zeros_like(rows)
+                here[:, t] = rows[:, t - back] * taps[back - 1]
+                found = found + here
+        return found
+
+    def early_losses(self, ids: Tensor) -> Tensor:
+        """Summed over segments and tokens."""
+        total = torch.zeros((), dtype=torch.float64)
+        for layer, c in self.sent.items():
+            gain, out = self.w[f"layers.{layer}.early.norm"], self.w[f"layers.{layer}.early.out"]
+            root = (c.square().mean(-1, keepdim=True) + self.spec.model.norm_eps).sqrt()
+            scores = torch.log_softmax(c / root * gain @ out.T, -1)[:, :-1]
+            total = total - scores.gather(-1, ids[:, 1:, None]).sum()
+        return total
 
     def lift(self, layer: int) -> Tensor:
         """Signs from the counter, over the root of the rank, row by row."""
@@ -112,11 +136,15 @@ class Written:
 def test_it_is_the_model_that_was_defined_forward_and_backward(form, anchor):
     r = trained(a_spec(form, anchor, compute={"dtype": "float64"}), 3)
     ids, targets = torch.arange(48).view(3, 16) * 5 % 256, torch.arange(48).view(3, 16) * 7 % 256
+    for trainer in r.trainers:
+        trainer.begin(1)  # where early losses have two thirds of their weight
     flights = r.forward(ids, 1, 0)
     right = Written(r)
     logits = right.logits(ids)
     assert relative(r.stages[-1].logits(flights[-1].output).detach(), logits.detach()) < 1e-12
-    plain_llama.mean_loss(logits, targets).backward()
+    assert len(right.sent) == 3
+    early = right.early_losses(ids) * 0.2 * r.stages[-1].loss_scale
+    (plain_llama.mean_loss(logits, targets) + early).backward()
     _, gradient = r.stages[-1].run_loss(flights[-1], targets, 1 / targets.numel())
     for i in reversed(range(len(r.stages) - 1)):
         gradient = r.stages[i].run_backward(flights[i], gradient)
@@ -133,6 +161,18 @@ def test_no_cut_into_whole_segments_changes_a_bit(kind, dtype):
     form, anchor = kind
     cuts = ([1, 1, 2, 2], [6], [2, 4], [4, 2], [1, 5], [1, 3, 2])
     assert len({trained(a_spec(form, anchor, cut, compute={"dtype": dtype})).weights_sha256() for cut in cuts}) == 1
+
+
+def test_early_losses_fall_to_nothing_at_half_of_the_steps_and_leave_their_heads():
+    spec = a_spec("two_stream", "segment", compute={"dtype": "float64"})
+    assert [early_weight(spec, step) for step in range(1, 7)] == pytest.approx([0.2, 0.1, 0, 0, 0, 0])
+    r = trained(spec, 2)
+    assert all(p.any() for n, p in r.stages[0].named_parameters() if ".early." in n)
+    for trainer in r.trainers:
+        trainer.begin(3)
+    r.accumulate(3)
+    found = {p.name: p.take_gradient() for trainer in r.trainers for p in trainer.optimizer.parameters}
+    assert {name for name, gradient in found.items() if not gradient.any()} == {n for n in found if ".early." in n}
 
 
 def test_segments_are_the_models_and_not_the_cuts():

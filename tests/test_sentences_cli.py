@@ -64,12 +64,12 @@ OPTIONS: list[tuple[str, str, str]] = [
     ),
     (
         "plan fast.yaml --link 80mbit,25ms --speed 60tflops",
-        "snapshots.interval = 1: a snapshot is due every 205 ms, and uploading one takes 5.31 s",
+        "snapshots.interval = 1: a snapshot is due every 205 ms, and uploading one takes 5.32 s",
         "set snapshots.interval to 26 or more, or raise snapshots.max_bandwidth",
     ),
     (
         "plan timed.yaml --link 100kbit,25ms --speed 60tflops",
-        "snapshots.every = 5s: a snapshot is due every 9.5 s, and uploading one takes 8 min 51 s",
+        "snapshots.every = 5s: a snapshot is due every 9.5 s, and uploading one takes 8 min 52 s",
         "set snapshots.every to 9min or more",
     ),
     ("bench gpu --shape 3b", "--shape 3b: there is no such shape", "use tiny, 1b, 2b, 8b"),
@@ -258,7 +258,7 @@ PLAN = """\
 tiny: two_stream, k = #, int# forward and int# backward, # peers of # TFLOP/s (--speed), each with a connection of # \
 Mbit/s, # ms of latency
 The model: # k parameters in blocks (hidden #), # MFLOP a token; embedding # k, head # k (# MFLOP a token), \
-anchors # M.
+anchors # M, early heads # k (in training alone).
 Dense, of equal shape: # k parameters in blocks (hidden #), # MFLOP a token; embedding # k, head # k (# MFLOP a token).
 Every step sends # KiB forward and # KiB backward over each boundary, headers included.
 A step takes # ms (#k tok/s); with an ideal link it would take # ms.

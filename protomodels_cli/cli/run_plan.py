@@ -83,6 +83,7 @@ def candidates(spec: RunSpec) -> list[RunSpec]:
         data: dict[str, Any] = spec.model_dump(mode="json")
         rank = None if anchor == "fixed" else spec.subspace.anchor_rank
         data["subspace"] |= {"form": form, "k": k, "anchor": anchor, "anchor_rank": rank, "update": {}}
+        data["subspace"] |= {"anchor_tokens": None, "early_loss": None}  # as is best with each
         if form != spec.subspace.form:
             data["subspace"]["unconstrained_layers"] = None  # the form's own
         if not spec.has_segments:
@@ -180,6 +181,7 @@ def _sizes(spec: RunSpec) -> str:
 
     def one(m: ModelSize) -> str:
         anchors = f", anchors {count(m.anchors)}" if m.anchors else ""
+        anchors += f", early heads {count(m.early)} (in training alone)" if m.early else ""
         return (
             f"{count(m.blocks)} parameters in blocks (hidden {m.hidden}), {rate(m.block_flops, 'FLOP')} a token; "
             f"embedding {count(m.embedding)}, head {count(m.head)} ({rate(m.head_flops, 'FLOP')} a token){anchors}"

@@ -58,6 +58,7 @@ class Activations:
         self.segments = (self.segments or [0] * m.layers)[:first_free]
         trained = spec.subspace.anchor != "fixed"
         self.anchor = tokens * m.width * product if spec.form.has_basis or trained else 0  # its rows
+        self.unmixed = tokens * m.width * product if spec.anchor_tokens > 1 else 0  # the same before its taps
         message = tokens * spec.boundary_width * stored
         self.out = message + tokens * 16  # what was sent; token ids and targets
         self.came = message  # what the stage got
@@ -69,13 +70,16 @@ class Activations:
         wide = max((4 - computation.compiled) * b.hidden, 4 * (b.inner + b.kv))
         self.passing = tokens * (wide * product + 3 * max(widths) * stored) + message + self.anchor
         self.passing += trained * (self.anchor + TOUCHING * spec.vocab_size)
+        self.passing += 3 * self.unmixed  # gradients of the rows, and of what they were multiplied with
         if lift_numbers(spec):  # the table's own rows, and their gradients
             self.passing += 2 * tokens * spec.anchor_width * stored
         # A chunk's logits and their gradient, and the gradient of the chunk before; eager operators also make
         # log-probabilities, probabilities, the targets' mask twice and the difference.
         logits = min(spec.compute.loss_chunk, tokens) * spec.vocab_size
-        self.loss = logits * (3 * product if computation.compiled else 2 * product + 4 * stored + 1)
-        self.loss += tokens * m.width * (2 * product + 3 * stored) + message  # the head's norm, the stream's gradient
+        chunk = logits * (3 * product if computation.compiled else 2 * product + 4 * stored + 2)
+        # The head's norm, the stream's gradient. Of a segment's own head: its norm, three gradients of what it reads.
+        self.loss = chunk + tokens * m.width * (2 * product + 3 * stored) + message
+        self.early = chunk + tokens * spec.boundary_width * (2 * product + 3 * stored) + 3 * message + 32 * tokens
         self.evaluation = logits * (product + 2 * stored) + self.passing
 
 

@@ -19,7 +19,7 @@ from protomodels_cli.cost.units import (
     unit_state_bytes,
 )
 from protomodels_cli.forms import Dense, Form, Role, Sizes
-from protomodels_cli.spec.cut import anchored_layers
+from protomodels_cli.spec.cut import anchored_layers, heading_layers
 from protomodels_cli.spec.optimizer import STEP_NUMBERS
 from protomodels_cli.spec.schema import RunSpec
 
@@ -73,9 +73,10 @@ class StageMemory:
         self._basis = m.width * spec.subspace.k * number if spec.form.has_basis else 0
         self._shared = t_fixed_bytes(spec) + self._basis + m.context * m.head_dim * number  # the last: rotary tables
         self._codecs_in_flight = in_flight_of_codecs(spec)
-        self._stepping, self._anchored = _stepping(spec), anchored_layers(spec)
+        self._stepping, self._anchored, self._heading = _stepping(spec), anchored_layers(spec), heading_layers(spec)
         b, columns = Block.of(spec), max(m.width, spec.form.state_width(Sizes.of(spec)))
-        self._largest = (columns * max(b.inner, b.hidden), spec.vocab_size * m.width)  # a layer's matrix, the head's
+        # A layer's matrix, the head's and an early head's.
+        self._largest = columns * max(b.inner, b.hidden), *(spec.vocab_size * w for w in (m.width, spec.boundary_width))
         self._covariance = 4 * 8 * m.width**2 if spec.form.has_basis else 0  # of the stream's gradients, in float64
         self._computations = computations(spec.compute)
         self._activations: dict[Computation, Activations] = {}
@@ -106,7 +107,8 @@ class StageMemory:
         training += self._staged.device.at(first, last)
         # Nothing is in flight while the optimizer steps, nor in an evaluation, which has no gradients either.
         gradients = self._units(self._gradients_before, first_layer, end_layer)
-        holds = (True, first, last, not self._anchored.isdisjoint(range(first_layer, end_layer)))
+        own = range(first_layer, end_layer)
+        holds = (True, first, last, not self._anchored.isdisjoint(own), not self._heading.isdisjoint(own))
         stepping = max(bytes_ for bytes_, there in zip(self._stepping, holds, strict=True) if there)
         working = max(training, stepping, a.evaluation * last - gradients)
         return self.resident(first_layer, end_layer, computation) + working + (self._covariance if last else 0)
@@ -148,11 +150,15 @@ class StageMemory:
     ) -> int:
         a, last = self._of(computation), end_layer == self.layers
         layers = a.layers[first_layer:end_layer]
-        again = {"none": 0, "block": max(layers), "stage": 0 if last else sum(layers)}[recompute]
+        whole = sum(layers) + self._besides_layers(a, range(first_layer, end_layer))
+        again = {"none": 0, "block": max(layers), "stage": 0 if last else whole}[recompute]
         backward = again + a.passing
+        early = not self._heading.isdisjoint(range(first_layer, end_layer))
         if a.product < number_bytes(self.spec) and not computation.gpu:  # the CPU adds a matrix's gradient by a copy
-            backward += a.product * max(self._largest[: 1 + last])
-        working = max(backward, a.loss if last else 0)
+            there = (True, last, early)
+            backward += a.product * max(n for n, is_there in zip(self._largest, there, strict=True) if is_there)
+        before = again if recompute == "stage" else 0  # the first gradient
+        working = max(backward, a.loss * last, (before + a.early) * early)
         return self.in_flight(first_layer, end_layer, recompute, held, computation) + working
 
     def _of(self, computation: Computation) -> Activations:
@@ -175,9 +181,17 @@ class StageMemory:
             kept = sum(a.states[span]) + a.anchor * len(set(a.segments[span]))
         else:
             kept = sum(a.layers[span]) if recompute == "none" or end_layer == self.layers else 0
+        if kept:
+            kept += self._besides_layers(a, range(first_layer, end_layer))
         if first_layer and not (kept and a.came_is_input):
             each += a.came
         return held * (each + kept)
+
+    def _besides_layers(self, a: Activations, layers: range) -> int:
+        """What autograd saves between them: of anchors, and of what segments within would have sent."""
+        return a.unmixed * len(self._anchored.intersection(layers)) + a.came * len(
+            self._heading.intersection(layers[:-1])
+        )
 
 
 _newest: tuple[RunSpec, StageMemory] | None = None
@@ -192,10 +206,10 @@ def stage_memory(spec: RunSpec) -> StageMemory:
     return _newest[1]
 
 
-def _stepping(spec: RunSpec) -> tuple[int, int, int, int]:
-    """Bytes that the optimizer makes of passing tensors: for a layer's matrix, the embedding, the head and an anchor.
-    It takes one parameter at a time, and of that some rows (Muon: all); AdamW's fused step makes none. Left out: small
-    matrices that Muon moves together on a GPU, at most TOGETHER_NUMBERS."""
+def _stepping(spec: RunSpec) -> tuple[int, ...]:
+    """Bytes that the optimizer makes of passing tensors: for a layer's matrix, the embedding, the head, an anchor and
+    an early head. It takes one parameter at a time, and of that some rows (Muon: all); AdamW's fused step makes none.
+    Left out: small matrices that Muon moves together on a GPU, at most TOGETHER_NUMBERS."""
     b, sizes, number = Block.of(spec), Sizes.of(spec), number_bytes(spec)
 
     def one(form: type[Form], role: Role, rows: int, stored: int) -> int:
@@ -216,4 +230,5 @@ def _stepping(spec: RunSpec) -> tuple[int, int, int, int]:
         one(spec.form, "embedding", vocab, spec.form.embedding_width(sizes)),
         one(Dense, "head", vocab, width),
         one(Dense, "anchor", vocab, spec.anchor_width),
+        one(Dense, "head", vocab, spec.boundary_width),
     )

@@ -15,7 +15,7 @@ from protomodels_cli.cost.units import Block, keeps_first_of_rows, moment_bytes
 from protomodels_cli.forms import Dense, Form, Role, Sizes
 from protomodels_cli.protocol import steps
 from protomodels_cli.safetensors_file import DTYPES, SafetensorsFile
-from protomodels_cli.spec.cut import anchored_layers, closing_layers
+from protomodels_cli.spec.cut import anchored_layers, closing_layers, heading_layers
 from protomodels_cli.spec.schema import RunSpec
 
 APPLIED = "optimizer/applied"
@@ -126,6 +126,7 @@ def _parameters(spec: RunSpec, layers: range) -> Iterator[tuple[str, Role, type[
     """Name, role, form (of a matrix that writes to the stream; dense for all others) and shape of each parameter."""
     m, sizes, b = spec.model, Sizes.of(spec), Block.of(spec)
     anchored, closing, first_free = anchored_layers(spec), closing_layers(spec), m.layers - spec.form.free_layers(sizes)
+    heading = heading_layers(spec)
     assert m.head_dim is not None
     if layers.start == 0:
         yield "embed.weight", "embedding", spec.form, (spec.vocab_size, spec.form.embedding_width(sizes))
@@ -133,6 +134,11 @@ def _parameters(spec: RunSpec, layers: range) -> Iterator[tuple[str, Role, type[
         form = spec.form if i < first_free else Dense
         if i in anchored:
             yield f"layers.{i}.anchor.weight", "anchor", Dense, (spec.vocab_size, spec.anchor_width)
+            if spec.anchor_tokens > 1:
+                yield f"layers.{i}.anchor.taps.weight", "gain", Dense, (spec.anchor_tokens - 1, m.width)
+        if i in heading:
+            yield f"layers.{i}.early.norm.weight", "gain", Dense, (spec.boundary_width,)
+            yield f"layers.{i}.early.out.weight", "head", Dense, (spec.vocab_size, spec.boundary_width)
         gains = {"attn_norm": m.width, "mlp_norm": m.width}
         gains |= {"attn.q_norm": m.head_dim, "attn.k_norm": m.head_dim} if m.qk_norm else {}
         for name, width in gains.items():

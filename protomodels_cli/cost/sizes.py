@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from protomodels_cli.cost.units import anchor_parameters, block_parameters, unit_flops, unit_parameters
+from protomodels_cli.cost.units import (
+    anchor_parameters,
+    block_parameters,
+    early_parameters,
+    unit_flops,
+    unit_parameters,
+)
 from protomodels_cli.forms import Dense
 from protomodels_cli.spec.schema import RunSpec
 
@@ -18,6 +24,7 @@ class ModelSize:
     embedding: int
     head: int
     anchors: int  # the tables of all segments together
+    early: int  # heads of segments, which end with the training
     block_flops: float
     head_flops: float
 
@@ -31,6 +38,7 @@ class ModelSize:
             embedding=parameters["embed"],
             head=parameters["head"],
             anchors=anchor_parameters(spec),
+            early=early_parameters(spec),
             block_flops=sum(flops.values()) - flops["head"],
             head_flops=flops["head"],
         )
@@ -39,5 +47,5 @@ class ModelSize:
 def dense_model(spec: RunSpec) -> RunSpec:
     """The dense model of equal shape: with the hidden width that `hidden: auto` goes by, or the same one."""
     hidden = spec.model.dense_hidden or spec.model.hidden
-    subspace = spec.subspace.model_copy(update={"form": Dense.name, "anchor": "fixed"})
+    subspace = spec.subspace.model_copy(update={"form": Dense.name, "anchor": "fixed", "early_loss": 0.0})
     return spec.model_copy(update={"model": spec.model.model_copy(update={"hidden": hidden}), "subspace": subspace})

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from protomodels_cli.forms import Dense, Form, Role, Sizes
-from protomodels_cli.spec.cut import anchored_layers, closing_layers, layers_per_stage, spans
+from protomodels_cli.spec.cut import anchored_layers, closing_layers, heading_layers, layers_per_stage, spans
 from protomodels_cli.spec.groups import settings
 from protomodels_cli.spec.schema import RunSpec
 
@@ -58,12 +58,16 @@ def _writers(spec: RunSpec) -> list[Writers]:
     ]
 
 
-def _units(spec: RunSpec, embed: int, layer: Callable[[Writers], int], head: int, anchor: int = 0) -> dict[str, int]:
-    """One number for each unit, in layer order. The first layer of a segment has its anchor's table, where those are
-    trained."""
+def _units(
+    spec: RunSpec, embed: int, layer: Callable[[Writers], int], head: int, anchor: int = 0, early: int = 0
+) -> dict[str, int]:
+    """One number for each unit, in layer order. The first layer of a segment has its anchor, where those are trained,
+    and the last its early head."""
     layers = {f"layers.{i}": layer(writers) for i, writers in enumerate(_writers(spec))}
     for i in anchored_layers(spec):
         layers[f"layers.{i}"] += anchor
+    for i in heading_layers(spec):
+        layers[f"layers.{i}"] += early
     return {"embed": embed, **layers, "head": head}
 
 
@@ -75,19 +79,35 @@ def unit_parameters(spec: RunSpec) -> dict[str, int]:
         embed=spec.vocab_size * spec.form.embedding_width(sizes),
         layer=lambda w: b.reads + b.gains + b.inner * w.o + b.hidden * w.down,
         head=width + width * spec.vocab_size,
-        anchor=spec.vocab_size * spec.anchor_width,
+        anchor=spec.vocab_size * spec.anchor_width + _taps(spec),
+        early=_early_head(spec),
     )
 
 
 def anchor_parameters(spec: RunSpec) -> int:
-    """Trainable numbers of all anchors' tables."""
-    return len(anchored_layers(spec)) * spec.vocab_size * spec.anchor_width
+    """Trainable numbers of all anchors."""
+    return len(anchored_layers(spec)) * (spec.vocab_size * spec.anchor_width + _taps(spec))
+
+
+def early_parameters(spec: RunSpec) -> int:
+    """Trainable numbers of all early heads, which are there in training alone."""
+    return len(heading_layers(spec)) * _early_head(spec)
 
 
 def block_parameters(spec: RunSpec) -> int:
-    """Trainable numbers of all blocks, without the tables of anchors that they hold."""
+    """Trainable numbers of all blocks, without the anchors and early heads that they hold."""
     units = unit_parameters(spec)
-    return sum(n for unit, n in units.items() if unit not in ("embed", "head")) - anchor_parameters(spec)
+    all_layers = sum(n for unit, n in units.items() if unit not in ("embed", "head"))
+    return all_layers - anchor_parameters(spec) - early_parameters(spec)
+
+
+def _taps(spec: RunSpec) -> int:
+    """Weights of an anchor for the tokens before a token."""
+    return (spec.anchor_tokens - 1) * spec.model.width
+
+
+def _early_head(spec: RunSpec) -> int:
+    return spec.boundary_width * (1 + spec.vocab_size)
 
 
 def unit_gradient_bytes(spec: RunSpec) -> dict[str, int]:
@@ -113,6 +133,7 @@ def unit_multiplied(spec: RunSpec) -> dict[str, int]:
         embed=0,
         layer=lambda w: b.reads + b.inner * w.o + b.hidden * w.down,
         head=spec.model.width * spec.vocab_size,
+        early=spec.boundary_width * spec.vocab_size,
     )
 
 
@@ -130,7 +151,8 @@ def unit_state_bytes(spec: RunSpec) -> dict[str, int]:
             + _kept(spec, w.form, "writer", b.hidden, w.down)
         ),
         head=_kept(spec, Dense, "head", vocab, width) + 2 * width * number,
-        anchor=_kept(spec, Dense, "anchor", vocab, spec.anchor_width),
+        anchor=_kept(spec, Dense, "anchor", vocab, spec.anchor_width) + 2 * _taps(spec) * number,
+        early=_kept(spec, Dense, "head", vocab, spec.boundary_width) + 2 * spec.boundary_width * number,
     )
 
 
@@ -172,8 +194,8 @@ def keeps_first_of_rows(spec: RunSpec, role: Role) -> bool:
 def unit_flops(spec: RunSpec) -> dict[str, float]:
     """Floating point operations a token, forward and backward: 6 for each multiply-add of the forward pass.
 
-    Whole numbers, so that sums do not depend on their order. Left out: what is not a product of matrices, and the few
-    products at a boundary.
+    Whole numbers, so that sums do not depend on their order. Early heads as long as they count. Left out: what is not a
+    product of matrices, and the few products at a boundary.
     """
     b, sizes = Block.of(spec), Sizes.of(spec)
     attention = b.inner * (spec.model.context + 1)  # scores and their use; a token sees half the window on average
@@ -183,6 +205,7 @@ def unit_flops(spec: RunSpec) -> dict[str, float]:
         layer=lambda w: 6 * (b.reads + b.inner * w.o + b.hidden * w.down + attention) + w.form.reading_flops(sizes),
         head=6 * spec.model.width * spec.vocab_size,
         anchor=4 * lift_numbers(spec),  # which has no gradient
+        early=6 * spec.boundary_width * spec.vocab_size,
     )
     return {unit: float(n) for unit, n in flops.items()}
 

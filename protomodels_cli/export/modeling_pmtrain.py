@@ -1,7 +1,8 @@
 """A model that pmtrain has trained in segments: a Llama decoder, with `qk_norm` Qwen3's, apart from two things.
 
 Anchors: for every token a segment adds a row of a table to the stream x, in place of the row of the segment before it.
-With `num_anchors` 1 one table serves all segments; else each has its own, at its first layer.
+With `num_anchors` 1 one table serves all segments; else each has its own, at its first layer. Of `anchor_tokens` n the
+rows of the n - 1 tokens before it are added too, each with a weight for each channel.
 
 Two streams, where `carried_width` k is not null: only k coordinates c go from segment to segment, x = anchor[token] +
 c·Uᵀ at the start of each (U is `basis`). In all segments but the last a block writes to both, c and x, so that its
@@ -12,6 +13,7 @@ An ordinary Llama has neither: what it writes stays in the stream to the end, an
 
 from __future__ import annotations
 
+import copy
 from itertools import accumulate
 from typing import Any
 
@@ -40,6 +42,7 @@ class PmtrainConfig(PretrainedConfig):
         qk_norm: bool = False,
         segments: tuple[int, ...] = (1, 1),  # layers in each
         num_anchors: int = 2,
+        anchor_tokens: int = 1,
         carried_width: int | None = None,
         initializer_range: float = 0.02,
         use_cache: bool = True,
@@ -50,7 +53,8 @@ class PmtrainConfig(PretrainedConfig):
         self.num_key_value_heads, self.head_dim, self.qk_norm = num_key_value_heads, head_dim, qk_norm
         self.max_position_embeddings, self.rope_theta = max_position_embeddings, rope_theta
         self.rms_norm_eps, self.initializer_range, self.use_cache = rms_norm_eps, initializer_range, use_cache
-        self.segments, self.num_anchors, self.carried_width = list(segments), num_anchors, carried_width
+        self.segments, self.num_anchors, self.anchor_tokens = list(segments), num_anchors, anchor_tokens
+        self.carried_width = carried_width
         super().__init__(**{"tie_word_embeddings": False, **others})
 
 
@@ -89,10 +93,23 @@ class FeedForward(nn.Module):
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
+class Taps(nn.Module):
+    def __init__(self, config: PmtrainConfig):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(config.anchor_tokens - 1, config.hidden_size))
+
+    def forward(self, rows: Tensor) -> Tensor:
+        mixed = rows
+        for back, weight in enumerate(self.weight, 1):
+            mixed = mixed + F.pad(rows, (0, 0, back, 0))[:, : rows.shape[1]] * weight
+        return mixed
+
+
 class Layer(nn.Module):
     def __init__(self, config: PmtrainConfig, layer: int, attended: int, fed: int, has_anchor: bool):
         super().__init__()
         self.anchor = nn.Embedding(config.vocab_size, config.hidden_size) if has_anchor else None
+        self.anchor_taps = Taps(config) if has_anchor and config.anchor_tokens > 1 else None
         self.input_layernorm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.self_attn = Attention(config, layer, attended)
         self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
@@ -113,17 +130,28 @@ class Decoder(nn.Module):
             self.layers.append(Layer(config, i, written, last, i in self.starts[: config.num_anchors]))
         self.norm = nn.RMSNorm(width, config.rms_norm_eps)
 
-    def forward(self, ids: Tensor, cos: Tensor, sin: Tensor, mask: Tensor, remember: Any) -> Tensor:
+    def forward(self, ids: Tensor, seen: Tensor, cos: Tensor, sin: Tensor, mask: Tensor, remember: Any) -> Tensor:
+        """`seen`: the tokens so far, these included."""
         x = c = self.embed_tokens(ids)
         layer: Any
         anchor: Any = 0
         for i, layer in enumerate(self.layers):
             if i in self.starts:
-                before, anchor = anchor, anchor if layer.anchor is None else layer.anchor(ids)
+                before, anchor = anchor, anchor if layer.anchor is None else self.anchor_of(layer, ids, seen, mask)
                 x = x + (anchor - before) if self.basis is None else self.basis(c) + anchor
             x, c = self.add(x, c, layer.self_attn(layer.input_layernorm(x), cos, sin, mask, remember))
             x, c = self.add(x, c, layer.mlp(layer.post_attention_layernorm(x)))
         return self.norm(x)
+
+    def anchor_of(self, layer: Any, ids: Tensor, seen: Tensor, mask: Tensor) -> Tensor:
+        if layer.anchor_taps is None:
+            return layer.anchor(ids)
+        tokens = ids.shape[1]
+        recent = tokens + len(layer.anchor_taps.weight)
+        visible = mask[..., -1, : seen.shape[1]]  # to the last token: no padding is
+        visible = (visible if visible.dim() < 3 else visible[:, 0])[..., -recent:]
+        rows = layer.anchor(seen[:, -recent:]) * (visible if visible.dtype == torch.bool else visible >= 0)[..., None]
+        return layer.anchor_taps(rows)[:, -tokens:]
 
     def add(self, x: Tensor, c: Tensor, written: Tensor) -> tuple[Tensor, Tensor]:
         if self.basis is None or written.shape[-1] == x.shape[-1]:
@@ -170,10 +198,22 @@ class PmtrainForCausalLM(PreTrainedModel, GenerationMixin):
         def remember(k: Tensor, v: Tensor, layer: int) -> tuple[Tensor, Tensor]:
             return cache.update(k, v, layer, {"cache_position": places})
 
-        x = self.model(input_ids, cos, sin, mask, None if cache is None else remember)
+        seen = input_ids if cache is None else self.seen(cache, input_ids, past, remember)
+        x = self.model(input_ids, seen, cos, sin, mask, None if cache is None else remember)
         logits = self.lm_head(x[:, slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep])
         loss = None if labels is None else self.loss_function(logits, labels, self.config.vocab_size, **others)
         return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=cache)
+
+    def seen(self, cache: Any, ids: Tensor, past: int, remember: Any) -> Tensor:
+        """The tokens so far, these included: one more layer of the cache, so that they are kept, repeated and put into
+        another order as keys are."""
+        layer = self.config.num_hidden_layers
+        if self.config.anchor_tokens == 1:
+            return ids
+        if cache.layer_class_to_replicate is None and len(cache.layers) == layer:
+            cache.layers.append(copy.deepcopy(cache.layers[0]))  # nothing is in it yet
+        keys, _ = remember(*2 * (ids[:, None, :, None].float(),), layer)
+        return keys[:, 0, : past + ids.shape[1], 0].long()
 
 
 def causal_mask(attention_mask: Tensor | None, past: int, tokens: int, device: torch.device) -> Tensor:

@@ -75,6 +75,11 @@ def stage_weights(source: Source, stage: int, hashes: dict[str, str] | None = No
         is_added = slice_.is_first or modules.shape.trains_anchors
         t_fixed: TFixed | None = t_fixed_of(spec) if is_added and spec.form.has_basis else None
         yield {name: make for name, _, make in exported_weights(modules, t_fixed, stored)}
+        if hashes is not None:
+            for name in shapes.keys() - hashes.keys():  # what was there for training alone
+                stored(name)
+            for name in shapes:
+                hashes[name] = hashes.pop(name)  # in the order in which all are hashed
 
 
 def slices_of(layers: tuple[int, ...]) -> list[Slice]:

@@ -64,6 +64,8 @@ class Form:
     has_local_stream: ClassVar[bool] = False
     # Whether segments train anchors of their own where the spec does not say.
     trains_anchors: ClassVar[bool] = False
+    # The weight that their own losses have then at the start.
+    early_loss: ClassVar[float] = 0.0
 
     def __init__(self, basis: Any = None):
         assert (basis is not None) == self.has_basis

@@ -50,6 +50,7 @@ class TwoStream(LocalStream):
     about = "trains coordinates and a full-width stream that ends with its segment"
     remakes_stream = True
     trains_anchors = True
+    early_loss = 0.3
 
     @classmethod
     def state_width(cls, sizes: Sizes) -> int:

@@ -33,7 +33,8 @@ class Architecture:
         if self.segments is None:
             return ordinary
         basis = ["basis"] if self.segments.carried else []
-        return [*ordinary, *basis, *(f"layers.{i}.anchor" for i in self.segments.anchored)]
+        own = ["anchor", "anchor.taps"] if self.segments.anchor_tokens > 1 else ["anchor"]
+        return [*ordinary, *basis, *(f"layers.{i}.{name}" for i in self.segments.anchored for name in own)]
 
     def name(self, module: str) -> str:
         """Of its weight, as Hugging Face has it."""
@@ -51,6 +52,7 @@ class Architecture:
             "embed": (self.vocab_size, carried),
             "basis": (self.width, carried),
             "anchor": (self.vocab_size, self.width),
+            "anchor.taps": (0 if self.segments is None else self.segments.anchor_tokens - 1, self.width),
             "head.out": (self.vocab_size, self.width),
             "head.norm": (self.width,),
             "attn_norm": (self.width,),

@@ -18,7 +18,7 @@ _IN_A_LAYER = {
     "mlp.up": "mlp.up_proj",
     "mlp.down": "mlp.down_proj",
 }
-_AT_A_START = {"anchor": "anchor"}  # in the first layer of a segment
+_AT_A_START = {"anchor": "anchor", "anchor.taps": "anchor_taps"}  # in the first layer of a segment
 _ONLY_WITH_QK_NORM = {"attn.q_norm", "attn.k_norm"}
 
 

@@ -17,6 +17,7 @@ class Segments:
     layers: tuple[int, ...]  # in each
     anchors: int  # tables: one for all, or one for each
     carried: int | None  # numbers a token that go from segment to segment, beside a stream that does not; None: all
+    anchor_tokens: int = 1  # whose rows make up an anchor: a token's own and those before it
 
     @property
     def starts(self) -> list[int]:
@@ -38,7 +39,12 @@ class Segments:
 
     def fields(self) -> dict[str, Any]:
         """Of config.json."""
-        return {"segments": list(self.layers), "num_anchors": self.anchors, "carried_width": self.carried}
+        return {
+            "segments": list(self.layers),
+            "num_anchors": self.anchors,
+            "anchor_tokens": self.anchor_tokens,
+            "carried_width": self.carried,
+        }
 
 
 def segments_of(spec: RunSpec) -> Segments | None:
@@ -48,12 +54,14 @@ def segments_of(spec: RunSpec) -> Segments | None:
     if not spec.has_segments or len(layers) == 1:
         return None
     anchors = 1 if spec.subspace.anchor == "fixed" else len(layers)
-    return Segments(layers, anchors, spec.boundary_width if spec.form.has_local_stream else None)
+    carried = spec.boundary_width if spec.form.has_local_stream else None
+    return Segments(layers, anchors, carried, spec.anchor_tokens)
 
 
 def segments_in(config: dict[str, Any], layers: int) -> Segments:
     """What config.json says. Raises ValueError with the name and the value of a field that cannot be."""
     found, anchors, carried = (config.get(name) for name in ("segments", "num_anchors", "carried_width"))
+    tokens = config.get("anchor_tokens", 1)
     if not (isinstance(found, list) and all(type(n) is int and n > 0 for n in found) and sum(found) == layers):
         raise ValueError(f"segments = {found!r}, and these are not layers per segment of {layers} layers")
     if carried is not None and (type(carried) is not int or carried < 1):
@@ -62,4 +70,6 @@ def segments_in(config: dict[str, Any], layers: int) -> Segments:
         raise ValueError(
             f"num_anchors = {anchors!r}, and there is one for all of {len(found)} segments, or one for each"
         )
-    return Segments(tuple(found), anchors, carried)
+    if type(tokens) is not int or tokens < 1:
+        raise ValueError(f"anchor_tokens = {tokens!r}, and that is not a number of tokens")
+    return Segments(tuple(found), anchors, carried, tokens)

@@ -29,6 +29,7 @@ class Cache:
         self.tokens, self.capacity = 0, capacity
         shape = (2, batch, a.kv_heads, capacity, a.head_dim)
         self.kv = [torch.empty(shape, dtype=model.dtype, device=model.device) for _ in range(a.layers)]
+        self.ids = torch.empty((batch, capacity), dtype=torch.int64, device=model.device)
 
 
 class _Layer:
@@ -53,8 +54,11 @@ class _Layer:
         }
         has_anchor = a.segments is not None and i in a.segments.anchored
         self.anchor = empty(a.vocab_size, a.width) if has_anchor else None
-        if self.anchor is not None:
+        self.taps = empty(*a.shape("anchor.taps")) if has_anchor else None
+        if self.anchor is not None and self.taps is not None:
             self.places["anchor"] = self.anchor
+            if len(self.taps):
+                self.places["anchor.taps"] = self.taps
         if self.qk_norm is not None:  # one gain for all heads
             self.places["attn.q_norm"] = self.qk_norm[: a.heads]
             self.places["attn.k_norm"] = self.qk_norm[a.heads :]
@@ -111,13 +115,15 @@ class Decoder:
         if cache is not None:
             assert end <= cache.capacity
             cache.tokens = end
+            cache.ids[:, past:end] = tokens_BT
         cos, sin = (table[past:end] for table in self._tables(end if cache is None else cache.capacity))
         mask = self._mask(past, end) if past and end - past > 1 else None
         x = c = F.embedding(tokens_BT, self._embedding)
+        seen = tokens_BT if cache is None else cache.ids[:, :end]
         anchor: Tensor | float = 0.0
         for i, layer in enumerate(self._layers):
             if i in self._starts:
-                before, anchor = anchor, anchor if layer.anchor is None else F.embedding(tokens_BT, layer.anchor)
+                before, anchor = anchor, anchor if layer.anchor is None else self._anchor(layer, seen, past)
                 x = x + (anchor - before) if self._basis is None else F.linear(c, self._basis) + anchor
             kv = None if cache is None else cache.kv[i]
             written = self._attention(self._normed(x, layer.attention_norm), layer, cos, sin, kv, past, mask)
@@ -125,6 +131,17 @@ class Decoder:
             gate, up = F.linear(self._normed(x, layer.mlp_norm), layer.gate_up).chunk(2, dim=-1)
             x, c = self._add(x, c, F.linear(F.silu(gate) * up, layer.down))
         return x
+
+    def _anchor(self, layer: _Layer, seen: Tensor, past: int) -> Tensor:
+        """Of the tokens behind the first `past` that were seen, with what those before each of them add."""
+        assert layer.anchor is not None
+        assert layer.taps is not None
+        first = max(0, past - len(layer.taps))
+        rows = F.embedding(seen[:, first:], layer.anchor)
+        anchor = rows
+        for back, weight in enumerate(layer.taps, 1):
+            anchor = anchor + F.pad(rows, (0, 0, back, 0))[:, : rows.shape[1]] * weight
+        return anchor[:, past - first :]
 
     def _add(self, x: Tensor, c: Tensor, written: Tensor) -> tuple[Tensor, Tensor]:
         """To the stream, and to the coordinates that go on to the next segment where there are such; at a segment's end

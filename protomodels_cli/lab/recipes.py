@@ -49,6 +49,8 @@ class Recipe:
     head_lr: float = 4e-3  # and the gains'
     segments: int | None = None  # other than the scale's
     anchor_rank: int | None = None  # none: the width
+    anchor_tokens: int | None = None  # none: the default, of this and the next
+    early_loss: float | None = None
     sharing: Sharing | None = None  # with anchor `shared`, which no pipeline has: the reference plays it
     hidden: Literal["auto"] | int = "auto"  # auto: as many parameters as the dense model
 
@@ -68,6 +70,10 @@ class Recipe:
             words.append(self.anchor if self.sharing is None else f"{self.anchor} {self.sharing.name}")
         if self.anchor_rank is not None:
             words.append(f"rank={self.anchor_rank}")
+        if self.anchor_tokens is not None:
+            words.append(f"tokens={self.anchor_tokens}")
+        if self.early_loss is not None:
+            words.append(f"early={self.early_loss}")
         if self.k is not None:
             words.append(f"k={self.k}")
         words.append(self.codec)
@@ -125,7 +131,7 @@ def spec_of(scale: Scale, recipe: Recipe, seed: int) -> RunSpec:
     r, steps, segments = recipe, scale.steps, recipe.segments or scale.segments
     FORMS.add(Relay.name, Relay)  # here, since each process of a sweep comes by
     subspace: dict[str, Any] = {"form": r.form, "anchor": "segment" if r.trains_anchors else "fixed"}
-    subspace["anchor_rank"] = r.anchor_rank
+    subspace |= {name: getattr(r, name) for name in ("anchor_rank", "anchor_tokens", "early_loss")}
     if r.k is not None:
         subspace |= {"k": r.k, "t_fixed": {"scale": r.t_fixed_scale}}
     sizes = {name: getattr(scale, name) for name in ("layers", "width", "heads", "kv_heads", "context")}

@@ -24,7 +24,7 @@ from protomodels_cli.lab.trained import Trained, free
 from protomodels_cli.spec.schema import RunSpec
 
 TRAINING = 3  # to be raised when `train` changes: results kept from before are then not taken for its own
-TRAINING_ANCHORS = 2  # the same, of what only trained anchors depend on
+TRAINING_ANCHORS = 3  # the same, of what only trained anchors depend on
 CURVE_POINTS = 60
 
 
@@ -40,11 +40,15 @@ class Run:
 
     def key(self) -> str:
         """Names the run that a kept result belongs to: by its text's tokens, wherever the files lie."""
-        own = self.spec().model_dump(mode="json", exclude={"data"}, exclude_none=True)  # fields to come are none here
+        spec = self.spec()
+        own = spec.model_dump(mode="json", exclude={"data"}, exclude_none=True)  # fields to come are none here
+        for name in ("anchor_tokens", "early_loss"):  # which are told below, by those who have them
+            own["subspace"].pop(name)
         sharing = None if self.recipe.sharing is None else asdict(self.recipe.sharing)
         kind = self.device.partition(":")[0]
         parts = [own, sharing, text_of(self.scale).sha256, kind, TRAINING]
-        parts += [TRAINING_ANCHORS] if self.recipe.trains_anchors else []
+        parts += [TRAINING_ANCHORS, spec.anchor_tokens] if self.recipe.trains_anchors else []
+        parts += [f"early loss {spec.early_loss}"] if spec.early_loss else []
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
 
     @property

@@ -77,13 +77,14 @@ class Trained(Reference):
         return 0.0 if self.shared is None else self.shared.bytes_per_token(tokens)
 
     def parameter_counts(self) -> dict[str, int]:
-        """By what a model is compared by: its blocks' matrices, the tables of tokens, the head."""
-        found = {"blocks": 0, "tables": 0, "head": 0}
+        """By what a model is compared by: its blocks' matrices, the tables of tokens, the head, and what is there in
+        training alone."""
+        found = {"blocks": 0, "tables": 0, "head": 0, "early": 0}
         seen: set[int] = set()
         for stage in self.stages:
             for name, parameter in stage.named_parameters():
-                is_table = name.startswith("embed") or ".anchor." in name
-                kind = "tables" if is_table else "head" if name.startswith("head") else "blocks"
+                parts = {"embed": "tables", ".anchor.": "tables", ".early.": "early", "head.": "head"}
+                kind = next((kind for part, kind in parts.items() if part in name), "blocks")
                 found[kind] += 0 if id(parameter) in seen else parameter.numel()
                 seen.add(id(parameter))
         return found

@@ -47,10 +47,23 @@ class Touched:
         return self.gradients[place.squeeze(1).clamp(min=0)].masked_fill_(place < 0, 0)
 
 
+class Taps(nn.Module):
+    """Adds to a token's row those of the tokens before it in the window, each channel with a weight of its own. Two
+    layers have little time to find out what came just before, and each segment begins anew."""
+
+    def __init__(self, shape: Shape):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(shape.anchor_tokens - 1, shape.width, dtype=shape.dtype))
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return Mix.apply(rows, self.weight)
+
+
 class Anchor(nn.Module):
     def __init__(self, shape: Shape, segment: int):
         """`segment`: its first layer."""
         super().__init__()
+        self.taps = Taps(shape) if shape.anchor_tokens > 1 else None
         self.weight = nn.Parameter(torch.empty(shape.vocab_size, shape.anchor_width, dtype=shape.dtype))
         self.most = min(shape.vocab_size, shape.tokens_in_step)
         self.touched: Touched | None = None
@@ -60,6 +73,10 @@ class Anchor(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         return self.lifted(Change.apply(tokens, self.weight, self))
+
+    def mixed(self, rows: Tensor | None) -> Tensor | None:
+        """The whole anchor's, whatever it is the sum of."""
+        return rows if rows is None or self.taps is None else self.taps(rows)
 
     def lifted(self, rows: Tensor) -> Tensor:
         """Rows of the table at the stream's width: as they are, or by signs that are fixed, as T_fixed's are."""
@@ -80,6 +97,29 @@ class Anchor(nn.Module):
         """What has been touched since the last time."""
         touched, self.touched = self.touched, None
         return touched
+
+
+class Mix(torch.autograd.Function):
+    """What Taps computes, keeping nothing but the rows."""
+
+    @staticmethod
+    def forward(ctx: Any, rows_BTD: Tensor, weight: nn.Parameter) -> Tensor:
+        ctx.save_for_backward(rows_BTD, weight)
+        mixed = rows_BTD.clone()
+        for back, channels in enumerate(weight.to(rows_BTD.dtype), 1):
+            mixed[:, back:] += rows_BTD[:, :-back] * channels
+        return mixed
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        rows_BTD, weight = ctx.saved_tensors
+        of_rows, of_weight = gradient.clone(), torch.empty_like(weight)
+        for back, channels in enumerate(weight.to(gradient.dtype), 1):
+            later = gradient[:, back:]
+            of_rows[:, :-back] += later * channels
+            of_weight[back - 1] = (later * rows_BTD[:, :-back]).sum((0, 1), dtype=weight.dtype)
+        return of_rows, of_weight
 
 
 class Change(torch.autograd.Function):

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from protomodels_cli import counter
 from protomodels_cli.huggingface.checkpoint import Checkpoint
-from protomodels_cli.model.anchor import Anchor
-from protomodels_cli.model.llama import Matrix, RMSNorm, Writer
+from protomodels_cli.model.anchor import Anchor, Taps
+from protomodels_cli.model.llama import Matrix, RMSNorm, Writer, is_in_head
 from protomodels_cli.spec.groups import writer_std
 from protomodels_cli.spec.schema import RunSpec
 
@@ -23,7 +23,7 @@ def initialise(modules: nn.Module, spec: RunSpec) -> None:
     groups, seed = spec.groups, spec.seed
     for name, module in modules.named_modules():
         if isinstance(module, Matrix):
-            std = groups.head.std if name.startswith("head.") else groups.matrices.std
+            std = groups.head.std if is_in_head(name) else groups.matrices.std
             module.weight.copy_(_draw(name, tuple(module.weight.shape), std, seed))
         elif isinstance(module, Writer):
             std = groups.embedding.std if name == "embed" else writer_std(spec)
@@ -32,7 +32,7 @@ def initialise(modules: nn.Module, spec: RunSpec) -> None:
             module.weight.copy_(module.form.initial(draw, columns))
         elif isinstance(module, RMSNorm):
             module.weight.fill_(1.0)
-        elif isinstance(module, Anchor):
+        elif isinstance(module, Anchor | Taps):
             module.weight.zero_()
 
 

@@ -156,9 +156,12 @@ class FeedForward(nn.Module):
 class Block(nn.Module):
     """One layer. Both branches read x from the state and write to the state.
 
-    The first of a segment also holds the change of the anchor that the whole segment reads."""
+    The first of a segment also holds the change of the anchor that the whole segment reads, the last a head of its own
+    on what the segment sends."""
 
-    def __init__(self, shape: Shape, form: Form, segment: int | None = None, closes: bool = False):
+    def __init__(
+        self, shape: Shape, form: Form, segment: int | None = None, closes: bool = False, has_head: bool = False
+    ):
         """`segment`: the first layer of the segment that begins here, where anchors are trained. `closes`: a segment
         ends here, and another follows."""
         super().__init__()
@@ -169,6 +172,8 @@ class Block(nn.Module):
         self.attn = Attention(shape, form)
         self.mlp_norm = RMSNorm(shape.width, shape.norm_eps, shape.dtype)
         self.mlp = FeedForward(shape, form, closes)
+        if has_head:
+            self.early = Head(shape, shape.boundary_width)
 
     def forward(self, state: Tensor, anchor: Tensor | None, run: Running) -> Tensor:
         state = self.form.add(state, self.attn(self.attn_norm(self.form.read(state, anchor), run), run))
@@ -176,13 +181,18 @@ class Block(nn.Module):
 
 
 class Head(nn.Module):
-    def __init__(self, shape: Shape):
+    def __init__(self, shape: Shape, width: int):
         super().__init__()
-        self.norm = RMSNorm(shape.width, shape.norm_eps, shape.dtype)
-        self.out = Matrix(shape.width, shape.vocab_size, shape.dtype)
+        self.norm = RMSNorm(width, shape.norm_eps, shape.dtype)
+        self.out = Matrix(width, shape.vocab_size, shape.dtype)
 
     def forward(self, x: Tensor, run: Running) -> Tensor:
         return self.out(self.norm(x, run)).to(self.out.weight.dtype)
+
+
+def is_in_head(name: str) -> bool:
+    """Whether a module of that name is part of a head: of the model's, or of a segment's own."""
+    return name.startswith("head.") or ".early." in name
 
 
 @dataclass(frozen=True)
@@ -215,7 +225,8 @@ class StageModules(nn.Module):
                     form = section.form if i < self.release_layer else Dense()
                     holds_anchor = shape.trains_anchors and i in shape.segment_starts
                     closes = i + 1 in shape.segment_starts
-                    self.layers[str(i)] = Block(shape, form, i if holds_anchor else None, closes)
+                    has_head = i in shape.heading_layers
+                    self.layers[str(i)] = Block(shape, form, i if holds_anchor else None, closes, has_head)
         if slice_.is_last:
             with sections[-1].device:
-                self.head = Head(shape)
+                self.head = Head(shape, shape.width)

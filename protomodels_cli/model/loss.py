@@ -38,10 +38,11 @@ def loss_and_gradient(
     normed = head.norm(leaf, run)
     gradients = torch.empty_like(normed)
     matrix, precise = head.out.working.detach(), head.out.weight.dtype
+    factor = torch.full((), scale, dtype=precise, device=x.device)  # a number would be compiled in, each anew
     for (h, target), out in zip(
         _chunks(normed.detach(), targets, chunk), gradients.flatten(0, -2).split(chunk), strict=True
     ):
-        losses, gradient = run.operators.losses_and_gradient(F.linear(h, matrix), target, scale, precise)
+        losses, gradient = run.operators.losses_and_gradient(F.linear(h, matrix), target, factor, precise)
         total += to_float64(losses.sum())
         torch.mm(gradient, matrix, out=out)
         add_product(head.out.weight, gradient, h)

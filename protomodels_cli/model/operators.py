@@ -34,7 +34,7 @@ def signed_rows(packed: Tensor, width: int, scale: float, dtype: torch.dtype) ->
     return signs * (2 * scale) - scale
 
 
-def losses_and_gradient(logits: Tensor, targets: Tensor, scale: float, precise: torch.dtype) -> tuple[Tensor, Tensor]:
+def losses_and_gradient(logits: Tensor, targets: Tensor, scale: Tensor, precise: torch.dtype) -> tuple[Tensor, Tensor]:
     """The tokens' cross-entropies, and the gradient of scale × their sum with respect to the logits."""
     log_p = F.log_softmax(logits, -1, dtype=precise)
     picked = log_p.gather(1, targets.unsqueeze(1))

@@ -16,9 +16,9 @@ from torch import Tensor
 from protomodels_cli import counter
 from protomodels_cli.forms import Dense, Form, Move, Role, Rule, Switch
 from protomodels_cli.model import moments, rules
-from protomodels_cli.model.anchor import Anchor, Touched
+from protomodels_cli.model.anchor import Anchor, Taps, Touched
 from protomodels_cli.model.basis import Basis
-from protomodels_cli.model.llama import Matrix, RMSNorm, Writer
+from protomodels_cli.model.llama import Matrix, RMSNorm, Writer, is_in_head
 from protomodels_cli.model.precise import home_of_float64
 from protomodels_cli.model.stage import Stage
 from protomodels_cli.spec.groups import Settings, settings
@@ -59,6 +59,8 @@ class TrainedParameter:
         if self.anchor is not None:
             self.touched = self.anchor.take()
             gradient = None if self.touched is None else self.touched.gradients
+        if gradient is None and ".early." in self.name:  # it no longer counts
+            gradient = torch.zeros_like(self.parameter)
         assert gradient is not None, f"{self.name} got no gradient"
         self.gradient = self.form.project(gradient)
         return self.gradient
@@ -248,8 +250,8 @@ def _parameters(stage: Stage, spec: RunSpec) -> list[TrainedParameter]:
             case Writer():
                 role, form = "embedding" if name == "embed" else "writer", module.form
             case Matrix():
-                role = "head" if name.startswith("head.") else "matrix"
-            case RMSNorm():
+                role = "head" if is_in_head(name) else "matrix"
+            case RMSNorm() | Taps():
                 role = "gain"
             case Anchor():
                 role, anchor = "anchor", module

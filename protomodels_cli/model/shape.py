@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from protomodels_cli.forms import Sizes
-from protomodels_cli.spec.cut import layers_per_stage, segment_starts, spans
+from protomodels_cli.spec.cut import heading_layers, layers_per_stage, segment_starts, spans
 from protomodels_cli.spec.schema import RunSpec
 
 
@@ -29,6 +29,9 @@ class Shape:
     segment_starts: frozenset[int]  # layers where a segment begins; none where segments do not matter
     trains_anchors: bool
     anchor_width: int
+    anchor_tokens: int
+    heading_layers: frozenset[int]  # with an early head
+    boundary_width: int
     t_fixed_seed: int
     tokens_in_step: int
 
@@ -55,6 +58,9 @@ class Shape:
             segment_starts=segment_starts(spec),
             trains_anchors=spec.subspace.anchor != "fixed",
             anchor_width=spec.anchor_width,
+            anchor_tokens=spec.anchor_tokens,
+            heading_layers=heading_layers(spec),
+            boundary_width=spec.boundary_width,
             t_fixed_seed=spec.subspace.t_fixed.seed,
             tokens_in_step=spec.batch.size * spec.model.context,
         )

@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from protomodels_cli.cost.activations import Recompute
@@ -17,7 +19,7 @@ from protomodels_cli.model.anchor import Anchor
 from protomodels_cli.model.arithmetic import choose
 from protomodels_cli.model.basis import Basis, hash_of
 from protomodels_cli.model.init import initialise
-from protomodels_cli.model.llama import Multiplied, Running, Section, StageModules, rotary
+from protomodels_cli.model.llama import Head, Multiplied, Running, Section, StageModules, rotary
 from protomodels_cli.model.loss import loss_and_gradient, loss_sum
 from protomodels_cli.model.operators import EAGER, compiled
 from protomodels_cli.model.precise import home_of_float64
@@ -125,6 +127,7 @@ class Stage(StageModules):
         self.sections = sections
         self.loss_chunk, self._message_width = spec.compute.loss_chunk, spec.boundary_width
         self.loss_scale = 1.0 / (spec.batch.size * spec.model.context)  # of a token's loss in that of a step
+        self.early_weight = spec.early_loss  # of segments' own losses in this step's
         self.on_release: Callable[[Tensor], None] | None = None  # is given ∂loss/∂x there, per microbatch
         self.recompute = recompute
         self.arithmetic = choose(spec.compute, *self.devices)
@@ -174,30 +177,39 @@ class Stage(StageModules):
         """The message for the next stage; on the last stage, the stream x before the head, where that lies."""
         state = self.embed(tokens_BT) if self.slice.is_first else received
         assert state is not None
-        change: Tensor | None = None
         anchor: Tensor | None = None
         for section in self.sections:
             here, form = replace(run, cos=section.cos, sin=section.sin), section.form
             state = moved(state, section.device)
             if section is not self.sections[0] and anchor is not None:
-                # With a gradient it is one tensor for all sections: so its gradient is summed in one order.
-                trained = anchor.requires_grad
-                anchor = moved(anchor, section.device) if trained else section.anchor(tokens_BT, change, here)
+                # A trained one is one tensor for all sections: so its gradient is summed in one order.
+                trained = self.shape.trains_anchors
+                anchor = moved(anchor, section.device) if trained else section.anchor(tokens_BT, None, here)
             for i in section.layers:
                 block: Any = self.layers[str(i)]
                 if i == self.slice.first_layer or i in self.shape.segment_starts:
                     if i > self.slice.first_layer:  # what crosses a boundary here, where there is none
-                        state = form.encode(state, anchor)
+                        state = self._learnt_early(i - 1, form.encode(state, anchor), tokens_BT, here)
                     if self.shape.trains_anchors:
                         change = block.anchor(moved(tokens_BT, section.device))
-                    anchor = section.anchor(tokens_BT, change, here)
+                        anchor = block.anchor.mixed(section.anchor(tokens_BT, change, here))
+                    else:
+                        anchor = section.anchor(tokens_BT, None, here)
                     state = form.start(state, anchor) if i == 0 else form.decode(state, anchor)
                 if i == self.release_layer:
                     state, anchor = self._release(form, state, anchor), None
                 state = self._through_block(block, state, anchor, here)
         if not self.slice.is_last:
-            return moved(form.encode(state, anchor), self.device)
+            message = self._learnt_early(self.slice.end_layer - 1, form.encode(state, anchor), tokens_BT, here)
+            return moved(message, self.device)
         return self._release(form, state, anchor) if self.release_layer == self.shape.layers else state
+
+    def _learnt_early(self, layer: int, message: Tensor, tokens_BT: Tensor, run: Running) -> Tensor:
+        """What a segment sends, which its own head learns from when gradients come back."""
+        if layer not in self.shape.heading_layers or not message.requires_grad:
+            return message
+        block: Any = self.layers[str(layer)]
+        return EarlyLoss.apply(message, tokens_BT, block.early, run, self)
 
     def _through_block(self, block: nn.Module, state: Tensor, anchor: Tensor | None, run: Running) -> Tensor:
         if self.recompute != "block" or not torch.is_grad_enabled():
@@ -288,6 +300,29 @@ class Stage(StageModules):
         does."""
         first, *others = (section.sync() for section in self.sections)
         return next((other for other in others if other != first), first)
+
+
+class EarlyLoss(torch.autograd.Function):
+    """Nothing on the way there. On the way back the gradient of a segment's own loss joins what comes from the next:
+    what follows a token is there as the token behind it, but for the last."""
+
+    @staticmethod
+    def forward(ctx: Any, message: Tensor, tokens_BT: Tensor, head: Head, run: Running, stage: Stage) -> Tensor:
+        ctx.save_for_backward(message, tokens_BT)
+        ctx.head, ctx.run, ctx.stage = head, run, stage
+        return message.view_as(message)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None, None]:
+        stage, (message, tokens_BT) = ctx.stage, ctx.saved_tensors
+        if stage.early_weight:
+            x, targets = message[:, :-1].contiguous(), moved(tokens_BT[:, 1:], message.device)
+            scale = stage.loss_scale * stage.early_weight
+            with torch.enable_grad():
+                _, own = loss_and_gradient(ctx.head, ctx.run, x, targets, stage.loss_chunk, scale)
+            gradient = gradient + F.pad(own, (0, 0, 0, 1))
+        return gradient, None, None, None, None
 
 
 def _placed(spec: RunSpec, shape: Shape, device: torch.device, layers: range, basis: Basis | None) -> Placed:

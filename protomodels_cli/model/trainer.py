@@ -39,6 +39,7 @@ class StageTrainer:
 
     def begin(self, step: int) -> None:
         """Call before the first microbatch of a step."""
+        self.stage.early_weight = steps.early_weight(self.spec, step)
         if self.gathering is not None:
             self.gathering.begin(step)
 

@@ -29,6 +29,11 @@ def learning_rate(optimizer: OptimizerSpec, step: int, steps: int) -> float:
     return optimizer.lr * (s.final_fraction + (1.0 - s.final_fraction) * left)
 
 
+def early_weight(spec: RunSpec, step: int) -> float:
+    """Of the segments' own losses in that of step `step`: linearly to 0 at half of the steps."""
+    return spec.early_loss * max(0.0, 1.0 - 2.0 * step / spec.steps)
+
+
 def units(layers: Sequence[int], stage: int) -> list[str]:
     """What this stage reports a squared norm for, in layer order."""
     first = sum(layers[:stage])

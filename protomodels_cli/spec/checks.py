@@ -11,7 +11,7 @@ from protomodels_cli.protocol.messages import Leg
 from protomodels_cli.quantities import plural
 from protomodels_cli.spec.checking import Checks, Found
 from protomodels_cli.spec.cut import is_whole, layers_per_stage
-from protomodels_cli.spec.schema import RunSpec
+from protomodels_cli.spec.schema import ANCHOR_TOKENS, RunSpec
 
 check = Checks()
 
@@ -145,6 +145,44 @@ def anchor_rank_fits(s: RunSpec) -> Found:
             "subspace.anchor_rank",
             f"a table's rows are lifted to model.width ({s.model.width}), and cannot be wider",
             f"use at most {s.model.width}, for example {max(1, s.model.width // 8)}, or remove `anchor_rank`",
+        )
+
+
+@check("subspace.anchor", "subspace.anchor_tokens", "model.context")
+def anchor_tokens_fit(s: RunSpec) -> Found:
+    tokens = s.subspace.anchor_tokens
+    if tokens is None or tokens == 1:
+        return
+    if s.subspace.anchor == "fixed":
+        yield (
+            "subspace.anchor_tokens",
+            "subspace.anchor is fixed, and has no weights to train",
+            "remove `anchor_tokens`, or set subspace.anchor to segment",
+        )
+    elif tokens > s.model.context:
+        yield (
+            "subspace.anchor_tokens",
+            f"a window has model.context ({s.model.context}) tokens",
+            f"use at most {s.model.context}, for example {min(ANCHOR_TOKENS, s.model.context)}",
+        )
+
+
+@check("subspace.form", "subspace.anchor", "subspace.early_loss", "model.init")
+def early_loss_has_heads(s: RunSpec) -> Found:
+    if not s.subspace.early_loss:
+        return
+    if not s.has_segments:
+        yield (
+            "subspace.early_loss",
+            f"segments have heads of their own where they matter, and with the {s.subspace.form} form and "
+            "subspace.anchor fixed they do not",
+            "remove `early_loss`, or set subspace.anchor to segment",
+        )
+    elif s.model.init is not None:
+        yield (
+            "subspace.early_loss",
+            "the checkpoint in model.init has no heads for its segments",
+            "remove `early_loss`, or model.init",
         )
 
 

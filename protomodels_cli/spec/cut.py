@@ -55,6 +55,11 @@ def anchored_layers(spec: RunSpec) -> frozenset[int]:
     return segment_starts(spec) if spec.subspace.anchor != "fixed" else frozenset()
 
 
+def heading_layers(spec: RunSpec) -> frozenset[int]:
+    """The layers with an early head: the last of each segment but the last."""
+    return closing_layers(spec) if spec.early_loss else frozenset()
+
+
 def atom(spec: RunSpec) -> int:
     """Layers that a cut which is still to be chosen keeps together: a segment's, where segments matter; all of them
     have as many then."""

@@ -212,7 +212,11 @@ def _resolve(spec: RunSpec) -> RunSpec:
         sizes["segments"] = spec.layers_per_segment
     form_sizes = Sizes.of(spec)
     free = spec.form.free_layers(form_sizes) if spec.form.has_basis else form_sizes.unconstrained_layers
-    subspace = {"unconstrained_layers": free}
+    subspace = {
+        "unconstrained_layers": free,
+        "anchor_tokens": spec.anchor_tokens,
+        "early_loss": spec.early_loss,
+    }
     return spec.model_copy(
         update={"model": m.model_copy(update=sizes), "subspace": spec.subspace.model_copy(update=subspace)}
     )

@@ -128,6 +128,17 @@ class SubspaceSpec(Section):
         description="Numbers a token in a segment's table of changes, which a fixed random matrix lifts to the width. "
         "Default: the width, and no such matrix.",
     )
+    anchor_tokens: Size | None = Field(
+        None,
+        description="Tokens whose rows make up a trained anchor: a token's own and those before it, which have a "
+        "trained weight for each channel that starts at 0. 1: its own alone, as with a single segment. Default: 4.",
+    )
+    early_loss: Annotated[float, Field(ge=0, le=10)] | None = Field(
+        None,
+        description="Weight of the loss that every segment but the last has of its own, by a small head on what it "
+        "sends; it falls linearly to 0 at half of the steps. The heads are trained where they are, cost no bytes and "
+        "are not exported. Default: 0.3 with `two_stream`, 0 with the other forms.",
+    )
     unconstrained_layers: Whole | None = Field(
         None,
         description="How many of the last layers write outside S; all must be in the last stage (unused by `dense`). "

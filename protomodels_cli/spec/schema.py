@@ -26,6 +26,8 @@ from protomodels_cli.spec.model import ModelSpec, SubspaceSpec, is_cut
 from protomodels_cli.spec.optimizer import OptimizerSpec
 from protomodels_cli.spec.units import bits_per_second, long_seconds, seconds
 
+ANCHOR_TOKENS = 4  # where anchors are trained and a spec does not say otherwise
+
 
 class BatchSpec(Section):
     size: Size = Field(16, description="Windows per step.")
@@ -350,6 +352,20 @@ class RunSpec(Section):
     def anchor_width(self) -> int:
         """Numbers a token in the table of an anchor's change."""
         return self.subspace.anchor_rank or self.model.width
+
+    @property
+    def anchor_tokens(self) -> int:
+        """Tokens whose rows make up an anchor. A single one is a part of the embedding, and stays that."""
+        if self.subspace.anchor == "fixed" or len(self.layers_per_segment) == 1:
+            return 1
+        return ANCHOR_TOKENS if self.subspace.anchor_tokens is None else self.subspace.anchor_tokens
+
+    @property
+    def early_loss(self) -> float:
+        """Weight, at the start, of the losses of all segments but the last."""
+        if not self.has_segments or len(self.layers_per_segment) == 1:
+            return 0.0
+        return self.form.early_loss if self.subspace.early_loss is None else self.subspace.early_loss
 
     @property
     def boundary_width(self) -> int:

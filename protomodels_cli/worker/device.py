@@ -91,8 +91,8 @@ def measure_flops(spec: RunSpec, device: torch.device, seconds: float = 0.1) -> 
     type that the run's matrices will be multiplied in, with operators that are not compiled, which would take longer
     than measuring. So a GPU is a little faster than this. A CPU takes as few tokens as say the same."""
     torch.set_num_threads(spec.compute.threads)
-    dense = spec.model_copy(update={"subspace": spec.subspace.model_copy(update={"form": Dense.name})})
-    flops = unit_flops(dense)["layers.0"]
+    plain = {"form": Dense.name, "anchor": "fixed", "early_loss": 0.0}
+    flops = unit_flops(spec.model_copy(update={"subspace": spec.subspace.model_copy(update=plain)}))["layers.0"]
     shape = Shape.of(spec)
     rows, tokens = spec.batch.size // spec.batch.microbatches, spec.model.context
     if device.type == "cpu" and flops * rows * tokens > CPU_PROBE:

@@ -67,13 +67,17 @@ class FirstSnapshot:
     def _write(self, checkpoint: Checkpoint, span: range, path: Path) -> None:
         m, dtype = self._spec.model, DTYPES[self._spec.compute.stored]
         weights = {f"weights/{module}.weight": module for module in modules(span, m.layers, m.qk_norm)}
-        anchors = [f"weights/layers.{i}.anchor.weight" for i in span if i in anchored_layers(self._spec)]
-        table = self._spec.vocab_size, self._spec.anchor_width
-        zeros = {APPLIED: 8} | dict.fromkeys(anchors, math.prod(table) * bytes_of(self._spec.compute.stored))
+        sizes = {"anchor.weight": (self._spec.vocab_size, self._spec.anchor_width)}
+        if self._spec.anchor_tokens > 1:
+            sizes["anchor.taps.weight"] = (self._spec.anchor_tokens - 1, m.width)
+        anchored = [i for i in span if i in anchored_layers(self._spec)]
+        changes = {f"weights/layers.{i}.{name}": shape for i in anchored for name, shape in sizes.items()}
+        number = bytes_of(self._spec.compute.stored)
+        zeros = {APPLIED: 8} | {name: math.prod(shape) * number for name, shape in changes.items()}
 
         def data(name: str) -> Buffer:
             return bytes(zeros[name]) if name in zeros else checkpoint.array(weights[name]).data
 
         described = [(name, dtype, checkpoint.shape(module)) for name, module in weights.items()]
-        changes = [(name, dtype, table) for name in anchors]
-        write_safetensors(path, [(APPLIED, "I64", ()), *described, *changes], data)
+        described += [(name, dtype, shape) for name, shape in changes.items()]
+        write_safetensors(path, [(APPLIED, "I64", ()), *described], data)
