@@ -63,6 +63,7 @@ def rpcs() -> dict[str, Rpc]:
     key = public_key_of(new_key())
     messages: dict[str, list[Any]] = {
         "EnrolRequest": [pb.EnrolRequest(version=__version__, protocol=PROTOCOL, public_key_pem=key)],
+        "RenewRequest": [pb.RenewRequest(public_key_pem=key)],
         "ReachabilityRequest": [pb.ReachabilityRequest(port=9, hosts=["192.0.2.1"])],
         "PeerMessage": [pb.PeerMessage.FromString(word) for word in peers_words()]
         + [pb.PeerMessage(register=pb.Register.FromString(registered()))],

@@ -158,6 +158,7 @@ NOTICES += [
 LOSSES: list[tuple[r.Loss, str]] = [
     (r.NoHeartbeat(5.0), "no heartbeat for 5 s"),
     (r.ConnectionClosed(), "the connection closed"),
+    (r.NotRenewed(), "the certificate has expired, and was not renewed"),
     (r.AskedToLeave(), "left the run"),
     (r.HashMismatch("U"), "computed a different U (hash mismatch)"),
     (r.DamagedBasis(3), "received basis 3 damaged (hash mismatch)"),

@@ -75,8 +75,14 @@ def test_a_doorkeeper_keeps_hashes_over_a_restart_and_the_run_its_own_token(tmp_
     assert keeper.admit(token, b"key 2") == refusals.EndedToken("used")
     assert keeper.may_come(token) is None, "its peer may look on"
     assert keeper.admit(keeper.token, b"key 1") != first
-    secret, old = folder.secret_of(first), keeper.token
+    secret, old = folder.secret_of(first, 2000), keeper.token
     assert keeper.may_call(first, secret) is None
+    assert keeper.may_call(first, secret.replace("2000", "9999", 1)) == refusals.NotEnrolled(), "its end is signed too"
+    for nonsense in ("", ".", "2000.", "x.y", "²." + secret, "1" * 5000):
+        assert keeper.may_call(first, nonsense) == refusals.NotEnrolled()
+    late = Doorkeeper(folder, lambda: 2000.0)
+    assert late.may_call(first, secret) == refusals.CertificateExpired()
+    assert late.may_call(first, folder.secret_of(first, 2001)) is None, "it was renewed"
     assert keeper.kick(first).id == "", "nobody could join with it any more anyway"
     folder.lock.close()
     content = (tmp_path / "run" / "private.json").read_text()

@@ -128,7 +128,7 @@ def _parting(peer: Peer, stage: int | None, why: reasons.Loss) -> notices.Notice
     match why:
         case reasons.AskedToLeave():
             return notices.PeerLeft(peer.id, peer.name, stage)
-        case reasons.NoHeartbeat() | reasons.ConnectionClosed():
+        case reasons.NoHeartbeat() | reasons.ConnectionClosed() | reasons.NotRenewed():
             return notices.PeerLost(peer.id, peer.name, stage, why)
         case _:
             return notices.PeerDismissed(peer.id, peer.name, stage, why)

@@ -35,6 +35,7 @@ class Right:
 
 RIGHTS = {
     "/pmtrain.Peering/Enrol": Right("token", 16 * KIB),
+    "/pmtrain.Peering/Renew": Right("peer", 16 * KIB),
     "/pmtrain.Peering/CheckReachability": Right("peer", KIB),
     "/pmtrain.Peering/Session": Right("peer", PIECE),
     "/pmtrain.Peering/Offer": Right("peer", 64 * KIB),

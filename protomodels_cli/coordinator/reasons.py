@@ -44,6 +44,13 @@ class ConnectionClosed(Fact):
 
 
 @dataclass(frozen=True)
+class NotRenewed(Fact):
+    """The peer was here and did not renew it."""
+
+    kind: Literal["not_renewed"] = "not_renewed"
+
+
+@dataclass(frozen=True)
 class AskedToLeave(Fact):
     kind: Literal["asked_to_leave"] = "asked_to_leave"
 
@@ -155,7 +162,7 @@ Talk = InvalidMessage | TooManyMessages | NotReading | UnprocessableMessage | In
 Complaint = Kicked | PeerReport | Talk | OfAudits
 # A peer with it is dismissed.
 Fault = Complaint | HashMismatch | DamagedBasis | FalseClaim | TooSlow | PartUnreadable | SpoiltSnapshots
-Silence = NoHeartbeat | ConnectionClosed
+Silence = NoHeartbeat | ConnectionClosed | NotRenewed
 Loss = Silence | Fault | AskedToLeave
 
 

@@ -122,6 +122,8 @@ def loss(reason: r.Loss) -> str:
             return f"no heartbeat for {duration(seconds)}"
         case r.ConnectionClosed():
             return "the connection closed"
+        case r.NotRenewed():
+            return "the certificate has expired, and was not renewed"
         case r.AskedToLeave():
             return "left the run"
         case r.HashMismatch(what):

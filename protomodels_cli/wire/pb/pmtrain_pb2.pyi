@@ -44,6 +44,20 @@ class EnrolReply(_message.Message):
     version: str
     def __init__(self, peer: _Optional[str] = ..., secret: _Optional[str] = ..., certificate_pem: _Optional[bytes] = ..., spec_json: _Optional[str] = ..., spec_sha256: _Optional[str] = ..., clock: _Optional[float] = ..., packages: _Optional[_Mapping[str, str]] = ..., version: _Optional[str] = ...) -> None: ...
 
+class RenewRequest(_message.Message):
+    __slots__ = ("public_key_pem",)
+    PUBLIC_KEY_PEM_FIELD_NUMBER: _ClassVar[int]
+    public_key_pem: bytes
+    def __init__(self, public_key_pem: _Optional[bytes] = ...) -> None: ...
+
+class RenewReply(_message.Message):
+    __slots__ = ("secret", "certificate_pem")
+    SECRET_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATE_PEM_FIELD_NUMBER: _ClassVar[int]
+    secret: str
+    certificate_pem: bytes
+    def __init__(self, secret: _Optional[str] = ..., certificate_pem: _Optional[bytes] = ...) -> None: ...
+
 class MeasureRequest(_message.Message):
     __slots__ = ("padding", "size")
     PADDING_FIELD_NUMBER: _ClassVar[int]
