@@ -144,7 +144,7 @@ def test_the_set_of_commands_and_options_is_deliberate():
         "stop": [],
         "kick": [],
         "token create": ["--hours", "--uses"],
-        "token list": [],
+        "token list": ["--format"],
         "token revoke": [],
         "join": sorted(
             {"--device", "--devices", "--dir", "--give-up-after", "--listen", "--memory", "--name", "--port", *logs}

@@ -72,7 +72,10 @@ def test_every_command_that_speaks_json_has_a_documented_form():
 
     from protomodels_cli.cli.main import app
 
-    commands = typer.main.get_command(app).commands
+    commands = dict(typer.main.get_command(app).commands)
+    groups = {name: one for name, one in commands.items() if hasattr(one, "commands")}
+    for name, group in groups.items():
+        commands |= {f"{name} {inner}": one for inner, one in group.commands.items()}
     speaks = {name for name, one in commands.items() if any("--format" in p.opts for p in one.params)}
     assert speaks == set(PRINTED)
 

@@ -18,6 +18,8 @@ from conftest import make_spec
 from pool import Pool
 from waiting import wait_for
 
+from protomodels_cli.cli.json_formats import PRINTED
+from protomodels_cli.cli.output import FORMAT
 from protomodels_cli.coordinator import refusals
 from protomodels_cli.coordinator.doorkeeper import Doorkeeper
 from protomodels_cli.coordinator.run_dir import open_run_dir, owner_secret
@@ -154,6 +156,13 @@ def test_tokens_and_kicks_from_the_command_line_over_a_restart(pool: Pool, tmp_p
     listed = pmtrain("token", "list", run).stdout
     assert "1 of 1 peer" in listed
     assert JoinLink.parse(link).token not in listed
+    for_programs = json.loads(pmtrain("token", "list", run, "--format", "json").stdout)
+    assert for_programs.pop("format") == FORMAT
+    PRINTED["token list"].model.model_validate_json(json.dumps(for_programs))
+    [of_the_run, of_mine] = for_programs["tokens"]
+    assert (of_the_run["id"], of_the_run["uses"]) == ("run", 0)
+    assert (of_mine["uses"], of_mine["used"], of_mine["ended"]) == (1, 1, "used")
+    assert of_mine["peers"] == [peer.id for peer in ask(lambda desk: desk.status()).peers]
     pool.peers[0].kill()
     joins(0, link)  # from the same folder: the same peer
     wait_for(lambda: is_in("peer-0"), "it did not get in again")

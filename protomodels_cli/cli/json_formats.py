@@ -53,10 +53,17 @@ def _type_of(field: FieldDescriptor) -> Any:
 
 RunStatus = _model_of(pb.RunStatus.DESCRIPTOR)
 PeerStatus = _model_of(pb.PeerStatus.DESCRIPTOR)
+TokenStatus = _model_of(pb.TokenStatus.DESCRIPTOR)
 
 
 class Peers(Strict):
     peers: list[PeerStatus]  # type: ignore[valid-type]
+
+
+class Tokens(Strict):
+    """The tokens themselves are in none of it: the run has their hashes alone."""
+
+    tokens: list[TokenStatus]  # type: ignore[valid-type]
 
 
 class Run(Strict):
@@ -192,6 +199,7 @@ PRINTED: dict[str, Printed] = {
     "status": Printed(RunStatus),
     "top": Printed(RunStatus, lines=True),
     "peers": Printed(Peers),
+    "token list": Printed(Tokens),
     "events": Printed(Event, lines=True),
     "logs": Printed(LogLine, lines=True),
     "runs": Printed(Runs),
