@@ -78,3 +78,6 @@ def test_without_a_spare_it_is_said_that_nobody_looks(pool: Pool):
     run_dir = start(pool, a_spec(steps=30), 0)
     assert pool.coordinator.result()["exit"] == 0
     assert {e["why"] for e in events(run_dir, "audit_given_up")} == {"no_spare"}
+    [at_the_start] = events(run_dir, "nobody_audits")
+    [*_, first] = [e for e in events(run_dir) if e["at"] <= events(run_dir, "audit_given_up")[0]["at"]]
+    assert at_the_start["at"] < first["at"], "not only after the first snapshot"

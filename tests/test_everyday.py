@@ -120,6 +120,12 @@ def test_what_specs_print_for_programs(tmp_path: Path):
     for config in [path for path in CONFIGS if path.stem in ("tiny", "dense")]:
         [plan] = printed("plan", config, "--speed", "10gflops", cwd=tmp_path)
         assert plan["recommended"]["codec"] in {choice["codec"] for choice in plan["choices"]}
+        assert plan["audit"] is None, "it asks for none"
+    audited = tmp_path / "audited.yaml"
+    audited.write_text(next(path for path in CONFIGS if path.stem == "tiny").read_text() + "\naudit: 0.01\n")
+    [plan] = printed("plan", audited, "--speed", "10gflops", cwd=tmp_path)
+    assert plan["audit"]["audits_a_day"] > 0
+    assert plan["audit"]["fetched_bytes"] == plan["audit"]["shown_bytes"] + plan["snapshots"]["part_bytes"]
     once = yaml_without_snapshots(tmp_path)
     [plan] = printed("plan", once, "--speed", "10gflops", cwd=tmp_path)
     assert plan["snapshots"]["interval_seconds"] is None

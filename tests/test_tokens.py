@@ -162,7 +162,7 @@ def test_tokens_and_kicks_from_the_command_line_over_a_restart(pool: Pool, tmp_p
     [of_the_run, of_mine] = for_programs["tokens"]
     assert (of_the_run["id"], of_the_run["uses"]) == ("run", 0)
     assert (of_mine["uses"], of_mine["used"], of_mine["ended"]) == (1, 1, "used")
-    assert of_mine["peers"] == [peer.id for peer in ask(lambda desk: desk.status()).peers]
+    assert of_mine["peers"] == [peer.peer for peer in ask(lambda desk: desk.status()).peers]
     pool.peers[0].kill()
     joins(0, link)  # from the same folder: the same peer
     wait_for(lambda: is_in("peer-0"), "it did not get in again")

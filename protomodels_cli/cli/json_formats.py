@@ -12,6 +12,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from protomodels_cli.cli import on_disk
+from protomodels_cli.cost.audits import Auditing
 from protomodels_cli.cost.forecast import Estimate
 from protomodels_cli.cost.forecast import Forecast as CostForecast
 from protomodels_cli.cost.sizes import ModelSize
@@ -185,6 +186,7 @@ class Plan(Strict):
     choices: list[Chosen] = Field(description="the same run with other ways to cross the boundaries")
     recommended: Crossing
     snapshots: Snapshots
+    audit: Auditing | None = Field(description="what audits cost; null: there are none")
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,7 @@ class Audits:
         self._chore, self._draw = chore, draw or random.SystemRandom()
         self._witnessed: Witnessed | None = None  # the last step that was recorded
         self._before = 0  # the step of the snapshot that was considered last
-        self._busy = self._without_spare = False
+        self._busy = self._without_spare = self._began = False
         self._shown: dict[tuple[int, str], asyncio.Future[bytes | None]] = {}
         self._verdicts: dict[tuple[int, str], asyncio.Future[events.Verdict | None]] = {}
         self._accused: dict[str, dict[str, Peer]] = {}  # suspect → by whom, where another could not say
@@ -88,7 +88,17 @@ class Audits:
             case events.Left(peer_id):
                 for waiting in (self._verdicts, self._shown):
                     _answer_none(waiting, peer_id)
+        self._say_who_audits()
         self._consider()
+
+    def _say_who_audits(self) -> None:
+        """Once, when the run has begun: without a spare the owner would hear of it after the first snapshot."""
+        state = self._state()
+        if self._began or not state.history.holders:
+            return
+        self._began = True
+        if not set(state.peers) - set(state.history.holders):
+            self._tell(told.NobodyAudits(state.spec.audit))
 
     def _note(self, peer: str, generation: int, recorded: Recorded) -> None:
         state, history = self._state(), self._state().history

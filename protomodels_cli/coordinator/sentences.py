@@ -53,6 +53,8 @@ def sentence(notice: n.Notice) -> str:
             return f"{name} does not have stage {stage}'s part of {_mark(step)}, though it said so; it has to fetch it"
         case reseat.StageReseating() | reseat.StageReseated() | reseat.StageNotReseated():
             return about_reseating(notice)
+        case audit.NobodyAudits():
+            return about_audits(notice)
         case audit.StageAudited() | audit.StageAccused() | audit.AuditorsDisagree() | audit.AuditGivenUp():
             return about_audits(notice)
         case n.Relinking(_, name, stage, reason):
