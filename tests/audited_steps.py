@@ -53,7 +53,8 @@ class Found:
     def __str__(self) -> str:
         return (
             f"{len(self.compared)} messages: wild numbers at most {self.wild:.3f} of what makes a lie; off by at most "
-            f"{self.off:.3f} of the margin of a number, {self.mean_off:.3f} of the allowance in the mean (codec included)"
+            f"{self.off:.3f} of the margin of a number, {self.mean_off:.3f} of the allowance in the mean, with what "
+            "the codec rounds"
         )
 
 

@@ -81,3 +81,37 @@ def test_without_a_spare_it_is_said_that_nobody_looks(pool: Pool):
     [at_the_start] = events(run_dir, "nobody_audits")
     [*_, first] = [e for e in events(run_dir) if e["at"] <= events(run_dir, "audit_given_up")[0]["at"]]
     assert at_the_start["at"] < first["at"], "not only after the first snapshot"
+
+
+def test_liar_after_liar_is_replaced_and_the_coordinator_leads_on(pool: Pool):
+    """Four times in one run: a holder is killed, a liar takes its stage, is accused and dismissed, a spare goes on."""
+    run_dir = start(pool, a_spec(steps=100_000), 0)
+    link = (run_dir / "link").read_text().strip()
+
+    def join(i: int, name: str, fault: dict[str, Any] | None = None) -> None:
+        folder = str(run_dir / name)  # of its own: nobody comes back as who was dismissed
+        pool.peers[i].start(kind="join", link=link, name=name, dir=folder, fault=fault or {})
+        wait_for_event(run_dir, "peer_joined", name=name)
+
+    holder, free = 0, 2
+    for turn in range(4):
+        liar, honest = f"liar-{turn}", f"honest-{turn}"
+        join(free, liar, LIE)
+        pool.peers[holder].kill()
+        wait_for(lambda: pool.coordinator.at_work, "it died")
+        assigned = len(events(run_dir, "stages_assigned")) + 1
+        wait_for(lambda n=assigned: len(events(run_dir, "stages_assigned")) >= n, "the liar has no stage")
+        join(holder, honest)
+        found = wait_for_event(run_dir, "peer_dismissed", name=liar)
+        assert found["reason"]["kind"] == "audit_failed"
+        wait_for(lambda n=assigned: len(events(run_dir, "stages_assigned")) > n, "nobody took its stage")
+        assert pool.peers[free].result()["exit"] == 3
+        before = steps_of(run_dir)
+        wait_for(lambda n=before: steps_of(run_dir) > n + 5, "it does not go on")
+        assert pool.coordinator.at_work, pool.coordinator.result()
+    assert not [e for e in events(run_dir, "peer_dismissed") if not e["name"].startswith("liar")]
+    pool.coordinator.renew()
+
+
+def steps_of(run_dir: Path) -> int:
+    return (run_dir / "metrics.jsonl").read_text().count('"event":"step"')

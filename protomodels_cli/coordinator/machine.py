@@ -100,7 +100,7 @@ def _take(moves: Moves, event: Event) -> None:
             assigning.join(moves, peer)
             absences.weigh(moves)
         case Left(peer_id, why):
-            closed, lease = isinstance(why, reasons.ConnectionClosed), state.spec.limits.lease_seconds
+            closed, lease = not isinstance(why, reasons.NoHeartbeat), state.spec.limits.lease_seconds
             until = moves.now + RECONNECT_SECONDS if closed else None
             absences.miss(moves, peer_id, why, Absence(moves.now if closed else moves.now - lease, until))
         case Leaving(peer_id):
