@@ -85,7 +85,8 @@ def test_without_a_spare_it_is_said_that_nobody_looks(pool: Pool):
 
 def test_liar_after_liar_is_replaced_and_the_coordinator_leads_on(pool: Pool):
     """Four times in one run: a holder is killed, a liar takes its stage, is accused and dismissed, a spare goes on."""
-    run_dir = start(pool, a_spec(steps=100_000), 0)
+    spec = a_spec(steps=100_000)
+    run_dir = start(pool, spec, 0)
     link = (run_dir / "link").read_text().strip()
 
     def join(i: int, name: str, fault: dict[str, Any] | None = None) -> None:
@@ -93,23 +94,32 @@ def test_liar_after_liar_is_replaced_and_the_coordinator_leads_on(pool: Pool):
         pool.peers[i].start(kind="join", link=link, name=name, dir=folder, fault=fault or {})
         wait_for_event(run_dir, "peer_joined", name=name)
 
-    holder, free = 0, 2
+    assignments = 1
+
+    def assigned_again() -> None:
+        nonlocal assignments
+        wait_for(lambda: len(events(run_dir, "stages_assigned")) > assignments, "the stage has no holder")
+        assignments = len(events(run_dir, "stages_assigned"))
+
+    holder, other = 0, 2  # processes: of a holder, and one that is not in the run
     for turn in range(4):
         liar, honest = f"liar-{turn}", f"honest-{turn}"
-        join(free, liar, LIE)
         pool.peers[holder].kill()
-        wait_for(lambda: pool.coordinator.at_work, "it died")
-        assigned = len(events(run_dir, "stages_assigned")) + 1
-        wait_for(lambda n=assigned: len(events(run_dir, "stages_assigned")) >= n, "the liar has no stage")
+        join(other, liar, LIE)  # nobody is spare: it is given the stage, and audits nobody
+        assigned_again()
         join(holder, honest)
         found = wait_for_event(run_dir, "peer_dismissed", name=liar)
         assert found["reason"]["kind"] == "audit_failed"
-        wait_for(lambda n=assigned: len(events(run_dir, "stages_assigned")) > n, "nobody took its stage")
-        assert pool.peers[free].result()["exit"] == 3
+        assigned_again()
+        assert pool.peers[other].result()["exit"] == 3
         before = steps_of(run_dir)
         wait_for(lambda n=before: steps_of(run_dir) > n + 5, "it does not go on")
         assert pool.coordinator.at_work, pool.coordinator.result()
     assert not [e for e in events(run_dir, "peer_dismissed") if not e["name"].startswith("liar")]
+    pool.coordinator.kill()  # what the journal has of it can be read again
+    pool.coordinator.start(kind="coordinator", spec=spec.model_dump(mode="json"), run_dir=str(run_dir))
+    before = steps_of(run_dir)
+    wait_for(lambda: steps_of(run_dir) > before + 5, "it does not go on after a restart")
     pool.coordinator.renew()
 
 

@@ -80,8 +80,14 @@ class Audits:
     # What the machine has heard
 
     def hear(self, event: events.Event) -> None:
-        if not self._state().spec.audit:
-            return
+        """A bug here must not end the run: no step depends on an audit."""
+        if self._state().spec.audit:
+            try:
+                self._hear(event)
+            except Exception as e:
+                logs.bug(e)
+
+    def _hear(self, event: events.Event) -> None:
         match event:
             case events.Done(peer, generation, _, report) if report.recorded is not None:
                 self._note(peer, generation, report.recorded)
@@ -146,11 +152,10 @@ class Audits:
                     self._give_up(known, [stage], "not_shown")
                 else:
                     await self._audit(known, mark, stage, microbatch, frames)
-        except Exception as e:  # a bug here must not end the run
+        except Exception as e:
             logs.bug(e)
         finally:
             self._busy = False
-        self._consider()
 
     # One audit
 
