@@ -52,6 +52,21 @@ def lying(encode: Any, share: float, by: float) -> Any:
     return and_lie
 
 
+def inflate(patch: Any, by: float, since: int) -> None:
+    """A liar: every message that this peer sends from this step on is so many times as large."""
+    from protomodels_cli.codecs import End
+
+    encode = End.encode
+
+    def and_inflate(self: End, message: Any, slot: Any) -> Any:
+        if slot.key.step >= since:
+            mark(by=by)
+            message = by * message
+        return encode(self, message, slot)
+
+    patch.setattr(End, "encode", and_inflate)
+
+
 def two_faced(patch: Any) -> None:
     """A liar: reports other hashes of its messages than they have."""
     from protomodels_cli.worker import recording

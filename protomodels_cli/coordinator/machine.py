@@ -9,7 +9,17 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from protomodels_cli.coordinator import absences, assigning, checking, notices, patience, reasons, recovery, reseating
+from protomodels_cli.coordinator import (
+    absences,
+    assigning,
+    checking,
+    notices,
+    outsized,
+    patience,
+    reasons,
+    recovery,
+    reseating,
+)
 from protomodels_cli.coordinator.events import (
     BasisTaken,
     CheckpointCut,
@@ -284,6 +294,7 @@ def _decide(moves: Moves, task: Task, reports: list[Report]) -> None:
         step_seconds=(*state.step_seconds[-49:], seconds),
     )
     reseating.note_step(moves, seconds, reports)
+    outsized.note(moves, step, reports)
     if history.basis_version != before:
         moves.write_row("switch", step, version=history.basis_version, sha256=history.basis_sha256)
     moves.write_row(

@@ -17,7 +17,7 @@ from protomodels_cli.coordinator.reseat_sentences import about_reseating, faster
 from protomodels_cli.coordinator.snapshots import failures as f
 from protomodels_cli.coordinator.store_sentences import about_copies, about_rebuilding, about_store, part_of
 from protomodels_cli.observe import troubles
-from protomodels_cli.quantities import duration, plural, size
+from protomodels_cli.quantities import duration, figures, plural, size
 
 CONTINUE = "continue with `pmtrain resume RUN_DIR`"
 
@@ -35,6 +35,11 @@ def sentence(notice: n.Notice) -> str:
             return f"{name} ({peer}) reconnected with {device}"
         case n.PeerLost(_, name, stage, reason):
             return f"lost {_peer(name, stage)}: {loss(reason)}"
+        case n.OutsizedMessages(_, name, stage, by, step, times, many):
+            return (
+                f"{name} (stage {stage}) sent numbers {figures(times)} times as large as in the last steps, as stage "
+                f"{by} reports of step {step} (report {many} on {name}); nobody is dismissed for it"
+            )
         case n.HolderAway(_, name, stage, steps, seconds):
             redo = f"a rollback would redo {plural(steps, 'step')} ({duration(seconds)})"
             return f"waiting for {_peer(name, stage)} to reconnect: {redo}"
