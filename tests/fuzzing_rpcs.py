@@ -248,7 +248,13 @@ def _frames() -> Iterator[bytes]:
 
 def a_run(pool: Pool) -> Path:
     """That trains meanwhile, for as long as it takes."""
-    spec = make_spec(stages=1, steps=100_000, audit=0.01, snapshots={"interval": 50})
+    spec = make_spec(
+        stages=1,
+        steps=100_000,
+        audit=0.01,
+        snapshots={"interval": 50},
+        limits={"connections_per_address": 100_000},  # or calls that fail would have it shunned
+    )
     run_dir = pool.start(spec, [{}])
     wait_for_event(run_dir, "stages_linked")
     return run_dir

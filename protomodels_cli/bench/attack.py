@@ -21,12 +21,12 @@ from protomodels_cli.bench import strangers
 from protomodels_cli.bench.strangers import Batches, Http2, loopback_addresses, tls_to
 
 READY = "ready"
-ADDRESSES = 64
+ADDRESSES, CROWD = 64, 2048  # … from which messages that are none come: each is shunned after a few
 ENROLLING = 16  # addresses from which one token is used
 HALF_SENT, SIZE = 40, 2 << 20  # connections, of 16 calls each; bytes that each announces, and sends all but one of
 AT_ONCE = 16  # handshakes
 BACK_AFTER = 20.0  # seconds that who was cut off stays away: a handshake takes more of a processor than 20 messages
-TALKING, CALLS = 32, 16  # connections for messages that are none, and how many go to a write: as many as may be open
+TALKING, CALLS = 96, 16  # connections for messages that are none, and how many go to a write: as many as may be open
 BY_STRANGERS = 64  # of so many writes one is a stranger's, who is cut off for it: that costs a handshake each time
 
 
@@ -45,6 +45,7 @@ class Attack:
         self._order, self._where = order, ("127.0.0.1", order.port)
         self._sources, self._draw = loopback_addresses(ADDRESSES), random.Random(18)
         self._numbers, self._shaking = count(), asyncio.Semaphore(AT_ONCE)  # of those that only hold connections
+        self._crowd, self._crowded = loopback_addresses(CROWD, ADDRESSES + 2), count()
         self._batches, self._writes, self._due = Batches(order.token, self._draw), count(), 0.0
         self.done: Counter[str] = Counter()
 
@@ -100,8 +101,9 @@ class Attack:
             enrolled = await strangers.enrolments(self._where, source, self._order.token, request, 50)
         self.done["enrolled"] += enrolled
 
-    async def _nonsense(self, source: str) -> None:
+    async def _nonsense(self, _: str) -> None:
         """Oversized, cut off or random messages over one connection until it is cut; from time to time a stranger's."""
+        source = self._crowd[next(self._crowded) % CROWD]
         async with asyncio.timeout(10):
             connection = Http2(*await tls_to(self._where, source))
         try:

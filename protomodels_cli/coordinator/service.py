@@ -25,6 +25,7 @@ from protomodels_cli.coordinator.joining import Joining
 from protomodels_cli.coordinator.measuring import Measuring, NotNow
 from protomodels_cli.coordinator.messages import event_of, peer_of
 from protomodels_cli.coordinator.owner import Desk
+from protomodels_cli.coordinator.rates import Buckets, Rate
 from protomodels_cli.coordinator.reasons import (
     ConnectionClosed,
     InvalidMessage,
@@ -51,6 +52,8 @@ from protomodels_cli.wire.tls import COORDINATOR_NAME, Identity, client_context
 MOST_ABSENT = 1000  # of whom something is remembered
 MOST_DISMISSED = 10_000
 MOST_UPLOADS = 2  # of one peer: a basis and a part of a snapshot may fall together
+FAILURES_SECONDS = 32.0  # in which as many calls with a token may fail from one network as may connect from there
+SHUN_SECONDS = 20.0  # for which nobody new comes from a network with more of them
 SESSION_WITHIN = 600.0  # seconds after a peer's first call
 
 
@@ -76,6 +79,8 @@ class Service(rpc.PeeringServicer):
         self._dialling = client_context(self._identity)
         self.doorkeeper = Doorkeeper(run_dir)
         self._joining = Joining(spec, run_dir, self.doorkeeper)
+        most = spec.limits.connections_per_address
+        self._failures = Buckets(Rate(most / FAILURES_SECONDS, most))  # of calls with a token, by network
         self._dismissed: dict[str, None] = {}  # for good: they are not let in again under these names
         self._server = grpc.aio.server(interceptors=[Gate(self)], options=[*SERVER_OPTIONS, *GATE_OPTIONS])
         rpc.add_PeeringServicer_to_server(self, self._server)
@@ -175,6 +180,11 @@ class Service(rpc.PeeringServicer):
         known = self._enrolled[peer]
         known.until = max(known.until, self.doorkeeper.end_of(calls.metadata(context, "secret")))
         return peer
+
+    def failed(self, context: grpc.aio.ServicerContext) -> None:
+        """An honest caller tries again now and then. A thousand such calls a second would take a whole core."""
+        if self.door is not None and not self._failures.take(self._network(context), time.monotonic()):
+            self.door.shun(calls.port(context), SHUN_SECONDS)
 
     async def Enrol(self, request: pb.EnrolRequest, context: grpc.aio.ServicerContext) -> pb.EnrolReply:
         here = sum(known.stream is not None for known in self._enrolled.values())
