@@ -9,17 +9,7 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from protomodels_cli.coordinator import (
-    absences,
-    assigning,
-    checking,
-    notices,
-    outsized,
-    patience,
-    reasons,
-    recovery,
-    reseating,
-)
+from protomodels_cli.coordinator import absences, assigning, checking, notices, patience, reasons, recovery, reseating
 from protomodels_cli.coordinator.events import (
     BasisTaken,
     CheckpointCut,
@@ -63,6 +53,7 @@ from protomodels_cli.coordinator.history import (
 )
 from protomodels_cli.coordinator.moves import Moves
 from protomodels_cli.coordinator.next_task import next_task
+from protomodels_cli.coordinator.outsized import note as note_outsized
 from protomodels_cli.coordinator.snapshots import blame, policy
 from protomodels_cli.coordinator.state import Absence, Report, State, Task
 from protomodels_cli.protocol import steps
@@ -294,7 +285,7 @@ def _decide(moves: Moves, task: Task, reports: list[Report]) -> None:
         step_seconds=(*state.step_seconds[-49:], seconds),
     )
     reseating.note_step(moves, seconds, reports)
-    outsized.note(moves, step, reports)
+    note_outsized(moves, step, reports)
     if history.basis_version != before:
         moves.write_row("switch", step, version=history.basis_version, sha256=history.basis_sha256)
     moves.write_row(
