@@ -29,19 +29,42 @@ def poison(patch: Any, once: bool = False, **key: Any) -> None:
 
 def perturb(patch: Any, share: float, by: float) -> None:
     """A liar: of every message that this peer sends, this share of the numbers is larger by that much."""
+    from protomodels_cli.codecs import End
+
+    encode = lying(End.encode, share, by)
+
+    def and_mark(self: End, message: Any, slot: Any) -> Any:
+        mark(share=share, by=by)
+        return encode(self, message, slot)
+
+    patch.setattr(End, "encode", and_mark)
+
+
+def lying(encode: Any, share: float, by: float) -> Any:
+    """How an end encodes that lies."""
     import torch
 
+    def and_lie(self: Any, message: Any, slot: Any) -> Any:
+        seed = hash((slot.key.step, slot.key.microbatch, slot.key.leg)) % 2**31
+        chosen = torch.rand(message.shape, generator=torch.Generator().manual_seed(seed)) < share
+        return encode(self, torch.where(chosen.to(message.device), (1 + by) * message, message), slot)
+
+    return and_lie
+
+
+def inflate(patch: Any, by: float, since: int) -> None:
+    """A liar: every message that this peer sends from this step on is so many times as large."""
     from protomodels_cli.codecs import End
 
     encode = End.encode
 
-    def and_lie(self: End, message: Any, slot: Any) -> Any:
-        seed = hash((slot.key.step, slot.key.microbatch, slot.key.leg)) % 2**31
-        chosen = torch.rand(message.shape, generator=torch.Generator().manual_seed(seed)) < share
-        mark(share=share, by=by)
-        return encode(self, torch.where(chosen, (1 + by) * message, message), slot)
+    def and_inflate(self: End, message: Any, slot: Any) -> Any:
+        if slot.key.step >= since:
+            mark(by=by)
+            message = by * message
+        return encode(self, message, slot)
 
-    patch.setattr(End, "encode", and_lie)
+    patch.setattr(End, "encode", and_inflate)
 
 
 def two_faced(patch: Any) -> None:

@@ -63,6 +63,7 @@ def rpcs() -> dict[str, Rpc]:
     key = public_key_of(new_key())
     messages: dict[str, list[Any]] = {
         "EnrolRequest": [pb.EnrolRequest(version=__version__, protocol=PROTOCOL, public_key_pem=key)],
+        "RenewRequest": [pb.RenewRequest(public_key_pem=key)],
         "ReachabilityRequest": [pb.ReachabilityRequest(port=9, hosts=["192.0.2.1"])],
         "PeerMessage": [pb.PeerMessage.FromString(word) for word in peers_words()]
         + [pb.PeerMessage(register=pb.Register.FromString(registered()))],
@@ -247,7 +248,13 @@ def _frames() -> Iterator[bytes]:
 
 def a_run(pool: Pool) -> Path:
     """That trains meanwhile, for as long as it takes."""
-    spec = make_spec(stages=1, steps=100_000, audit=0.01, snapshots={"interval": 50})
+    spec = make_spec(
+        stages=1,
+        steps=100_000,
+        audit=0.01,
+        snapshots={"interval": 50},
+        limits={"connections_per_address": 100_000},  # or calls that fail would have it shunned
+    )
     run_dir = pool.start(spec, [{}])
     wait_for_event(run_dir, "stages_linked")
     return run_dir

@@ -13,6 +13,10 @@ DIFFER = MessagesDiffer(41, 1)
 
 AUDITS: list[tuple[n.AboutAudits, str]] = [
     (
+        n.NobodyAudits(0.01),
+        "audit = 0.01, and no peer is spare: nobody is audited until one joins that could hold a stage",
+    ),
+    (
         n.StageAudited(2, 41, "p2", "desk", "attic"),
         "audited stage 2 in step 41: desk sent what attic recomputed",
     ),

@@ -24,6 +24,8 @@ REFUSALS: list[tuple[no.Refusal, str, str]] = [
         "too many peers have joined from this network in a short time",
         "join again in 1 s",
     ),
+    (no.CertificateExpired(), "this peer's certificate has expired", "join again"),
+    (no.TooManyRenewals(0.9), "this peer has renewed the certificate too often", "renew it in 1 s"),
     (no.NotOwner(), "only the run's owner may do this", "run the command where the run directory is, as the owner"),
     (no.NotEnrolled(), "this peer is not enrolled in this run", "join again"),
     (no.Dismissed(), "this peer was dismissed from this run", AGAIN),

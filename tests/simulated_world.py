@@ -15,6 +15,7 @@ from simulated_rules import Rules
 from simulated_words import Frame, Machine, PartFile, Violation
 
 from protomodels_cli.coordinator import events as ev
+from protomodels_cli.coordinator.audit_reasons import AuditFailed
 from protomodels_cli.coordinator.history import beginning
 from protomodels_cli.coordinator.next_task import waiting_for
 from protomodels_cli.coordinator.reasons import ConnectionClosed, NoHeartbeat, PeerReport
@@ -258,7 +259,7 @@ class World:
     def mischief(self) -> None:
         home = self.random.choice(self.machines)
         p, m = home.process, home.process.memory if home.process else None
-        match self.random.randrange(15):
+        match self.random.randrange(16):
             case 0 | 1:
                 self.kill(home)
             case 2 | 3 | 4:
@@ -302,6 +303,11 @@ class World:
                     self.loses_a_frame = True
                 else:
                     self.loses_a_word = True
+            case 15:
+                if p is not None and self.coordinator is not None:
+                    self.trace(f"{p.id} is accused")
+                    lie = AuditFailed(0, 1, "forward", 9, 99, ("a", "b"))
+                    self.coordinator.take(ev.Trouble(p.id, lie))
 
     def disturb_reseating(self) -> None:
         """Half of the time, somebody is gone for a while before it is done."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
 import time
@@ -17,6 +18,7 @@ from guest import a_guest
 from scene import a_spec
 
 from protomodels_cli import PROTOCOL, __version__
+from protomodels_cli.bench import quota
 from protomodels_cli.bench.abuse import MEMORY_BOUND, compared, in_words
 from protomodels_cli.bench.attack import READY, Order
 from protomodels_cli.wire.join_link import JoinLink
@@ -24,10 +26,11 @@ from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.tls import new_key, public_key_of
 
 
-def phase(kind: str, began: float, memory: int = 100, join: float | None = 1.0) -> dict[str, Any]:
-    attack = {"nonsense": 10} if kind != "nobody" else {}
+def phase(kind: str, began: float, memory: int = 100, join: float | None = 1.0, busy: float = 0.2) -> dict[str, Any]:
+    attack = {"nonsense": 10_000} if kind != "nobody" else {}
     row = {"kind": kind, "began": began, "ended": began + 10, "memory_bytes": memory, "join_s": join}
-    return row | {"attack": attack}
+    row |= {"run_cores": busy * (os.cpu_count() or 1), "attack": attack}
+    return row | {"attack_seconds": 10.0, "attacker_cores": 0.4, "quota": "test", "quota_cores": 0.5}
 
 
 def steps(began: float, seconds: float) -> list[dict[str, float]]:
@@ -35,22 +38,24 @@ def steps(began: float, seconds: float) -> list[dict[str, float]]:
 
 
 @pytest.mark.parametrize(
-    ("door_step", "memory", "join", "within"),
+    ("door_step", "memory", "join", "busy", "within"),
     [
-        (1.05, 100 + MEMORY_BOUND, 9.9, True),
-        (1.15, 100, 1.0, False),
-        (1.0, 101 + MEMORY_BOUND, 1.0, False),
-        (1.0, 100, 10.1, False),
-        (1.0, 100, None, False),
+        (1.05, 100 + MEMORY_BOUND, 9.9, 0.3, True),
+        (1.15, 100, 1.0, 0.2, False),
+        (1.0, 101 + MEMORY_BOUND, 1.0, 0.2, False),
+        (1.0, 100, 10.1, 0.2, False),
+        (1.0, 100, None, 0.2, False),
+        (1.0, 100, 1.0, 0.35, False),
     ],
 )
 def test_phases_are_compared_with_the_same_attack_elsewhere(
-    door_step: float, memory: int, join: float | None, within: bool
+    door_step: float, memory: int, join: float | None, busy: float, within: bool
 ):
-    phases = [phase("nobody", 0), phase("elsewhere", 20), phase("door", 40, memory, join)]
+    phases = [phase("nobody", 0, busy=busy), phase("elsewhere", 20), phase("door", 40, memory, join)]
     found = compared([*steps(0, 0.5), *steps(20, 1.0), *steps(40, door_step), *steps(60, 99.0)], phases)
     assert found["slowed"] == pytest.approx(door_step - 1)
     assert found["within"] is within
+    assert found["messages_per_s"] == 1000
     rest = {"setting": {"connections": 1, "slow": 1, "link": "x"}, "steps_redone": 0, "generations": 0}
     assert str(found["door"]["steps"]) in in_words({**found, **rest, "phases": phases})
 
@@ -83,3 +88,16 @@ def test_a_run_does_not_mind_all_attacks_at_once(scene):
         done = json.loads(attack.communicate("\n", timeout=30)[0])
     assert {"idle connections", "nonsense"} <= done.keys(), done
     assert s.ends_well()["generations"] == 1
+
+
+@pytest.mark.parametrize("system", [True, False])
+def test_a_process_has_no_more_than_its_share_of_a_core(system: bool, monkeypatch: pytest.MonkeyPatch):
+    if not system:
+        monkeypatch.setattr(quota, "_group", lambda share: (None, "SIGSTOP by processor time"))
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy:
+        try:
+            with quota.held(busy.pid, 0.2) as held:
+                time.sleep(3)
+                assert 0.02 < held.cores() < 0.3, held.how
+        finally:
+            busy.kill()

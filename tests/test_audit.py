@@ -78,3 +78,50 @@ def test_without_a_spare_it_is_said_that_nobody_looks(pool: Pool):
     run_dir = start(pool, a_spec(steps=30), 0)
     assert pool.coordinator.result()["exit"] == 0
     assert {e["why"] for e in events(run_dir, "audit_given_up")} == {"no_spare"}
+    [at_the_start] = events(run_dir, "nobody_audits")
+    [*_, first] = [e for e in events(run_dir) if e["at"] <= events(run_dir, "audit_given_up")[0]["at"]]
+    assert at_the_start["at"] < first["at"], "not only after the first snapshot"
+
+
+def test_liar_after_liar_is_replaced_and_the_coordinator_leads_on(pool: Pool):
+    """Four times in one run: a holder is killed, a liar takes its stage, is accused and dismissed, a spare goes on."""
+    spec = a_spec(steps=100_000)
+    run_dir = start(pool, spec, 0)
+    link = (run_dir / "link").read_text().strip()
+
+    def join(i: int, name: str, fault: dict[str, Any] | None = None) -> None:
+        folder = str(run_dir / name)  # of its own: nobody comes back as who was dismissed
+        pool.peers[i].start(kind="join", link=link, name=name, dir=folder, fault=fault or {})
+        wait_for_event(run_dir, "peer_joined", name=name)
+
+    assignments = 1
+
+    def assigned_again() -> None:
+        nonlocal assignments
+        wait_for(lambda: len(events(run_dir, "stages_assigned")) > assignments, "the stage has no holder")
+        assignments = len(events(run_dir, "stages_assigned"))
+
+    holder, other = 0, 2  # processes: of a holder, and one that is not in the run
+    for turn in range(4):
+        liar, honest = f"liar-{turn}", f"honest-{turn}"
+        pool.peers[holder].kill()
+        join(other, liar, LIE)  # nobody is spare: it is given the stage, and audits nobody
+        assigned_again()
+        join(holder, honest)
+        found = wait_for_event(run_dir, "peer_dismissed", name=liar)
+        assert found["reason"]["kind"] == "audit_failed"
+        assigned_again()
+        assert pool.peers[other].result()["exit"] == 3
+        before = steps_of(run_dir)
+        wait_for(lambda n=before: steps_of(run_dir) > n + 5, "it does not go on")
+        assert pool.coordinator.at_work, pool.coordinator.result()
+    assert not [e for e in events(run_dir, "peer_dismissed") if not e["name"].startswith("liar")]
+    pool.coordinator.kill()  # what the journal has of it can be read again
+    pool.coordinator.start(kind="coordinator", spec=spec.model_dump(mode="json"), run_dir=str(run_dir))
+    before = steps_of(run_dir)
+    wait_for(lambda: steps_of(run_dir) > before + 5, "it does not go on after a restart")
+    pool.coordinator.renew()
+
+
+def steps_of(run_dir: Path) -> int:
+    return (run_dir / "metrics.jsonl").read_text().count('"event":"step"')

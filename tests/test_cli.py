@@ -144,7 +144,7 @@ def test_the_set_of_commands_and_options_is_deliberate():
         "stop": [],
         "kick": [],
         "token create": ["--hours", "--uses"],
-        "token list": [],
+        "token list": ["--format"],
         "token revoke": [],
         "join": sorted(
             {"--device", "--devices", "--dir", "--give-up-after", "--listen", "--memory", "--name", "--port", *logs}
@@ -161,7 +161,9 @@ def test_the_set_of_commands_and_options_is_deliberate():
         "demo": sorted({"--chaos", "--device", "--json", "--run-dir", "--stages", "--steps", *logs}),
         "export": ["--dtype", "--step"],
         "follow": ["--once", "--tensorboard", "--wandb"],
-        "bench abuse": ["--connections", "--json", "--link", "--rate", "--seconds", "--slow", "--turns"],
+        "bench abuse": sorted(
+            {"--connections", "--cores", "--json", "--link", "--rate", "--seconds", "--slow", "--steps", "--turns"}
+        ),
         "bench gpu": sorted(
             {"--shape", "--layers", "--stages", "--method", "--k", "--link", "--torch", "--microbatch", "--windows"}
             | {"--device", "--devices", "--dtype", "--compile", "--recompute", "--in-flight", "--memory"}

@@ -72,7 +72,10 @@ def test_every_command_that_speaks_json_has_a_documented_form():
 
     from protomodels_cli.cli.main import app
 
-    commands = typer.main.get_command(app).commands
+    commands = dict(typer.main.get_command(app).commands)
+    groups = {name: one for name, one in commands.items() if hasattr(one, "commands")}
+    for name, group in groups.items():
+        commands |= {f"{name} {inner}": one for inner, one in group.commands.items()}
     speaks = {name for name, one in commands.items() if any("--format" in p.opts for p in one.params)}
     assert speaks == set(PRINTED)
 
@@ -117,6 +120,12 @@ def test_what_specs_print_for_programs(tmp_path: Path):
     for config in [path for path in CONFIGS if path.stem in ("tiny", "dense")]:
         [plan] = printed("plan", config, "--speed", "10gflops", cwd=tmp_path)
         assert plan["recommended"]["codec"] in {choice["codec"] for choice in plan["choices"]}
+        assert plan["audit"] is None, "it asks for none"
+    audited = tmp_path / "audited.yaml"
+    audited.write_text(next(path for path in CONFIGS if path.stem == "tiny").read_text() + "\naudit: 0.01\n")
+    [plan] = printed("plan", audited, "--speed", "10gflops", cwd=tmp_path)
+    assert plan["audit"]["audits_a_day"] > 0
+    assert plan["audit"]["fetched_bytes"] == plan["audit"]["shown_bytes"] + plan["snapshots"]["part_bytes"]
     once = yaml_without_snapshots(tmp_path)
     [plan] = printed("plan", once, "--speed", "10gflops", cwd=tmp_path)
     assert plan["snapshots"]["interval_seconds"] is None

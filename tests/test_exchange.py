@@ -49,7 +49,7 @@ async def exchange_of(
     rpc.add_PeeringServicer_to_server(service, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    metadata = (("peer", "p0"), ("secret", secret or run_dir.secret_of("p0")))
+    metadata = (("peer", "p0"), ("secret", secret or run_dir.secret_of("p0", 1 << 33)))
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         stub = rpc.PeeringStub(channel)
         yield SnapshotExchange(

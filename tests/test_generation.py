@@ -32,7 +32,7 @@ def test_credit_goes_out_before_a_neighbour_that_holds_the_least_must_wait_for_i
 
     async def story() -> None:
         nonlocal taken
-        network = Network(IDENTITY, Listener(IDENTITY), lambda: ("127.0.0.1", 1), None)
+        network = Network(lambda: IDENTITY, Listener(IDENTITY), lambda: ("127.0.0.1", 1), None)
         engine = Engine(torch.device("cpu"), 1, lambda *_: None, lambda: None)
         generation = Generation(assigned, spec, network, engine, print, print)
         link = generation._links["previous"]
@@ -61,7 +61,7 @@ def test_what_keeps_a_relayed_link_from_opening_is_said_once_and_told_to_the_coo
         writer.close()
 
     async def story() -> None:
-        network = Network(IDENTITY, Listener(IDENTITY), lambda: ("127.0.0.1", unused_port), None)
+        network = Network(lambda: IDENTITY, Listener(IDENTITY), lambda: ("127.0.0.1", unused_port), None)
         engine = Engine(torch.device("cpu"), 1, lambda *_: None, lambda: None)
         generation = Generation(assigned, spec, network, engine, reported.append, told.append)
         connecting = asyncio.create_task(generation.connect())

@@ -35,6 +35,7 @@ from protomodels_cli.worker.cards import Cards
 from protomodels_cli.worker.control import ConnectFailed
 from protomodels_cli.worker.device import computation_of
 from protomodels_cli.worker.links import Listener
+from protomodels_cli.worker.papers import Papers
 from protomodels_cli.worker.session import Session
 from protomodels_cli.worker.telling import PeerError
 
@@ -71,10 +72,9 @@ def with_a_session(
             session = Session(
                 spec,
                 Cards.of([torch.device("cpu")], spec),
-                IDENTITY,
+                Papers(IDENTITY, ()),
                 Listener(IDENTITY),
                 Line([("127.0.0.1", port)], lambda where: channel),
-                (),
                 folder,
                 told.append,
                 give_up_after,
@@ -177,7 +177,7 @@ def test_a_first_connection_that_ends_before_a_word_is_a_problem_with_a_fix_and_
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             line, cpu = Line([("127.0.0.1", port)], lambda where: channel), Cards.of([torch.device("cpu")], spec)
             told: list[notices.Notice] = []
-            session = Session(spec, cpu, IDENTITY, Listener(IDENTITY), line, (), tmp_path, told.append, 60.0)
+            session = Session(spec, cpu, Papers(IDENTITY, ()), Listener(IDENTITY), line, tmp_path, told.append, 60.0)
 
             async def introduce() -> pb.Register:
                 return pb.Register()
@@ -218,7 +218,8 @@ def test_a_refusal_ends_a_peer_also_when_it_reconnects(tmp_path: Path):
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             line = Line([("127.0.0.1", port)], lambda where: channel)
             cpu, told = Cards.of([torch.device("cpu")], make_spec()), list[notices.Notice]()
-            session = Session(make_spec(), cpu, IDENTITY, Listener(IDENTITY), line, (), tmp_path, told.append, 60.0)
+            papers = Papers(IDENTITY, ())
+            session = Session(make_spec(), cpu, papers, Listener(IDENTITY), line, tmp_path, told.append, 60.0)
 
             async def introduce() -> pb.Register:
                 await line.CheckReachability(pb.ReachabilityRequest())

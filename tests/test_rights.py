@@ -40,6 +40,7 @@ CALLS = {
 }
 SHOWS = {  # what each call of the coordinator's must show; written out here, so that gate.py cannot agree with itself
     "/pmtrain.Peering/Enrol": "token",
+    "/pmtrain.Peering/Renew": "peer",
     "/pmtrain.Peering/CheckReachability": "peer",
     "/pmtrain.Peering/Session": "peer",
     "/pmtrain.Peering/Offer": "peer",
@@ -102,7 +103,7 @@ async def story_of(folder: Path, link: JoinLink, elsewhere: Path) -> Run:
                 ("token", other.token),
                 ("owner", other.owner),
                 ("peer", one.metadata[0][1]),
-                ("secret", other.secret_of(one.metadata[0][1])),
+                ("secret", other.secret_of(one.metadata[0][1], 1 << 33)),
             ),
             "other peer": (one.metadata[0], another.metadata[1]),
             "revoked token": (("token", revoked.token),),

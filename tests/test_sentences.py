@@ -41,6 +41,11 @@ NOTICES: list[tuple[n.Notice, str]] = [
     (n.PeerLost("p2", "desk", 2, r.NoHeartbeat(5.0)), "lost desk (stage 2): no heartbeat for 5 s"),
     (n.PeerLost("p2", "desk", None, r.ConnectionClosed()), "lost desk (spare): the connection closed"),
     (
+        n.OutsizedMessages("p2", "desk", 2, 3, 41, 1e6, 10),
+        "desk (stage 2) sent numbers 1,000,000 times as large as in the last steps, as stage 3 reports of step 41 "
+        "(report 10 on desk); nobody is dismissed for it",
+    ),
+    (
         n.HolderAway("p2", "desk", 2, 42, 504.0),
         "waiting for desk (stage 2) to reconnect: a rollback would redo 42 steps (8 min 24 s)",
     ),
@@ -158,6 +163,7 @@ NOTICES += [
 LOSSES: list[tuple[r.Loss, str]] = [
     (r.NoHeartbeat(5.0), "no heartbeat for 5 s"),
     (r.ConnectionClosed(), "the connection closed"),
+    (r.NotRenewed(), "the certificate has expired, and was not renewed"),
     (r.AskedToLeave(), "left the run"),
     (r.HashMismatch("U"), "computed a different U (hash mismatch)"),
     (r.DamagedBasis(3), "received basis 3 damaged (hash mismatch)"),

@@ -281,6 +281,18 @@ def test_plan():
     assert not re.search(r"\de[+-]?\d", done.output), "no exponents"
 
 
+def test_what_audits_would_cost(tmp_path: Path):
+    (tmp_path / "run.yaml").write_text((ROOT / "configs" / "tiny.yaml").read_text() + "\naudit: 0.01\n")
+    done = CliRunner().invoke(app, ["plan", str(tmp_path / "run.yaml"), "--speed", "60tflops"])
+    said = re.sub(r"\d+([.,]\d+)*", "#", done.output)
+    assert (
+        "\naudit = #: # audits a day, #% of each stage's steps; who lies in every message is found within # steps with "
+        "probability #. They need a spare with # MiB of memory: without one nobody is audited.\n"
+        "For them a peer keeps # KiB of messages on its disk. An audit uploads # KiB (#% of a peer's line on average); "
+        "the spare fetches # MiB and takes # "
+    ) in said
+
+
 def test_what_a_crash_would_cost():
     fields = {"step": 50, "snapshot_step": 38, "crash_redo_s": 160.0}
     assert crash(RunStatus(**fields, crash_restore_s=40.0)) == (

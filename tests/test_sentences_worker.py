@@ -40,6 +40,12 @@ NOTICES: list[tuple[n.Notice, str]] = [
         "this machine) and keep the port with --port 42707",
     ),
     (
+        n.RenewalFailed("cannot reach the coordinator: no answer", 7200.0),
+        "this peer's certificate was not renewed (cannot reach the coordinator: no answer); it ends in 2 h, trying "
+        "again",
+    ),
+    (n.CertificateExpired(), "this peer's certificate has expired while it was away: joining again"),
+    (
         n.LinkEmulated("10 Mbit/s, 25 ms of latency"),
         "the run emulates a slow connection for every peer (wire.link): 10 Mbit/s, 25 ms of latency",
     ),

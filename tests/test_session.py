@@ -36,6 +36,7 @@ from protomodels_cli.worker import notices, orders
 from protomodels_cli.worker.cards import Cards
 from protomodels_cli.worker.generation import Generation
 from protomodels_cli.worker.links import Listener
+from protomodels_cli.worker.papers import Papers
 from protomodels_cli.worker.session import Session
 from protomodels_cli.worker.snapshots import part_store
 from protomodels_cli.worker.snapshots.exchange import SnapshotExchange
@@ -50,10 +51,9 @@ def a_session(folder: Path, channel: Any = None, spec: RunSpec | None = None, li
     return Session(
         spec,
         Cards.of([torch.device("cpu")], spec),
-        identity,
+        Papers(identity, ()),
         listener,
         line or Line([("", 0)], lambda where: channel),
-        (),
         folder,
         lambda notice: None,
         3600.0,

@@ -350,7 +350,7 @@ def test_the_same_command_finds_the_run_it_left_and_not_one_that_is_done(
     assert claim_or_find(None, make_spec(stages=2, name="home", steps=9)) == Path("runs/home-3"), "another run"
     again = open_run_dir(first, None, Path())
     assert (again.resumed, again.token, again.spec) == (True, folder.token, spec)
-    assert again.secret_of("p1") == folder.secret_of("p1")
+    assert again.secret_of("p1", 9) == folder.secret_of("p1", 9)
     again.lock.close()
     journal.append([Ended("sha")], 1.0)
     assert claim_or_find(None, spec) == Path("runs/home-4")

@@ -45,6 +45,25 @@ async def gets_in(link: JoinLink) -> float:
     return time.monotonic() - began
 
 
+def test_who_sends_nonsense_with_a_token_is_cut_off_and_others_get_in(link: JoinLink):
+    async def story() -> tuple[int, bool]:
+        where, batches = (link.host, link.port), strangers.Batches(link.token, random.Random(1))
+        connection, answered = Http2(*await strangers.tls_to(where, "127.0.0.3")), 0
+        async with asyncio.timeout(20):
+            for number in range(200):
+                if connection.closed:
+                    break
+                answered += await connection.send_batch(batches, batches.known, 16 * number, 16)
+        with pytest.raises((OSError, asyncio.IncompleteReadError)):
+            await strangers.tls_to(where, "127.0.0.3")
+        await gets_in(link)
+        return answered, connection.closed
+
+    answered, closed = asyncio.run(story())
+    assert closed
+    assert answered < 100, "16 that may fail, those on their way, and a few a second"
+
+
 def test_messages_that_never_end_take_no_memory_and_hold_nobody_up(pool: Pool, link: JoinLink):
     """By a process of its own, as strangers are."""
     words = [sys.executable, __file__, str(link), str(pool.coordinator.pid)]

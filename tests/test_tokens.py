@@ -18,6 +18,8 @@ from conftest import make_spec
 from pool import Pool
 from waiting import wait_for
 
+from protomodels_cli.cli.json_formats import PRINTED
+from protomodels_cli.cli.output import FORMAT
 from protomodels_cli.coordinator import refusals
 from protomodels_cli.coordinator.doorkeeper import Doorkeeper
 from protomodels_cli.coordinator.run_dir import open_run_dir, owner_secret
@@ -75,8 +77,14 @@ def test_a_doorkeeper_keeps_hashes_over_a_restart_and_the_run_its_own_token(tmp_
     assert keeper.admit(token, b"key 2") == refusals.EndedToken("used")
     assert keeper.may_come(token) is None, "its peer may look on"
     assert keeper.admit(keeper.token, b"key 1") != first
-    secret, old = folder.secret_of(first), keeper.token
+    secret, old = folder.secret_of(first, 2000), keeper.token
     assert keeper.may_call(first, secret) is None
+    assert keeper.may_call(first, secret.replace("2000", "9999", 1)) == refusals.NotEnrolled(), "its end is signed too"
+    for nonsense in ("", ".", "2000.", "x.y", "²." + secret, "1" * 5000):
+        assert keeper.may_call(first, nonsense) == refusals.NotEnrolled()
+    late = Doorkeeper(folder, lambda: 2000.0)
+    assert late.may_call(first, secret) == refusals.CertificateExpired()
+    assert late.may_call(first, folder.secret_of(first, 2001)) is None, "it was renewed"
     assert keeper.kick(first).id == "", "nobody could join with it any more anyway"
     folder.lock.close()
     content = (tmp_path / "run" / "private.json").read_text()
@@ -148,6 +156,13 @@ def test_tokens_and_kicks_from_the_command_line_over_a_restart(pool: Pool, tmp_p
     listed = pmtrain("token", "list", run).stdout
     assert "1 of 1 peer" in listed
     assert JoinLink.parse(link).token not in listed
+    for_programs = json.loads(pmtrain("token", "list", run, "--format", "json").stdout)
+    assert for_programs.pop("format") == FORMAT
+    PRINTED["token list"].model.model_validate_json(json.dumps(for_programs))
+    [of_the_run, of_mine] = for_programs["tokens"]
+    assert (of_the_run["id"], of_the_run["uses"]) == ("run", 0)
+    assert (of_mine["uses"], of_mine["used"], of_mine["ended"]) == (1, 1, "used")
+    assert of_mine["peers"] == [peer.peer for peer in ask(lambda desk: desk.status()).peers]
     pool.peers[0].kill()
     joins(0, link)  # from the same folder: the same peer
     wait_for(lambda: is_in("peer-0"), "it did not get in again")

@@ -18,14 +18,16 @@ from dataclasses import dataclass
 from itertools import count
 
 from protomodels_cli.bench import strangers
-from protomodels_cli.bench.strangers import ENROL, Http2, loopback_addresses, tls_to
+from protomodels_cli.bench.strangers import Batches, Http2, loopback_addresses, tls_to
 
 READY = "ready"
-ADDRESSES = 64
+ADDRESSES, CROWD = 64, 2048  # … from which messages that are none come: each is shunned after a few
 ENROLLING = 16  # addresses from which one token is used
-HALF_SENT = 40  # connections, of 16 calls each
+HALF_SENT, SIZE = 40, 2 << 20  # connections, of 16 calls each; bytes that each announces, and sends all but one of
 AT_ONCE = 16  # handshakes
-SIZE = 128 << 10  # that is sent of a message of twice as many bytes
+BACK_AFTER = 20.0  # seconds that who was cut off stays away: a handshake takes more of a processor than 20 messages
+TALKING, CALLS = 96, 16  # connections for messages that are none, and how many go to a write: as many as may be open
+BY_STRANGERS = 64  # of so many writes one is a stranger's, who is cut off for it: that costs a handshake each time
 
 
 @dataclass(frozen=True)
@@ -43,16 +45,18 @@ class Attack:
         self._order, self._where = order, ("127.0.0.1", order.port)
         self._sources, self._draw = loopback_addresses(ADDRESSES), random.Random(18)
         self._numbers, self._shaking = count(), asyncio.Semaphore(AT_ONCE)  # of those that only hold connections
+        self._crowd, self._crowded = loopback_addresses(CROWD, ADDRESSES + 2), count()
+        self._batches, self._writes, self._due = Batches(order.token, self._draw), count(), 0.0
         self.done: Counter[str] = Counter()
 
     async def run(self) -> None:
         order = self._order
         await asyncio.gather(
-            *(self._again(self._idle, 5.0) for _ in range(order.connections)),
+            *(self._again(self._idle, BACK_AFTER) for _ in range(order.connections)),
             *(self._again(self._slow, 1.0) for _ in range(order.slow)),
-            *(self._again(self._half_sent, 5.0) for _ in range(HALF_SENT)),
-            *(self._again(self._enrol, 0.5) for _ in range(ENROLLING)),
-            *(self._again(self._nonsense, 0.0) for _ in range(AT_ONCE)),
+            *(self._again(self._half_sent, BACK_AFTER) for _ in range(HALF_SENT)),
+            *(self._again(self._enrol, 2.0) for _ in range(ENROLLING)),
+            *(self._again(self._nonsense, 0.0) for _ in range(TALKING)),
         )
 
     async def _again(self, attack: Callable[[str], Awaitable[None]], pause: float) -> None:
@@ -83,7 +87,7 @@ class Attack:
 
     async def _half_sent(self, source: str) -> None:
         async with asyncio.timeout(10):
-            connection = await strangers.half_sent(self._where, source, 16, SIZE, 2 * SIZE)
+            connection = await strangers.half_sent(self._where, source, 16, SIZE - 1, SIZE)
         self.done["half-sent bytes"] += connection.sent
         try:
             await connection.reading
@@ -94,26 +98,35 @@ class Attack:
         source = self._sources[self._draw.randrange(ENROLLING)]
         request = bytes.fromhex(self._order.request)
         async with asyncio.timeout(30):
-            self.done["enrolled"] += await strangers.enrolments(self._where, source, self._order.token, request, 50)
+            enrolled = await strangers.enrolments(self._where, source, self._order.token, request, 50)
+        self.done["enrolled"] += enrolled
 
-    async def _nonsense(self, source: str) -> None:
-        """Oversized, cut off or random messages, with a token or without, over one connection until it is cut."""
+    async def _nonsense(self, _: str) -> None:
+        """Oversized, cut off or random messages over one connection until it is cut; from time to time a stranger's."""
+        source = self._crowd[next(self._crowded) % CROWD]
         async with asyncio.timeout(10):
             connection = Http2(*await tls_to(self._where, source))
         try:
             while not connection.closed:
-                known = self._draw.random() < 0.5
-                stream = connection.call(ENROL, [("token", self._order.token)] if known else [])
-                size = self._draw.choice((20, 300, 17_000))
-                announced = size + 5 if self._draw.random() < 0.3 else None
-                async with asyncio.timeout(2):
-                    await connection.send(stream, strangers.message(self._draw.randbytes(size), announced), end=True)
-                self.done["nonsense"] += 1
-                await asyncio.sleep(AT_ONCE / self._order.per_second)
+                number = next(self._writes)
+                is_known = number % BY_STRANGERS != 0
+                kinds = self._batches.known if is_known else self._batches.small
+                self.done["nonsense"] += CALLS
+                async with asyncio.timeout(5):
+                    answered = await connection.send_batch(self._batches, kinds, number * CALLS, CALLS)
+                self.done["answered"] += answered  # not across the wait, in which others add to it
+                if not is_known:
+                    break
+                await self._pace()
         except TimeoutError:
             pass
         finally:
             connection.close()
+
+    async def _pace(self) -> None:
+        """So that all of them together send as many a second as they should."""
+        self._due = max(self._due, asyncio.get_running_loop().time() - 1.0) + CALLS / self._order.per_second
+        await asyncio.sleep(self._due - asyncio.get_running_loop().time())
 
 
 async def main(order: Order) -> None:

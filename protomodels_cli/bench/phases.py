@@ -36,9 +36,14 @@ def median_step(steps: Sequence[Row], phases: Sequence[Row]) -> Row:
     return {"steps": len(within), "step_s": statistics.median(s["seconds"] for s in within) if within else None}
 
 
+def steps_decided(running: LocalRun) -> int:
+    metrics = running.folder / "metrics.jsonl"
+    return metrics.read_text().count('"event":"step"') if metrics.exists() else 0
+
+
 def wait_for_steps(running: LocalRun) -> None:
-    until, metrics = time.monotonic() + START_SECONDS, running.folder / "metrics.jsonl"
-    while not metrics.exists() or metrics.read_text().count('"event":"step"') < 3:
+    until = time.monotonic() + START_SECONDS
+    while steps_decided(running) < 3:
         if running.coordinator.poll() is not None:
             raise running.failure()
         if time.monotonic() > until:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import random
 import ssl
 import struct
 from collections import Counter
@@ -15,7 +16,7 @@ from collections.abc import Iterable
 
 Address = tuple[str, int]
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-DATA, HEADERS, SETTINGS, WINDOW_UPDATE = 0, 1, 4, 8  # kinds of frames
+DATA, HEADERS, RESET, SETTINGS, WINDOW_UPDATE = 0, 1, 3, 4, 8  # kinds of frames
 END_STREAM, END_HEADERS, ACK = 1, 4, 1  # their flags
 INITIAL_WINDOW, FRAME_BYTES = 4, 16384  # a setting; the most that a frame may carry by default
 ENROL = "/pmtrain.Peering/Enrol"
@@ -73,6 +74,7 @@ class Http2:
         self._next = 1
         self.sent = 0  # bytes of data
         self.answered: set[int] = set()  # calls, with more than a refusal
+        self.over = 0  # calls that the server has ended, however
         self.closed = False
         self._write(PREFACE + frame(SETTINGS, 0, 0))
         self.reading = asyncio.create_task(self._read())
@@ -88,8 +90,7 @@ class Http2:
         while left and not self.closed:
             room = min(FRAME_BYTES, self._windows[0], self._windows[stream])
             if room <= 0:
-                self._more.clear()
-                await self._more.wait()
+                await self._wait_for_more()
                 continue
             part, left = left[:room], left[room:]
             self._windows.subtract({0: len(part), stream: len(part)})
@@ -98,6 +99,23 @@ class Http2:
                 await self._writer.drain()
             self.sent += len(part)
 
+    async def send_batch(self, batches: Batches, kinds: list[tuple[bytes, bytes]], first: int, calls: int) -> int:
+        """Calls at once, and wait until the server has ended all of them: their number, or fewer where it closed."""
+        begin, before = self._next, self.over
+        self._next += 2 * calls
+        content = batches.write(kinds, first, calls, begin)
+        while len(content) > self._windows[0] and not self.closed:
+            await self._wait_for_more()
+        self._windows[0] -= len(content)
+        self._write(content)
+        while self.over - before < calls and not self.closed:
+            await self._wait_for_more()
+        return self.over - before
+
+    async def _wait_for_more(self) -> None:
+        self._more.clear()
+        await self._more.wait()
+
     async def _read(self) -> None:
         """Until the server closes the connection."""
         try:
@@ -105,6 +123,8 @@ class Http2:
                 head = await self._reader.readexactly(9)
                 kind, flags, stream = struct.unpack(">BBI", head[3:])
                 body = await self._reader.readexactly(int.from_bytes(head[:3]))
+                if kind == RESET or (kind == HEADERS and flags & END_STREAM):
+                    self.over += 1
                 if kind == DATA and body:
                     self.answered.add(stream)
                 elif kind == WINDOW_UPDATE:
@@ -134,6 +154,39 @@ class Http2:
     def close(self) -> None:
         self.reading.cancel()
         self._writer.transport.abort()
+
+
+class Batches:
+    """Calls of Enrol with messages that are none, many to a write. As bytes they are made once: what is left to do for
+    each is the number of its stream."""
+
+    def __init__(self, token: str, draw: random.Random):
+        known, unknown = headers(ENROL, [("token", token)]), headers(ENROL)
+        self.known = [(known, _nonsense(draw)) for _ in range(64)]
+        self.small = [(unknown, message(draw.randbytes(20))) for _ in range(64)]
+
+    def write(self, kinds: list[tuple[bytes, bytes]], first: int, calls: int, begin: int) -> bytes:
+        """So many calls, on the streams from `begin` on."""
+        parts = []
+        for i in range(calls):
+            head, body = kinds[(first + i) % len(kinds)]
+            stream = begin + 2 * i
+            parts.append(frame(HEADERS, END_HEADERS, stream, head))
+            for at in range(0, len(body), FRAME_BYTES):
+                last = at + FRAME_BYTES >= len(body)
+                parts.append(frame(DATA, END_STREAM if last else 0, stream, body[at : at + FRAME_BYTES]))
+        return b"".join(parts)
+
+
+def _nonsense(draw: random.Random) -> bytes:
+    """Oversized, cut off or random."""
+    match draw.randrange(8):
+        case 0:
+            return message(draw.randbytes(17_000))  # a message of Enrol has 16 KiB at most
+        case 1 | 2 | 3:
+            return message(draw.randbytes(100), announced=300)
+        case _:
+            return message(draw.randbytes(draw.choice((20, 300))))
 
 
 async def half_sent(where: Address, source: str, streams: int, size: int, announced: int) -> Http2:

@@ -13,7 +13,7 @@ from typing import Any
 
 from protomodels_cli.cli.json_formats import PRINTED, Chosen, CostForecast, ModelSize, Printed
 from protomodels_cli.cli.output import FORMAT
-from protomodels_cli.cost import forecast
+from protomodels_cli.cost import audits, forecast
 from protomodels_cli.doctor import facts as doctor_facts
 from protomodels_cli.doctor.findings import Finding
 
@@ -103,6 +103,7 @@ def _meanings(name: str) -> dict[str, str]:
         "ModelSize": [ModelSize],
     }
     sources |= {"Stage": [forecast.Stage], "Bottleneck": [forecast.Bottleneck], "Finding": [Finding]}
+    sources |= {"Auditing": [audits.Auditing]}
     sources |= {name: [kind] for name, kind in vars(doctor_facts).items() if isinstance(kind, type)}
     if name in sources:
         text = "".join(map(inspect.getsource, sources[name]))

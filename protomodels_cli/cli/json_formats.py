@@ -12,6 +12,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from protomodels_cli.cli import on_disk
+from protomodels_cli.cost.audits import Auditing
 from protomodels_cli.cost.forecast import Estimate
 from protomodels_cli.cost.forecast import Forecast as CostForecast
 from protomodels_cli.cost.sizes import ModelSize
@@ -53,10 +54,17 @@ def _type_of(field: FieldDescriptor) -> Any:
 
 RunStatus = _model_of(pb.RunStatus.DESCRIPTOR)
 PeerStatus = _model_of(pb.PeerStatus.DESCRIPTOR)
+TokenStatus = _model_of(pb.TokenStatus.DESCRIPTOR)
 
 
 class Peers(Strict):
     peers: list[PeerStatus]  # type: ignore[valid-type]
+
+
+class Tokens(Strict):
+    """The tokens themselves are in none of it: the run has their hashes alone."""
+
+    tokens: list[TokenStatus]  # type: ignore[valid-type]
 
 
 class Run(Strict):
@@ -178,6 +186,7 @@ class Plan(Strict):
     choices: list[Chosen] = Field(description="the same run with other ways to cross the boundaries")
     recommended: Crossing
     snapshots: Snapshots
+    audit: Auditing | None = Field(description="what audits cost; null: there are none")
 
 
 @dataclass(frozen=True)
@@ -192,6 +201,7 @@ PRINTED: dict[str, Printed] = {
     "status": Printed(RunStatus),
     "top": Printed(RunStatus, lines=True),
     "peers": Printed(Peers),
+    "token list": Printed(Tokens),
     "events": Printed(Event, lines=True),
     "logs": Printed(LogLine, lines=True),
     "runs": Printed(Runs),

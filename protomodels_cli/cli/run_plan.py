@@ -14,6 +14,7 @@ from protomodels_cli.cli.checks import speed_of
 from protomodels_cli.cli.output import Format, print_json
 from protomodels_cli.codecs import parse_codec
 from protomodels_cli.cost.activations import Computation
+from protomodels_cli.cost.audits import CHANCE_STEPS, Auditing, forecast_auditing
 from protomodels_cli.cost.forecast import Bottleneck, Choice, Forecast, choices, forecast, recommended
 from protomodels_cli.cost.saving import Saving, forecast_saving
 from protomodels_cli.cost.sizes import ModelSize, dense_model
@@ -49,6 +50,16 @@ def run(
     best = recommended(found)
     busy = predicted.wire_seconds / predicted.step_seconds
     saving = forecast_saving(spec, link.bits_per_second, predicted.step_seconds, windows, busy)
+    stages, largest = predicted.stages, max(stage.memory for stage in predicted.stages)
+    auditing = forecast_auditing(
+        spec,
+        link.bits_per_second,
+        predicted.step_seconds,
+        saving.interval_seconds,
+        saving.part_bytes,
+        [stage.compute for stage in stages],
+        largest,
+    )
     if output == "json":
         rows = [{**_crossing(c.spec), "keeps_up": c.keeps_up, "fits": c.fits, **asdict(c.forecast)} for c in found]
         result = {
@@ -61,10 +72,11 @@ def run(
             "choices": rows,
             "recommended": _crossing(best.spec),
             "snapshots": {name: _finite(value) for name, value in asdict(saving).items()},
+            "audit": None if auditing is None else asdict(auditing),
         }
         print_json(result)
     else:
-        _show(spec, link, flops, speed is None, memory is not None, predicted, found, best, saving)
+        _show(spec, link, flops, speed is None, memory is not None, predicted, found, best, saving, auditing)
     _check_upload(spec, saving, predicted.step_seconds)
 
 
@@ -137,6 +149,23 @@ def _saving_in_words(spec: RunSpec, saving: Saving) -> str:
         f"A crash costs {duration(saving.redo_seconds + saving.restore_seconds)} on average: "
         f"{duration(saving.redo_seconds)} to redo, {duration(saving.restore_seconds)} to fetch a part and build its "
         f"stage.\n"
+    )
+
+
+def _auditing_in_words(spec: RunSpec, audits: Auditing | None) -> str:
+    if audits is None:
+        return ""
+    if not audits.audits_a_day:
+        return f"audit = {spec.audit:g}: nobody is audited, since the run has no snapshot before its end.\n"
+    return (
+        f"audit = {spec.audit:g}: {figures(audits.audits_a_day)} audits a day, {audits.stage_share:.2%} of each "
+        f"stage's steps; who lies in every message is found within {CHANCE_STEPS} steps with probability "
+        f"{audits.found_within:.4f}. They need a spare with {size(audits.spare_memory)} of memory: without one nobody "
+        f"is audited.\n"
+        f"For them a peer keeps {size(audits.recorded_bytes)} of messages on its disk. An audit uploads "
+        f"{size(audits.shown_bytes)} ({audits.uplink_share:.2%} of a peer's line on average); the spare fetches "
+        f"{size(audits.fetched_bytes)} and takes {duration(audits.spare_seconds)}: {audits.spare_share:.0%} of its time"
+        f"{', so that some audits are left out' if audits.spare_share > 1 else ''}.\n"
     )
 
 
@@ -221,6 +250,7 @@ def _show(
     found: list[Choice],
     best: Choice,
     saving: Saving,
+    auditing: Auditing | None,
 ) -> None:
     console = Console()
 
@@ -253,7 +283,7 @@ def _show(
         f"The busiest connection carries data for {duration(f.wire_seconds)}; "
         f"the busiest stage idles {100 * f.bubble:.0f} % of the time (bubble).\n"
         f"Bottleneck: {_named(f.bottleneck)}.\n"
-        f"{_saving_in_words(spec, saving)}"
+        f"{_saving_in_words(spec, saving)}{_auditing_in_words(spec, auditing)}"
     )
     table = Table("form", "k", "anchor", "codec", "loss", "step", "tok/s", "ideal", "", box=None, pad_edge=False)
     for c in found:

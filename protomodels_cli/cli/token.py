@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from protomodels_cli.cli.control import RunDirArgument, ask_owner
+from protomodels_cli.cli.output import FormatOption, print_json
 from protomodels_cli.cli.say import say
 from protomodels_cli.cli.usage import Commands
 
@@ -33,11 +34,16 @@ def create(
 
 
 @app.command("list")
-def list_tokens(run: RunDirArgument) -> None:
+def list_tokens(run: RunDirArgument, output: FormatOption = "text") -> None:
     """List the tokens of a run: who joined with them, and which of them let peers join. `run` is the run's own."""
     from protomodels_cli.quantities import duration, plural
 
     _, _, found = ask_owner(run, lambda desk: desk.list_tokens())
+    if output == "json":
+        from protomodels_cli.observe.fields import fields
+
+        print_json(fields(found))
+        return
     for token in found.tokens:
         if not token.uses:
             say(f"{token.id}: the run's own, for any number of peers")

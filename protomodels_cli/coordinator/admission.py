@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from protomodels_cli.coordinator.rates import Buckets, Rate
 from protomodels_cli.wire.relay import WAIT_SECONDS
 
+MOST_SHUNNED = 10_000  # networks at a time; the oldest are forgotten
+
 
 @dataclass(frozen=True)
 class DoorLimits:
@@ -59,10 +61,11 @@ class Admission:
         self._strangers: dict[str, dict[int, None]] = {}  # by network, the oldest first
         self._strange = 0  # all of them
         self._comings = Buckets(limits.comings)
+        self._shunned: dict[str, float] = {}  # networks, and until when
 
     def come(self, network: str, now: float) -> Admitted | str:
         """The kind of the refusal where there is no room."""
-        if not self._comings.take(network, now):
+        if self._shunned.get(network, now) > now or not self._comings.take(network, now):
             return "too_many_from_one_address"
         limits, strangers, crowded = self._limits, self._strangers.get(network, {}), None
         if (
@@ -83,6 +86,13 @@ class Admission:
         self._strangers.setdefault(network, {})[self._next] = None
         self._strange += 1
         return Admitted(self._next, instead_of)
+
+    def shun(self, network: str, until: float) -> None:
+        """Nobody new comes from there until then. Who is connected stays."""
+        self._shunned.pop(network, None)
+        self._shunned[network] = until
+        if len(self._shunned) > MOST_SHUNNED:
+            del self._shunned[next(iter(self._shunned))]
 
     def known(self, number: int) -> None:
         """This caller has shown that it belongs to the run."""

@@ -128,7 +128,7 @@ def _parting(peer: Peer, stage: int | None, why: reasons.Loss) -> notices.Notice
     match why:
         case reasons.AskedToLeave():
             return notices.PeerLeft(peer.id, peer.name, stage)
-        case reasons.NoHeartbeat() | reasons.ConnectionClosed():
+        case reasons.NoHeartbeat() | reasons.ConnectionClosed() | reasons.NotRenewed():
             return notices.PeerLost(peer.id, peer.name, stage, why)
         case _:
             return notices.PeerDismissed(peer.id, peer.name, stage, why)
@@ -141,9 +141,14 @@ def _stage(state: State, peer: str) -> int | None:
 
 
 def dismiss(moves: Moves, what: reasons.Fault, *peers: str) -> None:
-    for peer in (p for p in peers if p in moves.state.peers):
+    """Whether they are here or waited for: who is away when a lie of it is found must not come back with its stage."""
+    absent = moves.state.absent.keys() & set(peers)
+    for peer in (p for p in peers if p in moves.state.peers or p in absent):
         moves.do(Dismiss(peer, what, EXIT_OUTSIDE))
+    moves.set(absent={p: absence for p, absence in moves.state.absent.items() if p not in absent})
     lose(moves, dict.fromkeys(peers, what))
+    if absent:
+        regroup(moves)
 
 
 def break_up(moves: Moves, what: reasons.Complaint, peer: str, about: int) -> None:

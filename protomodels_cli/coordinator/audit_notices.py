@@ -56,4 +56,13 @@ class AuditGivenUp(Base):
     kind: Literal["audit_given_up"] = "audit_given_up"
 
 
-AboutAudits = StageAudited | StageAccused | AuditorsDisagree | AuditGivenUp
+@dataclass(frozen=True)
+class NobodyAudits(Base):
+    """The run begins, asks for audits, and has no spare for them."""
+
+    level: ClassVar[int] = logging.WARNING
+    share: float  # the spec's `audit`
+    kind: Literal["nobody_audits"] = "nobody_audits"
+
+
+AboutAudits = NobodyAudits | StageAudited | StageAccused | AuditorsDisagree | AuditGivenUp

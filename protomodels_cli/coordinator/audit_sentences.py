@@ -17,6 +17,8 @@ GIVEN_UP = {
 
 def about_audits(notice: audit.AboutAudits) -> str:
     match notice:
+        case audit.NobodyAudits(share):
+            return f"audit = {share:g}, and no peer is spare: nobody is audited until one joins that could hold a stage"
         case audit.StageAudited(stage, step, _, name, auditor):
             return f"audited stage {stage} in step {step}: {name} sent what {auditor} recomputed"
         case audit.StageAccused(_, name, reason):

@@ -68,7 +68,7 @@ class Audits:
         self._chore, self._draw = chore, draw or random.SystemRandom()
         self._witnessed: Witnessed | None = None  # the last step that was recorded
         self._before = 0  # the step of the snapshot that was considered last
-        self._busy = self._without_spare = False
+        self._busy = self._without_spare = self._began = False
         self._shown: dict[tuple[int, str], asyncio.Future[bytes | None]] = {}
         self._verdicts: dict[tuple[int, str], asyncio.Future[events.Verdict | None]] = {}
         self._accused: dict[str, dict[str, Peer]] = {}  # suspect → by whom, where another could not say
@@ -80,15 +80,31 @@ class Audits:
     # What the machine has heard
 
     def hear(self, event: events.Event) -> None:
-        if not self._state().spec.audit:
-            return
+        """A bug here must not end the run: no step depends on an audit."""
+        if self._state().spec.audit:
+            try:
+                self._hear(event)
+            except Exception as e:
+                logs.bug(e)
+
+    def _hear(self, event: events.Event) -> None:
         match event:
             case events.Done(peer, generation, _, report) if report.recorded is not None:
                 self._note(peer, generation, report.recorded)
             case events.Left(peer_id):
                 for waiting in (self._verdicts, self._shown):
                     _answer_none(waiting, peer_id)
+        self._say_who_audits()
         self._consider()
+
+    def _say_who_audits(self) -> None:
+        """Once, when the run has begun: without a spare the owner would hear of it after the first snapshot."""
+        state = self._state()
+        if self._began or not state.history.holders:
+            return
+        self._began = True
+        if not set(state.peers) - set(state.history.holders):
+            self._tell(told.NobodyAudits(state.spec.audit))
 
     def _note(self, peer: str, generation: int, recorded: Recorded) -> None:
         state, history = self._state(), self._state().history
@@ -136,11 +152,10 @@ class Audits:
                     self._give_up(known, [stage], "not_shown")
                 else:
                     await self._audit(known, mark, stage, microbatch, frames)
-        except Exception as e:  # a bug here must not end the run
+        except Exception as e:
             logs.bug(e)
         finally:
             self._busy = False
-        self._consider()
 
     # One audit
 

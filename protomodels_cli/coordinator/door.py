@@ -94,6 +94,13 @@ class Door:
             self._admission.known(caller.number)
             caller.believe()
 
+    def shun(self, loopback_port: int, seconds: float) -> None:
+        """Cut that connection, and let nobody new in from its network for so long."""
+        if (caller := self._callers.get(loopback_port)) is not None:
+            self._admission.shun(network_of(caller.ip), time.monotonic() + seconds)
+            self._tasks[caller.number].cancel()
+            self._refuse("shunned")
+
     def round_trip_of(self, loopback_port: int) -> float | None:
         """To whoever is behind that connection and back, in seconds."""
         caller = self._callers.get(loopback_port)

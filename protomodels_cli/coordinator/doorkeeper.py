@@ -21,6 +21,8 @@ from protomodels_cli.files import write_whole
 from protomodels_cli.observe import logs
 from protomodels_cli.wire.join_link import new_token
 
+MOST_DIGITS = 13  # of a time, in seconds since 1970
+
 
 @dataclass(frozen=True)
 class Revoked:
@@ -59,10 +61,17 @@ class Doorkeeper:
         return refusals.WrongToken() if found is None else None
 
     def may_call(self, peer: str, secret: str) -> refusals.Refusal | None:
-        right = self._run_dir.secret_of(peer)
-        if not peer or not _same(secret, right):
+        until = self.end_of(secret)
+        if not peer or not _same(secret, self._run_dir.secret_of(peer, until)):
             return refusals.NotEnrolled()
-        return refusals.Kicked() if peer in self.guests.kicked else None
+        if peer in self.guests.kicked:
+            return refusals.Kicked()
+        return refusals.CertificateExpired() if until <= self._clock() else None
+
+    def end_of(self, secret: str) -> int:
+        """When it ends, in seconds since 1970, if it is a peer's."""
+        until = secret.partition(".")[0]
+        return int(until) if until.isascii() and until.isdecimal() and len(until) < MOST_DIGITS else 0
 
     def may_decide(self, owner: str) -> refusals.Refusal | None:
         return None if _same(owner, self._private.owner) else refusals.NotOwner()

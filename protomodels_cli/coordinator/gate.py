@@ -35,6 +35,7 @@ class Right:
 
 RIGHTS = {
     "/pmtrain.Peering/Enrol": Right("token", 16 * KIB),
+    "/pmtrain.Peering/Renew": Right("peer", 16 * KIB),
     "/pmtrain.Peering/CheckReachability": Right("peer", KIB),
     "/pmtrain.Peering/Session": Right("peer", PIECE),
     "/pmtrain.Peering/Offer": Right("peer", 64 * KIB),
@@ -65,6 +66,9 @@ class Guard(Protocol):
     def believe(self, right: Right, context: grpc.aio.ServicerContext) -> str:
         """The caller has this right. Returns whose calls are counted together."""
 
+    def failed(self, context: grpc.aio.ServicerContext) -> None:
+        """A call with a token was refused or rejected for what it said."""
+
 
 class Gate(grpc.aio.ServerInterceptor):
     def __init__(self, guard: Guard):
@@ -91,10 +95,15 @@ class Gate(grpc.aio.ServerInterceptor):
             async with self._admitted(right, messages, context) as first:
                 sent = _Sent(first, messages, handler.request_deserializer, right.most_bytes)
                 request = sent.all() if handler.request_streaming else sent.parsed(first or b"")
-                if sent.wrong is None:
-                    yield request
-                if sent.wrong is not None:
-                    await calls.reject(context, sent.wrong)
+                try:
+                    if sent.wrong is None:
+                        yield request
+                    if sent.wrong is not None:
+                        await calls.reject(context, sent.wrong)
+                except grpc.aio.AbortError:
+                    if right.shows == "token":  # which many may have; of a peer one knows more, and can dismiss it
+                        self._guard.failed(context)
+                    raise
 
         async def answer(messages: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> Any:
             async with admitted(messages, context) as request:

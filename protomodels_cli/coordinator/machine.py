@@ -53,6 +53,7 @@ from protomodels_cli.coordinator.history import (
 )
 from protomodels_cli.coordinator.moves import Moves
 from protomodels_cli.coordinator.next_task import next_task
+from protomodels_cli.coordinator.outsized import note as note_outsized
 from protomodels_cli.coordinator.snapshots import blame, policy
 from protomodels_cli.coordinator.state import Absence, Report, State, Task
 from protomodels_cli.protocol import steps
@@ -100,7 +101,7 @@ def _take(moves: Moves, event: Event) -> None:
             assigning.join(moves, peer)
             absences.weigh(moves)
         case Left(peer_id, why):
-            closed, lease = isinstance(why, reasons.ConnectionClosed), state.spec.limits.lease_seconds
+            closed, lease = not isinstance(why, reasons.NoHeartbeat), state.spec.limits.lease_seconds
             until = moves.now + RECONNECT_SECONDS if closed else None
             absences.miss(moves, peer_id, why, Absence(moves.now if closed else moves.now - lease, until))
         case Leaving(peer_id):
@@ -284,6 +285,7 @@ def _decide(moves: Moves, task: Task, reports: list[Report]) -> None:
         step_seconds=(*state.step_seconds[-49:], seconds),
     )
     reseating.note_step(moves, seconds, reports)
+    note_outsized(moves, step, reports)
     if history.basis_version != before:
         moves.write_row("switch", step, version=history.basis_version, sha256=history.basis_sha256)
     moves.write_row(

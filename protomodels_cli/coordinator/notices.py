@@ -59,6 +59,22 @@ class HolderAway(Base):
 
 
 @dataclass(frozen=True)
+class OutsizedMessages(Base):
+    """A peer sent far larger numbers than in any of the last steps, as its neighbour says: the run diverges, or one of
+    the two is wrong."""
+
+    level: ClassVar[int] = logging.WARNING
+    peer: str
+    name: str
+    stage: int
+    reported_by: int  # the stage that got them
+    step: int
+    times: float
+    many: int  # such reports on this peer by now
+    kind: Literal["outsized_messages"] = "outsized_messages"
+
+
+@dataclass(frozen=True)
 class PeerLeft(Base):
     """Of its own accord."""
 
@@ -369,7 +385,9 @@ class Ended(Base):
     kind: Literal["ended"] = "ended"
 
 
-AboutPeers = PeerJoined | PeerReturned | PeerLost | HolderAway | PeerLeft | PeerDismissed | PartNotThere
+AboutPeers = (
+    PeerJoined | PeerReturned | PeerLost | HolderAway | OutsizedMessages | PeerLeft | PeerDismissed | PartNotThere
+)
 AboutStages = StagesAssigned | StagesLinked | StagePrepared | AboutReseating | Relinking | Stalled | RolledBack
 AboutSnapshots = (
     SnapshotComplete | CheckpointCut | SnapshotSkipped | SnapshotWithoutRoom | SnapshotFailed | SnapshotUnusable

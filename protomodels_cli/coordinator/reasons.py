@@ -12,6 +12,9 @@ from pydantic import Discriminator
 
 from protomodels_cli.coordinator.audit_reasons import OfAudits
 from protomodels_cli.coordinator.no_placement import NoPlacement
+from protomodels_cli.coordinator.silences import ConnectionClosed as ConnectionClosed
+from protomodels_cli.coordinator.silences import NoHeartbeat as NoHeartbeat
+from protomodels_cli.coordinator.silences import NotRenewed as NotRenewed
 from protomodels_cli.coordinator.snapshots.failures import PartFailure
 from protomodels_cli.facts import Fact
 from protomodels_cli.wire.troubles import Trouble
@@ -30,17 +33,6 @@ class Holder:
 
 
 # Why a peer is not in the run any more
-
-
-@dataclass(frozen=True)
-class NoHeartbeat(Fact):
-    seconds: float
-    kind: Literal["no_heartbeat"] = "no_heartbeat"
-
-
-@dataclass(frozen=True)
-class ConnectionClosed(Fact):
-    kind: Literal["connection_closed"] = "connection_closed"
 
 
 @dataclass(frozen=True)
@@ -155,7 +147,7 @@ Talk = InvalidMessage | TooManyMessages | NotReading | UnprocessableMessage | In
 Complaint = Kicked | PeerReport | Talk | OfAudits
 # A peer with it is dismissed.
 Fault = Complaint | HashMismatch | DamagedBasis | FalseClaim | TooSlow | PartUnreadable | SpoiltSnapshots
-Silence = NoHeartbeat | ConnectionClosed
+Silence = NoHeartbeat | ConnectionClosed | NotRenewed
 Loss = Silence | Fault | AskedToLeave
 
 

@@ -19,6 +19,11 @@ def refusal(reason: no.Refusal) -> tuple[str, str]:
             return "only the run's owner may do this", "run the command where the run directory is, as the owner"
         case no.NotEnrolled():
             return "this peer is not enrolled in this run", "join again"
+        case no.CertificateExpired():
+            return "this peer's certificate has expired", "join again"
+        case no.TooManyRenewals(seconds):
+            wait = f"renew it in {duration(math.ceil(seconds))}"
+            return "this peer has renewed the certificate too often", wait
         case no.EndedToken(how):
             what = {
                 "used": "as many peers have joined with this token as it was made for",

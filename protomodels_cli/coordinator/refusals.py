@@ -32,6 +32,19 @@ class NotEnrolled(Fact):
 
 
 @dataclass(frozen=True)
+class CertificateExpired(Fact):
+    """The peer has not renewed what it shows: whoever has a good token joins again."""
+
+    kind: Literal["certificate_expired"] = "certificate_expired"
+
+
+@dataclass(frozen=True)
+class TooManyRenewals(Fact):
+    seconds: float  # until another
+    kind: Literal["too_many_renewals"] = "too_many_renewals"
+
+
+@dataclass(frozen=True)
 class Dismissed(Fact):
     """The peer was sent away for good, and may join as another."""
 
@@ -111,6 +124,7 @@ class TooManyTokens(Fact):
 
 
 # The caller has not shown the right to call.
-Denial = WrongToken | EndedToken | NotOwner | NotEnrolled | Kicked | Dismissed
+Denial = WrongToken | EndedToken | NotOwner | NotEnrolled | CertificateExpired | Kicked | Dismissed
 Mistake = NoSuchPeer | NoSuchToken | TooManyTokens
-Refusal = Denial | CoolingOff | TooManyJoins | OtherProtocol | TooManyPeers | InvalidKey | OtherSpec | Mistake
+Crowd = CoolingOff | TooManyJoins | TooManyRenewals | TooManyPeers
+Refusal = Denial | Crowd | OtherProtocol | InvalidKey | OtherSpec | Mistake

@@ -73,9 +73,9 @@ class RunDir:
         """Of the run's folder in the store."""
         return self.identity.name_in_store(self.spec.name)
 
-    def secret_of(self, peer: str) -> str:
-        """What a peer authenticates itself with, also after a restart of the coordinator."""
-        return hmac.new(self.peers_key, peer.encode(), hashlib.sha256).hexdigest()
+    def secret_of(self, peer: str, until: int) -> str:
+        """What a peer authenticates itself with until then, also after a restart of the coordinator."""
+        return f"{until}.{hmac.new(self.peers_key, f'{peer} {until}'.encode(), hashlib.sha256).hexdigest()}"
 
     def write_link(self, host: str, port: int, others: Iterable[Address] = ()) -> JoinLink:
         elsewhere = tuple(dict.fromkeys(one for one in others if one != (host, port)))

@@ -17,7 +17,7 @@ from protomodels_cli.coordinator.reseat_sentences import about_reseating, faster
 from protomodels_cli.coordinator.snapshots import failures as f
 from protomodels_cli.coordinator.store_sentences import about_copies, about_rebuilding, about_store, part_of
 from protomodels_cli.observe import troubles
-from protomodels_cli.quantities import duration, plural, size
+from protomodels_cli.quantities import duration, figures, plural, size
 
 CONTINUE = "continue with `pmtrain resume RUN_DIR`"
 
@@ -35,6 +35,11 @@ def sentence(notice: n.Notice) -> str:
             return f"{name} ({peer}) reconnected with {device}"
         case n.PeerLost(_, name, stage, reason):
             return f"lost {_peer(name, stage)}: {loss(reason)}"
+        case n.OutsizedMessages(_, name, stage, by, step, times, many):
+            return (
+                f"{name} (stage {stage}) sent numbers {figures(times)} times as large as in the last steps, as stage "
+                f"{by} reports of step {step} (report {many} on {name}); nobody is dismissed for it"
+            )
         case n.HolderAway(_, name, stage, steps, seconds):
             redo = f"a rollback would redo {plural(steps, 'step')} ({duration(seconds)})"
             return f"waiting for {_peer(name, stage)} to reconnect: {redo}"
@@ -53,6 +58,8 @@ def sentence(notice: n.Notice) -> str:
             return f"{name} does not have stage {stage}'s part of {_mark(step)}, though it said so; it has to fetch it"
         case reseat.StageReseating() | reseat.StageReseated() | reseat.StageNotReseated():
             return about_reseating(notice)
+        case audit.NobodyAudits():
+            return about_audits(notice)
         case audit.StageAudited() | audit.StageAccused() | audit.AuditorsDisagree() | audit.AuditGivenUp():
             return about_audits(notice)
         case n.Relinking(_, name, stage, reason):
@@ -122,6 +129,8 @@ def loss(reason: r.Loss) -> str:
             return f"no heartbeat for {duration(seconds)}"
         case r.ConnectionClosed():
             return "the connection closed"
+        case r.NotRenewed():
+            return "the certificate has expired, and was not renewed"
         case r.AskedToLeave():
             return "left the run"
         case r.HashMismatch(what):

@@ -7,14 +7,12 @@ not know what an event means.
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, assert_never
 
 import grpc
 
-from protomodels_cli import PROTOCOL, __version__
 from protomodels_cli.coordinator import bad_requests, calls, events, refusals, sessions
 from protomodels_cli.coordinator.admission import DoorLimits
 from protomodels_cli.coordinator.auditing import Audits
@@ -23,8 +21,9 @@ from protomodels_cli.coordinator.dial_back import dial_back
 from protomodels_cli.coordinator.door import Door
 from protomodels_cli.coordinator.doorkeeper import Doorkeeper
 from protomodels_cli.coordinator.gate import GATE_OPTIONS, Gate, Right
+from protomodels_cli.coordinator.joining import Joining
 from protomodels_cli.coordinator.measuring import Measuring, NotNow
-from protomodels_cli.coordinator.messages import clean, event_of, peer_of
+from protomodels_cli.coordinator.messages import event_of, peer_of
 from protomodels_cli.coordinator.owner import Desk
 from protomodels_cli.coordinator.rates import Buckets, Rate
 from protomodels_cli.coordinator.reasons import (
@@ -32,17 +31,15 @@ from protomodels_cli.coordinator.reasons import (
     InvalidMessage,
     NoHeartbeat,
     NotReading,
+    NotRenewed,
     TooManyMessages,
 )
 from protomodels_cli.coordinator.routes import Routes
 from protomodels_cli.coordinator.run_dir import RunDir
-from protomodels_cli.coordinator.sessions import ControlStream, CoolingOff, EnrolledPeer, most_waiting, watch
+from protomodels_cli.coordinator.sessions import ControlStream, EnrolledPeer, most_waiting, watch
 from protomodels_cli.coordinator.snapshots.copies import OutOfReach
 from protomodels_cli.coordinator.snapshots.failures import NotWritten
 from protomodels_cli.coordinator.snapshots.uploads import Damaged, Later, Refused, Uploads
-from protomodels_cli.observe.logs import WIRE
-from protomodels_cli.spec.load import for_peers
-from protomodels_cli.spec.plugins import packages_used
 from protomodels_cli.spec.schema import RunSpec
 from protomodels_cli.wire.addresses import MOST_OWN, is_address, is_private, network_of
 from protomodels_cli.wire.channels import SERVER_OPTIONS
@@ -50,14 +47,14 @@ from protomodels_cli.wire.parts import REFUSED
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.pb import pmtrain_pb2_grpc as rpc
 from protomodels_cli.wire.tickets import RelayLink
-from protomodels_cli.wire.tls import COORDINATOR_NAME, Identity, checked_key, client_context, peer_name
+from protomodels_cli.wire.tls import COORDINATOR_NAME, Identity, client_context
 
-MOST_PEERS = 10_000  # in session
 MOST_ABSENT = 1000  # of whom something is remembered
 MOST_DISMISSED = 10_000
 MOST_UPLOADS = 2  # of one peer: a basis and a part of a snapshot may fall together
+FAILURES_SECONDS = 32.0  # in which as many calls with a token may fail from one network as may connect from there
+SHUN_SECONDS = 20.0  # for which nobody new comes from a network with more of them
 SESSION_WITHIN = 600.0  # seconds after a peer's first call
-JOINS_SECONDS = 60.0  # in which as many peers may join from one network as may connect from there
 
 
 class Service(rpc.PeeringServicer):
@@ -72,20 +69,19 @@ class Service(rpc.PeeringServicer):
         relays: Sequence[RelayLink] = (),
     ):
         self._spec, self._run_dir = spec, run_dir
-        told = for_peers(spec, run_dir.base)
-        self._told, self._told_sha256 = json.dumps(told.model_dump(mode="json")), told.sha256()
         self.routes = Routes(lambda: self.door, run_dir.shown_as, relays)
         self._submit, self._uploads, self._audits, self._status = submit, uploads, audits, status
         self._enrolled: dict[str, EnrolledPeer] = {}
-        self._most_waiting, self._cooling, self._measuring = most_waiting(spec), CoolingOff(), Measuring()
+        self._most_waiting, self._measuring = most_waiting(spec), Measuring()
         self._untaken: dict[int, EnrolledPeer] = {}  # whose events wait for the machine
         self._watching: asyncio.Task[None] | None = None
         self._identity: Identity = run_dir.authority.issue_with_key(COORDINATOR_NAME)
         self._dialling = client_context(self._identity)
         self.doorkeeper = Doorkeeper(run_dir)
-        self._dismissed: dict[str, None] = {}  # for good: they are not let in again under these names
+        self._joining = Joining(spec, run_dir, self.doorkeeper)
         most = spec.limits.connections_per_address
-        self._joins = Buckets(Rate(most / JOINS_SECONDS, most))
+        self._failures = Buckets(Rate(most / FAILURES_SECONDS, most))  # of calls with a token, by network
+        self._dismissed: dict[str, None] = {}  # for good: they are not let in again under these names
         self._server = grpc.aio.server(interceptors=[Gate(self)], options=[*SERVER_OPTIONS, *GATE_OPTIONS])
         rpc.add_PeeringServicer_to_server(self, self._server)
         rpc.add_OperatorServicer_to_server(Desk(self.doorkeeper, submit, status), self._server)
@@ -99,7 +95,8 @@ class Service(rpc.PeeringServicer):
         limits = DoorLimits(most.connections, most.connections_per_address)
         self.door = Door(self._identity.authority_pem, ("127.0.0.1", inner), limits)
         port = await self.door.open(host, port)
-        self._watching = asyncio.create_task(watch(self._enrolled, most.lease_seconds, self._give_up))
+        watching = watch(self._enrolled, most.lease_seconds, self._give_up, self.doorkeeper.now)
+        self._watching = asyncio.create_task(watching)
         return port
 
     async def close(self) -> None:
@@ -142,7 +139,9 @@ class Service(rpc.PeeringServicer):
     # Leases
 
     def _give_up(self, peer: str, stream: ControlStream) -> None:
-        self._end(peer, stream, events.Left(peer, NoHeartbeat(self._spec.limits.lease_seconds)))
+        expired = self._enrolled[peer].until <= self.doorkeeper.now()
+        why = NotRenewed() if expired else NoHeartbeat(self._spec.limits.lease_seconds)
+        self._end(peer, stream, events.Left(peer, why))
 
     def _end(self, peer: str, stream: ControlStream, event: events.Left) -> None:
         """A stream has ended: the peer is gone, unless it has opened another."""
@@ -178,37 +177,23 @@ class Service(rpc.PeeringServicer):
         if peer not in self._enrolled:
             self._forget_the_absent()
             self._enrolled[peer] = EnrolledPeer(time.monotonic())
+        known = self._enrolled[peer]
+        known.until = max(known.until, self.doorkeeper.end_of(calls.metadata(context, "secret")))
         return peer
 
+    def failed(self, context: grpc.aio.ServicerContext) -> None:
+        """An honest caller tries again now and then. A thousand such calls a second would take a whole core."""
+        if self.door is not None and not self._failures.take(self._network(context), time.monotonic()):
+            self.door.shun(calls.port(context), SHUN_SECONDS)
+
     async def Enrol(self, request: pb.EnrolRequest, context: grpc.aio.ServicerContext) -> pb.EnrolReply:
-        if request.protocol != PROTOCOL:
-            theirs = clean(request.version), request.protocol
-            await calls.refuse(context, refusals.OtherProtocol(*theirs, __version__, PROTOCOL))
-        if left := self._cooling.seconds_left(self._address(context), time.monotonic()):
-            await calls.refuse(context, refusals.CoolingOff(left))
-        if not self._joins.take(self._network(context), time.monotonic()):
-            await calls.refuse(context, refusals.TooManyJoins(1 / self._joins.rate.per_second))
-        if sum(known.stream is not None for known in self._enrolled.values()) >= MOST_PEERS:
-            await calls.refuse(context, refusals.TooManyPeers(MOST_PEERS))
-        try:
-            checked_key(request.public_key_pem)
-        except ValueError as e:
-            await calls.refuse(context, refusals.InvalidKey(str(e), __version__))
-        peer = self.doorkeeper.admit(calls.metadata(context, "token"), request.public_key_pem)
-        if not isinstance(peer, str):
-            await calls.refuse(context, peer)
-            return pb.EnrolReply()
-        WIRE.info("%s enrolled from %s", peer, self._address(context))
-        return pb.EnrolReply(
-            peer=peer,
-            secret=self._run_dir.secret_of(peer),
-            certificate_pem=self._run_dir.authority.issue(peer_name(peer), request.public_key_pem),
-            spec_json=self._told,
-            spec_sha256=self._told_sha256,
-            clock=time.time(),
-            packages=packages_used(self._spec),
-            version=__version__,
-        )
+        here = sum(known.stream is not None for known in self._enrolled.values())
+        return await self._joining.enrol(request, context, self._address(context), here)
+
+    async def Renew(self, request: pb.RenewRequest, context: grpc.aio.ServicerContext) -> pb.RenewReply:
+        reply, until = await self._joining.renew(request, context)
+        self._enrolled[calls.metadata(context, "peer")].until = until
+        return reply
 
     def _forget_the_absent(self) -> None:
         """Peers that made a call and opened no session, or left. One that comes back is known by its secret."""
@@ -267,7 +252,7 @@ class Service(rpc.PeeringServicer):
         first = await anext(aiter(request_iterator), None)
         register = first.register if first is not None and first.HasField("register") else None
         peer, address = calls.metadata(context, "peer"), self._address(context)
-        if register is None or register.spec_sha256 != self._told_sha256:
+        if register is None or register.spec_sha256 != self._joining.spec_sha256:
             await calls.refuse(context, refusals.OtherSpec())
             return
         known = self._enrolled[peer]
@@ -298,7 +283,7 @@ class Service(rpc.PeeringServicer):
                 return  # the peer has opened another stream
             if not self._enrolled[peer].may_say(message, stream.last_received):
                 stream.refused = True
-                self._cooling.begin(stream.address, stream.last_received)
+                self._joining.cooling.begin(stream.address, stream.last_received)
                 self._submit(events.Trouble(peer, TooManyMessages(sessions.FROM_PEER.per_second)))
             if stream.refused:
                 await asyncio.Event().wait()  # nothing more is read: the stream ends once the peer has been told why

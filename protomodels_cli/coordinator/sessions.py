@@ -96,6 +96,7 @@ class EnrolledPeer:
     stream: ControlStream | None = None
     unannounced: int = 0  # streams of which the machine has not processed the Joined event yet
     untaken: int = 0  # events that the machine has not processed yet
+    until: float = 0.0  # when what it shows ends, in seconds since 1970
     bucket: Bucket | None = None  # of its messages, on whichever stream; None: it has sent none
 
     def was_sent(self) -> None:
@@ -111,10 +112,14 @@ class EnrolledPeer:
 
 
 async def watch(
-    enrolled: Mapping[str, EnrolledPeer], lease: float, give_up: Callable[[str, ControlStream], None]
+    enrolled: Mapping[str, EnrolledPeer],
+    lease: float,
+    give_up: Callable[[str, ControlStream], None],
+    clock: Callable[[], float],
 ) -> None:
     """Look after every stream five times a lease, a few at a time: a thousand heartbeats at once would keep a decision
     waiting. Whoever sent none for four fifths of a lease is given up: at the next look the whole lease may be over.
+    So is whoever has not renewed, by `clock`, what it shows.
     Peers wait longer for the coordinator: it sends half as many as they do, and none to whoever it has just told
     something."""
     every = lease / HEARTBEATS
@@ -134,7 +139,7 @@ async def watch(
             for peer in peers[turn::TURNS]:
                 if peer not in enrolled or (stream := enrolled[peer].stream) is None:
                     continue
-                if now - stream.last_received > lease - every:
+                if now - stream.last_received > lease - every or clock() >= enrolled[peer].until:
                     give_up(peer, stream)
                 elif now - stream.last_sent > QUIET * every:
                     stream.beat()

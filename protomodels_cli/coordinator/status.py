@@ -211,7 +211,7 @@ def _peer(peer: Peer) -> pb.PeerStatus:
 
 
 def _update(row: pb.PeerStatus, state: State, peer: Peer, now: float) -> None:
-    row.joined_s = now - peer.since
+    row.joined_s, row.outsized = now - peer.since, state.outsized.get(peer.id, 0)
     if (stage := state.stage_of(peer.id)) is None:
         row.state = pb.PeerStatus.SPARE
         row.ClearField("stage")

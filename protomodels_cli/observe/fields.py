@@ -1,4 +1,4 @@
-"""A status for programs: plain data, without anything that a terminal needs."""
+"""A status, or a list of tokens, for programs: plain data, without anything that a terminal needs."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ from typing import Any
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.json_format import MessageToDict
+from google.protobuf.message import Message
 
-from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 
-
-def fields(s: pb.RunStatus) -> dict[str, Any]:
+def fields(s: Message) -> dict[str, Any]:
     """For programs: all fields, with enum values in lower case, and every number a number."""
     plain = MessageToDict(s, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
     return _plain(plain, s.DESCRIPTOR)

@@ -237,6 +237,11 @@ class LimitsSpec(Section):
         description="Time for a device to do one piece of work (a microbatch, building a stage); after that the device "
         "counts as hung, and its peer reports that and leaves.",
     )
+    certificate_seconds: Annotated[float, Field(ge=10, le=31_536_000)] = Field(
+        604_800.0,
+        description="Life of a peer's certificate and secret. A peer renews them at half of it; one that has not by "
+        "its end is out, and joins again with a token. Default: 7 days.",
+    )
     connections: Annotated[int, Field(ge=1, le=100_000)] = Field(
         1024,
         description="Connections that the coordinator has open at one time, at most; fewer where its system allows it "

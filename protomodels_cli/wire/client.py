@@ -6,7 +6,7 @@ Knows how to call. It must not know what a peer does, nor show anything.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -29,7 +29,7 @@ from protomodels_cli.wire.pb import pmtrain_pb2_grpc as rpc
 from protomodels_cli.wire.tls import COORDINATOR_NAME
 
 MOST_KNOWN = 16  # addresses of one coordinator
-Metadata = tuple[tuple[str, str], ...]  # of a call: names and values
+Metadata = Sequence[tuple[str, str]]  # of a call: names and values
 
 
 class Refused(UserError):

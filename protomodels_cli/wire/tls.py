@@ -75,13 +75,15 @@ class Authority:
     def fingerprint(self) -> str:
         return fingerprint_of(self.certificate_pem)
 
-    def issue(self, name: str, public_key_pem: bytes) -> bytes:
-        """A certificate for this name and key, good for serving and for dialling. Never outlives the CA."""
+    def issue(self, name: str, public_key_pem: bytes, until: float | None = None) -> bytes:
+        """A certificate for this name and key, good for serving and for dialling. Never outlives the CA. `until`: in
+        seconds since 1970; None: for a year."""
         labels = name.split(".")
         if len(name) > 64 or not all(LABEL.fullmatch(label) for label in labels):  # 64: what a common name may have
             raise InvalidName(f"{name[:80]!r} cannot be the name of a certificate")
         public = checked_key(public_key_pem)
-        end = min(datetime.now(UTC) + timedelta(days=LEAF_DAYS), self.certificate.not_valid_after_utc)
+        wanted = datetime.now(UTC) + timedelta(days=LEAF_DAYS) if until is None else datetime.fromtimestamp(until, UTC)
+        end = min(wanted, self.certificate.not_valid_after_utc)
         signer = x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key())
         uses = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
         builder = (
@@ -156,6 +158,11 @@ def one_certificate(pem: bytes) -> bytes:
     reach gRPC.
     """
     return _certificate(pem).public_bytes(Encoding.PEM)
+
+
+def end_of(certificate_pem: bytes) -> float:
+    """When the certificate ends, in seconds since 1970."""
+    return _certificate(certificate_pem).not_valid_after_utc.timestamp()
 
 
 def peer_name(peer_id: str) -> str:

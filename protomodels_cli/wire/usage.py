@@ -26,6 +26,8 @@ class Usage:
     round_trip_s: float = 0.0  # to the next stage and back, lately, at least; 0: not known
     path: str = ""  # of the link to the next stage: loopback, lan, public, relay HOST:PORT, door; empty: not known
     path_s: float = 0.0  # that it took to open first, in this generation
+    grown_forward: float = 0.0  # the largest message from the previous stage, of the largest in the last steps; 0: none
+    grown_backward: float = 0.0  # … from the next stage
 
     @classmethod
     def from_message(cls, message: pb.Usage) -> Usage:

@@ -277,6 +277,9 @@ class Engine(threading.Thread):
         if work.complete:
             loss_sum = self._work.loss_sum()
             norms = self._work.prepare(self._generation) if run.leg == "forward" else {}
+            if run.leg == "forward":
+                sizes = self._work.sizes
+                self._usage.grown_forward, self._usage.grown_backward = sizes["forward"].grown, sizes["backward"].grown
             self._run = self._pass = None
             step = run.step if run.leg == "forward" else 0
             self._report(run.task, norms=norms, loss_sum=loss_sum, tokens=work.tokens, step=step)

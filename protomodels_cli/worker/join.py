@@ -32,7 +32,7 @@ from protomodels_cli.spec.plugins import package_here
 from protomodels_cli.spec.schema import RunSpec
 from protomodels_cli.wire.addresses import is_private, machine_id, own_addresses
 from protomodels_cli.wire.channels import MOST_FROM_COORDINATOR, is_loopback
-from protomodels_cli.wire.client import Metadata, coordinator_line, in_words
+from protomodels_cli.wire.client import Metadata, Refused, coordinator_line, in_words
 from protomodels_cli.wire.join_link import JoinLink, UnreachableError, address, find_coordinator
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.pb import pmtrain_pb2_grpc as rpc
@@ -44,10 +44,12 @@ from protomodels_cli.worker.cards import Cards
 from protomodels_cli.worker.figures import Figures, shown_at
 from protomodels_cli.worker.links import Listener
 from protomodels_cli.worker.own_key import own_key
+from protomodels_cli.worker.papers import Papers
 from protomodels_cli.worker.session import Session
 from protomodels_cli.worker.telling import PeerError, PeerTeller
 
 KEPT_LINK, IN_USE = "link", "lock"  # in a peer's folder; several peers of a run may share one
+EXPIRED = "certificate_expired"  # how the coordinator refuses a peer that it has not seen for so long
 RETRY_SECONDS = 0.5, 5.0  # between tries to reach a coordinator that was there before: at first, at most
 
 
@@ -81,11 +83,22 @@ async def join(options: Options, say: Callable[[str], None]) -> int:
 
     try:
         with shown_at(options.metrics, figures):
-            return await retry(partial(_take_part, options, tell, figures), backoff, UnreachableError, heard)
+            return await retry(partial(_stay, options, tell, figures), backoff, UnreachableError, heard)
     except UnreachableError as e:
         if backoff.failures > 1:
             raise PeerError(problems.GaveUp(options.give_up_after)) from e
         raise
+
+
+async def _stay(options: Options, tell: PeerTeller, figures: Figures) -> int:
+    """Take part, again after a sleep in which this peer's certificate has expired: if the token lets it in."""
+    while True:
+        try:
+            return await _take_part(options, tell, figures)
+        except Refused as e:
+            if e.kind != EXPIRED:
+                raise
+            tell(notices.CertificateExpired())
 
 
 async def _take_part(options: Options, tell: PeerTeller, figures: Figures) -> int:
@@ -116,6 +129,7 @@ async def _take_part(options: Options, tell: PeerTeller, figures: Figures) -> in
         if options.memory is not None:
             cards.limit_memory()
         identity = Identity(key, enrolled.certificate_pem, authority)
+        papers = Papers(identity, (("peer", enrolled.peer), ("secret", enrolled.secret)))
         try:
             flops = await asyncio.to_thread(cards.measure_flops, spec)
         except RuntimeError as e:
@@ -126,7 +140,6 @@ async def _take_part(options: Options, tell: PeerTeller, figures: Figures) -> in
         everywhere = "::" if socket.has_dualstack_ipv6() else "0.0.0.0"
         await listener.start("127.0.0.1" if local_only else everywhere, options.port)
         port = listener.port if options.listen else 0
-        metadata = (("peer", enrolled.peer), ("secret", enrolled.secret))
         tell(notices.Joined(spec.name, options.name, enrolled.peer, cards.in_words, cards.offered, flops))
         known: notices.Reachable | notices.NotReachable | None = None
 
@@ -134,7 +147,7 @@ async def _take_part(options: Options, tell: PeerTeller, figures: Figures) -> in
             """Describe this peer, again with every connection: both the coordinator and this machine may have moved."""
             nonlocal known
             own = [] if local_only else own_addresses()
-            found, relays = await _reachability(line, metadata, port, own, known)
+            found, relays = await _reachability(line, papers.metadata, port, own, known)
             if options.listen and found != known:
                 known = found
                 tell(found)
@@ -158,10 +171,9 @@ async def _take_part(options: Options, tell: PeerTeller, figures: Figures) -> in
         session = Session(
             spec,
             cards,
-            identity,
+            papers,
             listener,
             line,
-            metadata,
             folder,
             tell,
             options.give_up_after,

@@ -309,20 +309,36 @@ async def dial(link: Link, host: str, port: int, identity: Identity, path: str =
         await serve_over(channel, link, path)
 
 
+def _configuration(identity: Identity) -> grpc.ServerCertificateConfiguration:
+    own = identity.key_pem, identity.certificate_pem
+    return grpc.ssl_server_certificate_configuration([own], identity.authority_pem)
+
+
 class Listener:
     """This peer's own port: neighbours that dial are matched with the links that wait for them."""
 
     def __init__(self, identity: Identity):
         self._links: dict[tuple[int, int], Link] = {}
-        credentials = grpc.ssl_server_credentials(
-            [(identity.key_pem, identity.certificate_pem)], identity.authority_pem, require_client_auth=True
+        self._next = self._in_use = identity
+        self._credentials = grpc.dynamic_ssl_server_credentials(
+            _configuration(identity), self._newer, require_client_authentication=True
         )
         options = [*SERVER_OPTIONS, ("grpc.max_allowed_incoming_connections", MOST_INCOMING)]
         self._server = grpc.aio.server(options=options)
         handlers = {_METHOD.name: grpc.stream_stream_rpc_method_handler(self._link)}
         self._server.add_registered_method_handlers(_METHOD.containing_service.full_name, handlers)
-        self._credentials = credentials
         self.port = 0
+
+    def use(self, identity: Identity) -> None:
+        """Show this one to whoever connects from now on."""
+        self._next = identity
+
+    def _newer(self) -> grpc.ServerCertificateConfiguration | None:
+        """gRPC asks at every handshake, from a thread of its own. None: nothing has changed."""
+        if self._next is self._in_use:
+            return None
+        self._in_use = self._next
+        return _configuration(self._in_use)
 
     async def start(self, host: str, port: int) -> None:
         try:

@@ -41,6 +41,25 @@ class Joined(Base):
 
 
 @dataclass(frozen=True)
+class RenewalFailed(Base):
+    """Of this peer's certificate; it is tried again until that ends."""
+
+    level: ClassVar[int] = logging.WARNING
+    log: ClassVar[logging.Logger | None] = logs.WIRE
+    detail: str
+    seconds: float  # until it ends
+    kind: Literal["renewal_failed"] = "renewal_failed"
+
+
+@dataclass(frozen=True)
+class CertificateExpired(Base):
+    """This peer was away, or could not renew it, for too long: it joins again."""
+
+    level: ClassVar[int] = logging.WARNING
+    kind: Literal["certificate_expired"] = "certificate_expired"
+
+
+@dataclass(frozen=True)
 class Reachable(Base):
     log: ClassVar[logging.Logger | None] = logs.WIRE
     address: str
@@ -329,7 +348,8 @@ class Ended(Base):
     kind: Literal["ended"] = "ended"
 
 
-AboutJoining = CoordinatorUnreachable | Joined | Reachable | NotReachable | LinkEmulated
+AboutCertificate = RenewalFailed | CertificateExpired
+AboutJoining = CoordinatorUnreachable | Joined | Reachable | NotReachable | LinkEmulated | AboutCertificate
 AboutMachine = NotCompiled | NotPinned
 AboutBuilding = Preparing | StageAssigned | Computing | Building
 AboutStage = Spare | Waiting | AboutBuilding | AboutMachine | StepDecided | HashMismatch

@@ -41,7 +41,7 @@ SHORT_LIFE, PARDON, LONGEST_PARDON = 30.0, 60.0, 3600.0  # see Trust
 class Network:
     """What all generations of one peer share. It must not know any of them."""
 
-    identity: Identity
+    identity: Callable[[], Identity]  # as it is now
     listener: Listener
     door: Callable[[], Address]  # the coordinator's, where relayed links meet if nowhere else
     connection: Connection | None  # where a slow one is emulated
@@ -250,7 +250,7 @@ class Way:
     async def _attempt(self, one: Try) -> tuple[str, grpc.aio.Channel]:
         await asyncio.sleep(one.delay)
         place = await self._local_end(one) if is_relayed(one.path) else one.place
-        channel = channel_to(self.link, *place, self._network.identity)
+        channel = channel_to(self.link, *place, self._network.identity())
         try:
             await channel.channel_ready()
         except BaseException:

@@ -19,6 +19,8 @@ def sentence(notice: n.Notice) -> str:
     match notice:
         case n.CoordinatorUnreachable() | n.Joined() | n.Reachable() | n.NotReachable() | n.LinkEmulated():
             return _joining(notice)
+        case n.RenewalFailed() | n.CertificateExpired():
+            return _joining(notice)
         case n.ConnectionLost() | n.LinkRelayed() | n.LinkDirect() | n.RelayFailed() | n.RelayWorks():
             return _connection(notice)
         case n.TroubleReported():
@@ -76,6 +78,10 @@ def _joining(notice: n.AboutJoining) -> str:
                 f"which is slower; to be dialled directly, let TCP port {port} of {host} in (in the router: forward "
                 f"the port to this machine) and keep the port with --port {port}"
             )
+        case n.RenewalFailed(detail, seconds):
+            return f"this peer's certificate was not renewed ({detail}); it ends in {duration(seconds)}, trying again"
+        case n.CertificateExpired():
+            return "this peer's certificate has expired while it was away: joining again"
         case n.LinkEmulated(link):
             return f"the run emulates a slow connection for every peer (wire.link): {link}"
         case _:

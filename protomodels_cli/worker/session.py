@@ -26,12 +26,11 @@ from protomodels_cli.protocol.messages import BadMessage, Leg
 from protomodels_cli.retry import Backoff, retry
 from protomodels_cli.spec.schema import RunSpec
 from protomodels_cli.wire import troubles
-from protomodels_cli.wire.client import Line, Metadata
+from protomodels_cli.wire.client import Line
 from protomodels_cli.wire.emulated import Connection
 from protomodels_cli.wire.frames import Message
 from protomodels_cli.wire.parts import part_message
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
-from protomodels_cli.wire.tls import Identity
 from protomodels_cli.worker import device as devices
 from protomodels_cli.worker import notices, orders, problems
 from protomodels_cli.worker.auditing import Auditing
@@ -43,6 +42,7 @@ from protomodels_cli.worker.figures import Figures
 from protomodels_cli.worker.generation import Generation
 from protomodels_cli.worker.links import Listener
 from protomodels_cli.worker.messages import decision_of, done_message, lost_message
+from protomodels_cli.worker.papers import Papers
 from protomodels_cli.worker.paths import Network, follow_address
 from protomodels_cli.worker.signals import signals_call
 from protomodels_cli.worker.snapshots import transfer
@@ -61,27 +61,27 @@ class Session:
         self,
         spec: RunSpec,
         cards: Cards,
-        identity: Identity,
+        papers: Papers,
         listener: Listener,
         line: Line,
-        metadata: Metadata,
         folder: Path,
         tell: Tell,
         give_up_after: float,
         figures: Figures | None = None,
     ):
-        self.spec, self._line, self.metadata, self.tell = spec, line, metadata, tell
+        self.spec, self._line, self._papers, self.tell = spec, line, papers, tell
+        self._listener = listener
         self._loop = asyncio.get_running_loop()
         self._over: asyncio.Future[int] = self._loop.create_future()
         self._described: asyncio.Future[orders.Described] = self._loop.create_future()
         self._control = ControlStream(
-            line, metadata, spec.limits.lease_seconds, give_up_after, self._over, self._tell_of_loss
+            line, papers.metadata, spec.limits.lease_seconds, give_up_after, self._over, self._tell_of_loss
         )
         self._engine = Engine(cards.first, spec.compute.threads, self._post, cards.reset_peak)
         connection = Connection(spec.wire.link) if spec.wire.link.emulated else None
         if connection is not None:
             line.lead_over(connection)
-        self._network = Network(identity, listener, lambda: line.address, connection)
+        self._network = Network(lambda: papers.identity, listener, lambda: line.address, connection)
         self._generation: Generation | None = None
         self._in_memory: pb.Assignment | None = None  # the stage there, also while its generation is over
         self._right: pb.Sync | None = None  # the hashes of U and T_fixed that a sync under way compares with
@@ -91,11 +91,11 @@ class Session:
             awaited=lambda: self._engine.starving,
         )
         self._snapshots = SnapshotExchange(
-            spec, folder / "parts", line, metadata, self._chore, self._control.send, tell, activations
+            spec, folder / "parts", line, papers.metadata, self._chore, self._control.send, tell, activations
         )
         send = self._control.send
         self._building = Building(spec, cards, self._engine, self._snapshots, self._basis, self._chore, send, tell)
-        self._auditing = Auditing(line, metadata, self._building, self._snapshots, send, folder)
+        self._auditing = Auditing(line, papers.metadata, self._building, self._snapshots, send, folder)
         self._cpu_before: float | None = None
         self._figures, self._interrupts, self._shown = figures or Figures(), 0, 0.0
 
@@ -115,6 +115,7 @@ class Session:
         with signals_call(self._loop, self._interrupt):
             self._engine.start()
             self._chore(follow_address(self._take_move))
+            self._chore(self._papers.keep_good(self._line, self.tell, self._listener.use))
             watch = self._chore(devices.watch(lambda: self._engine.busy_with, self.spec.limits.device_seconds))
             led = asyncio.create_task(self._control.run(introduce_all, self._obey))
             ends: set[asyncio.Future[Any]] = {led, self._over}
@@ -344,7 +345,7 @@ class Session:
 
         async def upload() -> None:
             try:
-                await transfer.upload_bytes(self._line, self.metadata, header, content)
+                await transfer.upload_bytes(self._line, self._papers.metadata, header, content)
             except grpc.aio.AioRpcError as e:
                 if e.code() not in transfer.NOT_WANTED:  # whoever misses it asks again with the next assignment
                     raise

@@ -5,6 +5,7 @@ The same operations in the same order as the reference's; only who calls differs
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,6 +29,7 @@ from protomodels_cli.protocol.messages import BadMessage, Leg, MessageKey
 from protomodels_cli.spec.schema import RunSpec
 from protomodels_cli.wire.frames import Message
 from protomodels_cli.worker.pinning import HostMemory
+from protomodels_cli.worker.sizes import Sizes
 from protomodels_cli.worker.transfers import Clock, transfers_for
 
 
@@ -86,6 +88,8 @@ class StageWork:
         self.previous = None if slice_.is_first else End(spec)
         self.next = None if slice_.is_last else End(spec)
         self.transfers, self.clock = transfers_for(self.stage.devices, memory), Clock(self.device)
+        self.sizes: dict[Leg, Sizes] = {"forward": Sizes(), "backward": Sizes()}  # of what arrives
+        self._arrived: dict[Leg, list[Tensor]] = {"forward": [], "backward": []}  # … in the step at hand
         self._loss = torch.zeros((), dtype=torch.float64, device=home_of_float64(self.device))
         if saved is not None:
             self._load(saved)
@@ -134,6 +138,8 @@ class StageWork:
     def abandon(self) -> None:
         """Forget whatever was done for a step that will be done again."""
         self.prepared = 0
+        for arrived in self._arrived.values():
+            arrived.clear()
         self.transfers.forget()
         self.trainer.abandon()
         for end in self.ends.values():
@@ -207,6 +213,8 @@ class StageWork:
         boundary = self.slice.index if end is self.next else self.slice.index - 1
         key = MessageKey(message.step, message.microbatch, boundary, message.leg)
         received = self.transfers.receive(end, message.payload, end.slot(key, shape, self.dtype, windows))
+        if message.leg != "evaluation":  # read once a step: nothing waits for it here
+            self._arrived[message.leg].append(torch.linalg.vector_norm(received) / math.sqrt(received.numel()))
         self.clock.turn("compute")
         return received
 
@@ -233,7 +241,11 @@ class StageWork:
     def prepare(self, generation: int) -> dict[str, float]:
         """The first half of a commit: gradients are kept; their squared norms go to the coordinator."""
         self.prepared = generation
-        return self.trainer.prepare()
+        norms = self.trainer.prepare()
+        for leg, arrived in self._arrived.items():
+            self.sizes[leg].see(torch.stack(arrived).tolist() if arrived else [])
+            arrived.clear()
+        return norms
 
     def decide(self, step: int, apply: bool, lr: float, clip: float) -> None:
         """The second half of a commit: the step is taken or skipped, and codecs keep or drop what they learnt."""
@@ -244,6 +256,8 @@ class StageWork:
         self.trainer.decide(step, apply, lr, clip)
         for end in self.ends.values():
             end.decide(apply)
+        for size in self.sizes.values():
+            size.decide(apply)
         self.transfers.expect(lambda: self.trainer.state(self.codec_state()))
 
     def report_subspace(self) -> bool:

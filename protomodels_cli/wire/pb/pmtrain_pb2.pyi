@@ -44,6 +44,20 @@ class EnrolReply(_message.Message):
     version: str
     def __init__(self, peer: _Optional[str] = ..., secret: _Optional[str] = ..., certificate_pem: _Optional[bytes] = ..., spec_json: _Optional[str] = ..., spec_sha256: _Optional[str] = ..., clock: _Optional[float] = ..., packages: _Optional[_Mapping[str, str]] = ..., version: _Optional[str] = ...) -> None: ...
 
+class RenewRequest(_message.Message):
+    __slots__ = ("public_key_pem",)
+    PUBLIC_KEY_PEM_FIELD_NUMBER: _ClassVar[int]
+    public_key_pem: bytes
+    def __init__(self, public_key_pem: _Optional[bytes] = ...) -> None: ...
+
+class RenewReply(_message.Message):
+    __slots__ = ("secret", "certificate_pem")
+    SECRET_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATE_PEM_FIELD_NUMBER: _ClassVar[int]
+    secret: str
+    certificate_pem: bytes
+    def __init__(self, secret: _Optional[str] = ..., certificate_pem: _Optional[bytes] = ...) -> None: ...
+
 class MeasureRequest(_message.Message):
     __slots__ = ("padding", "size")
     PADDING_FIELD_NUMBER: _ClassVar[int]
@@ -299,7 +313,7 @@ class ParameterHash(_message.Message):
     def __init__(self, name: _Optional[str] = ..., sha256: _Optional[str] = ...) -> None: ...
 
 class Usage(_message.Message):
-    __slots__ = ("compute_s", "wait_s", "wire_s", "forward_bytes", "backward_bytes", "most_in_flight", "peak_memory", "cpu_s", "refused_frames", "forecast_memory", "reserved_memory", "round_trip_s", "path", "path_s")
+    __slots__ = ("compute_s", "wait_s", "wire_s", "forward_bytes", "backward_bytes", "most_in_flight", "peak_memory", "cpu_s", "refused_frames", "forecast_memory", "reserved_memory", "round_trip_s", "path", "path_s", "grown_forward", "grown_backward")
     COMPUTE_S_FIELD_NUMBER: _ClassVar[int]
     WAIT_S_FIELD_NUMBER: _ClassVar[int]
     WIRE_S_FIELD_NUMBER: _ClassVar[int]
@@ -314,6 +328,8 @@ class Usage(_message.Message):
     ROUND_TRIP_S_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
     PATH_S_FIELD_NUMBER: _ClassVar[int]
+    GROWN_FORWARD_FIELD_NUMBER: _ClassVar[int]
+    GROWN_BACKWARD_FIELD_NUMBER: _ClassVar[int]
     compute_s: float
     wait_s: float
     wire_s: float
@@ -328,7 +344,9 @@ class Usage(_message.Message):
     round_trip_s: float
     path: str
     path_s: float
-    def __init__(self, compute_s: _Optional[float] = ..., wait_s: _Optional[float] = ..., wire_s: _Optional[float] = ..., forward_bytes: _Optional[int] = ..., backward_bytes: _Optional[int] = ..., most_in_flight: _Optional[int] = ..., peak_memory: _Optional[int] = ..., cpu_s: _Optional[float] = ..., refused_frames: _Optional[int] = ..., forecast_memory: _Optional[int] = ..., reserved_memory: _Optional[int] = ..., round_trip_s: _Optional[float] = ..., path: _Optional[str] = ..., path_s: _Optional[float] = ...) -> None: ...
+    grown_forward: float
+    grown_backward: float
+    def __init__(self, compute_s: _Optional[float] = ..., wait_s: _Optional[float] = ..., wire_s: _Optional[float] = ..., forward_bytes: _Optional[int] = ..., backward_bytes: _Optional[int] = ..., most_in_flight: _Optional[int] = ..., peak_memory: _Optional[int] = ..., cpu_s: _Optional[float] = ..., refused_frames: _Optional[int] = ..., forecast_memory: _Optional[int] = ..., reserved_memory: _Optional[int] = ..., round_trip_s: _Optional[float] = ..., path: _Optional[str] = ..., path_s: _Optional[float] = ..., grown_forward: _Optional[float] = ..., grown_backward: _Optional[float] = ...) -> None: ...
 
 class BasisTaken(_message.Message):
     __slots__ = ("version", "sha256", "generation")
@@ -1113,7 +1131,7 @@ class StageStatus(_message.Message):
     def __init__(self, stage: _Optional[int] = ..., first_layer: _Optional[int] = ..., end_layer: _Optional[int] = ..., holders: _Optional[_Iterable[_Union[Holder, _Mapping]]] = ..., state: _Optional[_Union[StageStatus.State, str]] = ..., compute_share: _Optional[float] = ..., wait_share: _Optional[float] = ..., wire_share: _Optional[float] = ..., forward_bytes_per_token: _Optional[float] = ..., backward_bytes_per_token: _Optional[float] = ..., ratio_bf16: _Optional[float] = ..., most_in_flight: _Optional[int] = ..., peak_memory: _Optional[int] = ..., forecast_memory: _Optional[int] = ..., round_trip_s: _Optional[float] = ..., path: _Optional[str] = ..., path_why: _Optional[str] = ..., path_kind: _Optional[str] = ..., path_s: _Optional[float] = ...) -> None: ...
 
 class PeerStatus(_message.Message):
-    __slots__ = ("peer", "name", "state", "stage", "device", "memory", "flops", "address", "reachable", "joined_s")
+    __slots__ = ("peer", "name", "state", "stage", "device", "memory", "flops", "address", "reachable", "joined_s", "outsized")
     class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         UNSPECIFIED: _ClassVar[PeerStatus.State]
@@ -1134,6 +1152,7 @@ class PeerStatus(_message.Message):
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     REACHABLE_FIELD_NUMBER: _ClassVar[int]
     JOINED_S_FIELD_NUMBER: _ClassVar[int]
+    OUTSIZED_FIELD_NUMBER: _ClassVar[int]
     peer: str
     name: str
     state: PeerStatus.State
@@ -1144,4 +1163,5 @@ class PeerStatus(_message.Message):
     address: str
     reachable: bool
     joined_s: float
-    def __init__(self, peer: _Optional[str] = ..., name: _Optional[str] = ..., state: _Optional[_Union[PeerStatus.State, str]] = ..., stage: _Optional[int] = ..., device: _Optional[str] = ..., memory: _Optional[int] = ..., flops: _Optional[float] = ..., address: _Optional[str] = ..., reachable: bool = ..., joined_s: _Optional[float] = ...) -> None: ...
+    outsized: int
+    def __init__(self, peer: _Optional[str] = ..., name: _Optional[str] = ..., state: _Optional[_Union[PeerStatus.State, str]] = ..., stage: _Optional[int] = ..., device: _Optional[str] = ..., memory: _Optional[int] = ..., flops: _Optional[float] = ..., address: _Optional[str] = ..., reachable: bool = ..., joined_s: _Optional[float] = ..., outsized: _Optional[int] = ...) -> None: ...

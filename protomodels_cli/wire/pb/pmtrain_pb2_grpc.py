@@ -39,6 +39,11 @@ class PeeringStub(object):
                 request_serializer=protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.EnrolRequest.SerializeToString,
                 response_deserializer=protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.EnrolReply.FromString,
                 _registered_method=True)
+        self.Renew = channel.unary_unary(
+                '/pmtrain.Peering/Renew',
+                request_serializer=protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.RenewRequest.SerializeToString,
+                response_deserializer=protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.RenewReply.FromString,
+                _registered_method=True)
         self.CheckReachability = channel.unary_unary(
                 '/pmtrain.Peering/CheckReachability',
                 request_serializer=protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.ReachabilityRequest.SerializeToString,
@@ -82,6 +87,14 @@ class PeeringServicer(object):
     def Enrol(self, request, context):
         """Returns an id, a certificate for the peer's key and the run's spec. Metadata: `token`, one that lets peers join. In
         all other calls of this service: `peer` and `secret`, from the reply.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Renew(self, request, context):
+        """A new secret and a new certificate, for this or another key of the caller's, in place of those that it has, which
+        must be good still. Both end at the same time; a peer renews them at half of their life.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -148,6 +161,11 @@ def add_PeeringServicer_to_server(servicer, server):
                     request_deserializer=protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.EnrolRequest.FromString,
                     response_serializer=protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.EnrolReply.SerializeToString,
             ),
+            'Renew': grpc.unary_unary_rpc_method_handler(
+                    servicer.Renew,
+                    request_deserializer=protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.RenewRequest.FromString,
+                    response_serializer=protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.RenewReply.SerializeToString,
+            ),
             'CheckReachability': grpc.unary_unary_rpc_method_handler(
                     servicer.CheckReachability,
                     request_deserializer=protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.ReachabilityRequest.FromString,
@@ -211,6 +229,33 @@ class Peering(object):
             '/pmtrain.Peering/Enrol',
             protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.EnrolRequest.SerializeToString,
             protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.EnrolReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Renew(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pmtrain.Peering/Renew',
+            protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.RenewRequest.SerializeToString,
+            protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.RenewReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -219,7 +219,7 @@ class SnapshotExchange:
     def _prefetch(self) -> None:
         """Each spare begins with another stage: together they soon have them all."""
         if self._spec.snapshots.warm_spares and self._is_spare and self._newest:
-            first = zlib.crc32(repr(self._metadata).encode()) % len(self._newest)
+            first = zlib.crc32(repr(self._metadata[:1]).encode()) % len(self._newest)
             wanted = self._newest[first:] + self._newest[:first]
             self._prefetching = self._chore(self._fetch_ahead(wanted))
 
