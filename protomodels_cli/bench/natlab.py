@@ -6,7 +6,9 @@ scripts/wanlab nat --idle 5 --pause 60          routers that forget a connection
 scripts/wanlab nat --relays 2 --kill-relay      two relays, one of which is killed in mid-run
 scripts/wanlab nat --move lan_2:router_b        a machine is carried to another home in mid-run
 scripts/wanlab nat --let-in home_a --steps 600  a router lets its machine's port in, in mid-run
-scripts/wanlab nat --throughput --mbit 80       bits a second of one connection, direct and through a relay
+scripts/wanlab nat --peers home_a,home_b --steps 400      both routers keep ports: relayed, then punched
+scripts/wanlab nat --peers home_a,home_b --symmetric      they do not: relayed, with why
+scripts/wanlab nat --throughput --mbit 80       bits a second of one connection: direct, punched, through a relay
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from protomodels_cli.launch.nat import HOMES, SERVERS, Nat
 from protomodels_cli.observe.tail import Tail
 from protomodels_cli.spec.schema import RunSpec
 from protomodels_cli.wire.join_link import JoinLink
+from protomodels_cli.wire.path import PUNCHED, is_relayed
 from protomodels_cli.wire.tickets import RelayLink, Ticket
 
 PEERS = ("home_a", "home_b", "lan_1", "lan_2", "coordinator", "public")
@@ -149,7 +152,10 @@ def spec_of(stages: int, steps: int) -> RunSpec:
 def measure(spec: RunSpec, folder: Path, peers: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
     """Run it to its end, with what is to happen in the middle of it."""
     (folder / "logs").mkdir(parents=True)
-    with Nat(options.mbit, options.idle) as net, _relays(net, folder, options.relays) as (relays, links):
+    with (
+        Nat(options.mbit, options.idle, options.symmetric) as net,
+        _relays(net, folder, options.relays) as (relays, links),
+    ):
         words = [word for link in links for word in ("--relay", link)]
         where, lead = _Places(net, peers), ["--no-page", *words]
 
@@ -272,10 +278,26 @@ def _boundaries(folder: Path, peers: Sequence[str]) -> list[dict[str, Any]]:
             "to": holders[i + 1],
             "path": used["path"][i],
             "path_s": round(used["path_s"][i], 3),
+            "not_punched": used["punch"][i],
+            **_punched(folder, assigned[-1]["holders"][i]["name"], i + 1, steps),
             "round_trip_ms": round(1000 * used["round_trip_s"][i], 2),
         }
         for i in range(len(holders) - 1)
     ]
+
+
+def _punched(folder: Path, peer: str, stage: int, steps: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Seconds from when the link to this stage was relayed until it was punched, and the steps' median before and
+    after; nothing: it was not."""
+    [events] = (folder / "peers" / peer.removeprefix("peer-")).glob("*/events.jsonl")
+    at = {row["kind"]: row["at"] for row in Tail(events).rows() if row.get("stage") == stage and row.get("path")}
+    if "link_direct" not in at or steps[-1]["stages"]["path"][stage - 1] != PUNCHED:
+        return {}
+    found: dict[str, Any] = {"punched_s": round(at["link_direct"] - at["link_relayed"], 3)}
+    for name, how in (("relayed", is_relayed), ("punched", PUNCHED.__eq__)):
+        seconds = [row["seconds"] for row in steps if how(row["stages"]["path"][stage - 1])]
+        found[f"step_s_{name}"] = statistics.median(seconds) if seconds else None
+    return found
 
 
 def _events(folder: Path, kind: str) -> list[dict[str, Any]]:
@@ -304,6 +326,7 @@ def _options(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--mbit", type=float, default=0, help=f"of every line but {', '.join(SERVERS)}'s, each way")
     parser.add_argument("--throughput", action="store_true", help="no run: what one connection carries, both ways")
     parser.add_argument("--idle", type=int, default=0, metavar="S", help="after which routers forget a connection")
+    parser.add_argument("--symmetric", action="store_true", help="routers give every connection another port")
     parser.add_argument("--relays", type=int, default=0, choices=range(len(RELAYS) + 1))
     middle = f"after step {HAPPENS_AT}"
     parser.add_argument("--pause", type=float, default=0, metavar="S", help=f"{middle}, for so long")

@@ -17,6 +17,7 @@ from protomodels_cli.coordinator.reseat_sentences import about_reseating, faster
 from protomodels_cli.coordinator.snapshots import failures as f
 from protomodels_cli.coordinator.store_sentences import about_copies, about_rebuilding, about_store, part_of
 from protomodels_cli.observe import troubles
+from protomodels_cli.observe.punches import not_punched
 from protomodels_cli.quantities import duration, plural, size
 
 CONTINUE = "continue with `pmtrain resume RUN_DIR`"
@@ -346,11 +347,17 @@ def _numbers(stages: Sequence[int]) -> str:
     return f"stage{'' if len(stages) == 1 else 's'} {', '.join(map(str, stages))}"
 
 
-def relayed(why: r.Relayed) -> str:
+def not_direct(why: r.NotDirect) -> str:
     match why:
-        case r.NobodyLetIn():
-            return "neither router lets connections in"
-        case r.NoDirectAnswer():
-            return "no answer at any address that one of them has for the other"
+        case r.NobodyLetIn(stage, punch):
+            return f"neither router lets connections in{_not_punched(stage, punch)}"
+        case r.NoDirectAnswer(stage, punch):
+            return f"no answer at any address that one of them has for the other{_not_punched(stage, punch)}"
+        case r.Punched():
+            return "neither router lets connections in, so both ends connected at the same moment"
         case _:
             assert_never(why)
+
+
+def _not_punched(stage: int, why: str) -> str:
+    return f"; {not_punched(why, f'stage {stage}', f'stage {stage + 1}')}" if why else ""

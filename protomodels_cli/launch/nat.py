@@ -38,17 +38,19 @@ RULES = """*filter
 -A FORWARD -i wan -o lan -m conntrack --ctstate ESTABLISHED,RELATED -j ACCEPT
 COMMIT
 *nat
--A POSTROUTING -o wan -j MASQUERADE
+-A POSTROUTING -o wan -j MASQUERADE{ports}
 COMMIT
 """
 
 
 class Nat:
     """Up inside the `with` block, gone after it. `mbit`: of every peer's line, each way; 0: as fast as it goes, as
-    servers' lines are. `idle_seconds`: after which routers forget a connection; 0: after days."""
+    servers' lines are. `idle_seconds`: after which routers forget a connection; 0: after days. Routers keep the port
+    that a machine connects from; `symmetric`: they give every connection another one."""
 
-    def __init__(self, mbit: float = 0, idle_seconds: int = 0):
+    def __init__(self, mbit: float = 0, idle_seconds: int = 0, symmetric: bool = False):
         self._mbit, self._idle = mbit, idle_seconds
+        self._rules = RULES.format(ports=" --random-fully" if symmetric else "")
         homes = [name for _, machines in HOMES.values() for name in machines]
         self.hosts = [*PUBLIC, *homes]
         self._names = {name: f"pmtrain-{os.getpid()}-{name}" for name in ("internet", *self.hosts, *HOMES)}
@@ -132,7 +134,7 @@ class Nat:
             if self._idle:
                 settings["net.netfilter.nf_conntrack_tcp_timeout_established"] = self._idle
             self._run(router, ["sysctl", "-q", "-w", *(f"{name}={value}" for name, value in settings.items())])
-            self._run(router, ["iptables-restore"], RULES)
+            self._run(router, ["iptables-restore"], self._rules)
             for machine, own in machines.items():
                 self._plug(machine, router, own)
 

@@ -57,7 +57,8 @@ class Link:
         opened: Callable[[str], None] = lambda path: None,
     ):
         self._opened = opened  # is told the path of every stream
-        self.path = ""  # of the last stream: loopback, lan, public, relay HOST:PORT, door
+        self.hears_punch: Callable[[pb.Punch], None] = lambda punch: None
+        self.path = ""  # of the last stream: loopback, lan, public, punched, relay HOST:PORT, door
         self._last_word = 0.0  # when something last arrived
         self.generation, self.boundary, self.neighbour, self.to_next = generation, boundary, neighbour, to_next
         self._deliver, self._has_sent, self._credited = deliver, has_sent, credited
@@ -112,6 +113,11 @@ class Link:
         self._taken += 1
         if self._taken - self._told >= self._credit_every and self.mended.is_set():
             self._queue(Frame(pb.Frame(generation=self.generation)), "credit")
+
+    def say_punch(self, punch: pb.Punch) -> None:
+        """To the neighbour, where a stream is open."""
+        if self.mended.is_set():
+            self._queue(Frame(pb.Frame(generation=self.generation, punch=punch)), "credit")
 
     def _queue(self, frame: Frame, leg: str) -> None:
         frame.fields.taken = self._told = self._taken
@@ -249,11 +255,13 @@ class Link:
         await asyncio.Future()
 
     def _hear(self, fields: pb.Frame) -> None:
-        """A question, or the answer to one."""
+        """A question, the answer to one, or where the neighbour is seen."""
         if fields.asked and self._outbox.qsize() < MOST_WAITING:
             self._queue(Frame(pb.Frame(generation=self.generation, answered=fields.asked)), "credit")
         if (asked_at := self._asked.pop(fields.answered, None)) is not None:
             self._round_trips.append(time.monotonic() - asked_at)
+        if fields.HasField("punch"):
+            self.hears_punch(fields.punch)
 
     async def _read(self, stream: Stream) -> None:
         while (content := await stream.read()) is not grpc.aio.EOF:

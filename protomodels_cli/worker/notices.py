@@ -197,6 +197,17 @@ class LinkDirect(Base):
 
 
 @dataclass(frozen=True)
+class LinkNotPunched(Base):
+    """A link stays relayed: its ends could not connect to each other at once."""
+
+    log: ClassVar[logging.Logger | None] = logs.WIRE
+    shown: ClassVar[bool] = False  # `status` has it
+    stage: int
+    why: str  # as wire/path.py has it
+    kind: Literal["link_not_punched"] = "link_not_punched"
+
+
+@dataclass(frozen=True)
 class RelayWorks(Base):
     """A relayed link that had failed works again."""
 
@@ -333,7 +344,9 @@ AboutJoining = CoordinatorUnreachable | Joined | Reachable | NotReachable | Link
 AboutMachine = NotCompiled | NotPinned
 AboutBuilding = Preparing | StageAssigned | Computing | Building
 AboutStage = Spare | Waiting | AboutBuilding | AboutMachine | StepDecided | HashMismatch
-AboutConnections = ConnectionLost | LinkRelayed | LinkDirect | RelayFailed | RelayWorks | TroubleReported
+AboutConnections = (
+    ConnectionLost | LinkRelayed | LinkDirect | LinkNotPunched | RelayFailed | RelayWorks | TroubleReported
+)
 AboutSnapshots = (
     PartFailed | PartUploaded | StoreNotReached | PartRefused | PartsNotDeleted | Prefetched | PrefetchFailed
 )
