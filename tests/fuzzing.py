@@ -44,6 +44,7 @@ from protomodels_cli.wire.frames import Assembler, Frame, Message, frames_of
 from protomodels_cli.wire.join_link import JoinLink, LinkError
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.relay import RELAY
+from protomodels_cli.wire.seen import read_seen
 from protomodels_cli.wire.tickets import Ticket, read_ticket
 
 SLOW = 2.0  # seconds that an execution may take
@@ -223,6 +224,7 @@ def decoders() -> dict[str, Decoder]:
             (TICKET,), lambda content: read_ticket(content.decode(), "s" * 32, "dial", 0.0), (ValueError,)
         ),
         "relay": Decoder((b"PMTRAIN 1 RELAY " + b"a" * 32 + b" dial\n",), RELAY.fullmatch, ()),
+        "seen": Decoder((b"SEEN 198.51.100.7 40123\n", b"SEEN 2001:db8::7 1\n"), read_seen, ()),
         "header": Decoder((_part_headers(),), _header, (SafetensorsError,)),
         "manifest": Decoder((as_json(kept),), manifest.parse, (ValueError,)),
         "event": Decoder((json.dumps(row).encode(),), lambda c: event_row(c.decode(errors="replace")), ()),

@@ -118,6 +118,14 @@ NOTICES: list[tuple[n.Notice, str]] = [
         "the link to stage 1 goes through relay r.example:7430; looking for a direct path meanwhile",
     ),
     (n.LinkDirect(1, "lan"), "the link to stage 1 is direct now (lan)"),
+    (
+        n.LinkDirect(1, "punched"),
+        "the link to stage 1 is direct now (punched: both ends connected at the same moment)",
+    ),
+    (
+        n.LinkNotPunched(1, "port_changes_here"),
+        "the link to stage 1 stays relayed: the router of this machine gives every connection another port",
+    ),
     (n.RelayWorks(0), "the relayed link to stage 0 works again"),
     (n.TroubleReported(t.LinkBroken(2)), "reported to the coordinator: the link to stage 2 broke"),
     (

@@ -45,11 +45,14 @@ THROUGHPUT_BYTES, SKIPPED_BYTES = 24 << 20, 4 << 20  # the first fill buffers
 TURNS = 3
 TALK = """
 import asyncio, sys, time
+from protomodels_cli.wire.punch import open_together
 from protomodels_cli.wire.relay import dial_relay
 way, host, port, ticket, role, size, skip = sys.argv[1:]
 async def connect():
     if way == "relay":
         return await dial_relay(host, int(port), ticket, role)
+    if way == "punched":  # its router keeps the port; the ticket is the other end's address
+        return await open_together(int(port), (ticket, int(port)), 30)
     if role == "dial":
         return await asyncio.open_connection(host, int(port))
     came = asyncio.Queue()
@@ -105,20 +108,25 @@ def main(words: Sequence[str]) -> int:
 
 
 def throughput(mbit: float) -> dict[str, float]:
-    """Bits a second from one home: to a public host, and through a relay to another home. The best of several turns:
-    whatever else the machine does makes a turn slower."""
+    """Bits a second from one home: to a public host, and to another home, punched and through a relay. The best of
+    several turns: whatever else the machine does makes a turn slower."""
     with Nat(mbit) as net, tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "run" / "logs").mkdir(parents=True)
         straight = "direct", net.address("public"), "5000"
         direct = max(_talk(net, "public", straight, ("", "")) for _ in range(TURNS))
+        homes = net.address("home_b"), net.address("home_a")
+        ports = iter(range(5001, 5001 + TURNS))
+        punched = max(_talk(net, "home_b", ("punched", "", str(next(ports))), homes) for _ in range(TURNS))
         with _relays(net, folder / "run", 1) as (_, [link]):
             relay = RelayLink.parse(link)
             ends = Ticket("run", "m", "a", int(time.time()) + 600), Ticket("run", "m", "b", int(time.time()) + 600)
             tickets = ends[0].signed(relay.secret, "dial"), ends[1].signed(relay.secret, "accept")
             where = "relay", relay.host, str(relay.port)
             relayed = max(_talk(net, "home_b", where, tickets) for _ in range(TURNS))
-    return {"mbit": mbit, "direct_bits_s": direct, "relayed_bits_s": relayed, "relayed_of_direct": relayed / direct}
+    found = {"direct": direct, "punched": punched, "relayed": relayed}
+    ratios = {f"{name}_of_direct": found[name] / direct for name in ("punched", "relayed")}
+    return {"mbit": mbit, **{f"{name}_bits_s": bits for name, bits in found.items()}, **ratios}
 
 
 def _talk(net: Nat, to: str, where: Sequence[str], tickets: tuple[str, str]) -> float:

@@ -7,6 +7,7 @@ from typing import assert_never
 
 from protomodels_cli.coordinator import audit_notices as audit
 from protomodels_cli.coordinator import notices as n
+from protomodels_cli.coordinator import path_reasons as paths
 from protomodels_cli.coordinator import reasons as r
 from protomodels_cli.coordinator import rebuild_notices as rebuilding
 from protomodels_cli.coordinator import reseat_notices as reseat
@@ -347,13 +348,13 @@ def _numbers(stages: Sequence[int]) -> str:
     return f"stage{'' if len(stages) == 1 else 's'} {', '.join(map(str, stages))}"
 
 
-def not_direct(why: r.NotDirect) -> str:
+def not_direct(why: paths.NotDirect) -> str:
     match why:
-        case r.NobodyLetIn(stage, punch):
+        case paths.NobodyLetIn(stage, punch):
             return f"neither router lets connections in{_not_punched(stage, punch)}"
-        case r.NoDirectAnswer(stage, punch):
+        case paths.NoDirectAnswer(stage, punch):
             return f"no answer at any address that one of them has for the other{_not_punched(stage, punch)}"
-        case r.Punched():
+        case paths.Punched():
             return "neither router lets connections in, so both ends connected at the same moment"
         case _:
             assert_never(why)

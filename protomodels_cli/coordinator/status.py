@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
-from protomodels_cli.coordinator import reasons
+from protomodels_cli.coordinator import path_reasons, reasons
 from protomodels_cli.coordinator.candidates import may_be_direct
 from protomodels_cli.coordinator.next_task import waiting_for
 from protomodels_cli.coordinator.reasons import TaskKind
@@ -173,17 +173,17 @@ def _stages(state: State) -> list[pb.StageStatus]:
     return rows
 
 
-def _why_not_direct(state: State, stage: int) -> reasons.NotDirect | None:
+def _why_not_direct(state: State, stage: int) -> path_reasons.NotDirect | None:
     """Why the link from this stage to the next is relayed, or punched; None: it is neither."""
     used = state.usage.get(stage, Usage())
     if used.path == PUNCHED:
-        return reasons.Punched()
+        return path_reasons.Punched()
     if not is_relayed(used.path) or stage + 1 >= state.stages:
         return None
     a, b = (state.peers.get(peer) for peer in state.history.holders[stage : stage + 2])
     if a is None or b is None or not may_be_direct(a, b, state.home):
-        return reasons.NobodyLetIn(stage, used.punch)
-    return reasons.NoDirectAnswer(stage, used.punch)
+        return path_reasons.NobodyLetIn(stage, used.punch)
+    return path_reasons.NoDirectAnswer(stage, used.punch)
 
 
 def _doing(state: State, stage: int) -> pb.StageStatus.State:
