@@ -19,7 +19,7 @@ MOST_FROM_COORDINATOR = 256 << 20  # a basis comes in one message; a peer trusts
 # ends the connection, which is how a half-dead one is noticed.
 _KEEPALIVE = [
     ("grpc.keepalive_time_ms", 20_000),
-    ("grpc.keepalive_timeout_ms", 8_000),
+    ("grpc.keepalive_timeout_ms", 6_000),
     ("grpc.keepalive_permit_without_calls", 1),
 ]
 CHANNEL_OPTIONS = [

@@ -30,11 +30,23 @@ RECONNECT = [("grpc.initial_reconnect_backoff_ms", 200), ("grpc.max_reconnect_ba
 # Seconds between two looks at the round trip: an idle link says something more often than routers forget it, and what
 # the other end does not confirm tells the system that it is gone. How many of them count.
 ASK_EVERY, ASKED_LATELY = 2.0, 30
-SILENT = 20.0  # seconds without a word, though questions were asked: the other end does not serve the stream
+SILENT, SILENCE_EVERY = 6.0, 0.5  # seconds without a word, though questions are asked: nobody is there; looks at it
 FRESH = 4.0  # seconds since the last word over a direct stream, in which no relayed one replaces it
 MOST_WAITING = 256  # frames: behind more of them nothing is answered, nor for a neighbour that asks and does not read
 MOST_INCOMING = 128  # connections: two are needed, and strangers get no further than a handshake of ten seconds
 LINK = f"/{_METHOD.containing_service.full_name}/{_METHOD.name}"
+
+
+class _Outbox(asyncio.PriorityQueue[tuple[bool, int, Frame | None]]):
+    """Frames in order, and before them what must not wait behind a long message. None: the end of a message."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._added = 0
+
+    def add(self, frame: Frame | None, at_once: bool = False) -> None:
+        self._added += 1
+        self.put_nowait((not at_once, self._added, frame))
 
 
 class Link:
@@ -66,7 +78,7 @@ class Link:
         self._window, self._credit_every = window, credit_every
         legs: tuple[Leg, ...] = ("backward",) if to_next else ("forward", "evaluation")
         self._assembler = Assembler(most_bytes, legs, self._check_credit, allocate)
-        self._outbox: asyncio.Queue[Frame | None] = asyncio.Queue()  # None: the end of a message
+        self._outbox = _Outbox()
         self._kept: deque[Message] = deque()  # those that the neighbour has not taken yet, the last ones sent
         self._taken = self._told = self._heard = 0  # messages taken here, told to the neighbour, taken there
         self._came = self._went = self._left = 0  # messages; the last: those that have left this process once
@@ -105,7 +117,7 @@ class Link:
     def _queue_message(self, message: Message) -> None:
         for frame in frames_of(message, self.generation):
             self._queue(frame, message.leg)
-        self._outbox.put_nowait(None)
+        self._outbox.add(None)
 
     def take(self) -> None:
         """Give credit for a message from this link, which is being computed with. Other frames carry the credit; one
@@ -117,12 +129,12 @@ class Link:
     def say_punch(self, punch: pb.Punch) -> None:
         """To the neighbour, where a stream is open."""
         if self.mended.is_set():
-            self._queue(Frame(pb.Frame(generation=self.generation, punch=punch)), "credit")
+            self._queue(Frame(pb.Frame(generation=self.generation, punch=punch)), "credit", at_once=True)
 
-    def _queue(self, frame: Frame, leg: str) -> None:
+    def _queue(self, frame: Frame, leg: str, at_once: bool = False) -> None:
         frame.fields.taken = self._told = self._taken
         self.bytes_sent[leg] += frame.size
-        self._outbox.put_nowait(frame)
+        self._outbox.add(frame, at_once)
 
     def opening(self) -> bytes:
         """The first frame of a stream."""
@@ -201,7 +213,7 @@ class Link:
         self._take_credit(first.fields.taken)
         if not self._heard <= came <= self._went:
             raise CreditNotDue(came, self._went)
-        self._outbox = asyncio.Queue()
+        self._outbox = _Outbox()
         self._assembler.reset()
         lost = [*self._kept][came - self._heard :]
         self.resent += max(0, self._left - came)
@@ -233,7 +245,7 @@ class Link:
 
     async def _write(self, stream: Stream) -> None:
         while True:
-            frame = await self._outbox.get()
+            *_, frame = await self._outbox.get()
             if self._over:
                 return
             if frame is None:
@@ -243,21 +255,27 @@ class Link:
                 await stream.write(frame.to_bytes())
 
     async def _ask(self) -> None:
-        """How long the way is: from one end, which is enough."""
+        """How long the way is: from one end, which is enough. Both notice when nothing comes any more: one misses
+        answers, the other questions."""
         self._asked.clear()
-        while self.to_next:
-            if time.monotonic() - self._last_word > SILENT:
+        due = time.monotonic()
+        while True:
+            now = time.monotonic()
+            if now - self._last_word > SILENT:
                 raise ConnectionError(f"nothing came for {SILENT:g} s")
-            self._questions += 1
-            self._asked = {self._questions: time.monotonic()}  # one that was not answered by now is not waited for
-            self._queue(Frame(pb.Frame(generation=self.generation, asked=self._questions)), "credit")
-            await asyncio.sleep(ASK_EVERY)
-        await asyncio.Future()
+            if self.to_next and now >= due:
+                due = now + ASK_EVERY
+                self._questions += 1
+                self._asked = {self._questions: now}  # one that was not answered by now is not waited for
+                question = Frame(pb.Frame(generation=self.generation, asked=self._questions))
+                self._queue(question, "credit", at_once=True)
+            await asyncio.sleep(min(SILENCE_EVERY, ASK_EVERY))
 
     def _hear(self, fields: pb.Frame) -> None:
         """A question, the answer to one, or where the neighbour is seen."""
         if fields.asked and self._outbox.qsize() < MOST_WAITING:
-            self._queue(Frame(pb.Frame(generation=self.generation, answered=fields.asked)), "credit")
+            answer = Frame(pb.Frame(generation=self.generation, answered=fields.asked))
+            self._queue(answer, "credit", at_once=True)
         if (asked_at := self._asked.pop(fields.answered, None)) is not None:
             self._round_trips.append(time.monotonic() - asked_at)
         if fields.HasField("punch"):
