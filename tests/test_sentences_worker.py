@@ -40,6 +40,14 @@ NOTICES: list[tuple[n.Notice, str]] = [
         "this machine) and keep the port with --port 42707",
     ),
     (
+        n.PortMapped("198.51.100.23:7421", 7421, "UPnP"),
+        "the router leads 198.51.100.23:7421 to TCP port 7421 of this machine (UPnP), until this peer leaves",
+    ),
+    (
+        n.PortNotMapped(7421, "no answer"),
+        "the router does not lead a port to TCP port 7421 of this machine (no answer); going on without",
+    ),
+    (
         n.LinkEmulated("10 Mbit/s, 25 ms of latency"),
         "the run emulates a slow connection for every peer (wire.link): 10 Mbit/s, 25 ms of latency",
     ),

@@ -57,6 +57,26 @@ class NotReachable(Base):
 
 
 @dataclass(frozen=True)
+class PortMapped(Base):
+    """The router leads a port of its own to this machine."""
+
+    log: ClassVar[logging.Logger | None] = logs.WIRE
+    address: str  # outside
+    port: int  # here
+    by: str
+    kind: Literal["port_mapped"] = "port_mapped"
+
+
+@dataclass(frozen=True)
+class PortNotMapped(Base):
+    level: ClassVar[int] = logging.WARNING
+    log: ClassVar[logging.Logger | None] = logs.WIRE
+    port: int
+    detail: str
+    kind: Literal["port_not_mapped"] = "port_not_mapped"
+
+
+@dataclass(frozen=True)
 class LinkEmulated(Base):
     """The spec slows every peer's connection down (wire.link)."""
 
@@ -340,7 +360,7 @@ class Ended(Base):
     kind: Literal["ended"] = "ended"
 
 
-AboutJoining = CoordinatorUnreachable | Joined | Reachable | NotReachable | LinkEmulated
+AboutJoining = CoordinatorUnreachable | Joined | Reachable | NotReachable | PortMapped | PortNotMapped | LinkEmulated
 AboutMachine = NotCompiled | NotPinned
 AboutBuilding = Preparing | StageAssigned | Computing | Building
 AboutStage = Spare | Waiting | AboutBuilding | AboutMachine | StepDecided | HashMismatch

@@ -21,6 +21,8 @@ def sentence(notice: n.Notice) -> str:
     match notice:
         case n.CoordinatorUnreachable() | n.Joined() | n.Reachable() | n.NotReachable() | n.LinkEmulated():
             return _joining(notice)
+        case n.PortMapped() | n.PortNotMapped():
+            return _joining(notice)
         case n.ConnectionLost() | n.LinkRelayed() | n.LinkDirect() | n.RelayFailed() | n.RelayWorks():
             return _connection(notice)
         case n.TroubleReported() | n.LinkNotPunched():
@@ -78,6 +80,10 @@ def _joining(notice: n.AboutJoining) -> str:
                 f"which is slower; to be dialled directly, let TCP port {port} of {host} in (in the router: forward "
                 f"the port to this machine) and keep the port with --port {port}"
             )
+        case n.PortMapped(address, port, by):
+            return f"the router leads {address} to TCP port {port} of this machine ({by}), until this peer leaves"
+        case n.PortNotMapped(port, detail):
+            return f"the router does not lead a port to TCP port {port} of this machine ({detail}); going on without"
         case n.LinkEmulated(link):
             return f"the run emulates a slow connection for every peer (wire.link): {link}"
         case _:
