@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -302,15 +303,20 @@ class Way:
 async def follow_address(moved: Callable[[], Awaitable[None]]) -> None:
     """Call this whenever the address with which this machine reaches others has changed: connections from the one
     before are dead, which the system would notice only when nothing is confirmed any more."""
-    known = own_address()
+    known = _address()
     while True:
         await asyncio.sleep(ADDRESS_EVERY)
-        now = own_address()
+        now = _address()
         if is_loopback(now) or now == known:  # in between there may be none
             continue
         was, known = known, now
         if not is_loopback(was):
             await moved()
+
+
+def _address() -> str:
+    """Of a machine with IPv6 alone, that: else it changes from day to day, and connections live on."""
+    return own if not is_loopback(own := own_address()) else own_address(socket.AF_INET6)
 
 
 async def first_of(*events: Awaitable[Any]) -> None:
