@@ -203,6 +203,27 @@ async def test_a_router_without_or_with_nonsense_maps_nothing(bad):
         assert not home.ports or "host" in bad
 
 
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://192.168.1.2/x",
+        "https://192.168.1.1/x",
+        "http://192.168.1.1@192.168.1.2/x",
+        "http:///x",
+        "ftp://192.168.1.1/",
+        "http://192.168.1.1:99999/x",
+        "http://192.168.1.1/a b",
+        "http://192.168.1.1/\r\nHost: x",
+        "http://[",
+        "",
+    ],
+)
+def test_nobody_but_the_gateway_is_called(url):
+    assert place_of("http://192.168.1.1:5000/x?y=1", "192.168.1.1") == (5000, "/x?y=1")
+    with pytest.raises(NoMapping):
+        place_of(url, "192.168.1.1")
+
+
 @in_loop
 async def test_no_gateway_is_said():
     with pytest.raises(NoMapping):

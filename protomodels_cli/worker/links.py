@@ -382,3 +382,5 @@ class Listener:
             await link.run(context, path=checked_path(str(metadata.get("path", ""))))
         except BadMessage as e:  # which the link keeps: the generation reports it
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(e))
+        except ConnectionError as e:  # it is silent: gRPC would show a traceback for what is no bug
+            await context.abort(grpc.StatusCode.UNAVAILABLE, str(e))
