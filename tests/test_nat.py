@@ -35,8 +35,9 @@ def test_a_lan_is_direct_and_whoever_is_carried_elsewhere_goes_on_without_it(cap
 
 
 @needs_root
-def test_two_homes_are_relayed_then_punched_and_nothing_is_done_again(capfd):
-    found = lab(capfd, "--peers", "home_a,home_b", "--steps", "150", "--at-once", "--idle", "5")
+@pytest.mark.parametrize("internet", [["--idle", "5"], ["--ipv6"]], ids=["ipv4", "ipv6"])
+def test_two_homes_are_relayed_then_punched_and_nothing_is_done_again(capfd, internet):
+    found = lab(capfd, "--peers", "home_a,home_b", "--steps", "150", "--at-once", *internet)
     assert (found["generations"], found["steps"], found["steps_redone"]) == (1, 150, 0)
     [boundary] = found["boundaries"]
     assert boundary["path"] == "punched"

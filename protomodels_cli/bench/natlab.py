@@ -8,6 +8,7 @@ scripts/wanlab nat --move lan_2:router_b        a machine is carried to another 
 scripts/wanlab nat --let-in home_a --steps 600  a router lets its machine's port in, in mid-run
 scripts/wanlab nat --peers home_a,home_b --steps 400      both routers keep ports: relayed, then punched
 scripts/wanlab nat --peers home_a,home_b --symmetric      they do not: relayed, with why
+scripts/wanlab nat --peers home_a,home_b --ipv6 --steps 400
 scripts/wanlab nat --throughput --mbit 80       bits a second of one connection: direct, punched, through a relay
 """
 
@@ -161,7 +162,7 @@ def measure(spec: RunSpec, folder: Path, peers: Sequence[str], options: argparse
     """Run it to its end, with what is to happen in the middle of it."""
     (folder / "logs").mkdir(parents=True)
     with (
-        Nat(options.mbit, options.idle, options.symmetric) as net,
+        Nat(options.mbit, options.idle, options.symmetric, options.ipv6) as net,
         _relays(net, folder, options.relays) as (relays, links),
     ):
         words = [word for link in links for word in ("--relay", link)]
@@ -335,6 +336,7 @@ def _options(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--throughput", action="store_true", help="no run: what one connection carries, both ways")
     parser.add_argument("--idle", type=int, default=0, metavar="S", help="after which routers forget a connection")
     parser.add_argument("--symmetric", action="store_true", help="routers give every connection another port")
+    parser.add_argument("--ipv6", action="store_true", help="without IPv4; routers let nothing in there either")
     parser.add_argument("--relays", type=int, default=0, choices=range(len(RELAYS) + 1))
     middle = f"after step {HAPPENS_AT}"
     parser.add_argument("--pause", type=float, default=0, metavar="S", help=f"{middle}, for so long")
