@@ -40,10 +40,13 @@ from protomodels_cli.observe.event_rows import parse as event_row
 from protomodels_cli.protocol.messages import BadMessage, MessageKey
 from protomodels_cli.safetensors_file import SafetensorsError, header_of
 from protomodels_cli.spec import SpecError, spec_from
+from protomodels_cli.wire import port_mapping, upnp
 from protomodels_cli.wire.frames import Assembler, Frame, Message, frames_of
 from protomodels_cli.wire.join_link import JoinLink, LinkError
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
+from protomodels_cli.wire.port_mapping import NoMapping
 from protomodels_cli.wire.relay import RELAY
+from protomodels_cli.wire.seen import read_seen
 from protomodels_cli.wire.tickets import Ticket, read_ticket
 
 SLOW = 2.0  # seconds that an execution may take
@@ -122,6 +125,25 @@ def _assemble(content: bytes) -> None:
         end = 1 + content[0]
         assembler.add(Frame.from_bytes(content[1:end]))
         content = content[end:]
+
+
+UPNP = (
+    b'<root xmlns="urn:schemas-upnp-org:device-1-0"><service><serviceType>urn:schemas-upnp-org:service:'
+    b"WANIPConnection:1</serviceType><controlURL>/ctl</controlURL></service></root>"
+)
+
+
+def _from_router(content: bytes) -> None:
+    """All that a router may answer, or whoever says it is one."""
+    if (where := upnp.location_of(content)) is not None:
+        upnp.place_of(where, "192.168.1.1")
+    elif content.startswith(b"<"):
+        upnp.place_of(f"http://192.168.1.1{upnp.service_of(content)[1]}", "192.168.1.1")
+        upnp.value_of(content, "NewExternalIPAddress")
+    elif content[1:2] == b"\x80":
+        port_mapping.read_address(content)
+    else:
+        port_mapping.read_port(content, 7421)
 
 
 def _part_headers() -> bytes:
@@ -223,6 +245,18 @@ def decoders() -> dict[str, Decoder]:
             (TICKET,), lambda content: read_ticket(content.decode(), "s" * 32, "dial", 0.0), (ValueError,)
         ),
         "relay": Decoder((b"PMTRAIN 1 RELAY " + b"a" * 32 + b" dial\n",), RELAY.fullmatch, ()),
+        "seen": Decoder((b"SEEN 198.51.100.7 40123\n", b"SEEN 2001:db8::7 1\n"), read_seen, ()),
+        "nat_pmp": Decoder(
+            (
+                bytes([0, 130, 0, 0, 0, 0, 0, 9, 28, 253, 28, 253, 0, 0, 14, 16]),
+                bytes([0, 128, 0, 0, 0, 0, 0, 9, 198, 51, 100, 7]),
+            ),
+            _from_router,
+            (NoMapping,),
+        ),
+        "upnp": Decoder(
+            (b"HTTP/1.1 200 OK\r\nLOCATION: http://192.168.1.1:80/root.xml\r\n\r\n", UPNP), _from_router, (NoMapping,)
+        ),
         "header": Decoder((_part_headers(),), _header, (SafetensorsError,)),
         "manifest": Decoder((as_json(kept),), manifest.parse, (ValueError,)),
         "event": Decoder((json.dumps(row).encode(),), lambda c: event_row(c.decode(errors="replace")), ()),

@@ -37,7 +37,8 @@ from protomodels_cli.wire.join_link import JoinLink, fetch_authority
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.pb import pmtrain_pb2_grpc as rpc
 from protomodels_cli.wire.tls import new_authority, new_key, peer_name, public_key_of
-from protomodels_cli.worker.links import LINK, Link, Listener
+from protomodels_cli.worker.links import LINK, Link
+from protomodels_cli.worker.listener import Listener
 
 SECONDS = 20.0  # in which a call must have ended
 KEPT = 48 << 20  # bytes that a process may grow by

@@ -18,8 +18,14 @@ PRIVATE = ("192.168.1.10", "192.168.1.11", "10.0.0.7", "100.64.0.9", "fd00::7", 
 HOME = "203.0.113.1"
 
 peers = st.builds(
-    lambda i, address, port, reached, own, machine: replace(
-        peer(i), address=address, port=port, reached=tuple(reached), addresses=tuple(own), machine=machine
+    lambda i, address, port, reached, own, machine, outside: replace(
+        peer(i),
+        address=address,
+        port=port,
+        reached=tuple(reached),
+        addresses=tuple(own),
+        machine=machine,
+        outside_port=outside,
     ),
     st.integers(0, 3),
     st.sampled_from([*PUBLIC, *PRIVATE, HOME, ""]),
@@ -27,6 +33,7 @@ peers = st.builds(
     st.lists(st.sampled_from(PUBLIC), max_size=2, unique=True),
     st.lists(st.sampled_from([*PUBLIC, *PRIVATE]), max_size=4),
     st.sampled_from(["", "m1", "m2"]),
+    st.sampled_from([0, 7421]),
 )
 homes = st.sampled_from([HOME, "192.168.1.10", "127.0.0.1", "train.example.org"])
 
@@ -36,7 +43,7 @@ def test_what_a_neighbour_is_told(dialler: Peer, listener: Peer, home: str):
     found = candidates_for(dialler, listener, home)
     assert bool(found) <= bool(listener.port)
     for c in found:
-        assert c.port == listener.port
+        assert c.port == (listener.outside_port or listener.port if c.kind == "public" else listener.port)
         if c.kind == "loopback":
             assert dialler.machine == listener.machine != ""
         elif c.kind == "lan":

@@ -28,7 +28,8 @@ from protomodels_cli.wire.frames import Frame
 from protomodels_cli.wire.join_link import JoinLink
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.tls import Authority, Identity, end_of, new_key, peer_name, public_key_of
-from protomodels_cli.worker.links import LINK, Link, Listener
+from protomodels_cli.worker.links import LINK, Link
+from protomodels_cli.worker.listener import Listener
 
 LIFE = 10.0  # seconds
 SLOW = parse_link("100mbit,60ms").model_dump()  # so that a run lasts

@@ -148,7 +148,7 @@ def test_the_set_of_commands_and_options_is_deliberate():
         "token revoke": [],
         "join": sorted(
             {"--device", "--devices", "--dir", "--give-up-after", "--listen", "--memory", "--name", "--port", *logs}
-            | {"--metrics", "--preflight"}
+            | {"--map-port", "--metrics", "--preflight"}
         ),
         "status": ["--format"],
         "peers": ["--format"],

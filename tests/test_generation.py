@@ -17,7 +17,7 @@ from protomodels_cli.worker import generation as generations
 from protomodels_cli.worker import notices
 from protomodels_cli.worker.engine import Engine
 from protomodels_cli.worker.generation import Generation
-from protomodels_cli.worker.links import Listener
+from protomodels_cli.worker.listener import Listener
 from protomodels_cli.worker.paths import Network
 
 IDENTITY = new_authority().issue_with_key(peer_name("p"))

@@ -23,7 +23,8 @@ from protomodels_cli.wire.frames import Assembler, Frame, Message, frames_of
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.tls import Identity, new_authority, peer_name
 from protomodels_cli.worker import links
-from protomodels_cli.worker.links import LINK, Link, Listener, dial
+from protomodels_cli.worker.links import LINK, Link, dial
+from protomodels_cli.worker.listener import Listener
 
 AUTHORITY = new_authority()
 

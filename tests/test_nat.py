@@ -22,16 +22,39 @@ def lab(capfd: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
 
 
 @needs_root
-def test_a_lan_is_direct_and_whoever_is_carried_elsewhere_goes_on_through_the_door(capfd):
+def test_a_lan_is_direct_and_whoever_is_carried_elsewhere_goes_on_without_it(capfd):
     found = lab(
         capfd, "--peers", "lan_1,lan_2", "--steps", "30", "--at-once", "--idle", "5", "--move", "lan_2:router_a"
     )
     assert (found["generations"], found["steps"], found["steps_redone"]) == (1, 30, 0)
     assert found["paths_before"] == ["lan"]
     [boundary] = found["boundaries"]
-    assert boundary["path"] == "door", "after the move they share no router"
+    assert boundary["path"] in ("door", "punched"), "after the move they share no router"
     assert 0 < boundary["path_s"] < 15
     assert found["step_s"]["longest"] < 15
+
+
+@needs_root
+@pytest.mark.parametrize("internet", [["--idle", "5"], ["--ipv6"]], ids=["ipv4", "ipv6"])
+def test_two_homes_are_relayed_then_punched_and_nothing_is_done_again(capfd, internet):
+    found = lab(capfd, "--peers", "home_a,home_b", "--steps", "150", "--at-once", *internet)
+    assert (found["generations"], found["steps"], found["steps_redone"]) == (1, 150, 0)
+    [boundary] = found["boundaries"]
+    assert boundary["path"] == "punched"
+    assert boundary["punched_s"] < 10
+    [carried] = found["relayed_bytes_door"]
+    assert carried["forward"] > 0, "it was relayed first"
+    assert boundary["step_s_relayed"] > 0
+
+
+@needs_root
+def test_behind_routers_that_change_ports_a_link_stays_relayed_and_says_why(capfd):
+    words = "--symmetric", "--relays", "2", "--steps", "80", "--at-once"
+    found = lab(capfd, "--peers", "home_a,home_b", *words)
+    assert (found["generations"], found["steps_redone"]) == (1, 0)
+    [boundary] = found["boundaries"]
+    assert boundary["path"].startswith("relay ")
+    assert boundary["not_punched"].startswith("port_changes_")
 
 
 @needs_root

@@ -34,7 +34,7 @@ from protomodels_cli.worker import notices, problems
 from protomodels_cli.worker.cards import Cards
 from protomodels_cli.worker.control import ConnectFailed
 from protomodels_cli.worker.device import computation_of
-from protomodels_cli.worker.links import Listener
+from protomodels_cli.worker.listener import Listener
 from protomodels_cli.worker.papers import Papers
 from protomodels_cli.worker.session import Session
 from protomodels_cli.worker.telling import PeerError

@@ -31,7 +31,8 @@ from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.pb import pmtrain_pb2_grpc as rpc
 from protomodels_cli.wire.tls import Authority, Identity, new_authority, new_key, peer_name, public_key_of
 from protomodels_cli.worker import links
-from protomodels_cli.worker.links import LINK, Link, Listener
+from protomodels_cli.worker.links import LINK, Link
+from protomodels_cli.worker.listener import Listener
 
 CALLS = {
     f"/{method.containing_service.full_name}/{method.name}": method

@@ -21,7 +21,7 @@ from protomodels_cli.coordinator import rebuild_notices as rebuilding
 from protomodels_cli.coordinator import refusals as no
 from protomodels_cli.coordinator import reseat_notices as reseat
 from protomodels_cli.coordinator.refusal_sentences import refusal
-from protomodels_cli.coordinator.sentences import dismissal, loss, pause, relayed, rollback, sentence, spare, waiting
+from protomodels_cli.coordinator.sentences import dismissal, loss, pause, rollback, sentence, spare, waiting
 from protomodels_cli.coordinator.snapshots import failures
 from protomodels_cli.facts import Fact
 from protomodels_cli.wire import troubles as t
@@ -390,8 +390,3 @@ def test_a_sentence_stands_on_its_own(text: str):
 @pytest.mark.parametrize("notice", [notice for notice, _ in NOTICES], ids=lambda notice: notice.kind)
 def test_an_event_is_a_row_of_json_with_its_kind_first(notice: n.Notice):
     check_row(notice)
-
-
-def test_why_a_link_is_relayed():
-    assert relayed(r.NobodyLetIn()) == "neither router lets connections in"
-    assert relayed(r.NoDirectAnswer()) == "no answer at any address that one of them has for the other"

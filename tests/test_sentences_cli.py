@@ -111,6 +111,11 @@ OPTIONS: list[tuple[str, str, str]] = [
         "write for example dense/bf16, reparam/int8/16 or 'dense/topk:0.1|int8'",
     ),
     (
+        "join pm://… --map-port --no-listen",
+        "--map-port --no-listen: one asks to be dialled from outside, the other not to be dialled",
+        "leave one of the two out",
+    ),
+    (
         "join pm://… --device cpu --devices 0,1",
         "--device cpu --devices 0,1: both say where to compute",
         "use one of the two",

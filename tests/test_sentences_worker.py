@@ -46,6 +46,14 @@ NOTICES: list[tuple[n.Notice, str]] = [
     ),
     (n.CertificateExpired(), "this peer's certificate has expired while it was away: joining again"),
     (
+        n.PortMapped("198.51.100.23:7421", 7421, "UPnP"),
+        "the router leads 198.51.100.23:7421 to TCP port 7421 of this machine (UPnP), until this peer leaves",
+    ),
+    (
+        n.PortNotMapped(7421, "no answer"),
+        "the router does not lead a port to TCP port 7421 of this machine (no answer); going on without",
+    ),
+    (
         n.LinkEmulated("10 Mbit/s, 25 ms of latency"),
         "the run emulates a slow connection for every peer (wire.link): 10 Mbit/s, 25 ms of latency",
     ),
@@ -124,6 +132,14 @@ NOTICES: list[tuple[n.Notice, str]] = [
         "the link to stage 1 goes through relay r.example:7430; looking for a direct path meanwhile",
     ),
     (n.LinkDirect(1, "lan"), "the link to stage 1 is direct now (lan)"),
+    (
+        n.LinkDirect(1, "punched"),
+        "the link to stage 1 is direct now (punched: both ends connected at the same moment)",
+    ),
+    (
+        n.LinkNotPunched(1, "port_changes_here"),
+        "the link to stage 1 stays relayed: the router of this machine gives every connection another port",
+    ),
     (n.RelayWorks(0), "the relayed link to stage 0 works again"),
     (n.TroubleReported(t.LinkBroken(2)), "reported to the coordinator: the link to stage 2 broke"),
     (

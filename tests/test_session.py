@@ -35,7 +35,7 @@ from protomodels_cli.wire.troubles import OutOfMemory
 from protomodels_cli.worker import notices, orders
 from protomodels_cli.worker.cards import Cards
 from protomodels_cli.worker.generation import Generation
-from protomodels_cli.worker.links import Listener
+from protomodels_cli.worker.listener import Listener
 from protomodels_cli.worker.papers import Papers
 from protomodels_cli.worker.session import Session
 from protomodels_cli.worker.snapshots import part_store

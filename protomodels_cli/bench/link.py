@@ -12,7 +12,8 @@ from typing import Any
 
 from protomodels_cli.wire.frames import Message
 from protomodels_cli.wire.tls import Identity, new_authority, peer_name
-from protomodels_cli.worker.links import Link, Listener, dial
+from protomodels_cli.worker.links import Link, dial
+from protomodels_cli.worker.listener import Listener
 
 MIB = 1 << 20
 SIZES = ((4096, 2000), (MIB, 200), (16 * MIB, 24), (64 * MIB, 6))  # of a message in bytes, and how many each way

@@ -6,7 +6,10 @@ scripts/wanlab nat --idle 5 --pause 60          routers that forget a connection
 scripts/wanlab nat --relays 2 --kill-relay      two relays, one of which is killed in mid-run
 scripts/wanlab nat --move lan_2:router_b        a machine is carried to another home in mid-run
 scripts/wanlab nat --let-in home_a --steps 600  a router lets its machine's port in, in mid-run
-scripts/wanlab nat --throughput --mbit 80       bits a second of one connection, direct and through a relay
+scripts/wanlab nat --peers home_a,home_b --steps 400      both routers keep ports: relayed, then punched
+scripts/wanlab nat --peers home_a,home_b --symmetric      they do not: relayed, with why
+scripts/wanlab nat --peers home_a,home_b --ipv6 --steps 400
+scripts/wanlab nat --throughput --mbit 80       bits a second of one connection: direct, punched, through a relay
 """
 
 from __future__ import annotations
@@ -31,6 +34,7 @@ from protomodels_cli.launch.nat import HOMES, SERVERS, Nat
 from protomodels_cli.observe.tail import Tail
 from protomodels_cli.spec.schema import RunSpec
 from protomodels_cli.wire.join_link import JoinLink
+from protomodels_cli.wire.path import PUNCHED, is_relayed
 from protomodels_cli.wire.tickets import RelayLink, Ticket
 
 PEERS = ("home_a", "home_b", "lan_1", "lan_2", "coordinator", "public")
@@ -42,11 +46,14 @@ THROUGHPUT_BYTES, SKIPPED_BYTES = 24 << 20, 4 << 20  # the first fill buffers
 TURNS = 3
 TALK = """
 import asyncio, sys, time
+from protomodels_cli.wire.punch import open_together
 from protomodels_cli.wire.relay import dial_relay
 way, host, port, ticket, role, size, skip = sys.argv[1:]
 async def connect():
     if way == "relay":
         return await dial_relay(host, int(port), ticket, role)
+    if way == "punched":  # its router keeps the port; the ticket is the other end's address
+        return await open_together(int(port), (ticket, int(port)), 30)
     if role == "dial":
         return await asyncio.open_connection(host, int(port))
     came = asyncio.Queue()
@@ -102,20 +109,25 @@ def main(words: Sequence[str]) -> int:
 
 
 def throughput(mbit: float) -> dict[str, float]:
-    """Bits a second from one home: to a public host, and through a relay to another home. The best of several turns:
-    whatever else the machine does makes a turn slower."""
+    """Bits a second from one home: to a public host, and to another home, punched and through a relay. The best of
+    several turns: whatever else the machine does makes a turn slower."""
     with Nat(mbit) as net, tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "run" / "logs").mkdir(parents=True)
         straight = "direct", net.address("public"), "5000"
         direct = max(_talk(net, "public", straight, ("", "")) for _ in range(TURNS))
+        homes = net.address("home_b"), net.address("home_a")
+        ports = iter(range(5001, 5001 + TURNS))
+        punched = max(_talk(net, "home_b", ("punched", "", str(next(ports))), homes) for _ in range(TURNS))
         with _relays(net, folder / "run", 1) as (_, [link]):
             relay = RelayLink.parse(link)
             ends = Ticket("run", "m", "a", int(time.time()) + 600), Ticket("run", "m", "b", int(time.time()) + 600)
             tickets = ends[0].signed(relay.secret, "dial"), ends[1].signed(relay.secret, "accept")
             where = "relay", relay.host, str(relay.port)
             relayed = max(_talk(net, "home_b", where, tickets) for _ in range(TURNS))
-    return {"mbit": mbit, "direct_bits_s": direct, "relayed_bits_s": relayed, "relayed_of_direct": relayed / direct}
+    found = {"direct": direct, "punched": punched, "relayed": relayed}
+    ratios = {f"{name}_of_direct": found[name] / direct for name in ("punched", "relayed")}
+    return {"mbit": mbit, **{f"{name}_bits_s": bits for name, bits in found.items()}, **ratios}
 
 
 def _talk(net: Nat, to: str, where: Sequence[str], tickets: tuple[str, str]) -> float:
@@ -149,7 +161,10 @@ def spec_of(stages: int, steps: int) -> RunSpec:
 def measure(spec: RunSpec, folder: Path, peers: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
     """Run it to its end, with what is to happen in the middle of it."""
     (folder / "logs").mkdir(parents=True)
-    with Nat(options.mbit, options.idle) as net, _relays(net, folder, options.relays) as (relays, links):
+    with (
+        Nat(options.mbit, options.idle, options.symmetric, options.ipv6) as net,
+        _relays(net, folder, options.relays) as (relays, links),
+    ):
         words = [word for link in links for word in ("--relay", link)]
         where, lead = _Places(net, peers), ["--no-page", *words]
 
@@ -272,10 +287,26 @@ def _boundaries(folder: Path, peers: Sequence[str]) -> list[dict[str, Any]]:
             "to": holders[i + 1],
             "path": used["path"][i],
             "path_s": round(used["path_s"][i], 3),
+            "not_punched": used["punch"][i],
+            **_punched(folder, assigned[-1]["holders"][i]["name"], i + 1, steps),
             "round_trip_ms": round(1000 * used["round_trip_s"][i], 2),
         }
         for i in range(len(holders) - 1)
     ]
+
+
+def _punched(folder: Path, peer: str, stage: int, steps: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Seconds from when the link to this stage was relayed until it was punched, and the steps' median before and
+    after; nothing: it was not."""
+    [events] = (folder / "peers" / peer.removeprefix("peer-")).glob("*/events.jsonl")
+    at = {row["kind"]: row["at"] for row in Tail(events).rows() if row.get("stage") == stage and row.get("path")}
+    if "link_direct" not in at or steps[-1]["stages"]["path"][stage - 1] != PUNCHED:
+        return {}
+    found: dict[str, Any] = {"punched_s": round(at["link_direct"] - at["link_relayed"], 3)}
+    for name, how in (("relayed", is_relayed), ("punched", PUNCHED.__eq__)):
+        seconds = [row["seconds"] for row in steps if how(row["stages"]["path"][stage - 1])]
+        found[f"step_s_{name}"] = statistics.median(seconds) if seconds else None
+    return found
 
 
 def _events(folder: Path, kind: str) -> list[dict[str, Any]]:
@@ -304,6 +335,8 @@ def _options(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--mbit", type=float, default=0, help=f"of every line but {', '.join(SERVERS)}'s, each way")
     parser.add_argument("--throughput", action="store_true", help="no run: what one connection carries, both ways")
     parser.add_argument("--idle", type=int, default=0, metavar="S", help="after which routers forget a connection")
+    parser.add_argument("--symmetric", action="store_true", help="routers give every connection another port")
+    parser.add_argument("--ipv6", action="store_true", help="without IPv4; routers let nothing in there either")
     parser.add_argument("--relays", type=int, default=0, choices=range(len(RELAYS) + 1))
     middle = f"after step {HAPPENS_AT}"
     parser.add_argument("--pause", type=float, default=0, metavar="S", help=f"{middle}, for so long")

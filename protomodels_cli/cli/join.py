@@ -45,6 +45,10 @@ def join(
     listen: Annotated[
         bool, typer.Option("--listen/--no-listen", help="Whether neighbours may connect to this machine directly.")
     ] = True,
+    map_port: Annotated[
+        bool,
+        typer.Option("--map-port", help="Ask the router (NAT-PMP, UPnP) to let neighbours in, until this peer ends."),
+    ] = False,
     give_up_after: Annotated[
         float,
         typer.Option(min=0, metavar="HOURS", help="Leave after this time without reaching the coordinator."),
@@ -67,6 +71,9 @@ def join(
     Ctrl-C leaves after the current step, or at once if the coordinator cannot be reached."""
     from protomodels_cli.wire.join_link import read_link
 
+    if map_port and not listen:
+        what = "--map-port --no-listen: one asks to be dialled from outside, the other not to be dialled"
+        raise OptionError(what, "leave one of the two out", "map_port")
     names, parsed = _devices(device, devices), read_link(link)
     leave_on_ctrl_c()
     logs.begin(log_level, verbose)
@@ -98,6 +105,7 @@ def join(
         listen,
         limit,
         metrics,
+        map_port,
     )
 
     raise typer.Exit(asyncio.run(take_part(options, say)))

@@ -1,4 +1,5 @@
-"""The one public TCP port: hands out the CA, splices relayed links, passes TLS on to gRPC on loopback.
+"""The one public TCP port: hands out the CA, says where callers are seen, splices links,
+passes TLS on to gRPC on loopback.
 
 Limits what a stranger can make us hold: time and bytes until a call of it was authenticated, of which it is told. Must
 not know keys, tokens, gRPC or messages.
@@ -23,6 +24,7 @@ from protomodels_cli.wire.addresses import network_of
 from protomodels_cli.wire.join_link import ASK_AUTHORITY, Address, address, refusal
 from protomodels_cli.wire.relay import RELAY, Meetings, Role
 from protomodels_cli.wire.round_trip import round_trip
+from protomodels_cli.wire.seen import ASK_SEEN, seen_at
 from protomodels_cli.wire.splice import BACK, Stream, send_last, splice, tune
 
 TLS_RECORD = b"\x16\x03"  # a handshake record of any TLS version
@@ -157,6 +159,8 @@ class Door:
                 await self._to_backend(stream, caller)
             elif opening == ASK_AUTHORITY:
                 await send_last(stream[1], self._authority_pem)
+            elif opening == ASK_SEEN:
+                await send_last(stream[1], seen_at(stream[1].get_extra_info("peername")))
             elif relay := RELAY.fullmatch(opening):
                 if self._meetings.allows(relay[1].decode()):
                     self._admission.known(caller.number)

@@ -16,7 +16,7 @@ from protomodels_cli.cost.activations import Computation
 from protomodels_cli.protocol.audit import Compared, Recorded
 from protomodels_cli.spec.schema import RunSpec
 from protomodels_cli.wire import troubles
-from protomodels_cli.wire.addresses import MOST_OWN, is_address
+from protomodels_cli.wire.addresses import MOST_OWN, is_address, is_private
 from protomodels_cli.wire.frames import LEG_NUMBERS
 from protomodels_cli.wire.parts import part_message, part_of
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
@@ -116,9 +116,14 @@ def owners_event(request: pb.ControlRequest) -> events.FromOwner | None:
             return None
 
 
+def port_at(host: str, said: pb.ReachabilityRequest | pb.Register) -> int:
+    """At which a peer is dialled at this address: from outside it may be another than in its own network."""
+    return said.port if is_private(host) else said.outside_port or said.port
+
+
 def peer_of(peer_id: str, register: pb.Register, address: str, reached: Collection[str], now: float) -> Peer:
     """`reached`: addresses at which we have dialled it ourselves. It does not choose what strangers dial."""
-    if register.port > 65535:
+    if max(register.port, register.outside_port) > 65535:
         raise ValueError("a port that there is not")
     if len(register.parts) > MOST_PARTS:
         raise ValueError("more parts of snapshots than a peer can have")
@@ -131,6 +136,7 @@ def peer_of(peer_id: str, register: pb.Register, address: str, reached: Collecti
         flops=register.flops,
         address=address,
         port=register.port,
+        outside_port=register.outside_port,
         since=now,
         holding=_holding_of(register),
         parts=frozenset(map(part_of, register.parts)),

@@ -369,23 +369,3 @@ class SnapshotDamaged(Fact):
 
 
 Rollback = Annotated[StagesLost | StageDiverged | SnapshotDamaged | NonFinite, Discriminator("kind")]
-
-
-# Why a link is relayed
-
-
-@dataclass(frozen=True)
-class NobodyLetIn:
-    """Neither end has been reached from outside, and they are not behind one router."""
-
-    kind: Literal["nobody_let_in"] = "nobody_let_in"
-
-
-@dataclass(frozen=True)
-class NoDirectAnswer:
-    """One of them should be reachable for the other, and is not, or not any more."""
-
-    kind: Literal["no_direct_answer"] = "no_direct_answer"
-
-
-Relayed = NobodyLetIn | NoDirectAnswer

@@ -7,6 +7,7 @@ from typing import assert_never
 
 from protomodels_cli.coordinator import audit_notices as audit
 from protomodels_cli.coordinator import notices as n
+from protomodels_cli.coordinator import path_reasons as paths
 from protomodels_cli.coordinator import reasons as r
 from protomodels_cli.coordinator import rebuild_notices as rebuilding
 from protomodels_cli.coordinator import reseat_notices as reseat
@@ -17,6 +18,7 @@ from protomodels_cli.coordinator.reseat_sentences import about_reseating, faster
 from protomodels_cli.coordinator.snapshots import failures as f
 from protomodels_cli.coordinator.store_sentences import about_copies, about_rebuilding, about_store, part_of
 from protomodels_cli.observe import troubles
+from protomodels_cli.observe.punches import not_punched
 from protomodels_cli.quantities import duration, figures, plural, size
 
 CONTINUE = "continue with `pmtrain resume RUN_DIR`"
@@ -355,11 +357,17 @@ def _numbers(stages: Sequence[int]) -> str:
     return f"stage{'' if len(stages) == 1 else 's'} {', '.join(map(str, stages))}"
 
 
-def relayed(why: r.Relayed) -> str:
+def not_direct(why: paths.NotDirect) -> str:
     match why:
-        case r.NobodyLetIn():
-            return "neither router lets connections in"
-        case r.NoDirectAnswer():
-            return "no answer at any address that one of them has for the other"
+        case paths.NobodyLetIn(stage, punch):
+            return f"neither router lets connections in{_not_punched(stage, punch)}"
+        case paths.NoDirectAnswer(stage, punch):
+            return f"no answer at any address that one of them has for the other{_not_punched(stage, punch)}"
+        case paths.Punched():
+            return "neither router lets connections in, so both ends connected at the same moment"
         case _:
             assert_never(why)
+
+
+def _not_punched(stage: int, why: str) -> str:
+    return f"; {not_punched(why, f'stage {stage}', f'stage {stage + 1}')}" if why else ""

@@ -23,7 +23,7 @@ from protomodels_cli.coordinator.doorkeeper import Doorkeeper
 from protomodels_cli.coordinator.gate import GATE_OPTIONS, Gate, Right
 from protomodels_cli.coordinator.joining import Joining
 from protomodels_cli.coordinator.measuring import Measuring, NotNow
-from protomodels_cli.coordinator.messages import event_of, peer_of
+from protomodels_cli.coordinator.messages import event_of, peer_of, port_at
 from protomodels_cli.coordinator.owner import Desk
 from protomodels_cli.coordinator.rates import Buckets, Rate
 from protomodels_cli.coordinator.reasons import (
@@ -224,10 +224,10 @@ class Service(rpc.PeeringServicer):
         peer, host = calls.metadata(context, "peer"), self._address(context)
         others = [other for other in request.hosts[:MOST_OWN] if is_address(other) and not is_private(other)]
         hosts = list(dict.fromkeys([host, *others]))
-        found = await asyncio.gather(*(dial_back(self._dialling, peer, at, request.port) for at in hosts))
+        found = await asyncio.gather(*(dial_back(self._dialling, peer, at, port_at(at, request)) for at in hosts))
         reached = frozenset(at for at, reason in zip(hosts, found, strict=True) if not reason)
         if peer in self._enrolled:
-            self._enrolled[peer].seen, self._enrolled[peer].reached = (host, request.port), reached
+            self._enrolled[peer].seen, self._enrolled[peer].reached = (host, port_at(host, request)), reached
         reply = pb.ReachabilityReply(reachable=bool(reached), host=host, relays=self.routes.relays)
         reply.reason = "" if reached else found[0]
         return reply
@@ -257,7 +257,7 @@ class Service(rpc.PeeringServicer):
             return
         known = self._enrolled[peer]
         stream = ControlStream(address, calls.port(context))
-        reached = known.reached if known.seen == (address, register.port) else ()
+        reached = known.reached if known.seen == (address, port_at(address, register)) else ()
         try:
             joined = events.Joined(peer_of(peer, register, address, reached, time.time()))
         except ValueError as e:

@@ -64,6 +64,7 @@ class Peer:
     addresses: tuple[str, ...] = ()  # of its interfaces, as it says
     machine: str = ""  # peers with the same one share a loopback interface; empty: not known
     relay_trips: tuple[tuple[str, float], ...] = ()  # relay → seconds from this peer to it and back
+    outside_port: int = 0  # that its router leads to `port`; 0: the same
 
 
 @dataclass(frozen=True)

@@ -7,14 +7,14 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
-from protomodels_cli.coordinator import reasons
+from protomodels_cli.coordinator import path_reasons, reasons
 from protomodels_cli.coordinator.candidates import may_be_direct
 from protomodels_cli.coordinator.next_task import waiting_for
 from protomodels_cli.coordinator.reasons import TaskKind
-from protomodels_cli.coordinator.sentences import pause, relayed, sentence, waiting
+from protomodels_cli.coordinator.sentences import not_direct, pause, sentence, waiting
 from protomodels_cli.coordinator.state import Peer, State
 from protomodels_cli.spec.cut import spans
-from protomodels_cli.wire.path import is_relayed
+from protomodels_cli.wire.path import PUNCHED, is_relayed
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.usage import Usage
 
@@ -165,21 +165,25 @@ def _stages(state: State) -> list[pb.StageStatus]:
                 round_trip_s=used.round_trip_s,
                 path=used.path,
                 path_s=used.path_s,
-                path_kind=why.kind if (why := _why_relayed(state, i)) else "",
-                path_why=relayed(why) if why else "",
+                path_kind=why.kind if (why := _why_not_direct(state, i)) else "",
+                path_why=not_direct(why) if why else "",
+                punch=used.punch,
             )
         )
     return rows
 
 
-def _why_relayed(state: State, stage: int) -> reasons.Relayed | None:
-    """The link from this stage to the next; None: it is not."""
-    if not is_relayed(state.usage.get(stage, Usage()).path) or stage + 1 >= state.stages:
+def _why_not_direct(state: State, stage: int) -> path_reasons.NotDirect | None:
+    """Why the link from this stage to the next is relayed, or punched; None: it is neither."""
+    used = state.usage.get(stage, Usage())
+    if used.path == PUNCHED:
+        return path_reasons.Punched()
+    if not is_relayed(used.path) or stage + 1 >= state.stages:
         return None
     a, b = (state.peers.get(peer) for peer in state.history.holders[stage : stage + 2])
     if a is None or b is None or not may_be_direct(a, b, state.home):
-        return reasons.NobodyLetIn()
-    return reasons.NoDirectAnswer()
+        return path_reasons.NobodyLetIn(stage, used.punch)
+    return path_reasons.NoDirectAnswer(stage, used.punch)
 
 
 def _doing(state: State, stage: int) -> pb.StageStatus.State:

@@ -23,10 +23,15 @@ from protomodels_cli.spec.errors import SpecError
 from protomodels_cli.spec.load import spec_from
 from protomodels_cli.wire.channels import MOST_FROM_COORDINATOR, PIECE, is_loopback
 from protomodels_cli.wire.client import Line, Metadata, coordinator_line, in_words
-from protomodels_cli.wire.join_link import JoinLink, address, find_coordinator
+from protomodels_cli.wire.join_link import Address, JoinLink, address, find_coordinator, parse_address
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
+from protomodels_cli.wire.port_mapping import answers
+from protomodels_cli.wire.punch import family_of
 from protomodels_cli.wire.relay import relay_trips
+from protomodels_cli.wire.seen import seen_by, shared_port
 from protomodels_cli.wire.tls import Identity, new_key, public_key_of, server_context
+from protomodels_cli.wire.upnp import routers
+from protomodels_cli.worker.punch_rules import outside
 from protomodels_cli.worker.snapshots.flow import Flow, Throttle
 from protomodels_cli.worker.snapshots.pacing import Pace
 
@@ -170,6 +175,24 @@ def rate_of(came: list[tuple[float, int]]) -> float | None:
     return 8 * (late[-1][1] - late[0][1]) / (late[-1][0] - late[0][0])
 
 
+async def _keeps_port(observers: list[Address], host: str) -> bool | None:
+    """Whether this machine's router shows everybody the same port for one of its own; None: too few have said."""
+    try:
+        with shared_port(family_of(host)) as kept:
+            port = kept.getsockname()[1]
+            async with seen_by(observers, family_of(host), port) as seen:
+                found = outside(seen)
+    except OSError:
+        return None
+    if isinstance(found, str):
+        return False if found == "port_changes" else None
+    return True if len(seen) > 1 or found[1] == port else None
+
+
+async def _maps_by(link: JoinLink) -> str | None:
+    return None if is_loopback(link.host) else await answers(routers())
+
+
 async def _reach(
     line: Line, metadata: Metadata, identity: Identity, link: JoinLink, port: int
 ) -> tuple[Reach | None, str]:
@@ -185,7 +208,9 @@ async def _reach(
             pb.ReachabilityRequest(port=listening), metadata=metadata, timeout=CALL_SECONDS
         )
         trips = tuple((trip.relay, trip.seconds) for trip in await relay_trips(reply.relays))
-        return Reach(reply.host, listening, reply.reachable, reply.reason, trips), ""
+        observers = [parse_address(relay) for relay, _ in trips] + [(link.host, link.port)]
+        keeps, maps_by = await asyncio.gather(_keeps_port(observers, reply.host), _maps_by(link))
+        return Reach(reply.host, listening, reply.reachable, reply.reason, trips, keeps, maps_by), ""
     except grpc.aio.AioRpcError as e:
         return None, f"not checked: {e.details()}"
     finally:

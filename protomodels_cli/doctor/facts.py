@@ -77,6 +77,8 @@ class Reach:
     reachable: bool
     detail: str = ""
     relays: tuple[tuple[str, float], ...] = ()  # of the run, those that answer: seconds there and back
+    keeps_port: bool | None = None  # whether its router shows all of them the same port; None: too few have said
+    maps_by: str | None = None  # by which protocol its router maps ports; empty: by none; None: not asked
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from protomodels_cli.wire.tls import MOST_SKEW
 SKEW = 5.0  # logs of two machines cannot be laid side by side any more
 FAR = 0.4  # seconds of a round trip
 NO_LINK = "not checked: give the join link as the argument"
-CHECKS = "coordinator", "clock", "round trip", "upload", "download", "from outside"
+CHECKS = "coordinator", "clock", "round trip", "upload", "download", "from outside", "router"
 
 
 def line(m: Machine, contact: Contact | None) -> list[Finding]:
@@ -29,7 +29,7 @@ def line(m: Machine, contact: Contact | None) -> list[Finding]:
     who = f"{contact.address}, {contact.run}, pmtrain {contact.version}"
     found = [ok("coordinator", who), _clock(m, contact), _round_trip(contact)]
     rates = [_rate("upload", contact, contact.upload), _rate("download", contact, contact.download)]
-    return [*found, *rates, _reach(m, contact)]
+    return [*found, *rates, _reach(m, contact), _router(contact)]
 
 
 def _no_answer(contact: Contact) -> Iterator[str]:
@@ -102,9 +102,25 @@ def _reach(m: Machine, contact: Contact) -> Finding:
     return Finding("from outside", "not_reachable", "warn", _address(reach.host, reach.port), why, fixes)
 
 
+def _router(contact: Contact) -> Finding:
+    """What it does for links that nobody can dial: says so and is never wrong, since links are relayed at worst."""
+    if contact.reach is None or contact.reach.maps_by is None:
+        return skipped("router", contact.not_measured or "not checked")
+    by, keeps = contact.reach.maps_by, contact.reach.keeps_port
+    ports = {
+        True: "keeps ports, so that links need no relay where the neighbour's does as well",
+        False: "gives every connection another port, so that links are not punched",
+        None: "whether it keeps ports is not known",
+    }[keeps]
+    maps = f"maps ports by {by}: pmtrain join --map-port" if by else "answers neither NAT-PMP nor UPnP"
+    return ok("router", f"{maps}; {ports}")
+
+
 def _opening(m: Machine, reach: Reach) -> Iterator[str]:
     """How the port is opened, from this machine outwards."""
     port = reach.port
+    if reach.maps_by:
+        yield f"let the router do it, which answers {reach.maps_by}: pmtrain join --map-port"
     ufw, firewalld = (
         f"sudo ufw allow {port}/tcp",
         f"sudo firewall-cmd --permanent --add-port={port}/tcp && sudo firewall-cmd --reload",

@@ -7,8 +7,6 @@ import ctypes
 import os
 import resource
 import shutil
-import socket
-import struct
 import sys
 from pathlib import Path
 
@@ -16,6 +14,7 @@ from protomodels_cli import PROTOCOL, __version__
 from protomodels_cli.doctor.facts import Card, Driver, Firewall, Folder, FolderUse, Machine, System, Torch
 from protomodels_cli.errors import first_line
 from protomodels_cli.wire.channels import own_address
+from protomodels_cli.wire.port_mapping import gateway
 
 
 def look(folders: dict[FolderUse, Path], device: str = "auto", every_card: bool = True) -> Machine:
@@ -35,7 +34,7 @@ def look(folders: dict[FolderUse, Path], device: str = "auto", every_card: bool 
         most_open_files=None if hard == resource.RLIM_INFINITY else hard,
         firewall=_firewall(),
         lan=own_address(),
-        gateway=_gateway(),
+        gateway=gateway(),
         device=device,
     )
 
@@ -116,14 +115,4 @@ def _firewall() -> Firewall | None:
             return "ufw"
     if Path("/run/firewalld").is_dir():
         return "firewalld"
-    return None
-
-
-def _gateway() -> str | None:
-    """The default route's."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        for line in Path("/proc/net/route").read_text().splitlines()[1:]:
-            fields = line.split()
-            if fields[1] == "00000000" and int(fields[3], 16) & 2:
-                return socket.inet_ntoa(struct.pack("<I", int(fields[2], 16)))
     return None

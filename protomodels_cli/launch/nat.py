@@ -38,17 +38,34 @@ RULES = """*filter
 -A FORWARD -i wan -o lan -m conntrack --ctstate ESTABLISHED,RELATED -j ACCEPT
 COMMIT
 *nat
--A POSTROUTING -o wan -j MASQUERADE
+-A POSTROUTING -o wan -j MASQUERADE{ports}
+COMMIT
+"""
+INTERNET_6, HOME_6 = (
+    "2001:db8::{}",
+    "2001:db8:0:{}::{}",
+)  # set aside as well (RFC 3849); a home has a network of its own
+RULES_6 = """*filter
+:INPUT DROP
+:FORWARD DROP
+:OUTPUT ACCEPT
+-A INPUT -i lo -j ACCEPT
+-A INPUT -p ipv6-icmp -j ACCEPT
+-A FORWARD -i lan -o wan -j ACCEPT
+-A FORWARD -i wan -o lan -m conntrack --ctstate ESTABLISHED,RELATED -j ACCEPT
 COMMIT
 """
 
 
 class Nat:
     """Up inside the `with` block, gone after it. `mbit`: of every peer's line, each way; 0: as fast as it goes, as
-    servers' lines are. `idle_seconds`: after which routers forget a connection; 0: after days."""
+    servers' lines are. `idle_seconds`: after which routers forget a connection; 0: after days. Routers keep the port
+    that a machine connects from; `symmetric`: they give every connection another one. `ipv6`: in its place, where every
+    machine has an address of its own and routers only let nothing in."""
 
-    def __init__(self, mbit: float = 0, idle_seconds: int = 0):
-        self._mbit, self._idle = mbit, idle_seconds
+    def __init__(self, mbit: float = 0, idle_seconds: int = 0, symmetric: bool = False, ipv6: bool = False):
+        self._mbit, self._idle, self._ipv6 = mbit, idle_seconds, ipv6
+        self._rules = RULES.format(ports=" --random-fully" if symmetric else "")
         homes = [name for _, machines in HOMES.values() for name in machines]
         self.hosts = [*PUBLIC, *homes]
         self._names = {name: f"pmtrain-{os.getpid()}-{name}" for name in ("internet", *self.hosts, *HOMES)}
@@ -57,9 +74,11 @@ class Nat:
     def address(self, host: str) -> str:
         """As others see it: of a machine at home, its router's."""
         for public, machines in HOMES.values():
+            if host in machines and self._ipv6:
+                return HOME_6.format(public, machines[host])
             if host in machines:
                 return f"{INTERNET}.{public}"
-        return f"{INTERNET}.{PUBLIC[host]}"
+        return INTERNET_6.format(PUBLIC[host]) if self._ipv6 else f"{INTERNET}.{PUBLIC[host]}"
 
     def command(self, host: str, argv: Sequence[str]) -> list[str]:
         return ["ip", "netns", "exec", self._names[host], *argv]
@@ -132,9 +151,38 @@ class Nat:
             if self._idle:
                 settings["net.netfilter.nf_conntrack_tcp_timeout_established"] = self._idle
             self._run(router, ["sysctl", "-q", "-w", *(f"{name}={value}" for name, value in settings.items())])
-            self._run(router, ["iptables-restore"], RULES)
+            self._run(router, ["iptables-restore"], self._rules)
             for machine, own in machines.items():
                 self._plug(machine, router, own)
+        if self._ipv6:
+            self._make_ipv6()
+
+    def _make_ipv6(self) -> None:
+        """In place of IPv4, which goes."""
+        routers = {router: last for router, (last, _) in HOMES.items()}
+        for name, last in {**PUBLIC, **routers}.items():
+            ways = [
+                f"-6 route add {HOME_6.format(there, '')}/64 via {INTERNET_6.format(there)}"
+                for router, there in routers.items()
+                if router != name
+            ]
+            address = f"address add {INTERNET_6.format(last)}/64 dev wan nodad"
+            self._batch(name, "address flush dev wan scope global", address)
+            for way in ways:
+                run_ip(["-n", self._names[name], *way.split()])
+        for router, (last, machines) in HOMES.items():
+            self._batch(
+                router, "address flush dev lan scope global", f"address add {HOME_6.format(last, 1)}/64 dev lan nodad"
+            )
+            self._run(router, ["sysctl", "-q", "-w", "net.ipv6.conf.all.forwarding=1"])
+            self._run(router, ["ip6tables-restore"], RULES_6)
+            for machine, own in machines.items():
+                self._batch(
+                    machine,
+                    "address flush dev lan scope global",
+                    f"address add {HOME_6.format(last, own)}/64 dev lan nodad",
+                )
+                run_ip(["-n", self._names[machine], "-6", "route", "add", "default", "via", HOME_6.format(last, 1)])
 
     def _plug(self, machine: str, router: str, own: int) -> None:
         self._wire(machine, "lan", router, machine, "lan")

@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from protomodels_cli.quantities import duration, plural, rate, size
+from protomodels_cli.wire.path import is_relayed
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 
 LONG = 2.0  # seconds: shorter waits of a running run are not shown
@@ -146,12 +147,13 @@ def _link(t: pb.StageStatus) -> str:
 
 
 def relayed_links(s: pb.RunStatus) -> list[str]:
-    """Why links are relayed, each reason once."""
-    found: dict[str, list[str]] = {}
+    """Why links are relayed, or punched, each reason once."""
+    found: dict[tuple[str, str], list[str]] = {}
     for t in s.stages:
         if t.path_why:
-            found.setdefault(t.path_why, []).append(f"{t.stage}–{t.stage + 1}")
-    return [f"relayed between stages {', '.join(links)}: {why}" for why, links in found.items()]
+            how = "relayed" if is_relayed(t.path) else t.path
+            found.setdefault((how, t.path_why), []).append(f"{t.stage}–{t.stage + 1}")
+    return [f"{how} between stages {', '.join(links)}: {why}" for (how, why), links in found.items()]
 
 
 def peer_table(s: pb.RunStatus) -> RenderableType:

@@ -19,7 +19,7 @@ MOST_FROM_COORDINATOR = 256 << 20  # a basis comes in one message; a peer trusts
 # ends the connection, which is how a half-dead one is noticed.
 _KEEPALIVE = [
     ("grpc.keepalive_time_ms", 20_000),
-    ("grpc.keepalive_timeout_ms", 8_000),
+    ("grpc.keepalive_timeout_ms", 6_000),
     ("grpc.keepalive_permit_without_calls", 1),
 ]
 CHANNEL_OPTIONS = [
@@ -51,11 +51,12 @@ def bind_address(public: str) -> str:
     return "::" if ":" in public else "0.0.0.0"
 
 
-def own_address() -> str:
+def own_address(family: int = socket.AF_INET) -> str:
     """The address of this machine on its way to the outside; loopback where there is none. Sends nothing."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("192.0.2.1", 9))  # an address for documentation: no packet is sent
+    far, here = ("2001:db8::1", "::1") if family == socket.AF_INET6 else ("192.0.2.1", "127.0.0.1")
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((far, 9))  # an address for documentation: no packet is sent
             return str(probe.getsockname()[0])
-        except OSError:
-            return "127.0.0.1"
+    except OSError:
+        return here

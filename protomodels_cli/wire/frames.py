@@ -9,7 +9,6 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from protomodels_cli.protocol.messages import BadMessage, Leg
-from protomodels_cli.wire.channels import PIECE
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 
 LEG_NUMBERS: dict[Leg, pb.Frame.Leg] = {
@@ -19,6 +18,9 @@ LEG_NUMBERS: dict[Leg, pb.Frame.Leg] = {
 }
 _NAMES = {number: name for name, number in LEG_NUMBERS.items()}
 Allocate = Callable[[int], memoryview]
+# Bytes of a message's payload that one frame carries. Behind one the next word waits: over 0.5 Mbit/s that is 4 s, and
+# a link over which nothing comes for longer is taken for dead.
+PIECE = 256 << 10
 _SIZE = 4  # bytes in which a frame says how long its fields are
 
 

@@ -263,7 +263,7 @@ class RelayedAcceptor(_Relayed):
             backoff.reset()
             # The next wait starts at once, beside this connection: a dialler that lost its own comes back before
             # anyone here knows that the old one is dead.
-            _spawn(self._live, _pipe_to(self.target, stream))
+            _spawn(self._live, pipe_to(self.target, stream))
             if len(self._live) >= MAX_LIVE:
                 await asyncio.wait(self._live, return_when=asyncio.FIRST_COMPLETED)
 
@@ -303,7 +303,8 @@ class RelayedDialler(_Relayed):
             local[1].transport.abort()
 
 
-async def _pipe_to(target: Address, stream: Stream) -> None:
+async def pipe_to(target: Address, stream: Stream) -> None:
+    """Lead this stream to a port of this machine, until it ends."""
     try:
         local = await asyncio.open_connection(*target)
         tune(local[1])

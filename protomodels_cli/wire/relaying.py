@@ -19,6 +19,7 @@ from pathlib import Path
 from protomodels_cli.files import write_whole
 from protomodels_cli.wire.addresses import network_of
 from protomodels_cli.wire.relay import RELAY, UNKNOWN, WAIT_SECONDS, Meetings
+from protomodels_cli.wire.seen import ASK_SEEN, seen_at
 from protomodels_cli.wire.splice import send_last, tune
 from protomodels_cli.wire.tickets import Ticket, read_ticket
 
@@ -39,6 +40,7 @@ class RelayLimits:
     first_seconds: float = 5.0  # for the first line
     line_bytes: int = 256
     wait_seconds: float = WAIT_SECONDS
+    questions_a_second: float = 100.0  # where they are seen, of all callers together
 
 
 @dataclass
@@ -81,6 +83,7 @@ class Relay:
         self._by: Counter[tuple[str, ...]] = Counter()  # connections by address, by run, by run and peer
         self._runs: dict[str, Allowance] = {}
         self._peers: dict[tuple[str, str], Allowance] = {}
+        self._questions = Allowance(limits.questions_a_second * 8)  # of a byte each
 
     @property
     def connections(self) -> int:
@@ -132,7 +135,13 @@ class Relay:
     async def _serve(self, reader: StreamReader, writer: StreamWriter) -> None:
         try:
             tune(writer)
-            asked = RELAY.fullmatch(await self._line(reader))
+            line = await self._line(reader)
+            if line == ASK_SEEN:
+                if self._questions.take(1, time.monotonic()):
+                    raise _Refused("too_many_questions")
+                await send_last(writer, seen_at(writer.get_extra_info("peername")))
+                return
+            asked = RELAY.fullmatch(line)
             if asked is None:
                 raise _Refused("unknown_request")
             role = asked[2].decode()

@@ -19,8 +19,8 @@ Watch = Callable[[int, int], float | None]
 LINGER_SECONDS = 60.0  # how long one direction may be idle after the other has ended
 FLUSH_SECONDS = 5.0
 # Seconds, the last in milliseconds. Routers may forget a connection that is idle for 5 s, and what was sent and not
-# confirmed for 8 s goes to nobody.
-KEEPALIVE = {"TCP_KEEPIDLE": 3, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 8000}
+# confirmed for 6 s goes to nobody.
+KEEPALIVE = {"TCP_KEEPIDLE": 3, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 6000}
 
 
 async def splice(a: Stream, b: Stream, watch: Watch | None = None) -> None:

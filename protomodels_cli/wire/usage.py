@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from protomodels_cli.wire.path import checked_path
+from protomodels_cli.wire.path import checked_path, checked_punch
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 
 
@@ -24,15 +24,16 @@ class Usage:
     forecast_memory: int = 0  # that the stage was said to take on its device, at most
     reserved_memory: int = 0  # of a GPU: what torch held for the process at most, gaps included
     round_trip_s: float = 0.0  # to the next stage and back, lately, at least; 0: not known
-    path: str = ""  # of the link to the next stage: loopback, lan, public, relay HOST:PORT, door; empty: not known
+    path: str = ""  # of the link to the next stage: loopback, lan, public, punched, relay …, door; empty: not known
     path_s: float = 0.0  # that it took to open first, in this generation
     grown_forward: float = 0.0  # the largest message from the previous stage, of the largest in the last steps; 0: none
     grown_backward: float = 0.0  # … from the next stage
+    punch: str = ""  # why that link is not punched; empty: not known, or it is
 
     @classmethod
     def from_message(cls, message: pb.Usage) -> Usage:
         used = cls(**{name: getattr(message, name) for name in cls.__dataclass_fields__})
-        used.path = checked_path(used.path)
+        used.path, used.punch = checked_path(used.path), checked_punch(used.punch)
         return used
 
     def to_message(self) -> pb.Usage:

@@ -21,7 +21,7 @@ from protomodels_cli.worker import problems
 from protomodels_cli.worker.telling import PeerError
 
 RECONNECT = 0.2, 2.0  # seconds between tries to reach the coordinator: at first, at most
-SILENT_LEASES = 2  # without a word from the coordinator: it is gone
+SILENT_LEASES = 1.5  # without a word from the coordinator, who says one five times in each: it is gone
 
 MOST_DETAIL = 120  # characters of what gRPC says of a failure
 
@@ -154,6 +154,7 @@ class ControlStream:
                 message = await call.read()
         except TimeoutError:
             moved, self._moved = self._moved, False
+            self._line.renew()  # or the next call goes over the same connection, which may be as good as dead
             silent = problems.NoHeartbeat(SILENT_LEASES * self._lease)
             raise Lost(problems.AddressChanged() if moved else silent) from None
         if message is grpc.aio.EOF:

@@ -72,6 +72,7 @@ class Generation:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._counted: dict[str, int] = {}
         self._told_of_relay: dict[tuple[str, str], str | None] = {}
+        self._told_of_punch: dict[str, str] = {}
         self._ended = False
         self.heard = Heard(assigned.step)
         self.done: pb.Done | None = None  # its last report
@@ -145,6 +146,12 @@ class Generation:
         """Of the link to the next stage."""
         return self._links["next"].path if "next" in self._links else ""
 
+    @property
+    def punch(self) -> str:
+        """Why that link is not punched; empty: it needs no relay, or that was not tried."""
+        relayed = "next" in self._links and self._links["next"].relayed
+        return self._ways["next"].punching.turns.why if relayed else ""
+
     # Links
 
     def _prepare_link(self, side: str, boundary: int, route: pb.Route) -> None:
@@ -167,7 +174,13 @@ class Generation:
             opened=lambda path: self._tell_of_path(side, path),
         )
         self._links[side] = link
-        self._ways[side] = Way(link, route, self._network, lambda path, problem: self._hear(side, path, problem))
+        self._ways[side] = Way(
+            link,
+            route,
+            self._network,
+            lambda path, problem: self._hear(side, path, problem),
+            lambda why: self._tell_of_punch(side, why),
+        )
         self._network.listener.expect(link)
 
     async def connect(self) -> None:
@@ -230,6 +243,12 @@ class Generation:
             self._tell(notices.LinkRelayed(stage, path))
         elif is_relayed(before) and not is_relayed(path):
             self._tell(notices.LinkDirect(stage, path))
+
+    def _tell_of_punch(self, side: str, why: str) -> None:
+        """Why a link stays relayed; the same once."""
+        if self._told_of_punch.get(side) != why:
+            self._told_of_punch[side] = why
+            self._tell(notices.LinkNotPunched(self._links[side].neighbour_stage, why))
 
     def _hear(self, side: str, path: str, problem: str | None) -> None:
         if not self._ended:

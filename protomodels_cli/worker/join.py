@@ -13,7 +13,7 @@ import os
 import shutil
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -36,13 +36,15 @@ from protomodels_cli.wire.client import Metadata, Refused, coordinator_line, in_
 from protomodels_cli.wire.join_link import JoinLink, UnreachableError, address, find_coordinator
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.pb import pmtrain_pb2_grpc as rpc
+from protomodels_cli.wire.port_mapping import Mapping, NoMapping, mapped
 from protomodels_cli.wire.relay import relay_trips
 from protomodels_cli.wire.tls import MOST_SKEW, Identity, public_key_of
+from protomodels_cli.wire.upnp import routers
 from protomodels_cli.worker import device as devices
 from protomodels_cli.worker import notices, problems
 from protomodels_cli.worker.cards import Cards
 from protomodels_cli.worker.figures import Figures, shown_at
-from protomodels_cli.worker.links import Listener
+from protomodels_cli.worker.listener import Listener
 from protomodels_cli.worker.own_key import own_key
 from protomodels_cli.worker.papers import Papers
 from protomodels_cli.worker.session import Session
@@ -66,6 +68,7 @@ class Options:
     listen: bool = True  # whether neighbours may dial it
     memory: int | None = None  # bytes it may use; None: all that is free
     metrics: str | None = None  # HOST:PORT for Prometheus; None: nowhere
+    map_port: bool = False  # whether the router is asked to let neighbours in
 
 
 async def join(options: Options, say: Callable[[str], None]) -> int:
@@ -140,6 +143,9 @@ async def _take_part(options: Options, tell: PeerTeller, figures: Figures) -> in
         everywhere = "::" if socket.has_dualstack_ipv6() else "0.0.0.0"
         await listener.start("127.0.0.1" if local_only else everywhere, options.port)
         port = listener.port if options.listen else 0
+        mapping = None
+        if options.map_port and not local_only:
+            mapping = await closing.enter_async_context(_mapping(port, tell))
         tell(notices.Joined(spec.name, options.name, enrolled.peer, cards.in_words, cards.offered, flops))
         known: notices.Reachable | notices.NotReachable | None = None
 
@@ -147,7 +153,10 @@ async def _take_part(options: Options, tell: PeerTeller, figures: Figures) -> in
             """Describe this peer, again with every connection: both the coordinator and this machine may have moved."""
             nonlocal known
             own = [] if local_only else own_addresses()
-            found, relays = await _reachability(line, papers.metadata, port, own, known)
+            outside = [] if mapping is None else [mapping.host]
+            request = pb.ReachabilityRequest(port=port, outside_port=mapping.port if mapping else 0)
+            request.hosts.extend(host for host in dict.fromkeys([*own, *outside]) if not is_private(host))
+            found, relays = await _reachability(line, papers.metadata, request, known)
             if options.listen and found != known:
                 known = found
                 tell(found)
@@ -158,6 +167,7 @@ async def _take_part(options: Options, tell: PeerTeller, figures: Figures) -> in
                 host_memory=host_memory,
                 flops=flops,
                 port=port,
+                outside_port=mapping.port if mapping else 0,
                 name=options.name,
                 dtype=computation.dtype,
                 compiled=computation.compiled,
@@ -182,18 +192,30 @@ async def _take_part(options: Options, tell: PeerTeller, figures: Figures) -> in
         return await session.run(introduce)
 
 
+@contextlib.asynccontextmanager
+async def _mapping(port: int, tell: PeerTeller) -> AsyncIterator[Mapping | None]:
+    """From the router, while the block lasts; None: it maps none, which is said."""
+    async with contextlib.AsyncExitStack() as closing:
+        mapping = None
+        try:
+            lost = lambda why: tell(notices.PortNotMapped(port, why))  # noqa: E731
+            mapping = await closing.enter_async_context(mapped(routers(), port, lost))
+            tell(notices.PortMapped(address(mapping.host, mapping.port), port, mapping.by))
+        except NoMapping as why:
+            tell(notices.PortNotMapped(port, str(why)))
+        yield mapping
+
+
 async def _reachability(
     stub: rpc.PeeringStub,
     metadata: Metadata,
-    port: int,
-    own: list[str],
+    request: pb.ReachabilityRequest,
     known: notices.Reachable | notices.NotReachable | None,
 ) -> tuple[notices.Reachable | notices.NotReachable, list[str]]:
     """Whether neighbours can dial this peer, as the coordinator finds it, and the run's relays. A firewall that
     swallows packets takes long to show; a run that waits for a peer to come back cannot wait for that: then a second
     has to do."""
-    hosts = [host for host in own if not is_private(host)]
-    request, seconds = pb.ReachabilityRequest(port=port, hosts=hosts), 30.0 if known is None else 1.0
+    port, seconds = request.outside_port or request.port, 30.0 if known is None else 1.0
     try:
         reach = await stub.CheckReachability(request, metadata=metadata, timeout=seconds)
     except grpc.aio.AioRpcError as e:

@@ -10,31 +10,40 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 
 import grpc
 
 from protomodels_cli.protocol.messages import BadMessage, CreditExceeded, CreditNotDue, Leg
-from protomodels_cli.wire.channels import CHANNEL_OPTIONS, SERVER_OPTIONS
+from protomodels_cli.wire.channels import CHANNEL_OPTIONS
 from protomodels_cli.wire.emulated import Connection, Stream
 from protomodels_cli.wire.frames import Allocate, Assembler, Frame, Message, frames_of, ordinary_memory
 from protomodels_cli.wire.join_link import address
-from protomodels_cli.wire.path import checked_path, is_relayed
+from protomodels_cli.wire.path import is_relayed
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.tls import Identity, peer_name
-from protomodels_cli.worker.problems import PortNotOpened
-from protomodels_cli.worker.telling import PeerError
 
-_METHOD = pb.DESCRIPTOR.services_by_name["Neighbour"].methods_by_name["Link"]
+METHOD = pb.DESCRIPTOR.services_by_name["Neighbour"].methods_by_name["Link"]
 RECONNECT = [("grpc.initial_reconnect_backoff_ms", 200), ("grpc.max_reconnect_backoff_ms", 2000)]
 # Seconds between two looks at the round trip: an idle link says something more often than routers forget it, and what
 # the other end does not confirm tells the system that it is gone. How many of them count.
 ASK_EVERY, ASKED_LATELY = 2.0, 30
-SILENT = 20.0  # seconds without a word, though questions were asked: the other end does not serve the stream
+SILENT, SILENCE_EVERY = 6.0, 0.5  # seconds without a word, though questions are asked: nobody is there; looks at it
 FRESH = 4.0  # seconds since the last word over a direct stream, in which no relayed one replaces it
 MOST_WAITING = 256  # frames: behind more of them nothing is answered, nor for a neighbour that asks and does not read
-MOST_INCOMING = 128  # connections: two are needed, and strangers get no further than a handshake of ten seconds
-LINK = f"/{_METHOD.containing_service.full_name}/{_METHOD.name}"
+LINK = f"/{METHOD.containing_service.full_name}/{METHOD.name}"
+
+
+class _Outbox(asyncio.PriorityQueue[tuple[bool, int, Frame | None]]):
+    """Frames in order, and before them what must not wait behind a long message. None: the end of a message."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._added = 0
+
+    def add(self, frame: Frame | None, at_once: bool = False) -> None:
+        self._added += 1
+        self.put_nowait((not at_once, self._added, frame))
 
 
 class Link:
@@ -57,7 +66,8 @@ class Link:
         opened: Callable[[str], None] = lambda path: None,
     ):
         self._opened = opened  # is told the path of every stream
-        self.path = ""  # of the last stream: loopback, lan, public, relay HOST:PORT, door
+        self.hears_punch: Callable[[pb.Punch], None] = lambda punch: None
+        self.path = ""  # of the last stream: loopback, lan, public, punched, relay HOST:PORT, door
         self._last_word = 0.0  # when something last arrived
         self.generation, self.boundary, self.neighbour, self.to_next = generation, boundary, neighbour, to_next
         self._deliver, self._has_sent, self._credited = deliver, has_sent, credited
@@ -65,7 +75,7 @@ class Link:
         self._window, self._credit_every = window, credit_every
         legs: tuple[Leg, ...] = ("backward",) if to_next else ("forward", "evaluation")
         self._assembler = Assembler(most_bytes, legs, self._check_credit, allocate)
-        self._outbox: asyncio.Queue[Frame | None] = asyncio.Queue()  # None: the end of a message
+        self._outbox = _Outbox()
         self._kept: deque[Message] = deque()  # those that the neighbour has not taken yet, the last ones sent
         self._taken = self._told = self._heard = 0  # messages taken here, told to the neighbour, taken there
         self._came = self._went = self._left = 0  # messages; the last: those that have left this process once
@@ -104,7 +114,7 @@ class Link:
     def _queue_message(self, message: Message) -> None:
         for frame in frames_of(message, self.generation):
             self._queue(frame, message.leg)
-        self._outbox.put_nowait(None)
+        self._outbox.add(None)
 
     def take(self) -> None:
         """Give credit for a message from this link, which is being computed with. Other frames carry the credit; one
@@ -113,10 +123,15 @@ class Link:
         if self._taken - self._told >= self._credit_every and self.mended.is_set():
             self._queue(Frame(pb.Frame(generation=self.generation)), "credit")
 
-    def _queue(self, frame: Frame, leg: str) -> None:
+    def say_punch(self, punch: pb.Punch) -> None:
+        """To the neighbour, where a stream is open."""
+        if self.mended.is_set():
+            self._queue(Frame(pb.Frame(generation=self.generation, punch=punch)), "credit", at_once=True)
+
+    def _queue(self, frame: Frame, leg: str, at_once: bool = False) -> None:
         frame.fields.taken = self._told = self._taken
         self.bytes_sent[leg] += frame.size
-        self._outbox.put_nowait(frame)
+        self._outbox.add(frame, at_once)
 
     def opening(self) -> bytes:
         """The first frame of a stream."""
@@ -195,7 +210,7 @@ class Link:
         self._take_credit(first.fields.taken)
         if not self._heard <= came <= self._went:
             raise CreditNotDue(came, self._went)
-        self._outbox = asyncio.Queue()
+        self._outbox = _Outbox()
         self._assembler.reset()
         lost = [*self._kept][came - self._heard :]
         self.resent += max(0, self._left - came)
@@ -227,7 +242,7 @@ class Link:
 
     async def _write(self, stream: Stream) -> None:
         while True:
-            frame = await self._outbox.get()
+            *_, frame = await self._outbox.get()
             if self._over:
                 return
             if frame is None:
@@ -237,23 +252,31 @@ class Link:
                 await stream.write(frame.to_bytes())
 
     async def _ask(self) -> None:
-        """How long the way is: from one end, which is enough."""
+        """How long the way is: from one end, which is enough. Both notice when nothing comes any more: one misses
+        answers, the other questions."""
         self._asked.clear()
-        while self.to_next:
-            if time.monotonic() - self._last_word > SILENT:
+        due = time.monotonic()
+        while True:
+            now = time.monotonic()
+            if now - self._last_word > SILENT:
                 raise ConnectionError(f"nothing came for {SILENT:g} s")
-            self._questions += 1
-            self._asked = {self._questions: time.monotonic()}  # one that was not answered by now is not waited for
-            self._queue(Frame(pb.Frame(generation=self.generation, asked=self._questions)), "credit")
-            await asyncio.sleep(ASK_EVERY)
-        await asyncio.Future()
+            if self.to_next and now >= due:
+                due = now + ASK_EVERY
+                self._questions += 1
+                self._asked = {self._questions: now}  # one that was not answered by now is not waited for
+                question = Frame(pb.Frame(generation=self.generation, asked=self._questions))
+                self._queue(question, "credit", at_once=True)
+            await asyncio.sleep(min(SILENCE_EVERY, ASK_EVERY))
 
     def _hear(self, fields: pb.Frame) -> None:
-        """A question, or the answer to one."""
+        """A question, the answer to one, or where the neighbour is seen."""
         if fields.asked and self._outbox.qsize() < MOST_WAITING:
-            self._queue(Frame(pb.Frame(generation=self.generation, answered=fields.asked)), "credit")
+            answer = Frame(pb.Frame(generation=self.generation, answered=fields.asked))
+            self._queue(answer, "credit", at_once=True)
         if (asked_at := self._asked.pop(fields.answered, None)) is not None:
             self._round_trips.append(time.monotonic() - asked_at)
+        if fields.HasField("punch"):
+            self.hears_punch(fields.punch)
 
     async def _read(self, stream: Stream) -> None:
         while (content := await stream.read()) is not grpc.aio.EOF:
@@ -307,68 +330,3 @@ async def serve_over(channel: grpc.aio.Channel, link: Link, path: str) -> None:
 async def dial(link: Link, host: str, port: int, identity: Identity, path: str = "") -> None:
     async with channel_to(link, host, port, identity) as channel:
         await serve_over(channel, link, path)
-
-
-def _configuration(identity: Identity) -> grpc.ServerCertificateConfiguration:
-    own = identity.key_pem, identity.certificate_pem
-    return grpc.ssl_server_certificate_configuration([own], identity.authority_pem)
-
-
-class Listener:
-    """This peer's own port: neighbours that dial are matched with the links that wait for them."""
-
-    def __init__(self, identity: Identity):
-        self._links: dict[tuple[int, int], Link] = {}
-        self._next = self._in_use = identity
-        self._credentials = grpc.dynamic_ssl_server_credentials(
-            _configuration(identity), self._newer, require_client_authentication=True
-        )
-        options = [*SERVER_OPTIONS, ("grpc.max_allowed_incoming_connections", MOST_INCOMING)]
-        self._server = grpc.aio.server(options=options)
-        handlers = {_METHOD.name: grpc.stream_stream_rpc_method_handler(self._link)}
-        self._server.add_registered_method_handlers(_METHOD.containing_service.full_name, handlers)
-        self.port = 0
-
-    def use(self, identity: Identity) -> None:
-        """Show this one to whoever connects from now on."""
-        self._next = identity
-
-    def _newer(self) -> grpc.ServerCertificateConfiguration | None:
-        """gRPC asks at every handshake, from a thread of its own. None: nothing has changed."""
-        if self._next is self._in_use:
-            return None
-        self._in_use = self._next
-        return _configuration(self._in_use)
-
-    async def start(self, host: str, port: int) -> None:
-        try:
-            self.port = self._server.add_secure_port(address(host, port), self._credentials)
-        except RuntimeError:
-            raise PeerError(PortNotOpened(port)) from None
-        await self._server.start()
-
-    async def stop(self) -> None:
-        await self._server.stop(grace=None)
-
-    def expect(self, link: Link) -> None:
-        self._links[link.generation, link.boundary] = link
-
-    def forget(self) -> None:
-        self._links.clear()
-
-    async def _link(self, request_iterator: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> None:
-        metadata = dict(context.invocation_metadata() or ())
-        try:
-            key = int(metadata["generation"]), int(metadata["boundary"])
-        except (KeyError, ValueError):
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "generation and boundary must be given")
-        link = self._links.get(key)
-        caller = [name.decode() for name in context.auth_context().get("x509_subject_alternative_name", [])]
-        if link is None or peer_name(link.neighbour) not in caller:
-            await context.abort(grpc.StatusCode.PERMISSION_DENIED, "no link is expected from this peer")
-            return
-        await context.send_initial_metadata(())
-        try:
-            await link.run(context, path=checked_path(str(metadata.get("path", ""))))
-        except BadMessage as e:  # which the link keeps: the generation reports it
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(e))

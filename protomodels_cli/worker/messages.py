@@ -70,6 +70,7 @@ def done_message(report: TaskReport, generation: Generation, memory: Mapping[str
             round_trip_s=generation.round_trip_s,
             path=generation.path,
             path_s=generation.path_s,
+            punch=generation.punch,
             **memory,
         ).to_message(),
     )

@@ -76,6 +76,26 @@ class NotReachable(Base):
 
 
 @dataclass(frozen=True)
+class PortMapped(Base):
+    """The router leads a port of its own to this machine."""
+
+    log: ClassVar[logging.Logger | None] = logs.WIRE
+    address: str  # outside
+    port: int  # here
+    by: str
+    kind: Literal["port_mapped"] = "port_mapped"
+
+
+@dataclass(frozen=True)
+class PortNotMapped(Base):
+    level: ClassVar[int] = logging.WARNING
+    log: ClassVar[logging.Logger | None] = logs.WIRE
+    port: int
+    detail: str
+    kind: Literal["port_not_mapped"] = "port_not_mapped"
+
+
+@dataclass(frozen=True)
 class LinkEmulated(Base):
     """The spec slows every peer's connection down (wire.link)."""
 
@@ -216,6 +236,17 @@ class LinkDirect(Base):
 
 
 @dataclass(frozen=True)
+class LinkNotPunched(Base):
+    """A link stays relayed: its ends could not connect to each other at once."""
+
+    log: ClassVar[logging.Logger | None] = logs.WIRE
+    shown: ClassVar[bool] = False  # `status` has it
+    stage: int
+    why: str  # as wire/path.py has it
+    kind: Literal["link_not_punched"] = "link_not_punched"
+
+
+@dataclass(frozen=True)
 class RelayWorks(Base):
     """A relayed link that had failed works again."""
 
@@ -349,11 +380,14 @@ class Ended(Base):
 
 
 AboutCertificate = RenewalFailed | CertificateExpired
-AboutJoining = CoordinatorUnreachable | Joined | Reachable | NotReachable | LinkEmulated | AboutCertificate
+AboutPort = PortMapped | PortNotMapped
+AboutJoining = CoordinatorUnreachable | Joined | Reachable | NotReachable | LinkEmulated | AboutCertificate | AboutPort
 AboutMachine = NotCompiled | NotPinned
 AboutBuilding = Preparing | StageAssigned | Computing | Building
 AboutStage = Spare | Waiting | AboutBuilding | AboutMachine | StepDecided | HashMismatch
-AboutConnections = ConnectionLost | LinkRelayed | LinkDirect | RelayFailed | RelayWorks | TroubleReported
+AboutConnections = (
+    ConnectionLost | LinkRelayed | LinkDirect | LinkNotPunched | RelayFailed | RelayWorks | TroubleReported
+)
 AboutSnapshots = (
     PartFailed | PartUploaded | StoreNotReached | PartRefused | PartsNotDeleted | Prefetched | PrefetchFailed
 )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,11 +21,13 @@ from protomodels_cli.retry import Backoff
 from protomodels_cli.wire.channels import is_loopback, own_address
 from protomodels_cli.wire.emulated import Connection
 from protomodels_cli.wire.join_link import Address, address
-from protomodels_cli.wire.path import is_relayed
+from protomodels_cli.wire.path import PUNCHED, is_relayed
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.relay import RelayedAcceptor, RelayedDialler
 from protomodels_cli.wire.tls import Identity
-from protomodels_cli.worker.links import Link, Listener, channel_to, serve_over
+from protomodels_cli.worker.links import Link, channel_to, serve_over
+from protomodels_cli.worker.listener import Listener
+from protomodels_cli.worker.punching import Punching
 
 DIRECT_SECONDS = 3.0  # that addresses are tried before the relays are tried as well
 STAGGER, RELAY_STAGGER = 0.15, 1.0  # seconds between one address and the next, and relays: the nearer one has a start
@@ -88,14 +91,31 @@ def direct_tries(route: pb.Route) -> Iterator[Try]:
 
 
 class Way:
-    """To one neighbour, for one generation. `hears` is called with what keeps a relay from working; None: it works."""
+    """To one neighbour, for one generation. `hears` is called with what keeps a relay from working; None: it works.
+    `not_punched`: with why it is not punched, where that was tried."""
 
-    def __init__(self, link: Link, route: pb.Route, network: Network, hears: Callable[[str, str | None], None]):
+    def __init__(
+        self,
+        link: Link,
+        route: pb.Route,
+        network: Network,
+        hears: Callable[[str, str | None], None],
+        not_punched: Callable[[str], None] = lambda why: None,
+    ):
         self.link, self.route, self._network, self._hears = link, route, network, hears
         self._diallers: dict[str, tuple[RelayedDialler, int]] = {}  # by path, with their ports
         self._acceptors: dict[str, RelayedAcceptor] = {}
         self._trust = Trust()
         self._streams: set[asyncio.Task[None]] = set()
+        self.punching = Punching(
+            link,
+            lambda: self.route,
+            lambda: [t.place for t in tries(self.route, network.door(), False)],
+            self._own_port,
+            network.identity,
+            lambda channel: self._move_to(PUNCHED, channel),
+            not_punched,
+        )
 
     @property
     def problem(self) -> str | None:
@@ -128,14 +148,14 @@ class Way:
 
     async def run(self) -> None:
         """Keep the link open until it is closed for good; raises what the neighbour did wrong."""
-        looking = asyncio.create_task(self._look())
+        self._spawn(self._look())
+        self._spawn(self.punching.run())
         try:
             await (self._dial() if self.route.way == pb.Route.DIAL else self._listen())
         finally:
-            looking.cancel()
             for task in (streams := [*self._streams]):
                 task.cancel()
-            await asyncio.gather(looking, *streams, return_exceptions=True)
+            await asyncio.gather(*streams, return_exceptions=True)
         if self.link.error is not None:
             raise self.link.error
 
@@ -174,10 +194,9 @@ class Way:
             await first_of(link.broken.wait(), link.closed.wait())
 
     def _wait_at_relays(self) -> None:
-        here = "127.0.0.1", self._network.listener.port
         for t in tries(self.route, self._network.door(), False):
             if t.path not in self._acceptors:
-                acceptor = RelayedAcceptor(t.place, t.ticket, here, self._hearer(t.path))
+                acceptor = RelayedAcceptor(t.place, t.ticket, self._own_port(), self._hearer(t.path))
                 acceptor.start()
                 self._acceptors[t.path] = acceptor
 
@@ -187,19 +206,26 @@ class Way:
         await asyncio.sleep(LOOK_FIRST + (0 if self.route.way == pb.Route.DIAL else half))
         while True:
             if self._wants_better() and (found := await self._race([*direct_tries(self.route)], LOOK_SECONDS)):
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(QUIET_SECONDS):
-                        while not self.link.quiet:
-                            await asyncio.sleep(0.01)
-                if self._wants_better():
-                    # What was looked after until now ends by itself; this goes on beside the next look.
-                    self._spawn(self._serve(*found))
-                else:
-                    await found[1].close()
+                # What was looked after until now ends by itself; this goes on beside the next look.
+                self._spawn(self._move_to(*found))
             await asyncio.sleep(LOOK_EVERY)
+
+    async def _move_to(self, path: str, channel: grpc.aio.Channel) -> None:
+        """Serve the link over this one as soon as nothing is on its way, if it is relayed still."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(QUIET_SECONDS):
+                while not self.link.quiet:
+                    await asyncio.sleep(0.01)
+        if self.link.mended.is_set() and self.link.relayed:
+            await self._serve(path, channel)
+        else:
+            await channel.close()
 
     def _wants_better(self) -> bool:
         return self.link.mended.is_set() and self.link.relayed and self._trust.holds(time.monotonic())
+
+    def _own_port(self) -> Address:
+        return "127.0.0.1", self._network.listener.port
 
     async def _serve(self, path: str, channel: grpc.aio.Channel) -> None:
         """A stream over this channel, until it breaks, or has not opened after a while, or another took its place."""
@@ -217,7 +243,7 @@ class Way:
         replaced = link.mended.is_set()
         if not is_relayed(path) and not replaced and not link.closed.is_set():
             now = time.monotonic()
-            self._trust.broke(now - began, now)
+            (self.punching.turns if path == PUNCHED else self._trust).broke(now - began, now)
         expected = grpc.RpcError, grpc.aio.UsageError, asyncio.InvalidStateError, OSError, asyncio.CancelledError
         if isinstance(ended, BaseException) and not isinstance(ended, expected) and ended is not link.error:
             raise ended
@@ -278,15 +304,20 @@ class Way:
 async def follow_address(moved: Callable[[], Awaitable[None]]) -> None:
     """Call this whenever the address with which this machine reaches others has changed: connections from the one
     before are dead, which the system would notice only when nothing is confirmed any more."""
-    known = own_address()
+    known = _address()
     while True:
         await asyncio.sleep(ADDRESS_EVERY)
-        now = own_address()
+        now = _address()
         if is_loopback(now) or now == known:  # in between there may be none
             continue
         was, known = known, now
         if not is_loopback(was):
             await moved()
+
+
+def _address() -> str:
+    """Of a machine with IPv6 alone, that: else it changes from day to day, and connections live on."""
+    return own if not is_loopback(own := own_address()) else own_address(socket.AF_INET6)
 
 
 async def first_of(*events: Awaitable[Any]) -> None:

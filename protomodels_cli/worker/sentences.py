@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from typing import assert_never
 
+from protomodels_cli.observe.punches import not_punched
 from protomodels_cli.observe.troubles import in_words
 from protomodels_cli.quantities import duration, plural, rate, size
 from protomodels_cli.wire import troubles as t
+from protomodels_cli.wire.path import PUNCHED
 from protomodels_cli.worker import notices as n
 from protomodels_cli.worker import problems as p
 
@@ -19,11 +21,11 @@ def sentence(notice: n.Notice) -> str:
     match notice:
         case n.CoordinatorUnreachable() | n.Joined() | n.Reachable() | n.NotReachable() | n.LinkEmulated():
             return _joining(notice)
-        case n.RenewalFailed() | n.CertificateExpired():
+        case n.RenewalFailed() | n.CertificateExpired() | n.PortMapped() | n.PortNotMapped():
             return _joining(notice)
         case n.ConnectionLost() | n.LinkRelayed() | n.LinkDirect() | n.RelayFailed() | n.RelayWorks():
             return _connection(notice)
-        case n.TroubleReported():
+        case n.TroubleReported() | n.LinkNotPunched():
             return _connection(notice)
         case n.PartFailed() | n.PartUploaded() | n.StoreNotReached() | n.PartRefused() | n.PartsNotDeleted():
             return _snapshot(notice)
@@ -82,6 +84,10 @@ def _joining(notice: n.AboutJoining) -> str:
             return f"this peer's certificate was not renewed ({detail}); it ends in {duration(seconds)}, trying again"
         case n.CertificateExpired():
             return "this peer's certificate has expired while it was away: joining again"
+        case n.PortMapped(address, port, by):
+            return f"the router leads {address} to TCP port {port} of this machine ({by}), until this peer leaves"
+        case n.PortNotMapped(port, detail):
+            return f"the router does not lead a port to TCP port {port} of this machine ({detail}); going on without"
         case n.LinkEmulated(link):
             return f"the run emulates a slow connection for every peer (wire.link): {link}"
         case _:
@@ -135,7 +141,10 @@ def _connection(notice: n.AboutConnections) -> str:
             through = "the coordinator" if path == "door" else path
             return f"the link to stage {stage} goes through {through}; looking for a direct path meanwhile"
         case n.LinkDirect(stage, path):
-            return f"the link to stage {stage} is direct now ({path})"
+            how = "punched: both ends connected at the same moment" if path == PUNCHED else path
+            return f"the link to stage {stage} is direct now ({how})"
+        case n.LinkNotPunched(stage, why):
+            return f"the link to stage {stage} stays relayed: {not_punched(why, 'this machine', 'the other')}"
         case n.RelayFailed(stage, detail):
             return f"the relayed link to stage {stage} does not work: {detail}; retrying"
         case n.RelayWorks(stage):

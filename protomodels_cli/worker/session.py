@@ -40,7 +40,7 @@ from protomodels_cli.worker.control import ControlStream, Lost
 from protomodels_cli.worker.engine import Engine
 from protomodels_cli.worker.figures import Figures
 from protomodels_cli.worker.generation import Generation
-from protomodels_cli.worker.links import Listener
+from protomodels_cli.worker.listener import Listener
 from protomodels_cli.worker.messages import decision_of, done_message, lost_message
 from protomodels_cli.worker.papers import Papers
 from protomodels_cli.worker.paths import Network, follow_address

@@ -75,12 +75,14 @@ class MeasureReply(_message.Message):
     def __init__(self, padding: _Optional[bytes] = ..., clock: _Optional[float] = ...) -> None: ...
 
 class ReachabilityRequest(_message.Message):
-    __slots__ = ("port", "hosts")
+    __slots__ = ("port", "hosts", "outside_port")
     PORT_FIELD_NUMBER: _ClassVar[int]
     HOSTS_FIELD_NUMBER: _ClassVar[int]
+    OUTSIDE_PORT_FIELD_NUMBER: _ClassVar[int]
     port: int
     hosts: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, port: _Optional[int] = ..., hosts: _Optional[_Iterable[str]] = ...) -> None: ...
+    outside_port: int
+    def __init__(self, port: _Optional[int] = ..., hosts: _Optional[_Iterable[str]] = ..., outside_port: _Optional[int] = ...) -> None: ...
 
 class ReachabilityReply(_message.Message):
     __slots__ = ("reachable", "host", "reason", "relays")
@@ -183,7 +185,7 @@ class SnapshotLost(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., lineage: _Optional[int] = ..., step: _Optional[int] = ..., why: _Optional[str] = ...) -> None: ...
 
 class Register(_message.Message):
-    __slots__ = ("spec_sha256", "device", "memory", "flops", "host_memory", "port", "name", "holding", "parts", "dtype", "compiled", "card", "card_memory", "addresses", "machine", "relay_trips")
+    __slots__ = ("spec_sha256", "device", "memory", "flops", "host_memory", "port", "name", "holding", "parts", "dtype", "compiled", "card", "card_memory", "addresses", "machine", "relay_trips", "outside_port")
     SPEC_SHA256_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     MEMORY_FIELD_NUMBER: _ClassVar[int]
@@ -200,6 +202,7 @@ class Register(_message.Message):
     ADDRESSES_FIELD_NUMBER: _ClassVar[int]
     MACHINE_FIELD_NUMBER: _ClassVar[int]
     RELAY_TRIPS_FIELD_NUMBER: _ClassVar[int]
+    OUTSIDE_PORT_FIELD_NUMBER: _ClassVar[int]
     spec_sha256: str
     device: str
     memory: int
@@ -216,7 +219,8 @@ class Register(_message.Message):
     addresses: _containers.RepeatedScalarFieldContainer[str]
     machine: str
     relay_trips: _containers.RepeatedCompositeFieldContainer[RelayTrip]
-    def __init__(self, spec_sha256: _Optional[str] = ..., device: _Optional[str] = ..., memory: _Optional[int] = ..., flops: _Optional[float] = ..., host_memory: _Optional[int] = ..., port: _Optional[int] = ..., name: _Optional[str] = ..., holding: _Optional[_Union[Holding, _Mapping]] = ..., parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ..., dtype: _Optional[str] = ..., compiled: bool = ..., card: _Optional[str] = ..., card_memory: _Optional[int] = ..., addresses: _Optional[_Iterable[str]] = ..., machine: _Optional[str] = ..., relay_trips: _Optional[_Iterable[_Union[RelayTrip, _Mapping]]] = ...) -> None: ...
+    outside_port: int
+    def __init__(self, spec_sha256: _Optional[str] = ..., device: _Optional[str] = ..., memory: _Optional[int] = ..., flops: _Optional[float] = ..., host_memory: _Optional[int] = ..., port: _Optional[int] = ..., name: _Optional[str] = ..., holding: _Optional[_Union[Holding, _Mapping]] = ..., parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ..., dtype: _Optional[str] = ..., compiled: bool = ..., card: _Optional[str] = ..., card_memory: _Optional[int] = ..., addresses: _Optional[_Iterable[str]] = ..., machine: _Optional[str] = ..., relay_trips: _Optional[_Iterable[_Union[RelayTrip, _Mapping]]] = ..., outside_port: _Optional[int] = ...) -> None: ...
 
 class RelayTrip(_message.Message):
     __slots__ = ("relay", "seconds")
@@ -313,7 +317,7 @@ class ParameterHash(_message.Message):
     def __init__(self, name: _Optional[str] = ..., sha256: _Optional[str] = ...) -> None: ...
 
 class Usage(_message.Message):
-    __slots__ = ("compute_s", "wait_s", "wire_s", "forward_bytes", "backward_bytes", "most_in_flight", "peak_memory", "cpu_s", "refused_frames", "forecast_memory", "reserved_memory", "round_trip_s", "path", "path_s", "grown_forward", "grown_backward")
+    __slots__ = ("compute_s", "wait_s", "wire_s", "forward_bytes", "backward_bytes", "most_in_flight", "peak_memory", "cpu_s", "refused_frames", "forecast_memory", "reserved_memory", "round_trip_s", "path", "path_s", "grown_forward", "grown_backward", "punch")
     COMPUTE_S_FIELD_NUMBER: _ClassVar[int]
     WAIT_S_FIELD_NUMBER: _ClassVar[int]
     WIRE_S_FIELD_NUMBER: _ClassVar[int]
@@ -330,6 +334,7 @@ class Usage(_message.Message):
     PATH_S_FIELD_NUMBER: _ClassVar[int]
     GROWN_FORWARD_FIELD_NUMBER: _ClassVar[int]
     GROWN_BACKWARD_FIELD_NUMBER: _ClassVar[int]
+    PUNCH_FIELD_NUMBER: _ClassVar[int]
     compute_s: float
     wait_s: float
     wire_s: float
@@ -346,7 +351,8 @@ class Usage(_message.Message):
     path_s: float
     grown_forward: float
     grown_backward: float
-    def __init__(self, compute_s: _Optional[float] = ..., wait_s: _Optional[float] = ..., wire_s: _Optional[float] = ..., forward_bytes: _Optional[int] = ..., backward_bytes: _Optional[int] = ..., most_in_flight: _Optional[int] = ..., peak_memory: _Optional[int] = ..., cpu_s: _Optional[float] = ..., refused_frames: _Optional[int] = ..., forecast_memory: _Optional[int] = ..., reserved_memory: _Optional[int] = ..., round_trip_s: _Optional[float] = ..., path: _Optional[str] = ..., path_s: _Optional[float] = ..., grown_forward: _Optional[float] = ..., grown_backward: _Optional[float] = ...) -> None: ...
+    punch: str
+    def __init__(self, compute_s: _Optional[float] = ..., wait_s: _Optional[float] = ..., wire_s: _Optional[float] = ..., forward_bytes: _Optional[int] = ..., backward_bytes: _Optional[int] = ..., most_in_flight: _Optional[int] = ..., peak_memory: _Optional[int] = ..., cpu_s: _Optional[float] = ..., refused_frames: _Optional[int] = ..., forecast_memory: _Optional[int] = ..., reserved_memory: _Optional[int] = ..., round_trip_s: _Optional[float] = ..., path: _Optional[str] = ..., path_s: _Optional[float] = ..., grown_forward: _Optional[float] = ..., grown_backward: _Optional[float] = ..., punch: _Optional[str] = ...) -> None: ...
 
 class BasisTaken(_message.Message):
     __slots__ = ("version", "sha256", "generation")
@@ -843,7 +849,7 @@ class Location(_message.Message):
     def __init__(self, url: _Optional[str] = ...) -> None: ...
 
 class Frame(_message.Message):
-    __slots__ = ("leg", "generation", "step", "microbatch", "basis_version", "ids", "size", "taken", "poison", "came", "asked", "answered")
+    __slots__ = ("leg", "generation", "step", "microbatch", "basis_version", "ids", "size", "taken", "poison", "came", "asked", "answered", "punch")
     class Leg(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         CREDIT: _ClassVar[Frame.Leg]
@@ -866,6 +872,7 @@ class Frame(_message.Message):
     CAME_FIELD_NUMBER: _ClassVar[int]
     ASKED_FIELD_NUMBER: _ClassVar[int]
     ANSWERED_FIELD_NUMBER: _ClassVar[int]
+    PUNCH_FIELD_NUMBER: _ClassVar[int]
     leg: Frame.Leg
     generation: int
     step: int
@@ -878,7 +885,20 @@ class Frame(_message.Message):
     came: int
     asked: int
     answered: int
-    def __init__(self, leg: _Optional[_Union[Frame.Leg, str]] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., microbatch: _Optional[int] = ..., basis_version: _Optional[int] = ..., ids: _Optional[bytes] = ..., size: _Optional[int] = ..., taken: _Optional[int] = ..., poison: bool = ..., came: _Optional[int] = ..., asked: _Optional[int] = ..., answered: _Optional[int] = ...) -> None: ...
+    punch: Punch
+    def __init__(self, leg: _Optional[_Union[Frame.Leg, str]] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., microbatch: _Optional[int] = ..., basis_version: _Optional[int] = ..., ids: _Optional[bytes] = ..., size: _Optional[int] = ..., taken: _Optional[int] = ..., poison: bool = ..., came: _Optional[int] = ..., asked: _Optional[int] = ..., answered: _Optional[int] = ..., punch: _Optional[_Union[Punch, _Mapping]] = ...) -> None: ...
+
+class Punch(_message.Message):
+    __slots__ = ("number", "host", "port", "why")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PORT_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    host: str
+    port: int
+    why: str
+    def __init__(self, number: _Optional[int] = ..., host: _Optional[str] = ..., port: _Optional[int] = ..., why: _Optional[str] = ...) -> None: ...
 
 class CreateTokenRequest(_message.Message):
     __slots__ = ("uses", "seconds")
@@ -1069,7 +1089,7 @@ class Holder(_message.Message):
     def __init__(self, peer: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
 
 class StageStatus(_message.Message):
-    __slots__ = ("stage", "first_layer", "end_layer", "holders", "state", "compute_share", "wait_share", "wire_share", "forward_bytes_per_token", "backward_bytes_per_token", "ratio_bf16", "most_in_flight", "peak_memory", "forecast_memory", "round_trip_s", "path", "path_why", "path_kind", "path_s")
+    __slots__ = ("stage", "first_layer", "end_layer", "holders", "state", "compute_share", "wait_share", "wire_share", "forward_bytes_per_token", "backward_bytes_per_token", "ratio_bf16", "most_in_flight", "peak_memory", "forecast_memory", "round_trip_s", "path", "path_why", "path_kind", "path_s", "punch")
     class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         UNSPECIFIED: _ClassVar[StageStatus.State]
@@ -1109,6 +1129,7 @@ class StageStatus(_message.Message):
     PATH_WHY_FIELD_NUMBER: _ClassVar[int]
     PATH_KIND_FIELD_NUMBER: _ClassVar[int]
     PATH_S_FIELD_NUMBER: _ClassVar[int]
+    PUNCH_FIELD_NUMBER: _ClassVar[int]
     stage: int
     first_layer: int
     end_layer: int
@@ -1128,7 +1149,8 @@ class StageStatus(_message.Message):
     path_why: str
     path_kind: str
     path_s: float
-    def __init__(self, stage: _Optional[int] = ..., first_layer: _Optional[int] = ..., end_layer: _Optional[int] = ..., holders: _Optional[_Iterable[_Union[Holder, _Mapping]]] = ..., state: _Optional[_Union[StageStatus.State, str]] = ..., compute_share: _Optional[float] = ..., wait_share: _Optional[float] = ..., wire_share: _Optional[float] = ..., forward_bytes_per_token: _Optional[float] = ..., backward_bytes_per_token: _Optional[float] = ..., ratio_bf16: _Optional[float] = ..., most_in_flight: _Optional[int] = ..., peak_memory: _Optional[int] = ..., forecast_memory: _Optional[int] = ..., round_trip_s: _Optional[float] = ..., path: _Optional[str] = ..., path_why: _Optional[str] = ..., path_kind: _Optional[str] = ..., path_s: _Optional[float] = ...) -> None: ...
+    punch: str
+    def __init__(self, stage: _Optional[int] = ..., first_layer: _Optional[int] = ..., end_layer: _Optional[int] = ..., holders: _Optional[_Iterable[_Union[Holder, _Mapping]]] = ..., state: _Optional[_Union[StageStatus.State, str]] = ..., compute_share: _Optional[float] = ..., wait_share: _Optional[float] = ..., wire_share: _Optional[float] = ..., forward_bytes_per_token: _Optional[float] = ..., backward_bytes_per_token: _Optional[float] = ..., ratio_bf16: _Optional[float] = ..., most_in_flight: _Optional[int] = ..., peak_memory: _Optional[int] = ..., forecast_memory: _Optional[int] = ..., round_trip_s: _Optional[float] = ..., path: _Optional[str] = ..., path_why: _Optional[str] = ..., path_kind: _Optional[str] = ..., path_s: _Optional[float] = ..., punch: _Optional[str] = ...) -> None: ...
 
 class PeerStatus(_message.Message):
     __slots__ = ("peer", "name", "state", "stage", "device", "memory", "flops", "address", "reachable", "joined_s", "outsized")

@@ -129,7 +129,7 @@ function card(stage) {
 function between(link, i) {
   const way = (arrow, perSecond, perToken, css) =>
     make("p", { class: `way ${css}` }, `${arrow} `, make("b", null, perSecond ? `${size(perSecond)}/s` : "–"), make("span", null, perToken ? ` ${figures(perToken)} B a token` : ""));
-  const path = link.relayed ? "relayed" : link.path === "public" || !link.path ? "direct" : `direct (${link.path === "lan" ? "LAN" : link.path})`;
+  const path = link.relayed ? "relayed" : link.path === "public" || !link.path ? "direct" : link.path === "punched" ? "punched" : `direct (${link.path === "lan" ? "LAN" : link.path})`;
   const trip = link.round_trip_s ? ` · ${duration(link.round_trip_s)}` : "";
   return make("div", { class: "between", role: "group", "data-up": link.up, "aria-label": `Link from stage ${i} to stage ${i + 1}` },
     way("→", link.forward_per_s, link.forward_per_token, ""),
