@@ -30,7 +30,7 @@ from protomodels_cli.wire.join_link import JoinLink, fetch_authority
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.pb import pmtrain_pb2_grpc as rpc
 from protomodels_cli.wire.tls import Authority, Identity, new_authority, new_key, peer_name, public_key_of
-from protomodels_cli.worker import links
+from protomodels_cli.worker import listener
 from protomodels_cli.worker.links import LINK, Link
 from protomodels_cli.worker.listener import Listener
 
@@ -255,7 +255,7 @@ def test_a_peer_is_linked_with_the_neighbour_that_it_expects_and_nobody_else(
 
 
 def test_strangers_cannot_take_all_files_of_a_peer(authority: Authority, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(links, "MOST_INCOMING", 4)
+    monkeypatch.setattr(listener, "MOST_INCOMING", 4)
 
     async def story() -> list[bool]:
         async with a_listener(authority) as listener:
