@@ -163,3 +163,20 @@ def test_no_operator_is_given_tensors_of_two_devices(form, optimizer, order, ind
         assert section.form.basis is None or section.form.u.device == device
     for trained in t.optimizer.parameters:
         assert {kept.device for kept in trained.state.values()} == {trained.parameter.device}
+
+
+@pytest.mark.parametrize("order", [(CPU, META), (META, CPU)])
+@pytest.mark.parametrize("index", [0, 1])
+def test_nor_where_a_segment_ends_between_them(order, index):
+    spec = make_spec(stages=2, model={"segments": 4}, subspace={"form": "two_stream"})
+    found = Reference(spec, corpus_of(spec), Carrier(spec))
+    slice_ = slices(spec)[index]
+    with TwoDevices():
+        t = StageTrainer(spec, slice_, found.basis, halves(slice_.layers, *order), draw=False)
+        t.begin(1)
+        assert t.stage.early_weight
+        tokens = torch.zeros((2, spec.model.context), dtype=torch.int64, device=order[0])
+        message = torch.zeros((2, spec.model.context, spec.boundary_width), device=order[0])
+        flight = t.stage.run_forward(tokens, message if index else None)
+        t.stage.run_loss(flight, tokens, 1.0) if index else t.stage.run_backward(flight, message)
+        t.prepare()

@@ -110,6 +110,24 @@ def test_greedy_text_is_that_of_transformers(out):
     assert fixed[:, length:].tolist() == texts
 
 
+def test_beams_that_change_places_take_their_tokens_along(out):
+    model, prompt = loaded(out), torch.tensor([list(b"The state of"), list(b"Nor shall we")])
+    asked = {"do_sample": False, "max_new_tokens": 12, "num_beams": 4}
+    found = [model.generate(prompt, use_cache=use_cache, **asked).tolist() for use_cache in (True, False)]
+    assert found[0] == found[1]
+
+
+def test_documents_in_one_window_do_not_see_each_other(out):
+    model, lengths = loaded(out), (7, 9)
+    ids = IDS[:1, : sum(lengths)]
+    mask = torch.block_diag(*(torch.ones(n, n).tril() for n in lengths)).bool()[None, None]
+    places = torch.cat([torch.arange(n) for n in lengths])[None]
+    with torch.no_grad():
+        both = model(ids, attention_mask=mask, position_ids=places).logits
+        alone = [model(part).logits for part in ids.split(lengths, dim=1)]
+    assert torch.allclose(both, torch.cat(alone, 1), atol=1e-5)
+
+
 def test_the_loss_of_labels(out):
     model = loaded(out)
     labels = IDS.clone()

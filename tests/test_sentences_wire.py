@@ -265,7 +265,7 @@ def test_a_run_directory(tmp_path: Path):
     private = json.loads((path / "private.json").read_text())
     (path / "private.json").write_text(json.dumps({**private, "format": 1}))
     assert said(lambda: private_of(path)) == (
-        f"the run directory {path} has format 1, and pmtrain {__version__} reads format 2",
+        f"the run directory {path} has format 1, and pmtrain {__version__} reads format 3",
         f"continue with the version of pmtrain that began the run, or begin a new run in another {other[15:]}",
     )
     (path / "private.json").write_text(json.dumps({name: private[name] for name in private if name != "owner"}))
@@ -315,8 +315,8 @@ def edited(*statements: str) -> Callable[[Path], None]:
             None,
         ),
         (
-            edited("UPDATE identity SET body = replace(body, ':2', ':3')"),
-            "has format 3, and this pmtrain reads format 2",
+            edited("UPDATE identity SET body = replace(body, ':3', ':4')"),
+            "has format 4, and this pmtrain reads format 3",
         ),
         (
             edited("UPDATE identity SET body = '{}'"),

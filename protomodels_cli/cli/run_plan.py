@@ -95,7 +95,8 @@ def candidates(spec: RunSpec) -> list[RunSpec]:
         data: dict[str, Any] = spec.model_dump(mode="json")
         rank = None if anchor == "fixed" else spec.subspace.anchor_rank
         data["subspace"] |= {"form": form, "k": k, "anchor": anchor, "anchor_rank": rank, "update": {}}
-        data["subspace"] |= {"anchor_tokens": None, "early_loss": None}  # as is best with each
+        if (form, anchor) != (spec.subspace.form, spec.subspace.anchor):
+            data["subspace"] |= {"anchor_tokens": None, "early_loss": None}  # as is usual with each
         if form != spec.subspace.form:
             data["subspace"]["unconstrained_layers"] = None  # the form's own
         if not spec.has_segments:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-FORMAT = 2  # of run directories; 1 had no number, and one holder a stage
+FORMAT = 3  # of run directories; 1 had no number, and one holder a stage; 2 other weights of two streams
 
 
 @dataclass(frozen=True)

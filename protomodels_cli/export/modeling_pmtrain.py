@@ -98,10 +98,18 @@ class Taps(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(config.anchor_tokens - 1, config.hidden_size))
 
-    def forward(self, rows: Tensor) -> Tensor:
-        mixed = rows
+    def forward(self, rows: Tensor, mask: Tensor, past: int) -> Tensor:
+        """Of the last tokens, which the mask has a row for; `rows` begins with those before them that count. What a
+        token may not look at adds nothing to it."""
+        before = min(past, len(self.weight))
+        mixed = rows[:, before:].clone()
+        tokens = mixed.shape[1]
         for back, weight in enumerate(self.weight, 1):
-            mixed = mixed + F.pad(rows, (0, 0, back, 0))[:, : rows.shape[1]] * weight
+            first = max(0, back - before)  # token that has one so far before it
+            visible = mask.diagonal(past - back, -2, -1)
+            visible = (visible if visible.dim() == 1 else visible[:, 0])[..., None]
+            there = visible if visible.dtype == torch.bool else visible >= 0
+            mixed[:, first:] += rows[:, before + first - back : before + tokens - back] * weight * there
         return mixed
 
 
@@ -146,12 +154,8 @@ class Decoder(nn.Module):
     def anchor_of(self, layer: Any, ids: Tensor, seen: Tensor, mask: Tensor) -> Tensor:
         if layer.anchor_taps is None:
             return layer.anchor(ids)
-        tokens = ids.shape[1]
-        recent = tokens + len(layer.anchor_taps.weight)
-        visible = mask[..., -1, : seen.shape[1]]  # to the last token: no padding is
-        visible = (visible if visible.dim() < 3 else visible[:, 0])[..., -recent:]
-        rows = layer.anchor(seen[:, -recent:]) * (visible if visible.dtype == torch.bool else visible >= 0)[..., None]
-        return layer.anchor_taps(rows)[:, -tokens:]
+        past = seen.shape[1] - ids.shape[1]
+        return layer.anchor_taps(layer.anchor(seen[:, max(0, past - len(layer.anchor_taps.weight)) :]), mask, past)
 
     def add(self, x: Tensor, c: Tensor, written: Tensor) -> tuple[Tensor, Tensor]:
         if self.basis is None or written.shape[-1] == x.shape[-1]:

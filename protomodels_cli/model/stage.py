@@ -317,11 +317,11 @@ class EarlyLoss(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None, None]:
         stage, (message, tokens_BT) = ctx.stage, ctx.saved_tensors
         if stage.early_weight:
-            x, targets = message[:, :-1].contiguous(), moved(tokens_BT[:, 1:], message.device)
-            scale = stage.loss_scale * stage.early_weight
+            home, scale = ctx.head.out.weight.device, stage.loss_scale * stage.early_weight
+            x, targets = moved(message[:, :-1].contiguous(), home), moved(tokens_BT[:, 1:], home)
             with torch.enable_grad():
                 _, own = loss_and_gradient(ctx.head, ctx.run, x, targets, stage.loss_chunk, scale)
-            gradient = gradient + F.pad(own, (0, 0, 0, 1))
+            gradient = gradient + F.pad(moved(own, gradient.device), (0, 0, 0, 1))
         return gradient, None, None, None, None
 
 

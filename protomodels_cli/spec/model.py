@@ -136,7 +136,7 @@ class SubspaceSpec(Section):
     early_loss: Annotated[float, Field(ge=0, le=10)] | None = Field(
         None,
         description="Weight of the loss that every segment but the last has of its own, by a small head on what it "
-        "sends; it falls linearly to 0 at half of the steps. The heads are trained where they are, cost no bytes and "
+        "sends; it falls linearly to 0 at half of the steps. The heads are trained where they are, send nothing and "
         "are not exported. Default: 0.3 with `two_stream`, 0 with the other forms.",
     )
     unconstrained_layers: Whole | None = Field(
