@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 
 import pytest
 from conftest import make_spec
@@ -13,6 +14,7 @@ from told import events, wait_for_event
 from protomodels_cli.coordinator.outsized import OUTSIZED
 from protomodels_cli.wire.client import operator
 from protomodels_cli.wire.join_link import JoinLink
+from protomodels_cli.wire.usage import Usage
 from protomodels_cli.worker.sizes import LEAST, MOST, STEPS, Sizes
 
 
@@ -66,3 +68,8 @@ def test_who_sends_a_million_times_as_much_is_named_and_nobody_else(pool: Pool):
     assert max(max(of_step) for of_step in grown[: fault["since"] - 1]) < OUTSIZED, "honest ones are far below"
     for process in pool.peers[:3]:
         process.renew()
+
+
+def test_figures_that_are_none_count_as_nothing():
+    told = Usage(grown_forward=math.inf, path_s=math.nan, cpu_s=-1.0, round_trip_s=0.5)
+    assert Usage.from_message(told.to_message()) == Usage(round_trip_s=0.5)

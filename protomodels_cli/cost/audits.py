@@ -27,7 +27,7 @@ class Auditing:
     fetched_bytes: int  # by the spare for one audit: what was shown, and a part of a snapshot, if it was not prefetched
     uplink_share: float  # of a peer's line, on average, for what it shows
     spare_seconds: float  # for one audit: fetching, building the stage, one microbatch
-    spare_share: float  # of one spare's time; above 1 there are too few spares, and some audits are left out
+    spare_share: float  # of one spare's time; above 1 some audits are left out
     spare_memory: int  # bytes that a spare needs
     found_within: float  # the probability that who lies in every message is found within 500 steps
 

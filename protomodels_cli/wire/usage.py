@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -32,7 +33,9 @@ class Usage:
 
     @classmethod
     def from_message(cls, message: pb.Usage) -> Usage:
-        used = cls(**{name: getattr(message, name) for name in cls.__dataclass_fields__})
+        told = {name: getattr(message, name) for name in cls.__dataclass_fields__}
+        sound = {k: v for k, v in told.items() if not isinstance(v, float) or 0 <= v < math.inf}
+        used = cls(**sound)
         used.path, used.punch = checked_path(used.path), checked_punch(used.punch)
         return used
 
