@@ -140,6 +140,8 @@ def benched(
     )
 
 
+SHAPES = [{}, {"qk_norm": False}, {"kv_heads": 4, "head_dim": 8}, {"hidden": 16}, {"segments": 9}]
+ENDS = [(0, "float32"), (1, "bf16"), (2, "float32")]
 KEPT = [{}, {"moments": "bf16", "tables": "row_adamw"}, {"beta1": 0.0, "tables": "row_adamw"}]
 
 
@@ -181,12 +183,9 @@ def test_what_an_entry_of_a_trained_anchor_takes(beta1, most, dtype):
     assert real / table.parameter.numel() == most + 4 / spec.model.width, "the last for a row's second moment"
 
 
-@pytest.mark.parametrize(("form", "anchor"), WAYS)
-@pytest.mark.parametrize(
-    "model", [{}, {"qk_norm": False}, {"kv_heads": 4, "head_dim": 8}, {"hidden": 16}, {"segments": 9}]
-)
-@pytest.mark.parametrize(("index", "dtype"), [(0, "float32"), (1, "bf16"), (2, "float32")])
-def test_what_autograd_saves_is_what_is_counted_as_in_flight(form, anchor, model, index, dtype):
+@pytest.mark.parametrize(("way", "model", "place"), some([*product(WAYS, SHAPES, ENDS)], 3))
+def test_what_autograd_saves_is_what_is_counted_as_in_flight(way, model, place):
+    (form, anchor), (index, dtype) = way, place
     check_saved(form, anchor, model, index, dtype, compiled=False)
 
 
