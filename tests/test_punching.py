@@ -15,7 +15,7 @@ from test_links import End, identity, message
 from waiting import until
 
 from protomodels_cli.coordinator.admission import DoorLimits
-from protomodels_cli.wire import punch, seen
+from protomodels_cli.wire import punch, relaying, seen
 from protomodels_cli.wire.path import checked_punch, told
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.relaying import Relay, RelayLimits
@@ -131,18 +131,29 @@ async def test_the_door_and_a_relay_say_where_a_local_port_is_seen(authority):
 
 
 @in_loop
-async def test_questions_are_limited_and_counted_as_strangers_are(authority):
+async def test_questions_are_limited_and_counted_as_strangers_are(authority, monkeypatch):
     limits = DoorLimits(connections=64, connections_per_address=4)  # eight at once, and one a second
     async with a_door(authority, limits=limits) as (door, port):
         answers = [await answer_to(port, ASK_SEEN) for _ in range(12)]
         assert sum(answer.startswith(b"SEEN ") for answer in answers) <= 9
         assert door.refused["too_many_from_one_address"] >= 3
-    relay = Relay("s" * 32, RelayLimits(questions_a_second=4))
-    port = await relay.open(HERE, 0)
-    answers = [await answer_to(port, ASK_SEEN) for _ in range(12)]
-    assert 1 <= sum(answer.startswith(b"SEEN ") for answer in answers) <= 6
-    assert relay.books.refused["too_many_questions"] >= 6
-    await relay.close()
+    monkeypatch.setattr(relaying, "ASK_SECONDS", 1.0)
+    for limits in (RelayLimits(questions_a_second=4), RelayLimits(questions_per_network=4)):
+        relay = Relay("s" * 32, limits)
+        port = await relay.open(HERE, 0)
+        answers = [await answer_to(port, ASK_SEEN) for _ in range(12)]
+        assert 1 <= sum(answer.startswith(b"SEEN ") for answer in answers) <= 6
+        assert relay.books.refused["too_many_questions"] >= 6
+        await relay.close()
+
+
+def test_who_asks_without_end_uses_up_nobody_elses_questions():
+    relay = Relay("s" * 32, RelayLimits(questions_a_second=100, questions_per_network=4))
+    began = time.monotonic()
+    for second in range(60):
+        asked = [relay._may_ask("198.51.100.1", began + second + i / 1000) for i in range(1000)]
+        assert sum(asked) <= 5 or second < 1
+        assert relay._may_ask(f"203.0.113.{second}", began + second + 1)
 
 
 # Both ends

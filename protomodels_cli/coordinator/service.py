@@ -25,7 +25,6 @@ from protomodels_cli.coordinator.joining import Joining
 from protomodels_cli.coordinator.measuring import Measuring, NotNow
 from protomodels_cli.coordinator.messages import event_of, peer_of, port_at
 from protomodels_cli.coordinator.owner import Desk
-from protomodels_cli.coordinator.rates import Buckets, Rate
 from protomodels_cli.coordinator.reasons import (
     ConnectionClosed,
     InvalidMessage,
@@ -46,6 +45,7 @@ from protomodels_cli.wire.channels import SERVER_OPTIONS
 from protomodels_cli.wire.parts import REFUSED
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.pb import pmtrain_pb2_grpc as rpc
+from protomodels_cli.wire.rates import Buckets, Rate
 from protomodels_cli.wire.tickets import RelayLink
 from protomodels_cli.wire.tls import COORDINATOR_NAME, Identity, client_context
 
