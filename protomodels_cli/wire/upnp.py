@@ -15,7 +15,7 @@ from xml.etree import ElementTree
 
 from protomodels_cli.wire.channels import own_address
 from protomodels_cli.wire.join_link import Address
-from protomodels_cli.wire.port_mapping import Mapping, NatPmp, NoMapping, Router, gateway
+from protomodels_cli.wire.port_mapping import Mapping, NatPmp, NoMapping, Router, checked_host, gateway
 
 MULTICAST = "239.255.255.250", 1900
 SEARCH_SECONDS, CALL_SECONDS = 2.0, 3.0
@@ -115,6 +115,7 @@ class Upnp:
         return "UPnP"
 
     async def add(self, port: int, outside: int, seconds: int) -> Mapping:
+        host = checked_host(value_of(await self._call("GetExternalIPAddress", {}), "NewExternalIPAddress"))
         tries = [outside, *range(outside + 1, min(outside + 1 + OTHER_PORTS, 65536))]
         while True:
             fields = {
@@ -137,7 +138,6 @@ class Upnp:
                     tries.pop(0)
                 else:
                     raise
-        host = value_of(await self._call("GetExternalIPAddress", {}), "NewExternalIPAddress")
         return Mapping(host, tries[0], seconds, "UPnP")
 
     async def remove(self, mapping: Mapping, port: int) -> None:
