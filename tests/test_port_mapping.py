@@ -226,6 +226,7 @@ BOMB = b"<!DOCTYPE x [<!ENTITY a 'aaaa'>]><root>&a;</root>"
         {"description": b"x" * (1 << 20)},
         {"description": b"<root/>"},
         {"description": DESCRIPTION.replace("/ctl", "http://192.0.2.7/ctl").encode()},
+        {"description": DESCRIPTION.replace("/ctl", "http://[x").encode()},
     ],
     ids=str,
 )

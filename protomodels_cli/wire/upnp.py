@@ -43,10 +43,10 @@ def location_of(answer: bytes) -> str | None:
     return found[1].decode("ascii", "replace") if answer.startswith(b"HTTP/1.1 200") and found else None
 
 
-def place_of(url: str, gateway: str) -> tuple[int, str]:
-    """Port and path of a URL at the gateway's own address. Raises NoMapping."""
+def place_of(url: str, gateway: str, base: str = "") -> tuple[int, str]:
+    """Port and path of a URL, which may be relative to `base`, at the gateway's own address. Raises NoMapping."""
     try:
-        parts = urlsplit(url)
+        parts = urlsplit(urljoin(base, url))
         port = parts.port or 80
     except ValueError:
         raise NoMapping("the router named a URL that is none") from None
@@ -163,7 +163,7 @@ class Upnp:
         where = await self._location()
         port, path = place_of(where, self._gateway)
         kind, url = service_of(await self._http("GET", port, path))
-        return kind, *place_of(urljoin(where, url), self._gateway)
+        return kind, *place_of(url, self._gateway, where)
 
     async def _location(self) -> str:
         loop = asyncio.get_running_loop()
