@@ -42,6 +42,7 @@ class Home:
     ports: dict[int, int] = field(default_factory=dict)  # outside → inside
     asked: int = 0
     mapped: int = 0
+    hangs_up: bool = True
     pmp_port: int = 0
     search_port: int = 0
 
@@ -89,8 +90,11 @@ class Home:
         body = (await reader.readexactly(size)).decode()
         action = re.search(r"#(\w+)", head)
         answer = self.soap(action[1], body).encode() if action else self.description
-        writer.write(b"HTTP/1.0 200 OK\r\n\r\n" + answer)
-        writer.close()
+        if self.hangs_up:
+            writer.write(b"HTTP/1.0 200 OK\r\n\r\n" + answer)
+            writer.close()
+        else:
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(answer) + answer)
 
     @contextlib.asynccontextmanager
     async def open(self) -> AsyncIterator[Home]:
@@ -207,6 +211,15 @@ async def test_a_router_that_knows_only_lasting_mappings_has_it_taken_away_at_th
         async with mapped(home.routers(), 7421, pytest.fail) as kept:
             assert kept.mapping.seconds == 0
         assert home.ports == {}
+
+
+@in_loop
+async def test_a_router_that_does_not_hang_up_costs_no_time(monkeypatch):
+    monkeypatch.setattr(upnp, "CALL_SECONDS", 5.0)
+    async with Home(pmp=False, hangs_up=False).open() as home:
+        async with asyncio.timeout(4), mapped(home.routers(), 7421, pytest.fail):
+            pass
+        assert (home.mapped, home.ports) == (1, {})
 
 
 BOMB = b"<!DOCTYPE x [<!ENTITY a 'aaaa'>]><root>&a;</root>"
