@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import socket
 import time
+from types import SimpleNamespace
 
 import pytest
 from door_tools import HERE, a_door, answer_to, in_loop
@@ -25,6 +26,7 @@ from protomodels_cli.worker import punch_rules
 from protomodels_cli.worker.listener import Listener
 from protomodels_cli.worker.paths import Network, Way
 from protomodels_cli.worker.punch_rules import Turns, checked_why, family_hosts, outside, target
+from protomodels_cli.worker.punching import Punching
 
 ports = st.integers(1, 65535)
 hosts = st.one_of(st.ip_addresses(v=4), st.ip_addresses(v=6)).map(str)
@@ -173,6 +175,19 @@ async def test_two_that_connect_to_each_other_at_once_have_one_connection():
             writer.transport.abort()
         with pytest.raises(TimeoutError):
             await punch.open_together(here, (HERE, 1), 0.3)
+
+
+def punching(fails=lambda why: None, way=pb.Route.LISTEN, candidates=()):
+    link = SimpleNamespace(say_punch=lambda punch: None, neighbour_stage=0)
+    route = pb.Route(way=way, candidates=candidates)
+    nothing = lambda *_: None  # noqa: E731
+    return Punching(link, lambda: route, lambda: [], lambda: (HERE, 1), nothing, nothing, fails)  # type: ignore[arg-type]
+
+
+def test_what_a_neighbour_says_of_its_own_network_is_not_dialled():
+    kinds = {"127.0.0.1": "loopback", "192.168.1.1": "lan", "198.51.100.1": "public"}
+    candidates = [pb.Candidate(host=host, port=1, kind=kind) for host, kind in kinds.items()]
+    assert punching(candidates=candidates)._known == ["198.51.100.1"]
 
 
 @contextlib.asynccontextmanager

@@ -81,8 +81,8 @@ class Punching:
 
     @property
     def _known(self) -> list[str]:
-        """Where the coordinator has seen or reached the neighbour."""
-        return family_hosts(candidate.host for candidate in self._route().candidates)
+        """Where the coordinator has seen or reached the neighbour; what it says of its own network is not that."""
+        return family_hosts(candidate.host for candidate in self._route().candidates if candidate.kind == "public")
 
     async def _offer(self) -> None:
         self._number += 1
