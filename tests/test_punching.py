@@ -190,6 +190,26 @@ def test_what_a_neighbour_says_of_its_own_network_is_not_dialled():
     assert punching(candidates=candidates)._known == ["198.51.100.1"]
 
 
+@pytest.mark.parametrize("why", ["", "not_seen"])
+@in_loop
+async def test_a_neighbour_that_offers_and_refuses_without_end_costs_little(why, monkeypatch):
+    failed, clock = [], [0.0]
+    monkeypatch.setattr("protomodels_cli.worker.punching.time.monotonic", lambda: clock[0])
+    one = punching(failed.append)
+
+    async def accept(offer):
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(one, "_accept", accept)
+    for number in range(1000):
+        clock[0] = number / 10
+        one._hear(pb.Punch(number=number, host=HERE, port=1, why=why))
+    assert len(failed) == (100 / punch_rules.OFFERS_EVERY if why else 0)
+    assert len(one._tasks) == (0 if why else 2)
+    for task in one._tasks:
+        task.cancel()
+
+
 @contextlib.asynccontextmanager
 async def relayed_neighbours(monkeypatch):
     """Peers a and b that find no candidate of each other, and meet at a relay."""
