@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator
+from functools import partial
 
 import grpc
 import pytest
@@ -110,7 +111,7 @@ def test_a_link_whose_connection_is_swallowed_is_found_again_within_the_bound(wa
                 Way(
                     end.link,
                     route(name, dials),
-                    Network(identity(name), port, lambda: (HERE, 1), None),
+                    Network(partial(identity, name), port, lambda: (HERE, 1), None),
                     lambda *_: None,
                 )
                 for end, name, dials, port in ((a, "a", True, Listener(identity("a"))), (b, "b", False, listener))

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import socket
 import time
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -181,7 +182,7 @@ def punching(fails=lambda why: None, way=pb.Route.LISTEN, candidates=()):
     link = SimpleNamespace(say_punch=lambda punch: None, neighbour_stage=0)
     route = pb.Route(way=way, candidates=candidates)
     nothing = lambda *_: None  # noqa: E731
-    return Punching(link, lambda: route, lambda: [], lambda: (HERE, 1), nothing, nothing, fails)  # type: ignore[arg-type]
+    return Punching(link, lambda: route, list, lambda: (HERE, 1), nothing, nothing, fails)  # type: ignore[arg-type]
 
 
 def test_what_a_neighbour_says_of_its_own_network_is_not_dialled():
@@ -233,7 +234,7 @@ async def relayed_neighbours(monkeypatch):
             relays=[pb.Relay(host=HERE, port=port, ticket=ticket)],
             unlikely=True,
         )
-        network = Network(identity(name), listeners[name], lambda: (HERE, 1), None)
+        network = Network(partial(identity, name), listeners[name], lambda: (HERE, 1), None)
         listeners[name].expect(ends[name].link)
         ways[name] = Way(ends[name].link, route, network, lambda path, problem: None, failed[name].append)
     running = [asyncio.create_task(way.run()) for way in ways.values()]
