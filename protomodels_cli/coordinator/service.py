@@ -23,7 +23,7 @@ from protomodels_cli.coordinator.doorkeeper import Doorkeeper
 from protomodels_cli.coordinator.gate import GATE_OPTIONS, Gate, Right
 from protomodels_cli.coordinator.joining import Joining
 from protomodels_cli.coordinator.measuring import Measuring, NotNow
-from protomodels_cli.coordinator.messages import event_of, peer_of, port_at
+from protomodels_cli.coordinator.messages import event_of, peer_of, port_at, ports_of
 from protomodels_cli.coordinator.owner import Desk
 from protomodels_cli.coordinator.reasons import (
     ConnectionClosed,
@@ -227,7 +227,7 @@ class Service(rpc.PeeringServicer):
         found = await asyncio.gather(*(dial_back(self._dialling, peer, at, port_at(at, request)) for at in hosts))
         reached = frozenset(at for at, reason in zip(hosts, found, strict=True) if not reason)
         if peer in self._enrolled:
-            self._enrolled[peer].seen, self._enrolled[peer].reached = (host, port_at(host, request)), reached
+            self._enrolled[peer].seen, self._enrolled[peer].reached = (host, ports_of(request)), reached
         reply = pb.ReachabilityReply(reachable=bool(reached), host=host, relays=self.routes.relays)
         reply.reason = "" if reached else found[0]
         return reply
@@ -257,7 +257,7 @@ class Service(rpc.PeeringServicer):
             return
         known = self._enrolled[peer]
         stream = ControlStream(address, calls.port(context))
-        reached = known.reached if known.seen == (address, port_at(address, register)) else ()
+        reached = known.reached if known.seen == (address, ports_of(register)) else ()
         try:
             joined = events.Joined(peer_of(peer, register, address, reached, time.time()))
         except ValueError as e:

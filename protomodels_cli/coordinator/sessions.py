@@ -90,7 +90,7 @@ class EnrolledPeer:
     """A peer that showed the token, to this coordinator or to the one before a restart."""
 
     since: float
-    seen: tuple[str, int] | None = None  # where it was, and its port, when the coordinator dialled it
+    seen: tuple[str, tuple[int, int, str]] | None = None  # where it was, and its ports, when the coordinator dialled it
     reached: frozenset[str] = frozenset()  # addresses at which it answered then
     uploads: int = 0
     stream: ControlStream | None = None

@@ -155,7 +155,9 @@ async def _take_part(options: Options, tell: PeerTeller, figures: Figures) -> in
             own = [] if local_only else own_addresses()
             mapping = None if kept is None else kept.mapping
             outside = [] if mapping is None else [mapping.host]
-            request = pb.ReachabilityRequest(port=port, outside_port=mapping.port if mapping else 0)
+            request = pb.ReachabilityRequest(port=port)
+            if mapping is not None:
+                request.outside_host, request.outside_port = mapping.host, mapping.port
             request.hosts.extend(host for host in dict.fromkeys([*own, *outside]) if not is_private(host))
             found, relays = await _reachability(line, papers.metadata, request, known)
             if options.listen and found != known:
@@ -168,7 +170,8 @@ async def _take_part(options: Options, tell: PeerTeller, figures: Figures) -> in
                 host_memory=host_memory,
                 flops=flops,
                 port=port,
-                outside_port=mapping.port if mapping else 0,
+                outside_port=request.outside_port,
+                outside_host=request.outside_host,
                 name=options.name,
                 dtype=computation.dtype,
                 compiled=computation.compiled,
