@@ -220,7 +220,7 @@ async def _reachability(
     """Whether neighbours can dial this peer, as the coordinator finds it, and the run's relays. A firewall that
     swallows packets takes long to show; a run that waits for a peer to come back cannot wait for that: then a second
     has to do."""
-    port, seconds = request.outside_port or request.port, 30.0 if known is None else 1.0
+    port, seconds = request.port, 30.0 if known is None else 1.0
     try:
         reach = await stub.CheckReachability(request, metadata=metadata, timeout=seconds)
     except grpc.aio.AioRpcError as e:
@@ -229,7 +229,8 @@ async def _reachability(
         return notices.NotReachable("this machine", port, "no answer within 1 s"), []
     relays = list(reach.relays)
     if reach.reachable:
-        return notices.Reachable(address(reach.host, port)), relays
+        at = request.outside_port or port if reach.host == request.outside_host else port
+        return notices.Reachable(address(reach.host, at)), relays
     return notices.NotReachable(reach.host, port, reach.reason), relays
 
 
