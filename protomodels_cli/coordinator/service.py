@@ -53,6 +53,7 @@ MOST_ABSENT = 1000  # of whom something is remembered
 MOST_DISMISSED = 10_000
 MOST_UPLOADS = 2  # of one peer: a basis and a part of a snapshot may fall together
 FAILURES_SECONDS = 32.0  # in which as many calls with a token may fail from one network as may connect from there
+LEAST_FAILURES = 16  # of those: where one connection is allowed, a mistake or two are nothing bad yet
 SHUN_SECONDS = 20.0  # for which nobody new comes from a network with more of them
 SESSION_WITHIN = 600.0  # seconds after a peer's first call
 
@@ -79,7 +80,7 @@ class Service(rpc.PeeringServicer):
         self._dialling = client_context(self._identity)
         self.doorkeeper = Doorkeeper(run_dir)
         self._joining = Joining(spec, run_dir, self.doorkeeper)
-        most = spec.limits.connections_per_address
+        most = max(LEAST_FAILURES, spec.limits.connections_per_address)
         self._failures = Buckets(Rate(most / FAILURES_SECONDS, most))  # of calls with a token, by network
         self._dismissed: dict[str, None] = {}  # for good: they are not let in again under these names
         self._server = grpc.aio.server(interceptors=[Gate(self)], options=[*SERVER_OPTIONS, *GATE_OPTIONS])
