@@ -10,15 +10,17 @@ from hypothesis import strategies as st
 from machine_bench import peer
 
 from protomodels_cli.coordinator.candidates import candidates_for, dials, may_be_direct, nearest, site_of
+from protomodels_cli.coordinator.messages import port_at
 from protomodels_cli.coordinator.state import Peer
 from protomodels_cli.wire.addresses import is_address, is_private, machine_id, own_addresses
+from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 
 PUBLIC = ("198.51.100.1", "198.51.100.2", "2001:db8::7")
 PRIVATE = ("192.168.1.10", "192.168.1.11", "10.0.0.7", "100.64.0.9", "fd00::7", "127.0.0.1")
 HOME = "203.0.113.1"
 
 peers = st.builds(
-    lambda i, address, port, reached, own, machine, outside: replace(
+    lambda i, address, port, reached, own, machine, outside, mapped: replace(
         peer(i),
         address=address,
         port=port,
@@ -26,6 +28,7 @@ peers = st.builds(
         addresses=tuple(own),
         machine=machine,
         outside_port=outside,
+        outside_host=mapped,
     ),
     st.integers(0, 3),
     st.sampled_from([*PUBLIC, *PRIVATE, HOME, ""]),
@@ -34,6 +37,7 @@ peers = st.builds(
     st.lists(st.sampled_from([*PUBLIC, *PRIVATE]), max_size=4),
     st.sampled_from(["", "m1", "m2"]),
     st.sampled_from([0, 7421]),
+    st.sampled_from(["", *PUBLIC, HOME]),
 )
 homes = st.sampled_from([HOME, "192.168.1.10", "127.0.0.1", "train.example.org"])
 
@@ -43,7 +47,8 @@ def test_what_a_neighbour_is_told(dialler: Peer, listener: Peer, home: str):
     found = candidates_for(dialler, listener, home)
     assert bool(found) <= bool(listener.port)
     for c in found:
-        assert c.port == (listener.outside_port or listener.port if c.kind == "public" else listener.port)
+        is_mapped = c.kind == "public" and c.host == listener.outside_host and listener.outside_port
+        assert c.port == (listener.outside_port if is_mapped else listener.port)
         if c.kind == "loopback":
             assert dialler.machine == listener.machine != ""
         elif c.kind == "lan":
@@ -84,6 +89,16 @@ def test_a_peer_beside_the_coordinator_is_not_dialled_at_its_private_address_fro
     near = at("192.168.1.11", i=2)
     assert candidates_for(near, beside, HOME)[0].host == "192.168.1.10"
     assert dials(far, replace(near, port=0), HOME), "neither can be reached: the earlier one, at a relay"
+
+
+def test_a_mapped_port_is_its_routers_alone():
+    """An IPv6 address of the machine itself is dialled at the port that it listens at."""
+    listener = replace(at("198.51.100.1", i=1), port=42707, outside_port=7421, outside_host="198.51.100.1")
+    listener = replace(listener, reached=("198.51.100.1", "2001:db8::7"))
+    found = {c.host: c.port for c in candidates_for(at("198.51.100.2"), listener, HOME)}
+    assert found == {"198.51.100.1": 7421, "2001:db8::7": 42707}
+    said = pb.ReachabilityRequest(port=42707, outside_port=7421, outside_host="198.51.100.1")
+    assert {host: port_at(host, said) for host in found} == found
 
 
 def test_a_household_of_ipv6_is_one_site():

@@ -46,7 +46,7 @@ def test_heartbeats_of_a_crowd_are_spread_and_whoever_is_silent_is_given_up():
         streams = {name: known.stream for name, known in enrolled.items() if known.stream is not None}
         streams["p500"].last_received -= lease
         streams["p501"].last_sent = time.monotonic()
-        watching = asyncio.create_task(watch(enrolled, lease, lambda peer, _: given_up.append(peer)))
+        watching = asyncio.create_task(watch(enrolled, lease, lambda peer, _: given_up.append(peer), lambda: -1.0))
         every = lease / HEARTBEATS
         await asyncio.sleep(every / 2)
         served = sum(not stream.outbox.empty() for stream in streams.values())
@@ -74,6 +74,7 @@ def test_limits_of_connections_are_those_of_the_spec(tmp_path):
             await service.open("127.0.0.1", 0)
             assert service.door is not None
             assert (service.door.limits.connections, service.door.limits.connections_per_address) == (77, 7)
+            assert service._failures.rate.burst == 16, "few connections: a home's second mistake does not shun it"
             await service.close()
 
     asyncio.run(story())

@@ -17,12 +17,12 @@ from waiting import until
 
 from protomodels_cli.coordinator import events as ev
 from protomodels_cli.coordinator import sessions
-from protomodels_cli.coordinator.rates import Bucket, Rate
 from protomodels_cli.coordinator.reasons import NotReading, TooManyMessages
 from protomodels_cli.coordinator.run_dir import open_run_dir
 from protomodels_cli.coordinator.service import Service
 from protomodels_cli.wire.join_link import JoinLink
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
+from protomodels_cli.wire.rates import Bucket, Rate
 
 BEAT = pb.PeerMessage(heartbeat=pb.Heartbeat())
 WORD = pb.PeerMessage(done=pb.Done(task=1))

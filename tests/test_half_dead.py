@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator
+from functools import partial
 
 import grpc
 import pytest
@@ -110,7 +111,7 @@ def test_a_link_whose_connection_is_swallowed_is_found_again_within_the_bound(wa
                 Way(
                     end.link,
                     route(name, dials),
-                    Network(identity(name), port, lambda: (HERE, 1), None),
+                    Network(partial(identity, name), port, lambda: (HERE, 1), None),
                     lambda *_: None,
                 )
                 for end, name, dials, port in ((a, "a", True, Listener(identity("a"))), (b, "b", False, listener))
@@ -171,6 +172,52 @@ def test_a_session_whose_connection_is_swallowed_goes_on_over_another_within_the
     took = asyncio.run(story())
     print(f"session: {took:.1f} s")
     assert took < BOUND
+
+
+def test_a_connection_that_was_left_ends_with_its_last_call():
+    """Or a peer that reconnects time and again uses up what its address may have at the coordinator's door."""
+
+    async def story() -> None:
+        server, began, finish = grpc.aio.server(), asyncio.Event(), asyncio.Event()
+
+        async def wait(request: bytes, context: object) -> bytes:
+            if request == b"slow":
+                began.set()
+                await finish.wait()
+            return request
+
+        handler = grpc.unary_unary_rpc_method_handler(wait)
+        server.add_registered_method_handlers("t.T", {"Wait": handler})
+        port = server.add_insecure_port(f"{HERE}:0")
+        await server.start()
+        made: list[grpc.aio.Channel] = []
+
+        def channel(where: tuple[str, int]) -> grpc.aio.Channel:
+            made.append(grpc.aio.insecure_channel(address(*where), CHANNEL_OPTIONS))
+            return made[-1]
+
+        def is_shut(channel: grpc.aio.Channel) -> bool:
+            return channel.get_state() == grpc.ChannelConnectivity.SHUTDOWN
+
+        line = Line([(HERE, port)], channel)
+        for request in (b"slow", b"quick"):
+            assert line.Renew
+            call = made[-1].unary_unary("/t.T/Wait")(request)
+            if request == b"slow":
+                slow = call
+                await began.wait()
+            else:
+                await call
+            line.renew()
+        await until(lambda: is_shut(made[1]), "a connection without calls was kept")
+        assert not is_shut(made[0]), "a call was cut off"
+        finish.set()
+        assert await slow == b"slow"
+        await until(lambda: is_shut(made[0]) and not line._left, "it was kept after its last call")
+        await line.close()
+        await server.stop(None)
+
+    asyncio.run(story())
 
 
 def of(options: list[tuple[str, int]], name: str) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
+from functools import partial
 
 import pytest
 from door_tools import in_loop
@@ -59,7 +60,7 @@ async def test_a_link_opens_over_ipv6_and_a_relayed_one_is_punched(how):
             relays=[pb.Relay(host=HERE, port=relay_port, ticket=ticket)],
             unlikely=how == "relayed",
         )
-        network = Network(identity(name), listeners[name], lambda: (HERE, 1), None)
+        network = Network(partial(identity, name), listeners[name], lambda: (HERE, 1), None)
         ways.append(Way(ends[name].link, route, network, lambda *_: None))
     running = [asyncio.create_task(way.run()) for way in ways]
     try:

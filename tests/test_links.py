@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -112,6 +113,37 @@ def test_who_sends_beyond_its_credit_or_takes_what_was_not_sent_is_cut_off():
 
     linked(floods)
     linked(lies)
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    for name, seconds in (("SILENT", 1.0), ("SILENCE_EVERY", 0.1), ("ASK_EVERY", 0.2)):
+        monkeypatch.setattr(links, name, seconds)
+
+
+def test_who_gets_no_answers_but_hears_the_other_does_not_give_up(impatient):
+    """As where its own line is full: its questions are on their way for long."""
+
+    async def story(a: End, b: End) -> None:
+        b.link._hear = lambda fields: None
+        await asyncio.sleep(2.5)
+        assert a.link.mended.is_set()
+        assert b.link.mended.is_set()
+        assert a.link.streams == b.link.streams == 1
+
+    linked(story)
+
+
+def test_who_stood_still_reads_before_it_gives_up(impatient):
+    async def story(a: End, b: End) -> None:
+        await asyncio.sleep(0.3)
+        time.sleep(2)
+        await asyncio.sleep(0.7)
+        assert a.link.mended.is_set()
+        assert b.link.mended.is_set()
+        assert a.link.streams == b.link.streams == 1
+
+    linked(story)
 
 
 def test_a_link_says_whether_something_waits_for_its_line():

@@ -251,6 +251,20 @@ def test_who_was_in_a_run_before_looks_for_its_coordinator_as_long_as_it_was_tol
     assert len(said) == 1, "that it waits"
 
 
+@pytest.mark.parametrize("reachable", [True, False])
+def test_whoever_has_a_mapped_port_is_told_which_port_means_what(reachable: bool):
+    """Reached: the router's. To be forwarded by hand, and kept with --port: the one that it listens at."""
+
+    class Stub:
+        async def CheckReachability(self, *_: Any, **__: Any) -> pb.ReachabilityReply:
+            return pb.ReachabilityReply(reachable=reachable, host="198.51.100.1", reason="no answer")
+
+    request = pb.ReachabilityRequest(port=42707, outside_port=7421, outside_host="198.51.100.1")
+    found, _ = asyncio.run(joining._reachability(Stub(), (), request, None))  # type: ignore[arg-type]
+    not_reachable = notices.NotReachable("198.51.100.1", 42707, "no answer")
+    assert found == (notices.Reachable("198.51.100.1:7421") if reachable else not_reachable)
+
+
 # Limits
 
 

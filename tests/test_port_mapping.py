@@ -41,6 +41,8 @@ class Home:
     location: str = ""
     ports: dict[int, int] = field(default_factory=dict)  # outside → inside
     asked: int = 0
+    mapped: int = 0
+    hangs_up: bool = True
     pmp_port: int = 0
     search_port: int = 0
 
@@ -54,7 +56,8 @@ class Home:
             return struct.pack("!BBHIHHI", 0, 130, 0, 7, inside, 0, 0)
         while outside in self.taken:
             outside += 1
-        self.ports[outside] = inside
+        self.ports = {o: i for o, i in self.ports.items() if i != inside} | {outside: inside}
+        self.mapped += 1
         return struct.pack("!BBHIHHI", 0, 130, 0, 7, inside, outside, min(seconds, self.seconds))
 
     def soap(self, action: str, body: str) -> str:
@@ -70,6 +73,7 @@ class Home:
             elif int(of("NewExternalPort")) in self.taken:
                 code = "718"
             else:
+                self.mapped += 1
                 self.ports[int(of("NewExternalPort"))] = int(of("NewInternalPort"))
         elif action == "DeletePortMapping":
             self.ports.pop(int(of("NewExternalPort")))
@@ -86,8 +90,11 @@ class Home:
         body = (await reader.readexactly(size)).decode()
         action = re.search(r"#(\w+)", head)
         answer = self.soap(action[1], body).encode() if action else self.description
-        writer.write(b"HTTP/1.0 200 OK\r\n\r\n" + answer)
-        writer.close()
+        if self.hangs_up:
+            writer.write(b"HTTP/1.0 200 OK\r\n\r\n" + answer)
+            writer.close()
+        else:
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(answer) + answer)
 
     @contextlib.asynccontextmanager
     async def open(self) -> AsyncIterator[Home]:
@@ -138,7 +145,8 @@ async def test_a_port_is_mapped_renewed_and_removed(by, monkeypatch):
     monkeypatch.setattr(port_mapping, "LEAST_LIFETIME", 0.2)
     monkeypatch.setattr(port_mapping, "LIFETIME", 0 if by == "UPnP" else 3600)
     async with Home(pmp=by == "NAT-PMP", seconds=0.2 if by == "UPnP" else 1).open() as home:
-        async with mapped(home.routers(), 7421, pytest.fail) as mapping:
+        async with mapped(home.routers(), 7421, pytest.fail) as kept:
+            mapping = kept.mapping
             assert (mapping.host, mapping.port, mapping.by) == (OUTSIDE, 7421, by)
             assert home.ports == {7421: 7421}
             if by == "NAT-PMP":
@@ -158,10 +166,41 @@ async def test_upnp_mappings_are_renewed_too(monkeypatch):
 
 @pytest.mark.parametrize("by", ["NAT-PMP", "UPnP"])
 @in_loop
+async def test_what_a_renewal_gives_is_what_is_told_from_then_on_and_removed(by, monkeypatch):
+    """The router has begun anew, has another address, and has given the port to somebody else."""
+    monkeypatch.setattr(port_mapping, "LEAST_LIFETIME", 0.2)
+    monkeypatch.setattr(port_mapping, "LIFETIME", 1)
+    async with Home(pmp=by == "NAT-PMP").open() as home:
+        async with mapped(home.routers(), 7421, pytest.fail) as kept:
+            home.host, home.taken, home.ports = "198.51.100.10", {7421}, {7421: 9}
+            await until(lambda: kept.mapping.port != 7421, "what the router gave was not kept")
+            assert (kept.mapping.host, kept.mapping.port) == ("198.51.100.10", 7422)
+            assert home.ports == {7421: 9, 7422: 7421}
+        assert home.ports == {7421: 9}, "only the own one is removed"
+
+
+@in_loop
+async def test_a_mapping_that_leads_nowhere_is_removed_again():
+    removed = []
+
+    class Odd(NatPmp):
+        async def add(self, port, outside, seconds):
+            return Mapping(OUTSIDE, 0, 60, "NAT-PMP")
+
+        async def remove(self, mapping, port):
+            removed.append(port)
+
+    with pytest.raises(NoMapping):
+        await port_mapping.find([Odd(HERE)], 7421)
+    assert removed == [7421]
+
+
+@pytest.mark.parametrize("by", ["NAT-PMP", "UPnP"])
+@in_loop
 async def test_where_the_port_is_anothers_the_router_gives_the_next(by):
     async with Home(pmp=by == "NAT-PMP", taken={7421}).open() as home:
-        async with mapped(home.routers(), 7421, pytest.fail) as mapping:
-            assert mapping.port == 7422
+        async with mapped(home.routers(), 7421, pytest.fail) as kept:
+            assert kept.mapping.port == 7422
             assert home.ports == {7422: 7421}
         assert home.ports == {}
 
@@ -169,9 +208,18 @@ async def test_where_the_port_is_anothers_the_router_gives_the_next(by):
 @in_loop
 async def test_a_router_that_knows_only_lasting_mappings_has_it_taken_away_at_the_end():
     async with Home(pmp=False, only_permanent=True).open() as home:
-        async with mapped(home.routers(), 7421, pytest.fail) as mapping:
-            assert mapping.seconds == 0
+        async with mapped(home.routers(), 7421, pytest.fail) as kept:
+            assert kept.mapping.seconds == 0
         assert home.ports == {}
+
+
+@in_loop
+async def test_a_router_that_does_not_hang_up_costs_no_time(monkeypatch):
+    monkeypatch.setattr(upnp, "CALL_SECONDS", 5.0)
+    async with Home(pmp=False, hangs_up=False).open() as home:
+        async with asyncio.timeout(4), mapped(home.routers(), 7421, pytest.fail):
+            pass
+        assert (home.mapped, home.ports) == (1, {})
 
 
 BOMB = b"<!DOCTYPE x [<!ENTITY a 'aaaa'>]><root>&a;</root>"
@@ -191,6 +239,7 @@ BOMB = b"<!DOCTYPE x [<!ENTITY a 'aaaa'>]><root>&a;</root>"
         {"description": b"x" * (1 << 20)},
         {"description": b"<root/>"},
         {"description": DESCRIPTION.replace("/ctl", "http://192.0.2.7/ctl").encode()},
+        {"description": DESCRIPTION.replace("/ctl", "http://[x").encode()},
     ],
     ids=str,
 )
@@ -200,7 +249,8 @@ async def test_a_router_without_or_with_nonsense_maps_nothing(bad):
         with pytest.raises(NoMapping):
             async with mapped(home.routers(), 7421, pytest.fail):
                 pass
-        assert not home.ports or "host" in bad
+        assert not home.ports
+        assert not home.mapped
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import socket
 import time
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 from door_tools import HERE, a_door, answer_to, in_loop
@@ -15,7 +17,7 @@ from test_links import End, identity, message
 from waiting import until
 
 from protomodels_cli.coordinator.admission import DoorLimits
-from protomodels_cli.wire import punch, seen
+from protomodels_cli.wire import punch, relaying, seen
 from protomodels_cli.wire.path import checked_punch, told
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.relaying import Relay, RelayLimits
@@ -25,6 +27,7 @@ from protomodels_cli.worker import punch_rules
 from protomodels_cli.worker.listener import Listener
 from protomodels_cli.worker.paths import Network, Way
 from protomodels_cli.worker.punch_rules import Turns, checked_why, family_hosts, outside, target
+from protomodels_cli.worker.punching import Punching
 
 ports = st.integers(1, 65535)
 hosts = st.one_of(st.ip_addresses(v=4), st.ip_addresses(v=6)).map(str)
@@ -131,18 +134,29 @@ async def test_the_door_and_a_relay_say_where_a_local_port_is_seen(authority):
 
 
 @in_loop
-async def test_questions_are_limited_and_counted_as_strangers_are(authority):
+async def test_questions_are_limited_and_counted_as_strangers_are(authority, monkeypatch):
     limits = DoorLimits(connections=64, connections_per_address=4)  # eight at once, and one a second
     async with a_door(authority, limits=limits) as (door, port):
         answers = [await answer_to(port, ASK_SEEN) for _ in range(12)]
         assert sum(answer.startswith(b"SEEN ") for answer in answers) <= 9
         assert door.refused["too_many_from_one_address"] >= 3
-    relay = Relay("s" * 32, RelayLimits(questions_a_second=4))
-    port = await relay.open(HERE, 0)
-    answers = [await answer_to(port, ASK_SEEN) for _ in range(12)]
-    assert 1 <= sum(answer.startswith(b"SEEN ") for answer in answers) <= 6
-    assert relay.books.refused["too_many_questions"] >= 6
-    await relay.close()
+    monkeypatch.setattr(relaying, "ASK_SECONDS", 1.0)
+    for limits in (RelayLimits(questions_a_second=4), RelayLimits(questions_per_network=4)):
+        relay = Relay("s" * 32, limits)
+        port = await relay.open(HERE, 0)
+        answers = [await answer_to(port, ASK_SEEN) for _ in range(12)]
+        assert 1 <= sum(answer.startswith(b"SEEN ") for answer in answers) <= 6
+        assert relay.books.refused["too_many_questions"] >= 6
+        await relay.close()
+
+
+def test_who_asks_without_end_uses_up_nobody_elses_questions():
+    relay = Relay("s" * 32, RelayLimits(questions_a_second=100, questions_per_network=4))
+    began = time.monotonic()
+    for second in range(60):
+        asked = [relay._may_ask("198.51.100.1", began + second + i / 1000) for i in range(1000)]
+        assert sum(asked) <= 5 or second < 1
+        assert relay._may_ask(f"203.0.113.{second}", began + second + 1)
 
 
 # Both ends
@@ -162,6 +176,57 @@ async def test_two_that_connect_to_each_other_at_once_have_one_connection():
             writer.transport.abort()
         with pytest.raises(TimeoutError):
             await punch.open_together(here, (HERE, 1), 0.3)
+
+
+@in_loop
+async def test_a_connection_that_opened_in_vain_is_closed(monkeypatch):
+    async def fails(sock):
+        raise OSError("it has gone")
+
+    with shared_port(socket.AF_INET) as a, shared_port(socket.AF_INET) as b:
+        here, there = a.getsockname()[1], b.getsockname()[1]
+        b.listen(1)
+        with monkeypatch.context() as patch:
+            patch.setattr(asyncio, "open_connection", fails)
+            with pytest.raises(OSError, match="it has gone") as kept:  # and with it all that its frames hold
+                await punch.open_together(here, (HERE, there), 5)
+        made, _ = await asyncio.get_running_loop().sock_accept(b)
+        with made:
+            assert await asyncio.get_running_loop().sock_recv(made, 1) == b"", "it is still open"
+        assert kept.tb is not None
+
+
+def punching(fails=lambda why: None, way=pb.Route.LISTEN, candidates=()):
+    link = SimpleNamespace(say_punch=lambda punch: None, neighbour_stage=0)
+    route = pb.Route(way=way, candidates=candidates)
+    nothing = lambda *_: None  # noqa: E731
+    return Punching(link, lambda: route, list, lambda: (HERE, 1), nothing, nothing, fails)  # type: ignore[arg-type]
+
+
+def test_what_a_neighbour_says_of_its_own_network_is_not_dialled():
+    kinds = {"127.0.0.1": "loopback", "192.168.1.1": "lan", "198.51.100.1": "public"}
+    candidates = [pb.Candidate(host=host, port=1, kind=kind) for host, kind in kinds.items()]
+    assert punching(candidates=candidates)._known == ["198.51.100.1"]
+
+
+@pytest.mark.parametrize("why", ["", "not_seen"])
+@in_loop
+async def test_a_neighbour_that_offers_and_refuses_without_end_costs_little(why, monkeypatch):
+    failed, clock = [], [0.0]
+    monkeypatch.setattr("protomodels_cli.worker.punching.time.monotonic", lambda: clock[0])
+    one = punching(failed.append)
+
+    async def accept(offer):
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(one, "_accept", accept)
+    for number in range(1000):
+        clock[0] = number / 10
+        one._hear(pb.Punch(number=number, host=HERE, port=1, why=why))
+    assert len(failed) == (100 / punch_rules.OFFERS_EVERY if why else 0)
+    assert len(one._tasks) == (0 if why else 2)
+    for task in one._tasks:
+        task.cancel()
 
 
 @contextlib.asynccontextmanager
@@ -187,7 +252,7 @@ async def relayed_neighbours(monkeypatch):
             relays=[pb.Relay(host=HERE, port=port, ticket=ticket)],
             unlikely=True,
         )
-        network = Network(identity(name), listeners[name], lambda: (HERE, 1), None)
+        network = Network(partial(identity, name), listeners[name], lambda: (HERE, 1), None)
         listeners[name].expect(ends[name].link)
         ways[name] = Way(ends[name].link, route, network, lambda path, problem: None, failed[name].append)
     running = [asyncio.create_task(way.run()) for way in ways.values()]

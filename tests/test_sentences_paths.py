@@ -10,7 +10,7 @@ from wording import check_wording
 from protomodels_cli.coordinator import path_reasons as paths
 from protomodels_cli.coordinator.sentences import not_direct
 from protomodels_cli.observe.punches import not_punched
-from protomodels_cli.observe.view import relayed_links
+from protomodels_cli.observe.view import why_not_direct
 from protomodels_cli.wire.path import NotPunched, told
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 
@@ -47,7 +47,7 @@ def test_every_reason_has_words_that_stand_on_their_own(why: str):
 def test_each_way_and_reason_is_said_once_with_its_stages():
     links = [("door", "A"), ("punched", "B"), ("relay r:1", "A"), ("lan", "")]
     stages = [pb.StageStatus(stage=i, path=path, path_why=why) for i, (path, why) in enumerate(links)]
-    assert relayed_links(pb.RunStatus(stages=stages)) == [
+    assert why_not_direct(pb.RunStatus(stages=stages)) == [
         "relayed between stages 0–1, 2–3: A",
         "punched between stages 1–2: B",
     ]

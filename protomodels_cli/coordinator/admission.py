@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from protomodels_cli.coordinator.rates import Buckets, Rate
+from protomodels_cli.wire.rates import Buckets, Rate
 from protomodels_cli.wire.relay import WAIT_SECONDS
 
 MOST_SHUNNED = 10_000  # networks at a time; the oldest are forgotten

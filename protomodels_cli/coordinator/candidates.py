@@ -38,13 +38,16 @@ def candidates_for(dialler: Peer, listener: Peer, home: str) -> tuple[Candidate,
         seen = [listener.address] if _is_in_a_lan(listener.address) else []
         near = dict.fromkeys([*seen, *filter(_is_in_a_lan, listener.addresses)])
         found += [Candidate(host, listener.port, "lan") for host in near]
-    port = listener.outside_port or listener.port
-    found += [Candidate(host, port, "public") for host in listener.reached if not is_private(host)]
+    found += [Candidate(host, _port_at(host, listener), "public") for host in listener.reached if not is_private(host)]
     # Nobody has reached it there; a port may have been forwarded since.
     outside = home if is_private(listener.address) else listener.address
     if outside and not is_private(outside) and outside not in listener.reached:
-        found.append(Candidate(outside, port, "public", likely=False))
+        found.append(Candidate(outside, _port_at(outside, listener), "public", likely=False))
     return tuple(found)
+
+
+def _port_at(host: str, listener: Peer) -> int:
+    return listener.outside_port or listener.port if host == listener.outside_host else listener.port
 
 
 def site_of(peer: Peer, home: str) -> str:

@@ -14,7 +14,6 @@ from protomodels_cli import PROTOCOL, __version__
 from protomodels_cli.coordinator import calls, refusals
 from protomodels_cli.coordinator.doorkeeper import Doorkeeper
 from protomodels_cli.coordinator.messages import clean
-from protomodels_cli.coordinator.rates import Buckets, Rate
 from protomodels_cli.coordinator.run_dir import RunDir
 from protomodels_cli.coordinator.sessions import CoolingOff
 from protomodels_cli.observe.logs import WIRE
@@ -23,6 +22,7 @@ from protomodels_cli.spec.plugins import packages_used
 from protomodels_cli.spec.schema import RunSpec
 from protomodels_cli.wire.addresses import network_of
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
+from protomodels_cli.wire.rates import Buckets, Rate
 from protomodels_cli.wire.tls import checked_key, peer_name
 
 MOST_PEERS = 10_000  # in session

@@ -12,10 +12,10 @@ import os
 import time
 from collections.abc import AsyncIterator, Callable
 
-from protomodels_cli.coordinator.rates import Bucket, Rate
 from protomodels_cli.wire.addresses import network_of
 from protomodels_cli.wire.channels import PIECE
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
+from protomodels_cli.wire.rates import Bucket, Rate
 
 CALL_BYTES, CALL_SECONDS = 16 << 20, 12.0  # of one call, both ways together
 OF_NETWORK = Rate(per_second=float(1 << 18), burst=float(2 * CALL_BYTES))  # bytes

@@ -16,7 +16,7 @@ from protomodels_cli.cost.activations import Computation
 from protomodels_cli.protocol.audit import Compared, Recorded
 from protomodels_cli.spec.schema import RunSpec
 from protomodels_cli.wire import troubles
-from protomodels_cli.wire.addresses import MOST_OWN, is_address, is_private
+from protomodels_cli.wire.addresses import MOST_OWN, is_address
 from protomodels_cli.wire.frames import LEG_NUMBERS
 from protomodels_cli.wire.parts import part_message, part_of
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
@@ -117,8 +117,13 @@ def owners_event(request: pb.ControlRequest) -> events.FromOwner | None:
 
 
 def port_at(host: str, said: pb.ReachabilityRequest | pb.Register) -> int:
-    """At which a peer is dialled at this address: from outside it may be another than in its own network."""
-    return said.port if is_private(host) else said.outside_port or said.port
+    """At which a peer is dialled at this address: its router's may lead there from another."""
+    return said.outside_port or said.port if host == said.outside_host else said.port
+
+
+def ports_of(said: pb.ReachabilityRequest | pb.Register) -> tuple[int, int, str]:
+    """All that says where a peer is dialled, beside its addresses."""
+    return said.port, said.outside_port, said.outside_host
 
 
 def peer_of(peer_id: str, register: pb.Register, address: str, reached: Collection[str], now: float) -> Peer:
@@ -137,6 +142,7 @@ def peer_of(peer_id: str, register: pb.Register, address: str, reached: Collecti
         address=address,
         port=register.port,
         outside_port=register.outside_port,
+        outside_host=register.outside_host if is_address(register.outside_host) else "",
         since=now,
         holding=_holding_of(register),
         parts=frozenset(map(part_of, register.parts)),

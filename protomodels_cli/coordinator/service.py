@@ -23,9 +23,8 @@ from protomodels_cli.coordinator.doorkeeper import Doorkeeper
 from protomodels_cli.coordinator.gate import GATE_OPTIONS, Gate, Right
 from protomodels_cli.coordinator.joining import Joining
 from protomodels_cli.coordinator.measuring import Measuring, NotNow
-from protomodels_cli.coordinator.messages import event_of, peer_of, port_at
+from protomodels_cli.coordinator.messages import event_of, peer_of, port_at, ports_of
 from protomodels_cli.coordinator.owner import Desk
-from protomodels_cli.coordinator.rates import Buckets, Rate
 from protomodels_cli.coordinator.reasons import (
     ConnectionClosed,
     InvalidMessage,
@@ -46,6 +45,7 @@ from protomodels_cli.wire.channels import SERVER_OPTIONS
 from protomodels_cli.wire.parts import REFUSED
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.pb import pmtrain_pb2_grpc as rpc
+from protomodels_cli.wire.rates import Buckets, Rate
 from protomodels_cli.wire.tickets import RelayLink
 from protomodels_cli.wire.tls import COORDINATOR_NAME, Identity, client_context
 
@@ -53,6 +53,7 @@ MOST_ABSENT = 1000  # of whom something is remembered
 MOST_DISMISSED = 10_000
 MOST_UPLOADS = 2  # of one peer: a basis and a part of a snapshot may fall together
 FAILURES_SECONDS = 32.0  # in which as many calls with a token may fail from one network as may connect from there
+LEAST_FAILURES = 16  # of those: where one connection is allowed, a mistake or two are nothing bad yet
 SHUN_SECONDS = 20.0  # for which nobody new comes from a network with more of them
 SESSION_WITHIN = 600.0  # seconds after a peer's first call
 
@@ -79,7 +80,7 @@ class Service(rpc.PeeringServicer):
         self._dialling = client_context(self._identity)
         self.doorkeeper = Doorkeeper(run_dir)
         self._joining = Joining(spec, run_dir, self.doorkeeper)
-        most = spec.limits.connections_per_address
+        most = max(LEAST_FAILURES, spec.limits.connections_per_address)
         self._failures = Buckets(Rate(most / FAILURES_SECONDS, most))  # of calls with a token, by network
         self._dismissed: dict[str, None] = {}  # for good: they are not let in again under these names
         self._server = grpc.aio.server(interceptors=[Gate(self)], options=[*SERVER_OPTIONS, *GATE_OPTIONS])
@@ -227,7 +228,7 @@ class Service(rpc.PeeringServicer):
         found = await asyncio.gather(*(dial_back(self._dialling, peer, at, port_at(at, request)) for at in hosts))
         reached = frozenset(at for at, reason in zip(hosts, found, strict=True) if not reason)
         if peer in self._enrolled:
-            self._enrolled[peer].seen, self._enrolled[peer].reached = (host, port_at(host, request)), reached
+            self._enrolled[peer].seen, self._enrolled[peer].reached = (host, ports_of(request)), reached
         reply = pb.ReachabilityReply(reachable=bool(reached), host=host, relays=self.routes.relays)
         reply.reason = "" if reached else found[0]
         return reply
@@ -257,7 +258,7 @@ class Service(rpc.PeeringServicer):
             return
         known = self._enrolled[peer]
         stream = ControlStream(address, calls.port(context))
-        reached = known.reached if known.seen == (address, port_at(address, register)) else ()
+        reached = known.reached if known.seen == (address, ports_of(register)) else ()
         try:
             joined = events.Joined(peer_of(peer, register, address, reached, time.time()))
         except ValueError as e:

@@ -11,11 +11,11 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from protomodels_cli.coordinator.rates import Bucket, Rate
 from protomodels_cli.spec.schema import RunSpec
 from protomodels_cli.wire.addresses import network_of
 from protomodels_cli.wire.channels import HEARTBEATS
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
+from protomodels_cli.wire.rates import Bucket, Rate
 
 # Of a peer's messages, each of which costs a token and another for every so many bytes. What the coordinator says
 # brings some: most of what an honest peer sends is an answer, however short the steps are. The rest are heartbeats.
@@ -90,7 +90,7 @@ class EnrolledPeer:
     """A peer that showed the token, to this coordinator or to the one before a restart."""
 
     since: float
-    seen: tuple[str, int] | None = None  # where it was, and its port, when the coordinator dialled it
+    seen: tuple[str, tuple[int, int, str]] | None = None  # where it was, and its ports, when the coordinator dialled it
     reached: frozenset[str] = frozenset()  # addresses at which it answered then
     uploads: int = 0
     stream: ControlStream | None = None

@@ -64,7 +64,8 @@ class Peer:
     addresses: tuple[str, ...] = ()  # of its interfaces, as it says
     machine: str = ""  # peers with the same one share a loopback interface; empty: not known
     relay_trips: tuple[tuple[str, float], ...] = ()  # relay → seconds from this peer to it and back
-    outside_port: int = 0  # that its router leads to `port`; 0: the same
+    outside_port: int = 0  # of `outside_host`, that leads to `port`; 0: the same
+    outside_host: str = ""  # the address of its router, where that maps a port
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,7 @@ def picture(s: pb.RunStatus) -> RenderableType:
         rows.append(Text(s.trouble, style="yellow"))
     if s.stages:
         rows.append(stage_table(s))
-    rows += [Text(line, style="dim") for line in relayed_links(s)]
+    rows += [Text(line, style="dim") for line in why_not_direct(s)]
     if waiting := spares(s):
         rows.append(Text(waiting, style="dim"))
     if s.checkpoint_sha256:
@@ -146,7 +146,7 @@ def _link(t: pb.StageStatus) -> str:
     return f"{path} · {duration(t.round_trip_s)}" if t.round_trip_s and t.path else path
 
 
-def relayed_links(s: pb.RunStatus) -> list[str]:
+def why_not_direct(s: pb.RunStatus) -> list[str]:
     """Why links are relayed, or punched, each reason once."""
     found: dict[tuple[str, str], list[str]] = {}
     for t in s.stages:

@@ -5,6 +5,7 @@ Knows how to call. It must not know what a peer does, nor show anything.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
@@ -29,6 +30,9 @@ from protomodels_cli.wire.pb import pmtrain_pb2_grpc as rpc
 from protomodels_cli.wire.tls import COORDINATOR_NAME
 
 MOST_KNOWN = 16  # addresses of one coordinator
+# Seconds for calls on a channel that was left: longer than any, so that none is cut off. Keepalive ends those on a dead
+# connection within half a minute.
+LAST_CALLS = 7 * 86_400.0
 Metadata = Sequence[tuple[str, str]]  # of a call: names and values
 
 
@@ -100,13 +104,13 @@ def _channel(where: Address, authority_pem: bytes, most_bytes: int) -> grpc.aio.
 class Line(rpc.PeeringStub):
     """The calls of a run's coordinator, at one of several addresses: the next one is tried after a failure.
 
-    A channel stays open when another is used: calls that are under way on it end by themselves."""
+    A channel that is left closes once the calls that are under way on it have ended by themselves."""
 
     def __init__(self, addresses: Iterable[Address], channel: Callable[[Address], grpc.aio.Channel]):
         self._addresses, self._at, self._open = list(addresses), 0, channel
         self._over: Connection | None = None
         self._channels: dict[Address, tuple[grpc.aio.Channel, rpc.PeeringStub]] = {}
-        self._left: list[grpc.aio.Channel] = []  # that are not used for new calls
+        self._left: dict[asyncio.Task[None], grpc.aio.Channel] = {}  # not used for new calls, and what closes them
 
     @property
     def address(self) -> Address:
@@ -119,7 +123,10 @@ class Line(rpc.PeeringStub):
 
     def renew(self) -> None:
         """From now on calls go over new connections."""
-        self._left += [channel for channel, _ in self._channels.values()]
+        for channel, _ in self._channels.values():
+            closing = asyncio.create_task(channel.close(LAST_CALLS))
+            self._left[closing] = channel
+            closing.add_done_callback(self._left.pop)
         self._channels = {}
 
     def look_elsewhere(self) -> None:
@@ -140,7 +147,11 @@ class Line(rpc.PeeringStub):
         return getattr(self._channels[self.address][1], call)
 
     async def close(self) -> None:
-        for channel in (*self._left, *(channel for channel, _ in self._channels.values())):
+        left = dict(self._left)
+        for closing in left:
+            closing.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+        for channel in (*left.values(), *(channel for channel, _ in self._channels.values())):
             await channel.close()
         if self._over is not None:
             await self._over.close()

@@ -38,6 +38,13 @@ class Mapping:
     by: str  # NAT-PMP or UPnP
 
 
+@dataclass
+class Kept:
+    """A mapping that is renewed: the router may give another port, or have another address, by then."""
+
+    mapping: Mapping
+
+
 class Router(Protocol):
     """One that maps ports, by whichever protocol."""
 
@@ -121,7 +128,7 @@ class NatPmp:
         return "NAT-PMP"
 
     async def add(self, port: int, outside: int, seconds: int) -> Mapping:
-        host = read_address(await self._ask(ask_address()))
+        host = checked_host(read_address(await self._ask(ask_address())))
         granted, lasts = read_port(await self._ask(ask_port(port, outside, seconds)), port)
         return Mapping(host, granted, lasts, "NAT-PMP")
 
@@ -155,10 +162,21 @@ async def find(routers: list[Router], port: int) -> tuple[Router, Mapping]:
     whys = []
     for router in routers:
         try:
-            return router, checked(await router.add(port, port, LIFETIME))
+            return router, await _add(router, port, port)
         except NoMapping as why:
             whys.append(str(why))
     raise NoMapping("; ".join(whys) or "this machine has no gateway")
+
+
+async def _add(router: Router, port: int, outside: int) -> Mapping:
+    """Raises NoMapping; then none is left in the router."""
+    mapping = await router.add(port, outside, LIFETIME)
+    try:
+        return checked(mapping)
+    except NoMapping:
+        with contextlib.suppress(NoMapping):
+            await router.remove(mapping, port)
+        raise
 
 
 async def answers(routers: list[Router]) -> str:
@@ -173,30 +191,38 @@ def checked(mapping: Mapping) -> Mapping:
     """Raises NoMapping for one that leads nowhere."""
     if not 1 <= mapping.port <= 65535:
         raise NoMapping(f"the router granted the port {mapping.port}, which there is not")
-    if not is_address(mapping.host) or is_private(mapping.host):
-        raise NoMapping(f"the router's own outside address, {mapping.host}, is not public: it is behind another router")
+    checked_host(mapping.host)
     return mapping
 
 
+def checked_host(host: str) -> str:
+    """Of a router: known before a port is mapped, so that none is mapped in vain. Raises NoMapping."""
+    if not is_address(host) or is_private(host):
+        raise NoMapping(f"the router's own outside address, {host}, is not public: it is behind another router")
+    return host
+
+
 @asynccontextmanager
-async def mapped(routers: list[Router], port: int, lost: Callable[[str], None]) -> AsyncIterator[Mapping]:
+async def mapped(routers: list[Router], port: int, lost: Callable[[str], None]) -> AsyncIterator[Kept]:
     """A mapping for as long as the block lasts: renewed at half of its time, removed at the end. Raises NoMapping where
     there is none to begin with; `lost` is told where it could not be renewed, and it is tried again."""
-    router, mapping = await find(routers, port)
+    router, first = await find(routers, port)
+    kept = Kept(first)
 
     async def renew() -> None:
-        while mapping.seconds:
-            await asyncio.sleep(max(mapping.seconds, LEAST_LIFETIME) / 2)
+        while kept.mapping.seconds:
+            await asyncio.sleep(max(kept.mapping.seconds, LEAST_LIFETIME) / 2)
             try:
-                await router.add(port, mapping.port, LIFETIME)
+                # Where the port is another one now, the router has given the old one away: it is not ours to remove.
+                kept.mapping = await _add(router, port, kept.mapping.port)
             except NoMapping as why:
                 lost(str(why))
 
     renewing = asyncio.create_task(renew())
     try:
-        yield mapping
+        yield kept
     finally:
         renewing.cancel()
         await asyncio.gather(renewing, return_exceptions=True)
         with contextlib.suppress(NoMapping):
-            await router.remove(mapping, port)
+            await router.remove(kept.mapping, port)

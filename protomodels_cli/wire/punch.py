@@ -26,8 +26,9 @@ def family_of(host: str) -> int:
 async def open_together(port: int, to: Address, seconds: float) -> Stream:
     """Connect from this local port while the other end connects to it. Raises TimeoutError."""
     loop, family = asyncio.get_running_loop(), family_of(to[0])
+    won: list[socket.socket] = []
 
-    async def dial() -> socket.socket:
+    async def dial() -> None:
         while True:
             try:
                 made = shared_port(family, port)
@@ -36,7 +37,8 @@ async def open_together(port: int, to: Address, seconds: float) -> Stream:
                 continue
             try:
                 await loop.sock_connect(made, to)
-                return made
+                won.append(made)
+                return
             except OSError:
                 made.close()
                 await asyncio.sleep(random.uniform(*PAUSE))
@@ -44,31 +46,34 @@ async def open_together(port: int, to: Address, seconds: float) -> Stream:
                 made.close()
                 raise
 
-    async def accept(waiting: socket.socket) -> socket.socket:
+    async def accept(waiting: socket.socket) -> None:
         """Where the other's first packet comes before ours has left, or there is no router at all."""
         while True:
             made, where = await loop.sock_accept(waiting)
             if where[0] == to[0]:
-                return made
+                won.append(made)
+                return
             made.close()
 
-    with shared_port(family, port) as waiting:
-        waiting.listen(1)
-        tries = [asyncio.ensure_future(dial()), asyncio.ensure_future(accept(waiting))]
-        try:
-            await asyncio.wait(tries, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for one in tries:
-                one.cancel()
-            ended = await asyncio.gather(*tries, return_exceptions=True)
-    found = [one for one in ended if isinstance(one, socket.socket)]
-    for other in found[1:]:
+    try:
+        with shared_port(family, port) as waiting:
+            waiting.listen(1)
+            tries = [asyncio.ensure_future(dial()), asyncio.ensure_future(accept(waiting))]
+            try:
+                await asyncio.wait(tries, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for one in tries:
+                    one.cancel()
+                await asyncio.gather(*tries, return_exceptions=True)
+        if not won:
+            raise TimeoutError
+        reader, writer = await asyncio.open_connection(sock=won[0])
+    except BaseException:
+        for made in won:
+            made.close()
+        raise
+    for other in won[1:]:
         other.close()
-    if not found:
-        raise TimeoutError
-    made = found[0]
-    made.setblocking(False)
-    reader, writer = await asyncio.open_connection(sock=made)
     tune(writer)
     return reader, writer
 

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from protomodels_cli.files import write_whole
 from protomodels_cli.wire.addresses import network_of
+from protomodels_cli.wire.rates import Bucket, Buckets, Rate
 from protomodels_cli.wire.relay import RELAY, UNKNOWN, WAIT_SECONDS, Meetings
 from protomodels_cli.wire.seen import ASK_SEEN, seen_at
 from protomodels_cli.wire.splice import send_last, tune
@@ -25,6 +26,7 @@ from protomodels_cli.wire.tickets import Ticket, read_ticket
 
 BOOKS, BOOKS_EVERY = "relayed.json", 60.0  # seconds between two times that the file is written
 BURST_SECONDS = 0.5  # of its rate, that a peer may send at once
+ASK_SECONDS = 10.0  # of the rate of questions, that may come at once
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,7 @@ class RelayLimits:
     line_bytes: int = 256
     wait_seconds: float = WAIT_SECONDS
     questions_a_second: float = 100.0  # where they are seen, of all callers together
+    questions_per_network: float = 4.0  # a second
 
 
 @dataclass
@@ -83,7 +86,10 @@ class Relay:
         self._by: Counter[tuple[str, ...]] = Counter()  # connections by address, by run, by run and peer
         self._runs: dict[str, Allowance] = {}
         self._peers: dict[tuple[str, str], Allowance] = {}
-        self._questions = Allowance(limits.questions_a_second * 8)  # of a byte each
+        self._asking = Rate(limits.questions_a_second, limits.questions_a_second * ASK_SECONDS)
+        self._questions = Bucket.full(self._asking, time.monotonic())
+        by_network = Rate(limits.questions_per_network, limits.questions_per_network * ASK_SECONDS)
+        self._questions_by = Buckets(by_network)
 
     @property
     def connections(self) -> int:
@@ -137,9 +143,10 @@ class Relay:
             tune(writer)
             line = await self._line(reader)
             if line == ASK_SEEN:
-                if self._questions.take(1, time.monotonic()):
+                peer = writer.get_extra_info("peername")
+                if not self._may_ask(network_of(peer[0].partition("%")[0]), time.monotonic()):
                     raise _Refused("too_many_questions")
-                await send_last(writer, seen_at(writer.get_extra_info("peername")))
+                await send_last(writer, seen_at(peer))
                 return
             asked = RELAY.fullmatch(line)
             if asked is None:
@@ -156,6 +163,15 @@ class Relay:
             pass  # the caller closed the connection: nothing to report
         finally:
             writer.transport.abort()
+
+    def _may_ask(self, network: str, now: float) -> bool:
+        """What is refused takes nothing, and a network's own limit comes first: none can use up the others' share by
+        itself."""
+        if not self._questions_by.take(network, now):
+            return False
+        left = self._questions.take(self._asking, 1, now)
+        self._questions = left or self._questions
+        return left is not None
 
     async def _line(self, reader: StreamReader) -> bytes:
         """The first line, and not a byte more: the rest is for the other peer."""

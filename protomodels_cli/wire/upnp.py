@@ -15,7 +15,7 @@ from xml.etree import ElementTree
 
 from protomodels_cli.wire.channels import own_address
 from protomodels_cli.wire.join_link import Address
-from protomodels_cli.wire.port_mapping import Mapping, NatPmp, NoMapping, Router, gateway
+from protomodels_cli.wire.port_mapping import Mapping, NatPmp, NoMapping, Router, checked_host, gateway
 
 MULTICAST = "239.255.255.250", 1900
 SEARCH_SECONDS, CALL_SECONDS = 2.0, 3.0
@@ -23,6 +23,7 @@ MOST_BYTES = 64 << 10  # of a description, or of an answer
 TAKEN, ONLY_PERMANENT = "718", "725"  # error codes: the port is another's; there are no mappings that end
 OTHER_PORTS = 3  # that are tried where the port is another's
 _LOCATION = re.compile(rb"^location:[ \t]*(\S{1,512})[ \t]*\r?$", re.IGNORECASE | re.MULTILINE)
+_LENGTH = re.compile(rb"^content-length:[ \t]*([0-9]{1,9})[ \t]*\r?$", re.IGNORECASE | re.MULTILINE)
 _SERVICE = re.compile(r"urn:schemas-upnp-org:service:WAN(IP|PPP)Connection:[12]")
 _PATH = re.compile(r"/[!-~]{0,511}")
 _SEARCH = (
@@ -43,10 +44,10 @@ def location_of(answer: bytes) -> str | None:
     return found[1].decode("ascii", "replace") if answer.startswith(b"HTTP/1.1 200") and found else None
 
 
-def place_of(url: str, gateway: str) -> tuple[int, str]:
-    """Port and path of a URL at the gateway's own address. Raises NoMapping."""
+def place_of(url: str, gateway: str, base: str = "") -> tuple[int, str]:
+    """Port and path of a URL, which may be relative to `base`, at the gateway's own address. Raises NoMapping."""
     try:
-        parts = urlsplit(url)
+        parts = urlsplit(urljoin(base, url))
         port = parts.port or 80
     except ValueError:
         raise NoMapping("the router named a URL that is none") from None
@@ -115,6 +116,7 @@ class Upnp:
         return "UPnP"
 
     async def add(self, port: int, outside: int, seconds: int) -> Mapping:
+        host = checked_host(value_of(await self._call("GetExternalIPAddress", {}), "NewExternalIPAddress"))
         tries = [outside, *range(outside + 1, min(outside + 1 + OTHER_PORTS, 65536))]
         while True:
             fields = {
@@ -137,7 +139,6 @@ class Upnp:
                     tries.pop(0)
                 else:
                     raise
-        host = value_of(await self._call("GetExternalIPAddress", {}), "NewExternalIPAddress")
         return Mapping(host, tries[0], seconds, "UPnP")
 
     async def remove(self, mapping: Mapping, port: int) -> None:
@@ -163,7 +164,7 @@ class Upnp:
         where = await self._location()
         port, path = place_of(where, self._gateway)
         kind, url = service_of(await self._http("GET", port, path))
-        return kind, *place_of(urljoin(where, url), self._gateway)
+        return kind, *place_of(url, self._gateway, where)
 
     async def _location(self) -> str:
         loop = asyncio.get_running_loop()
@@ -184,7 +185,7 @@ class Upnp:
         raise NoMapping("no answer to UPnP")
 
     async def _http(self, method: str, port: int, path: str, headers: str = "", body: bytes = b"") -> bytes:
-        """The body of the answer, whatever its status. HTTP/1.0: it ends with the connection."""
+        """The body of the answer, whatever its status."""
         head = f"{method} {path} HTTP/1.0\r\nHost: {self._gateway}:{port}\r\n{headers}"
         head += f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
         writer = None
@@ -192,19 +193,33 @@ class Upnp:
             async with asyncio.timeout(CALL_SECONDS):
                 reader, writer = await asyncio.open_connection(self._gateway, port, limit=MOST_BYTES)
                 writer.write(head.encode() + body)
-                came = b""
-                while more := await reader.read(MOST_BYTES):
-                    came += more
-                    if len(came) > MOST_BYTES:
-                        raise NoMapping("the router said too much")
+                return await _body(reader)
         except TimeoutError:
             raise NoMapping("the router did not answer in time") from None
+        except asyncio.IncompleteReadError:
+            raise NoMapping("the router hung up before its answer was whole") from None
         except OSError as error:
             raise NoMapping(f"the router cannot be called: {error.strerror or error}") from None
         finally:
             if writer is not None:
                 writer.transport.abort()
-        return came.partition(b"\r\n\r\n")[2]
+
+
+async def _body(reader: asyncio.StreamReader) -> bytes:
+    """As long as its head says: not every router closes the connection after it. Raises NoMapping."""
+    try:
+        head = await reader.readuntil(b"\r\n\r\n")
+    except asyncio.LimitOverrunError:
+        raise NoMapping("the router said too much") from None
+    length = _LENGTH.search(head)
+    if length is not None and int(length[1]) <= MOST_BYTES:
+        return await reader.readexactly(int(length[1]))
+    came = b""
+    while more := await reader.read(MOST_BYTES):
+        came += more
+        if len(came) > MOST_BYTES:
+            raise NoMapping("the router said too much")
+    return came
 
 
 def routers() -> list[Router]:

@@ -21,7 +21,7 @@ from protomodels_cli.worker import problems
 from protomodels_cli.worker.telling import PeerError
 
 RECONNECT = 0.2, 2.0  # seconds between tries to reach the coordinator: at first, at most
-SILENT_LEASES = 1.5  # without a word from the coordinator, who says one five times in each: it is gone
+SILENT_LEASES = 1.5  # without a word from the coordinator, who says one every two fifths of a lease: it is gone
 
 MOST_DETAIL = 120  # characters of what gRPC says of a failure
 

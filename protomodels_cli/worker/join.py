@@ -36,7 +36,7 @@ from protomodels_cli.wire.client import Metadata, Refused, coordinator_line, in_
 from protomodels_cli.wire.join_link import JoinLink, UnreachableError, address, find_coordinator
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.pb import pmtrain_pb2_grpc as rpc
-from protomodels_cli.wire.port_mapping import Mapping, NoMapping, mapped
+from protomodels_cli.wire.port_mapping import Kept, NoMapping, mapped
 from protomodels_cli.wire.relay import relay_trips
 from protomodels_cli.wire.tls import MOST_SKEW, Identity, public_key_of
 from protomodels_cli.wire.upnp import routers
@@ -143,9 +143,9 @@ async def _take_part(options: Options, tell: PeerTeller, figures: Figures) -> in
         everywhere = "::" if socket.has_dualstack_ipv6() else "0.0.0.0"
         await listener.start("127.0.0.1" if local_only else everywhere, options.port)
         port = listener.port if options.listen else 0
-        mapping = None
+        kept = None
         if options.map_port and not local_only:
-            mapping = await closing.enter_async_context(_mapping(port, tell))
+            kept = await closing.enter_async_context(_mapping(port, tell))
         tell(notices.Joined(spec.name, options.name, enrolled.peer, cards.in_words, cards.offered, flops))
         known: notices.Reachable | notices.NotReachable | None = None
 
@@ -153,8 +153,11 @@ async def _take_part(options: Options, tell: PeerTeller, figures: Figures) -> in
             """Describe this peer, again with every connection: both the coordinator and this machine may have moved."""
             nonlocal known
             own = [] if local_only else own_addresses()
+            mapping = None if kept is None else kept.mapping
             outside = [] if mapping is None else [mapping.host]
-            request = pb.ReachabilityRequest(port=port, outside_port=mapping.port if mapping else 0)
+            request = pb.ReachabilityRequest(port=port)
+            if mapping is not None:
+                request.outside_host, request.outside_port = mapping.host, mapping.port
             request.hosts.extend(host for host in dict.fromkeys([*own, *outside]) if not is_private(host))
             found, relays = await _reachability(line, papers.metadata, request, known)
             if options.listen and found != known:
@@ -167,7 +170,8 @@ async def _take_part(options: Options, tell: PeerTeller, figures: Figures) -> in
                 host_memory=host_memory,
                 flops=flops,
                 port=port,
-                outside_port=mapping.port if mapping else 0,
+                outside_port=request.outside_port,
+                outside_host=request.outside_host,
                 name=options.name,
                 dtype=computation.dtype,
                 compiled=computation.compiled,
@@ -193,17 +197,18 @@ async def _take_part(options: Options, tell: PeerTeller, figures: Figures) -> in
 
 
 @contextlib.asynccontextmanager
-async def _mapping(port: int, tell: PeerTeller) -> AsyncIterator[Mapping | None]:
+async def _mapping(port: int, tell: PeerTeller) -> AsyncIterator[Kept | None]:
     """From the router, while the block lasts; None: it maps none, which is said."""
     async with contextlib.AsyncExitStack() as closing:
-        mapping = None
+        kept = None
         try:
             lost = lambda why: tell(notices.PortNotMapped(port, why))  # noqa: E731
-            mapping = await closing.enter_async_context(mapped(routers(), port, lost))
+            kept = await closing.enter_async_context(mapped(routers(), port, lost))
+            mapping = kept.mapping
             tell(notices.PortMapped(address(mapping.host, mapping.port), port, mapping.by))
         except NoMapping as why:
             tell(notices.PortNotMapped(port, str(why)))
-        yield mapping
+        yield kept
 
 
 async def _reachability(
@@ -215,7 +220,7 @@ async def _reachability(
     """Whether neighbours can dial this peer, as the coordinator finds it, and the run's relays. A firewall that
     swallows packets takes long to show; a run that waits for a peer to come back cannot wait for that: then a second
     has to do."""
-    port, seconds = request.outside_port or request.port, 30.0 if known is None else 1.0
+    port, seconds = request.port, 30.0 if known is None else 1.0
     try:
         reach = await stub.CheckReachability(request, metadata=metadata, timeout=seconds)
     except grpc.aio.AioRpcError as e:
@@ -224,7 +229,8 @@ async def _reachability(
         return notices.NotReachable("this machine", port, "no answer within 1 s"), []
     relays = list(reach.relays)
     if reach.reachable:
-        return notices.Reachable(address(reach.host, port)), relays
+        at = request.outside_port or port if reach.host == request.outside_host else port
+        return notices.Reachable(address(reach.host, at)), relays
     return notices.NotReachable(reach.host, port, reach.reason), relays
 
 

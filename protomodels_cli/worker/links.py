@@ -252,21 +252,27 @@ class Link:
                 await stream.write(frame.to_bytes())
 
     async def _ask(self) -> None:
-        """How long the way is: from one end, which is enough. Both notice when nothing comes any more: one misses
-        answers, the other questions."""
+        """How long the way is: from one end, which is enough. Both say a word every time, and notice when none comes:
+        an answer alone could wait long for a question that a full line holds up."""
         self._asked.clear()
-        due = time.monotonic()
+        pause = min(SILENCE_EVERY, ASK_EVERY)
+        due = looked = awake_since = time.monotonic()
         while True:
             now = time.monotonic()
-            if now - self._last_word > SILENT:
+            if now - looked > pause + 2 * SILENCE_EVERY:  # this process stood still: words have come, and wait unread
+                awake_since = now
+            looked = now
+            if now - max(self._last_word, awake_since) > SILENT:
                 raise ConnectionError(f"nothing came for {SILENT:g} s")
-            if self.to_next and now >= due:
+            if now >= due:
                 due = now + ASK_EVERY
-                self._questions += 1
-                self._asked = {self._questions: now}  # one that was not answered by now is not waited for
-                question = Frame(pb.Frame(generation=self.generation, asked=self._questions))
-                self._queue(question, "credit", at_once=True)
-            await asyncio.sleep(min(SILENCE_EVERY, ASK_EVERY))
+                word = pb.Frame(generation=self.generation)
+                if self.to_next:
+                    self._questions += 1
+                    self._asked = {self._questions: now}  # one that was not answered by now is not waited for
+                    word.asked = self._questions
+                self._queue(Frame(word), "credit", at_once=True)
+            await asyncio.sleep(pause)
 
     def _hear(self, fields: pb.Frame) -> None:
         """A question, the answer to one, or where the neighbour is seen."""

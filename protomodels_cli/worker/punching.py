@@ -34,6 +34,7 @@ from protomodels_cli.worker.punch_rules import (
 )
 
 LOOK_EVERY = 0.5  # seconds
+MOST_ACCEPTS = 2  # at a time: a connection that is used, and one that takes its place
 
 
 class Punching:
@@ -81,8 +82,8 @@ class Punching:
 
     @property
     def _known(self) -> list[str]:
-        """Where the coordinator has seen or reached the neighbour."""
-        return family_hosts(candidate.host for candidate in self._route().candidates)
+        """Where the coordinator has seen or reached the neighbour; what it says of its own network is not that."""
+        return family_hosts(candidate.host for candidate in self._route().candidates if candidate.kind == "public")
 
     async def _offer(self) -> None:
         self._number += 1
@@ -105,9 +106,11 @@ class Punching:
         if self._dials:
             if self._answer is not None and punch.number == self._number and not self._answer.done():
                 self._answer.set_result(punch)
+        elif not self.turns.answers(time.monotonic()):
+            return
         elif punch.why:
             self._failed(told(checked_why(punch.why), here=False))
-        elif self.turns.answers(time.monotonic()):
+        elif len(self._tasks) < MOST_ACCEPTS:
             task = asyncio.create_task(self._accept(punch))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)

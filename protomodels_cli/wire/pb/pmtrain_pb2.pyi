@@ -75,14 +75,16 @@ class MeasureReply(_message.Message):
     def __init__(self, padding: _Optional[bytes] = ..., clock: _Optional[float] = ...) -> None: ...
 
 class ReachabilityRequest(_message.Message):
-    __slots__ = ("port", "hosts", "outside_port")
+    __slots__ = ("port", "hosts", "outside_port", "outside_host")
     PORT_FIELD_NUMBER: _ClassVar[int]
     HOSTS_FIELD_NUMBER: _ClassVar[int]
     OUTSIDE_PORT_FIELD_NUMBER: _ClassVar[int]
+    OUTSIDE_HOST_FIELD_NUMBER: _ClassVar[int]
     port: int
     hosts: _containers.RepeatedScalarFieldContainer[str]
     outside_port: int
-    def __init__(self, port: _Optional[int] = ..., hosts: _Optional[_Iterable[str]] = ..., outside_port: _Optional[int] = ...) -> None: ...
+    outside_host: str
+    def __init__(self, port: _Optional[int] = ..., hosts: _Optional[_Iterable[str]] = ..., outside_port: _Optional[int] = ..., outside_host: _Optional[str] = ...) -> None: ...
 
 class ReachabilityReply(_message.Message):
     __slots__ = ("reachable", "host", "reason", "relays")
@@ -185,7 +187,7 @@ class SnapshotLost(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., lineage: _Optional[int] = ..., step: _Optional[int] = ..., why: _Optional[str] = ...) -> None: ...
 
 class Register(_message.Message):
-    __slots__ = ("spec_sha256", "device", "memory", "flops", "host_memory", "port", "name", "holding", "parts", "dtype", "compiled", "card", "card_memory", "addresses", "machine", "relay_trips", "outside_port")
+    __slots__ = ("spec_sha256", "device", "memory", "flops", "host_memory", "port", "name", "holding", "parts", "dtype", "compiled", "card", "card_memory", "addresses", "machine", "relay_trips", "outside_port", "outside_host")
     SPEC_SHA256_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     MEMORY_FIELD_NUMBER: _ClassVar[int]
@@ -203,6 +205,7 @@ class Register(_message.Message):
     MACHINE_FIELD_NUMBER: _ClassVar[int]
     RELAY_TRIPS_FIELD_NUMBER: _ClassVar[int]
     OUTSIDE_PORT_FIELD_NUMBER: _ClassVar[int]
+    OUTSIDE_HOST_FIELD_NUMBER: _ClassVar[int]
     spec_sha256: str
     device: str
     memory: int
@@ -220,7 +223,8 @@ class Register(_message.Message):
     machine: str
     relay_trips: _containers.RepeatedCompositeFieldContainer[RelayTrip]
     outside_port: int
-    def __init__(self, spec_sha256: _Optional[str] = ..., device: _Optional[str] = ..., memory: _Optional[int] = ..., flops: _Optional[float] = ..., host_memory: _Optional[int] = ..., port: _Optional[int] = ..., name: _Optional[str] = ..., holding: _Optional[_Union[Holding, _Mapping]] = ..., parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ..., dtype: _Optional[str] = ..., compiled: bool = ..., card: _Optional[str] = ..., card_memory: _Optional[int] = ..., addresses: _Optional[_Iterable[str]] = ..., machine: _Optional[str] = ..., relay_trips: _Optional[_Iterable[_Union[RelayTrip, _Mapping]]] = ..., outside_port: _Optional[int] = ...) -> None: ...
+    outside_host: str
+    def __init__(self, spec_sha256: _Optional[str] = ..., device: _Optional[str] = ..., memory: _Optional[int] = ..., flops: _Optional[float] = ..., host_memory: _Optional[int] = ..., port: _Optional[int] = ..., name: _Optional[str] = ..., holding: _Optional[_Union[Holding, _Mapping]] = ..., parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ..., dtype: _Optional[str] = ..., compiled: bool = ..., card: _Optional[str] = ..., card_memory: _Optional[int] = ..., addresses: _Optional[_Iterable[str]] = ..., machine: _Optional[str] = ..., relay_trips: _Optional[_Iterable[_Union[RelayTrip, _Mapping]]] = ..., outside_port: _Optional[int] = ..., outside_host: _Optional[str] = ...) -> None: ...
 
 class RelayTrip(_message.Message):
     __slots__ = ("relay", "seconds")
