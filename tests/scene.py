@@ -42,7 +42,7 @@ def a_spec(method: str = "fp32", limits: dict[str, Any] | None = None, **snapsho
         stages=3,
         steps=12,
         snapshots={"interval": 3} | snapshots,
-        limits={"lease_seconds": 2.0} | (limits or {}),
+        limits={"lease_seconds": 2.0, "connections_per_address": 1024} | (limits or {}),  # tests ask without rest
         eval={"interval": 5},
         **METHODS[method],
     )

@@ -11,6 +11,7 @@ import time
 from dataclasses import asdict
 from typing import Any
 
+import grpc
 import psutil
 import pytest
 from door_tools import needs_two_addresses
@@ -21,7 +22,7 @@ from protomodels_cli import PROTOCOL, __version__
 from protomodels_cli.bench import quota
 from protomodels_cli.bench.abuse import MEMORY_BOUND, compared, in_words
 from protomodels_cli.bench.attack import READY, Order
-from protomodels_cli.wire.join_link import JoinLink
+from protomodels_cli.wire.join_link import JoinLink, UnreachableError
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.tls import new_key, public_key_of
 
@@ -62,7 +63,7 @@ def test_phases_are_compared_with_the_same_attack_elsewhere(
 
 @needs_two_addresses
 def test_a_run_does_not_mind_all_attacks_at_once(scene):
-    s = scene(a_spec(limits={"connections": 256}))
+    s = scene(a_spec(limits={"connections": 256, "connections_per_address": 64}))
     s.start(3, {"kind": "slow", "seconds": 0.05})
     s.wait_for_step(1)
     link = JoinLink.parse((s.run_dir / "link").read_text())
@@ -79,8 +80,13 @@ def test_a_run_does_not_mind_all_attacks_at_once(scene):
 
         async def joins() -> float:
             began = time.monotonic()
-            async with asyncio.timeout(10), a_guest(link):
-                return time.monotonic() - began
+            async with asyncio.timeout(10):
+                while True:  # as `pmtrain join` does: in a crowd of strangers a newcomer may be the one who has to go
+                    try:
+                        async with a_guest(link):
+                            return time.monotonic() - began
+                    except (grpc.aio.AioRpcError, UnreachableError):
+                        await asyncio.sleep(0.2)
 
         time.sleep(1.5)  # of all attacks together
         assert asyncio.run(joins()) < 10

@@ -123,7 +123,7 @@ class LargestOutput(TorchDispatchMode):
 
 def test_the_loss_in_chunks_is_the_loss_and_the_whole_logits_never_exist(spec):
     shape = Shape.of(spec(compute={"dtype": "float64"}, tokenizer={"kind": "bpe", "vocab_size": 5000}))
-    head, x = Head(shape), torch.randn(3, 50, shape.width, dtype=torch.float64, requires_grad=True)
+    head, x = Head(shape, shape.width), torch.randn(3, 50, shape.width, dtype=torch.float64, requires_grad=True)
     torch.nn.init.normal_(head.out.weight, std=0.3)
     targets, run = torch.randint(5000, (3, 50)), Running(EAGER, torch.float64, torch.empty(0), torch.empty(0))
     right = torch.nn.functional.cross_entropy(head(x, run).flatten(0, 1), targets.flatten(), reduction="sum")

@@ -164,7 +164,7 @@ class Mute(rpc.PeeringServicer):
         yield  # what makes it a stream
 
 
-@pytest.mark.parametrize(("seconds", "reason"), [(0.0, problems.ConnectionClosed()), (60.0, problems.NoHeartbeat(2.0))])
+@pytest.mark.parametrize(("seconds", "reason"), [(0.0, problems.ConnectionClosed()), (60.0, problems.NoHeartbeat(1.5))])
 def test_a_first_connection_that_ends_before_a_word_is_a_problem_with_a_fix_and_no_bug(
     tmp_path: Path, seconds: float, reason: problems.Loss
 ):

@@ -14,7 +14,7 @@ from test_sentences_store import STORE
 from wording import check_kinds, check_row, check_wording, facts_of, members
 
 from protomodels_cli.coordinator import audit_notices as audit
-from protomodels_cli.coordinator import audit_reasons, no_placement
+from protomodels_cli.coordinator import audit_reasons, no_placement, silences
 from protomodels_cli.coordinator import notices as n
 from protomodels_cli.coordinator import reasons as r
 from protomodels_cli.coordinator import rebuild_notices as rebuilding
@@ -372,13 +372,13 @@ def test_every_kind_has_a_row_in_the_table(union: Any, rows: list[tuple[Any, ...
 
 
 def test_every_fact_of_these_modules_is_said_somewhere():
-    assert set(facts_of(n, rebuilding, reseat, audit, r, audit_reasons, no, no_placement)) == {
+    assert set(facts_of(n, rebuilding, reseat, audit, r, silences, audit_reasons, no, no_placement)) == {
         type(row[0]) for row in TABLE
     }
 
 
 def test_kinds_are_snake_case_and_tell_facts_apart():
-    check_kinds(facts_of(r, audit_reasons, no))
+    check_kinds(facts_of(r, silences, audit_reasons, no))
     check_kinds(facts_of(n, rebuilding, reseat, audit))
 
 

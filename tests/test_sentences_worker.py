@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-import torch
 from wording import check_kinds, check_row, check_wording, facts_of, members
 
 from protomodels_cli.coordinator.messages import event_of
@@ -15,7 +14,6 @@ from protomodels_cli.facts import Fact
 from protomodels_cli.observe.troubles import in_words
 from protomodels_cli.wire import troubles as t
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
-from protomodels_cli.worker import device as devices
 from protomodels_cli.worker import notices as n
 from protomodels_cli.worker import problems as p
 from protomodels_cli.worker.sentences import loss, problem, sentence
@@ -376,30 +374,3 @@ def test_a_trouble_of_a_kind_that_nobody_knows_is_the_peers_own():
     assert event.what == PeerReport(t.Failed("it hurts"))
     assert event.about is None
     assert dataclasses.asdict(event)["generation"] == 3
-
-
-@pytest.mark.parametrize(
-    ("error", "detail"),
-    [
-        (
-            torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of …"),
-            "CUDA out of memory. Tried to allocate 2.00 GiB",
-        ),
-        (RuntimeError("CUDA error: out of memory\nCompile with …"), "CUDA error: out of memory"),
-        (
-            RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`"),
-            "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`",
-        ),
-        (
-            RuntimeError("DefaultCPUAllocator: not enough memory: you tried"),
-            "DefaultCPUAllocator: not enough memory: you tried",
-        ),
-        (MemoryError(), "MemoryError"),
-        (RuntimeError("shapes differ"), None),
-        (ValueError("out of memory"), None),
-    ],
-)
-def test_a_device_without_memory_left_is_told_from_other_failures(error, detail):
-    found = devices.as_problem(error)
-    assert getattr(found, "problem", None) == (None if detail is None else t.OutOfMemory(detail))
-    assert detail is not None or found is error
