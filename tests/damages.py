@@ -81,7 +81,7 @@ DAMAGES = {
     "no history": sql("DELETE FROM folded"),
     "no identity": sql("DELETE FROM identity"),
     "no head": sql("DELETE FROM head"),
-    "another format": sql("UPDATE identity SET body = replace(body, '\"format\":2', '\"format\":3')"),
+    "another format": sql("UPDATE identity SET body = replace(body, '\"format\":3', '\"format\":4')"),
     "another spec": sql('UPDATE identity SET body = replace(body, \'"spec_sha256":"\', \'"spec_sha256":"0\')'),
 }
 

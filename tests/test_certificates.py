@@ -207,9 +207,9 @@ def test_a_port_shows_its_new_certificate_while_streams_go_on(authority: Authori
         assert await opens(listener, issued(authority, "left", 60)) is None, "the port's own has expired"
         listener.use(issued(authority, "me", 60))
         await stream.write(Frame(pb.Frame(generation=7, asked=5)).to_bytes())
-        async with asyncio.timeout(5):
-            said = await stream.read()
-        assert Frame.from_bytes(said).fields.answered == 5, "it was open before, and goes on"
+        async with asyncio.timeout(5):  # it was open before, and goes on; a word now and then is no answer
+            while Frame.from_bytes(await stream.read()).fields.answered != 5:
+                pass
         assert await opens(listener, old) is None, "the caller's has expired"
         assert await opens(listener, issued(authority, "left", 60)) is not None
         await listener.stop()
