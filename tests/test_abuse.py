@@ -88,11 +88,10 @@ def test_a_run_does_not_mind_all_attacks_at_once(scene):
                     except (grpc.aio.AioRpcError, UnreachableError):
                         await asyncio.sleep(0.2)
 
-        time.sleep(1.5)  # of all attacks together
         assert asyncio.run(joins()) < 10
         assert coordinator.memory_info().rss - before < MEMORY_BOUND
         done = json.loads(attack.communicate("\n", timeout=30)[0])
-    assert {"idle connections", "nonsense"} <= done.keys(), done
+    assert done["nonsense"] > 0
     assert s.ends_well()["generations"] == 1
 
 

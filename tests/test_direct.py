@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import hashlib
 import http.server
+import math
 import socket
 import threading
 import time
@@ -149,26 +150,30 @@ def test_a_transfer_with_the_store_yields_too(s3: S3, tmp_path: Path):
     seconds, (way, file) = len(content) / LEAST, (tmp_path / "there", tmp_path / "back")
     way.write_bytes(content)
 
-    async def story() -> dict[tuple[str, bool], float]:
-        store, took = StoreAccess(True, lambda notice: None), dict[tuple[str, bool], float]()
+    took = dict[tuple[str, bool], float]()
+
+    def note(what: str, needed: bool, seconds: float) -> None:
+        took[what, needed] = min(seconds, took.get((what, needed), math.inf))
+
+    async def story() -> None:
+        store = StoreAccess(True, lambda notice: None)
         sha256 = hashlib.sha256(content).hexdigest()
         url = await desk.direct.upload_url("x", "large", len(content), sha256)
-        for needed in (False, True):
+        for needed in (True, *[False] * 5):  # the best of five: a busy machine holds up whom the line does not
             file.unlink(missing_ok=True)
             with way.open("rb") as out:
                 began = time.monotonic()
                 assert await store.upload(url, out, len(content), sha256, a_flow(needed))
-                took["upload", needed] = time.monotonic() - began
+                note("upload", needed, time.monotonic() - began)
             began = time.monotonic()
             assert await store.fetch(await desk.direct.fetch_url("x", "large"), file, a_flow(needed))
-            took["fetch", needed] = time.monotonic() - began
+            note("fetch", needed, time.monotonic() - began)
             assert file.read_bytes() == content
-        return took
 
     def a_flow(needed: bool) -> Flow:
         return Flow(Pace(LEAST), lambda: needed, Throttle(None))
 
-    took = asyncio.run(story())
+    asyncio.run(story())
     for what in ("upload", "fetch"):
         assert took[what, True] > 0.9 * seconds
         assert took[what, False] < 0.6 * seconds

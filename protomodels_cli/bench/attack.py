@@ -20,7 +20,9 @@ from itertools import count
 from protomodels_cli.bench import strangers
 from protomodels_cli.bench.strangers import Batches, Http2, loopback_addresses, tls_to
 
-READY = "ready"
+READY = "ready"  # said when all of it has begun
+BEGINS = {"idle connections", "slow bytes", "nonsense"}  # what an attack has done that has begun
+BEGINS_SECONDS = 60.0
 ADDRESSES, CROWD = 64, 2048  # … from which messages that are none come: each is shunned after a few
 ENROLLING = 16  # addresses from which one token is used
 HALF_SENT, SIZE = 40, 2 << 20  # connections, of 16 calls each; bytes that each announces, and sends all but one of
@@ -134,9 +136,12 @@ async def main(order: Order) -> None:
     loop, over = asyncio.get_running_loop(), asyncio.Event()
     loop.set_exception_handler(lambda *_: None)
     loop.add_reader(sys.stdin, over.set)
-    print(READY, flush=True)
     attack = Attack(order)
     attacking = asyncio.create_task(attack.run())
+    async with asyncio.timeout(BEGINS_SECONDS):
+        while not attack.done.keys() >= BEGINS:
+            await asyncio.sleep(0.01)
+    print(READY, flush=True)
     await over.wait()
     attacking.cancel()
     print(json.dumps(dict(attack.done)), flush=True)
