@@ -189,9 +189,8 @@ class StageMemory:
 
     def _besides_layers(self, a: Activations, layers: range) -> int:
         """What autograd saves between them: of anchors, and of what segments within would have sent."""
-        return a.unmixed * len(self._anchored.intersection(layers)) + a.came * len(
-            self._heading.intersection(layers[:-1])
-        )
+        anchors, ends = self._anchored.intersection(layers), self._heading.intersection(layers[:-1])
+        return a.unmixed * len(anchors) + a.came * len(ends)
 
 
 _newest: tuple[RunSpec, StageMemory] | None = None

@@ -192,7 +192,12 @@ class Head(nn.Module):
 
 def is_in_head(name: str) -> bool:
     """Whether a module of that name is part of a head: of the model's, or of a segment's own."""
-    return name.startswith("head.") or ".early." in name
+    return name.startswith("head.") or is_early(name)
+
+
+def is_early(name: str) -> bool:
+    """Whether that is part of a segment's own head, which is there in training alone."""
+    return ".early." in name
 
 
 @dataclass(frozen=True)

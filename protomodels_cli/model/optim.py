@@ -18,7 +18,7 @@ from protomodels_cli.forms import Dense, Form, Move, Role, Rule, Switch
 from protomodels_cli.model import moments, rules
 from protomodels_cli.model.anchor import Anchor, Taps, Touched
 from protomodels_cli.model.basis import Basis
-from protomodels_cli.model.llama import Matrix, RMSNorm, Writer, is_in_head
+from protomodels_cli.model.llama import Matrix, RMSNorm, Writer, is_early, is_in_head
 from protomodels_cli.model.precise import home_of_float64
 from protomodels_cli.model.stage import Stage
 from protomodels_cli.spec.groups import Settings, settings
@@ -59,7 +59,7 @@ class TrainedParameter:
         if self.anchor is not None:
             self.touched = self.anchor.take()
             gradient = None if self.touched is None else self.touched.gradients
-        if gradient is None and ".early." in self.name:  # it no longer counts
+        if gradient is None and is_early(self.name):  # its loss no longer counts
             gradient = torch.zeros_like(self.parameter)
         assert gradient is not None, f"{self.name} got no gradient"
         self.gradient = self.form.project(gradient)

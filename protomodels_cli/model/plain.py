@@ -17,7 +17,7 @@ from torch.nn import Parameter
 
 from protomodels_cli.huggingface.names import hugging_face_name
 from protomodels_cli.model.anchor import Anchor, Taps
-from protomodels_cli.model.llama import Matrix, RMSNorm, StageModules, Table, Writer
+from protomodels_cli.model.llama import Matrix, RMSNorm, StageModules, Table, Writer, is_early
 from protomodels_cli.model.stage import Stage
 from protomodels_cli.model.t_fixed import TFixed
 
@@ -54,7 +54,7 @@ def exported_weights(modules: StageModules, t_fixed: TFixed | None, stored: Stor
         elif isinstance(module, Anchor) and not is_plain:
             shape = len(module.weight), modules.shape.width
             yield hugging_face_name(name), shape, partial(_anchor, module, t_fixed, read)
-        elif isinstance(module, Matrix | RMSNorm | Taps) and ".early." not in name:
+        elif isinstance(module, Matrix | RMSNorm | Taps) and not is_early(name):
             yield hugging_face_name(name), tuple(module.weight.shape), read
 
 
