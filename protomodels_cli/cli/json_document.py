@@ -67,7 +67,7 @@ def _table(name: str, schema: dict[str, Any]) -> Iterator[str]:
     for field, facts in schema["properties"].items():
         meaning = facts.get("description") or said.get(field, "")
         absent = "" if field in required else "may be absent"
-        words = "; ".join(filter(None, [meaning, absent])).replace("|", "\\|")
+        words = "; ".join(filter(None, [meaning, absent])).replace("|", "\\|").replace("None:", "null:")
         yield f"| `{field}` | {_type(facts)} | {words} |\n"
     if schema.get("additionalProperties") is True:
         yield "| … | | the fields of its kind |\n"
