@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,14 @@ os.environ["OMP_NUM_THREADS"] = "1"  # of what tests start too: two test process
 hypothesis.settings.register_profile("steady", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("steady")
 CONFIGS = sorted((Path(__file__).parent.parent / "configs").glob("*.yaml"))
+
+
+@pytest.fixture(autouse=True)
+def broken_pipes() -> Iterator[None]:
+    """Commands that end with their reader set this for their process, which is ours where a test calls one: a later
+    test's write to a socket that was closed would end all without a word."""
+    yield
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -43,7 +43,7 @@ def test_a_run_goes_on_from_parts_that_peers_put_into_the_store_themselves(burni
         burning.ends_well(leader)
     [told] = events(folder / "new", "took_over")
     fetched = [path for path in s3.presigned("GET") if f"-{told['snapshot']:08d}/stage-1." in path]
-    assert fetched, "the new peer has it from the store"
+    assert fetched, ("the new peer has it from the store", told, s3.presigned("GET"), peer_events(folder / "p3"))
     assert not list((folder / "new").glob(f"snapshots/*-{told['snapshot']:08d}/*.safetensors"))
     for i in s.peers:
         assert {row["to_store"] for row in peer_events(folder / f"p{i}", "part_uploaded")} == {True}
