@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from protomodels_cli.cli.completing import spec_files
+from protomodels_cli.cli.heap import use_one_arena
 from protomodels_cli.cli.interrupt import leave_on_ctrl_c
 from protomodels_cli.cli.log_options import LogLevelOption, Verbose
 from protomodels_cli.cli.say import say
@@ -137,6 +138,7 @@ def coordinator(
     from protomodels_cli.wire.channels import bind_address, own_address
 
     where = _place_of_page(page, no_page, page_sample)
+    use_one_arena()
     gc.freeze()
     gc.set_threshold(*GARBAGE)
     gc.enable()
