@@ -340,7 +340,9 @@ def _options(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--relays", type=int, default=0, choices=range(len(RELAYS) + 1))
     middle = f"after step {HAPPENS_AT}"
     parser.add_argument("--pause", type=float, default=0, metavar="S", help=f"{middle}, for so long")
-    parser.add_argument("--move", metavar="MACHINE:ROUTER", help=f"{middle}, one of {', '.join(homes)}")
+    moves = [f"{machine}:{router}" for machine in homes for router in HOMES if machine not in HOMES[router][1]]
+    to = f"{middle}, one of {', '.join(homes)} to one of {', '.join(HOMES)}"
+    parser.add_argument("--move", metavar="MACHINE:ROUTER", choices=moves, help=to)
     parser.add_argument("--let-in", metavar="MACHINE", choices=homes, help=f"{middle}, its router forwards its port")
     parser.add_argument("--kill-relay", action="store_true", help=f"{middle}, one that is in use")
     return parser.parse_args(words)
