@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The demo on a fresh machine: installs into .venv where that is not done yet, then trains for one to two minutes.
+# The demo on a fresh machine: installs into .venv where that is not done yet, then trains for about two minutes.
 #   scripts/demo.sh                    four peers on this machine
 #   scripts/demo.sh --json demo.json   arguments go to `pmtrain demo`; --json alone writes demo.json
 set -euo pipefail

@@ -28,7 +28,7 @@ def runs(output: FormatOption = "text") -> None:
     elif found:
         print("\n".join(table(found, time.time())))
     else:
-        print("no run, peer's folder or exported model here; `pmtrain demo` makes one in one to two minutes")
+        print("no run, peer's folder or exported model here; `pmtrain demo` makes one in about two minutes")
 
 
 def table(found: Sequence[Found], now: float) -> list[str]:
