@@ -42,7 +42,8 @@ def test_a_run_goes_on_from_parts_that_peers_put_into_the_store_themselves(burni
         s.peers = [i for i in (*s.peers, 3) if i != lost]
         burning.ends_well(leader)
     [told] = events(folder / "new", "took_over")
-    fetched = [path for path in s3.presigned("GET") if f"-{told['snapshot']:08d}/stage-1." in path]
+    # Stage 1's, unless holders changed on a busy machine and one of them still had that.
+    fetched = [path for path in s3.presigned("GET") if f"-{told['snapshot']:08d}/stage-" in path]
     assert fetched, ("the new peer has it from the store", told, s3.presigned("GET"), peer_events(folder / "p3"))
     assert not list((folder / "new").glob(f"snapshots/*-{told['snapshot']:08d}/*.safetensors"))
     for i in s.peers:
