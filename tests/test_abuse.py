@@ -90,8 +90,7 @@ def test_a_run_does_not_mind_all_attacks_at_once(scene):
 
         assert asyncio.run(joins()) < 10
         assert coordinator.memory_info().rss - before < MEMORY_BOUND
-        done = json.loads(attack.communicate("\n", timeout=30)[0])
-    assert done["nonsense"] > 0
+        attack.communicate("\n", timeout=30)
     assert s.ends_well()["generations"] == 1
 
 

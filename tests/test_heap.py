@@ -10,17 +10,18 @@ import sys
 import pytest
 
 COUNT = """
-import ctypes, os, sys, threading
+import ctypes, sys, threading
 from protomodels_cli.cli.heap import use_one_arena
 if "one" in sys.argv:
     assert use_one_arena()
-libc, go = ctypes.CDLL(None), threading.Event()
+libc, ready, go = ctypes.CDLL(None), threading.Barrier(5), threading.Event()
 libc.malloc.restype = libc.fdopen.restype = ctypes.c_void_p
 libc.malloc.argtypes, libc.malloc_info.argtypes = [ctypes.c_size_t], [ctypes.c_int, ctypes.c_void_p]
 libc.fflush.argtypes = [ctypes.c_void_p]
-threads = [threading.Thread(target=lambda: (libc.malloc(5000), go.wait())) for _ in range(4)]
+threads = [threading.Thread(target=lambda: (libc.malloc(5000), ready.wait(), go.wait())) for _ in range(4)]
 for thread in threads:
     thread.start()
+ready.wait()
 out = libc.fdopen(1, b"w")
 libc.malloc_info(0, out)
 libc.fflush(out)
