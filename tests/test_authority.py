@@ -81,6 +81,7 @@ def test_a_leaf_says_what_it_is_for(authority, monkeypatch):
     assert not leaf.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
     assert (leaf.not_valid_after_utc - leaf.not_valid_before_utc).days in (tls.LEAF_DAYS, tls.LEAF_DAYS + 1)
     assert time.time() - leaf.not_valid_before_utc.timestamp() == pytest.approx(86400, abs=60)
+    assert tls.life_of(leaf.public_bytes(Encoding.PEM)) == pytest.approx(tls.LEAF_DAYS * 86400, abs=2)
     monkeypatch.setattr(tls, "LEAF_DAYS", 99_999)
     forever = x509.load_pem_x509_certificate(authority.issue(name, tls.public_key_of(tls.new_key())))
     assert forever.not_valid_after_utc == authority.certificate.not_valid_after_utc

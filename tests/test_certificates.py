@@ -8,6 +8,7 @@ import os
 import signal
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -17,7 +18,7 @@ from guest import Guest, a_guest
 from pool import Pool
 from scene import expected
 from told import events, peer_events, wait_for_event, wait_for_peer_event
-from waiting import wait_for
+from waiting import PATIENCE, wait_for
 
 from protomodels_cli.coordinator.run_dir import owner_secret
 from protomodels_cli.spec import RunSpec
@@ -28,8 +29,10 @@ from protomodels_cli.wire.frames import Frame
 from protomodels_cli.wire.join_link import JoinLink
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.tls import Authority, Identity, end_of, new_key, peer_name, public_key_of
+from protomodels_cli.worker import papers
 from protomodels_cli.worker.links import LINK, Link
 from protomodels_cli.worker.listener import Listener
+from protomodels_cli.worker.papers import Papers
 
 LIFE = 10.0  # seconds
 SLOW = parse_link("100mbit,60ms").model_dump()  # so that a run lasts
@@ -86,7 +89,7 @@ async def stays(guest: Guest, seconds: float, renews: bool) -> str:
                 reply = await guest.stub.Renew(request, metadata=guest.metadata)
                 assert end_of(reply.certificate_pem) > time.time() + LIFE - 2
                 guest.metadata = (guest.metadata[0], ("secret", reply.secret))
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(PATIENCE):
                 if await call.read() is grpc.aio.EOF:
                     break
         await guest.stub.CheckReachability(pb.ReachabilityRequest(), metadata=guest.metadata)
@@ -174,6 +177,15 @@ def nothing(*_: object) -> None:
     pass
 
 
+@pytest.mark.parametrize("wrong", [-20 * 3600, 0, 20 * 3600])
+def test_a_peer_whose_clock_is_wrong_renews_at_half_its_certificates_life(
+    authority: Authority, monkeypatch, wrong: int
+):
+    identity, own = issued(authority, "me", 8 * 3600), time.time() + wrong
+    monkeypatch.setattr(papers, "time", SimpleNamespace(time=lambda: own))
+    assert 3.5 * 3600 < Papers(identity, ()).renew_at - own < 4.5 * 3600
+
+
 def test_a_port_shows_its_new_certificate_while_streams_go_on(authority: Authority):
     """And takes no expired one, nor is taken with one."""
 
@@ -181,10 +193,10 @@ def test_a_port_shows_its_new_certificate_while_streams_go_on(authority: Authori
         options = [*CHANNEL_OPTIONS, ("grpc.ssl_target_name_override", peer_name("me"))]
         own = identity.authority_pem, identity.key_pem, identity.certificate_pem
         channel = grpc.aio.secure_channel(f"127.0.0.1:{listener.port}", grpc.ssl_channel_credentials(*own), options)
-        call: Any = channel.stream_stream(LINK)(metadata=(("generation", "7"), ("boundary", "1")), timeout=30)
+        call: Any = channel.stream_stream(LINK)(metadata=(("generation", "7"), ("boundary", "1")), timeout=PATIENCE)
         try:
             await call.write(link().opening())
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(PATIENCE):
                 await call.initial_metadata()
                 await call.read()
         except (grpc.aio.AioRpcError, asyncio.CancelledError, TimeoutError):
@@ -207,7 +219,7 @@ def test_a_port_shows_its_new_certificate_while_streams_go_on(authority: Authori
         assert await opens(listener, issued(authority, "left", 60)) is None, "the port's own has expired"
         listener.use(issued(authority, "me", 60))
         await stream.write(Frame(pb.Frame(generation=7, asked=5)).to_bytes())
-        async with asyncio.timeout(5):  # it was open before, and goes on; a word now and then is no answer
+        async with asyncio.timeout(PATIENCE):  # it was open before, and goes on; a word now and then is no answer
             while Frame.from_bytes(await stream.read()).fields.answered != 5:
                 pass
         assert await opens(listener, old) is None, "the caller's has expired"

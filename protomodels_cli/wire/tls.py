@@ -165,6 +165,13 @@ def end_of(certificate_pem: bytes) -> float:
     return _certificate(certificate_pem).not_valid_after_utc.timestamp()
 
 
+def life_of(certificate_pem: bytes) -> float:
+    """Seconds from its issue to its end, both by the clock of whoever issued it."""
+    certificate = _certificate(certificate_pem)
+    issued = certificate.not_valid_before_utc + CLOCK_SKEW
+    return (certificate.not_valid_after_utc - issued).total_seconds()
+
+
 def peer_name(peer_id: str) -> str:
     if not LABEL.fullmatch(peer_id):
         raise InvalidName(f"peer id {peer_id[:80]!r} may have lower-case letters, digits and inner hyphens only")

@@ -18,11 +18,11 @@ from protomodels_cli.retry import Backoff
 from protomodels_cli.wire.client import Metadata, in_words
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.pb import pmtrain_pb2_grpc as rpc
-from protomodels_cli.wire.tls import Identity, end_of, new_key, public_key_of
+from protomodels_cli.wire.tls import Identity, life_of, new_key, public_key_of
 from protomodels_cli.worker import notices
 from protomodels_cli.worker.telling import Tell
 
-RENEW_AT = 0.45, 0.55  # of what is left of its life when a peer gets it: not all peers of a run at once
+RENEW_AT = 0.45, 0.55  # of its life: not all peers of a run at once
 LOOK_EVERY = 60.0  # seconds between two looks at the clock at most: a machine that slept has slept through a timer
 AGAIN = 0.1, 0.02  # of a life between two tries that fail: at most, and at first
 CALL_SECONDS = 30.0
@@ -35,9 +35,9 @@ class Papers:
         self._note_life()
 
     def _note_life(self) -> None:
-        now = time.time()
-        self._life = max(1.0, end_of(self.identity.certificate_pem) - now)
-        self.renew_at = now + random.uniform(*RENEW_AT) * self._life
+        """This machine's clock only counts what has passed since: it may be wrong by hours."""
+        now, self._life = time.time(), max(1.0, life_of(self.identity.certificate_pem))
+        self._end, self.renew_at = now + self._life, now + random.uniform(*RENEW_AT) * self._life
 
     async def keep_good(self, stub: rpc.PeeringStub, tell: Tell, use: Callable[[Identity], None]) -> None:
         """Renew them time and again. `use` gets every new certificate. Where that fails, the coordinator ends the
@@ -55,8 +55,8 @@ class Papers:
                 assert wait is not None, "it never gives up"
                 self.renew_at = time.time() + wait
                 if backoff.failures == 1:
-                    left = end_of(self.identity.certificate_pem) - time.time()
-                    tell(notices.RenewalFailed(str(in_words(e)).splitlines()[0], max(0.0, left)))
+                    left = max(0.0, self._end - time.time())
+                    tell(notices.RenewalFailed(str(in_words(e)).splitlines()[0], left))
             else:
                 backoff.reset()
                 use(self.identity)
