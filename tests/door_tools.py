@@ -19,7 +19,7 @@ from protomodels_cli.wire.join_link import (
 )
 
 HERE = "127.0.0.1"
-QUICK = DoorLimits(first_seconds=0.3, handshake_seconds=0.3, relay_seconds=0.3)
+QUICK = DoorLimits(first_seconds=1.0, handshake_seconds=1.0, relay_seconds=1.0)
 HELLO = b"\x16\x03\x01\x02\x00"  # how a TLS client begins
 TICKET = "a-ticket_1"
 MIB = 1024 * 1024

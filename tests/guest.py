@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
+from waiting import PATIENCE
 
 from protomodels_cli import PROTOCOL, __version__
 from protomodels_cli.wire.client import Metadata, coordinator_channel
@@ -46,7 +47,7 @@ async def a_guest(link: JoinLink) -> AsyncIterator[Guest]:
         stub = rpc.PeeringStub(channel)
         key = public_key_of(new_key())
         request = pb.EnrolRequest(version=__version__, protocol=PROTOCOL, public_key_pem=key)
-        enrolled = await stub.Enrol(request, metadata=(("token", link.token),), timeout=30)
+        enrolled = await stub.Enrol(request, metadata=(("token", link.token),), timeout=PATIENCE)
         yield Guest(stub, (("peer", enrolled.peer), ("secret", enrolled.secret)), enrolled.spec_sha256)
 
 

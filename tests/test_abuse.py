@@ -17,6 +17,7 @@ import pytest
 from door_tools import needs_two_addresses
 from guest import a_guest
 from scene import a_spec
+from waiting import PATIENCE
 
 from protomodels_cli import PROTOCOL, __version__
 from protomodels_cli.bench import quota
@@ -78,17 +79,16 @@ def test_a_run_does_not_mind_all_attacks_at_once(scene):
         assert attack.stdout is not None
         assert attack.stdout.readline().strip() == READY
 
-        async def joins() -> float:
-            began = time.monotonic()
-            async with asyncio.timeout(10):
+        async def joins() -> None:
+            async with asyncio.timeout(PATIENCE):
                 while True:  # as `pmtrain join` does: in a crowd of strangers a newcomer may be the one who has to go
                     try:
                         async with a_guest(link):
-                            return time.monotonic() - began
+                            return
                     except (grpc.aio.AioRpcError, UnreachableError):
                         await asyncio.sleep(0.2)
 
-        assert asyncio.run(joins()) < 10
+        asyncio.run(joins())
         assert coordinator.memory_info().rss - before < MEMORY_BOUND
         attack.communicate("\n", timeout=30)
     assert s.ends_well()["generations"] == 1

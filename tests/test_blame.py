@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from conftest import corpus_of, make_spec
 from machine_bench import peer
+from waiting import PATIENCE
 
 from protomodels_cli.coordinator import events
 from protomodels_cli.coordinator.coordinator import Coordinator
@@ -60,7 +61,7 @@ def test_a_checkpoint_that_does_not_fit_into_memory_ends_the_coordinator_instead
     async def cutting() -> None:
         coordinator = Coordinator(corpus_of(spec), folder, print)
         coordinator._chore(coordinator._cut((2, 2), TooLarge()))  # type: ignore[arg-type]
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             await coordinator._over
 
     with contextlib.closing(folder.lock), pytest.raises(UserError) as ended:

@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc
 import pytest
+from waiting import PATIENCE
 
 from protomodels_cli.cli import run_demo
 from protomodels_cli.launch import chaos as injecting
@@ -80,7 +81,7 @@ def test_a_fault_that_cannot_be_injected_ends_the_demo(running, monkeypatch):
             async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
                 making = asyncio.create_task(chaos.make())
                 with pytest.raises(NotStarted):
-                    async with asyncio.timeout(10):
+                    async with asyncio.timeout(PATIENCE):
                         await run_demo._follow(running, Operator(channel, "t"), lambda status: None, chaos, making)
         finally:
             await server.stop(None)

@@ -7,14 +7,16 @@ import contextlib
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from conftest import make_spec
 from hypothesis import given
 from hypothesis import strategies as st
 from machine_bench import Bench, peer, to_step
+from own_time import in_own_time
 
-from protomodels_cli.coordinator import events, reasons, sharing
+from protomodels_cli.coordinator import events, reasons, sessions, sharing
 from protomodels_cli.coordinator.dispatch import FEW, Dispatch
 from protomodels_cli.coordinator.events import Left
 from protomodels_cli.coordinator.history import beginning
@@ -39,13 +41,17 @@ def a_service(folder: Path, **sections: Any):
         yield Service(spec, run_dir, nothing, nothing, nothing)
 
 
-def test_heartbeats_of_a_crowd_are_spread_and_whoever_is_silent_is_given_up():
+def test_heartbeats_of_a_crowd_are_spread_and_whoever_is_silent_is_given_up(monkeypatch):
     async def story() -> None:
+        clock = asyncio.get_running_loop().time
+        monkeypatch.setattr(sessions, "time", SimpleNamespace(monotonic=clock))
         given_up: list[str] = []
         lease, enrolled = 2.0, {f"p{i}": EnrolledPeer(0.0, stream=ControlStream()) for i in range(CROWD)}
         streams = {name: known.stream for name, known in enrolled.items() if known.stream is not None}
+        for stream in streams.values():
+            stream.last_received, stream.last_sent = clock(), clock() - lease
         streams["p500"].last_received -= lease
-        streams["p501"].last_sent = time.monotonic()
+        streams["p501"].last_sent = clock()
         watching = asyncio.create_task(watch(enrolled, lease, lambda peer, _: given_up.append(peer), lambda: -1.0))
         every = lease / HEARTBEATS
         await asyncio.sleep(every / 2)
@@ -64,7 +70,7 @@ def test_heartbeats_of_a_crowd_are_spread_and_whoever_is_silent_is_given_up():
         told = sum(not stream.outbox.empty() for stream in streams.values())
         assert told < CROWD / 2, "others have heard something half as long ago"
 
-    asyncio.run(story())
+    in_own_time(story())
 
 
 def test_limits_of_connections_are_those_of_the_spec(tmp_path):

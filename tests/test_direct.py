@@ -72,7 +72,7 @@ class DirectDesk(Desk):
 
     async def open(self) -> None:
         self.uploads.open_store()
-        await until(lambda: self.direct.works, "the store cannot be used", seconds=20)
+        await until(lambda: self.direct.works, "the store cannot be used")
 
 
 def put(url: str, content: bytes, sha256: str = SHA256, size: int | None = None) -> None:
@@ -290,7 +290,7 @@ def test_peers_are_not_sent_to_a_store_that_takes_any_bytes(s3: S3, tmp_path: Pa
 
     async def story() -> None:
         desk.uploads.open_store()
-        await until(lambda: desk.notices, "nobody was told", seconds=20)
+        await until(lambda: desk.notices, "nobody was told")
         reply = await desk.uploads.offer("p0", desk.header(0, direct=True))
         assert (reply.wanted, reply.url) == (True, "")
 

@@ -42,7 +42,7 @@ def test_a_store_that_fails_when_it_is_tried_out_has_not_shown_that_it_refuses_o
 
     async def story() -> None:
         desk.uploads.open_store()
-        await until(lambda: desk.notices, "nobody was told", seconds=20)
+        await until(lambda: desk.notices, "nobody was told")
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), OutOfOrder) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -288,7 +287,7 @@ def test_one_measures_at_a_time_and_whoever_falls_silent_makes_room(monkeypatch)
     monkeypatch.setattr(measuring, "QUIET_SECONDS", 0.05)
 
     async def silent() -> AsyncIterator[pb.MeasureRequest]:
-        await asyncio.sleep(30)
+        await asyncio.sleep(3600)
         yield pb.MeasureRequest()
 
     async def story() -> None:
@@ -297,9 +296,7 @@ def test_one_measures_at_a_time_and_whoever_falls_silent_makes_room(monkeypatch)
         assert len((await anext(first)).padding) == 9
         with pytest.raises(NotNow):
             await _spend(answering, "192.0.2.2")
-        began = time.monotonic()
         assert [reply async for reply in first] == []
-        assert time.monotonic() - began < 20
         assert await _spend(answering, "192.0.2.2") > 0
 
     asyncio.run(story())

@@ -8,6 +8,7 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from own_time import in_own_time
 
 from protomodels_cli.cost.line import Line, reno_rate, segments, wire_bytes
 from protomodels_cli.spec.link import parse_link
@@ -41,28 +42,6 @@ def test_a_downlink_delays_only_what_comes_at_the_same_time():
 def test_loss_slows_a_stream_as_it_does_tcp():
     assert math.isinf(reno_rate(parse_link("80mbit,25ms")))
     assert reno_rate(parse_link("80mbit,25ms,0ms,0.01")) == pytest.approx(2.84e6, rel=0.01)
-
-
-class OwnTime(asyncio.SelectorEventLoop):
-    """A loop whose clock jumps to the next thing due: seconds pass at once, and a busy machine changes nothing."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._now, look = 0.0, self._selector.select
-
-        def jump(timeout: float | None) -> list:
-            self._now += timeout or 0.0
-            return look(0)
-
-        self._selector.select = jump
-
-    def time(self) -> float:
-        return self._now
-
-
-def in_own_time(work):
-    with asyncio.Runner(loop_factory=OwnTime) as runner:
-        return runner.run(work)
 
 
 class Pipe:

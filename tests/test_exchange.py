@@ -15,6 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load
 from test_snapshots import CONTENTS, HASHES, Desk
+from waiting import PATIENCE
 
 from protomodels_cli.coordinator import events as ev
 from protomodels_cli.coordinator.gate import Gate
@@ -60,7 +61,7 @@ async def exchange_of(
 
 async def uploaded(exchange: SnapshotExchange) -> None:
     assert exchange._uploading is not None
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         await exchange._uploading
 
 
@@ -134,7 +135,7 @@ def test_a_part_is_fetched_in_pieces_and_from_where_it_broke_off(tmp_path: Path,
     monkeypatch.setattr(uploads_module, "_read_at", noted)
 
     async def story() -> None:
-        async with exchange_of(desk, tmp_path, lambda notice: None) as exchange, asyncio.timeout(10):
+        async with exchange_of(desk, tmp_path, lambda notice: None) as exchange, asyncio.timeout(PATIENCE):
             part = Part(1, 3, 1, HASHES[1])
             exchange.parts.fetching(part).write_bytes(CONTENTS[1][:3000])
             path = exchange.parts.path(part)
@@ -155,7 +156,7 @@ def test_a_peer_that_is_denied_does_not_try_for_ever(tmp_path: Path):
     desk, noted = Desk(tmp_path), list[notices.Notice]()
 
     async def story() -> None:
-        async with exchange_of(desk, tmp_path, noted.append, secret="wrong") as exchange, asyncio.timeout(10):
+        async with exchange_of(desk, tmp_path, noted.append, secret="wrong") as exchange, asyncio.timeout(PATIENCE):
             await exchange.save(1, 3, 0, STATE)
             await uploaded(exchange)
             with pytest.raises(ValueError, match="not"):

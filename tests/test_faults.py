@@ -185,7 +185,7 @@ def test_a_silent_holder_is_waited_for_while_that_costs_less_than_a_rollback(sce
     s.start(4, s.fail_at(phase, stage, step, "SIGSTOP"))
     s.wait_for_fault("fail_at")
     s.wait_for(lambda: s.events("holder_away"), "nobody noticed")
-    time.sleep(1.0)  # in all 3 s: longer than its lease, shorter than two
+    time.sleep(0.5)  # in all longer than its lease, shorter than two
     s.go_on()
     summary = s.ends_well()
     assert (summary["steps_redone"], summary["generations"]) == (0, 1)

@@ -13,7 +13,7 @@ import pytest
 from conftest import make_spec
 from guest import Guest, a_guest, flood
 from scene import a_spec
-from waiting import until
+from waiting import PATIENCE, until
 
 from protomodels_cli.coordinator import events as ev
 from protomodels_cli.coordinator import sessions
@@ -103,7 +103,7 @@ def test_no_more_is_taken_than_the_bucket_has_and_the_peer_is_hung_up_on(tmp_pat
             await flood(call, message, 2000, 0.5)
             await until(lambda: any(isinstance(event, ev.Trouble) for event in told))
             service.dismiss(peer, for_good=True, dismissal=pb.Dismissal(kind="too_many_messages"))
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(PATIENCE):
                 [last] = await said
             assert last.dismissal.kind == "too_many_messages"
             with pytest.raises(grpc.aio.AioRpcError) as error:
@@ -196,7 +196,7 @@ def test_a_flood_beside_a_run_is_ended_and_the_run_goes_on(scene):
     s.wait_for_step(2)
 
     async def story() -> None:
-        async with a_guest(JoinLink.parse((s.run_dir / "link").read_text())) as guest, asyncio.timeout(30):
+        async with a_guest(JoinLink.parse((s.run_dir / "link").read_text())) as guest, asyncio.timeout(PATIENCE):
             call = guest.session()
             await call.write(guest.register())
             said = asyncio.create_task(guest.said_until_the_end(call))

@@ -29,7 +29,7 @@ from protomodels_cli.worker.listener import Listener
 from protomodels_cli.worker.paths import Network, Way
 
 BOUND = 10.0  # seconds, as docs/reliability.md has it: what our own clocks add up to
-BUSY = 30.0  # seconds on a machine that does much else; without our clocks the system takes a quarter of an hour
+BUSY = 60.0  # seconds on a machine that does much else; without our clocks the system takes a quarter of an hour
 FORGETFUL = 5.0  # seconds after which the worst routers forget an idle connection
 
 

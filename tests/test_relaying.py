@@ -30,7 +30,7 @@ from protomodels_cli.wire.tickets import RelayLink, Ticket, kept_secret, read_ti
 SECRET = "s" * 32
 NOW = int(time.time())
 TICKET = Ticket("run1", "meeting1", "p1", NOW + 24 * 3600)  # the suite takes a while
-QUICK = RelayLimits(first_seconds=0.3, wait_seconds=0.3)
+QUICK = RelayLimits(first_seconds=1.0, wait_seconds=1.0)
 words = st.from_regex(r"[0-9a-z]{1,32}", fullmatch=True)
 roles = st.sampled_from(["dial", "accept"])
 

@@ -18,6 +18,7 @@ import pytest
 from conftest import make_spec
 from guest import a_guest
 from pool import Pool
+from waiting import PATIENCE
 
 from protomodels_cli import PROTOCOL
 from protomodels_cli.coordinator import gate
@@ -129,7 +130,7 @@ def run(pool: Pool, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
 
 async def kind_of(channel: grpc.aio.Channel, call: str, metadata: Metadata) -> str:
     """Of the refusal; empty where there was none."""
-    stream: Any = channel.stream_stream(call)(iter([b""]), metadata=metadata, timeout=10)
+    stream: Any = channel.stream_stream(call)(iter([b""]), metadata=metadata, timeout=PATIENCE)
     try:
         await stream.read()
     except grpc.aio.AioRpcError as error:
@@ -212,7 +213,7 @@ async def code_of(port: int, authority_pem: bytes, identity: Identity | None, ge
     credentials = grpc.ssl_channel_credentials(authority_pem, *own)
     async with grpc.aio.secure_channel(f"127.0.0.1:{port}", credentials, options) as channel:
         metadata = (("generation", str(generation)), ("boundary", "1"))
-        call = channel.stream_stream(LINK)(metadata=metadata, timeout=5)
+        call = channel.stream_stream(LINK)(metadata=metadata, timeout=PATIENCE)
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.CancelledError):
             await call.initial_metadata()
         if call.done():

@@ -17,6 +17,7 @@ from typing import get_args
 import pytest
 from conftest import make_spec
 from door_tools import HERE, QUICK, TICKET, a_door, a_server, link_to
+from waiting import PATIENCE
 
 from protomodels_cli import __version__
 from protomodels_cli.coordinator import bad_requests as bad
@@ -200,7 +201,7 @@ def test_a_relay(authority: tls.Authority):
         told: list[str | None] = []
         acceptor = RelayedAcceptor((HERE, port), TICKET, (HERE, 1), told.append)
         acceptor.start()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             while not told:
                 await asyncio.sleep(0.01)
         await acceptor.close()

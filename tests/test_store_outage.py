@@ -16,7 +16,7 @@ from machine_bench import SILENT, Bench, to_step, told
 from test_direct import through_coordinator
 from test_exchange import exchange_of
 from test_snapshots import CONTENTS, HASHES, Desk
-from waiting import until
+from waiting import PATIENCE, until
 
 from protomodels_cli.coordinator import claims as claiming
 from protomodels_cli.coordinator import events as ev
@@ -79,7 +79,7 @@ class StoreDesk(Desk):
 
 @asynccontextmanager
 async def looking_on(desk: StoreDesk, folder: Path) -> AsyncIterator[SnapshotExchange]:
-    async with exchange_of(desk, folder, lambda notice: None) as exchange, asyncio.timeout(10):
+    async with exchange_of(desk, folder, lambda notice: None) as exchange, asyncio.timeout(PATIENCE):
         yield exchange
 
 
@@ -121,7 +121,7 @@ def test_a_snapshot_in_a_store_that_is_gone_for_a_while_is_looked_into_until_it_
     desk = StoreDesk(tmp_path)
 
     async def story() -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             with desk.outage():
                 looking = asyncio.create_task(desk.claims.look_into(LOST))
                 await until(lambda: len(desk.heard) >= 3, "nobody heard of it")
@@ -143,7 +143,7 @@ def test_one_that_is_damaged_in_the_store_is_damaged_and_what_nobody_waits_for_i
     desk.state = replace(desk.state, history=replace(desk.state.history, generation=2))
 
     async def story() -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             with desk.outage():
                 looking = asyncio.create_task(desk.claims.look_into(replace(LOST, generation=2)))
                 await until(lambda: desk.heard, "nobody heard of it")

@@ -8,9 +8,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+PATIENCE = 60.0  # seconds that whatever must come may take: what a quiet machine takes is for benchmarks to say
+
 
 def wait_for(
-    what: Callable[[], Any], why: str = "", seconds: float = 60, details: Callable[[], str] = lambda: ""
+    what: Callable[[], Any], why: str = "", seconds: float = PATIENCE, details: Callable[[], str] = lambda: ""
 ) -> Any:
     """Ask until the answer is true, and return it. `why` names what is missing; `details` may say more then."""
     until = time.monotonic() + seconds
@@ -20,7 +22,7 @@ def wait_for(
     return found
 
 
-async def until(what: Callable[[], Any], why: str = "", seconds: float = 10) -> Any:
+async def until(what: Callable[[], Any], why: str = "", seconds: float = PATIENCE) -> Any:
     """The same beside an event loop."""
     end = time.monotonic() + seconds
     while not (found := what()):
