@@ -10,6 +10,7 @@ import sys
 import tempfile
 
 import pytest
+from waiting import PATIENCE
 
 from protomodels_cli.coordinator.door import Door, DoorLimits
 from protomodels_cli.wire import tls
@@ -32,7 +33,7 @@ def in_loop(test):
 
     async def all_of_it(*args, **kwargs):
         try:
-            await asyncio.wait_for(test(*args, **kwargs), 20)
+            await asyncio.wait_for(test(*args, **kwargs), PATIENCE)
         finally:
             for writer in DIALLED:
                 writer.transport.abort()

@@ -16,6 +16,7 @@ import tokenizers
 import zstandard
 from test_data import TEXT, file_spec
 from test_tokenise import BPE, write_corpus
+from waiting import PATIENCE
 
 from protomodels_cli.data import compressed, encoding, hub, sources, tokenise
 from protomodels_cli.data.compressed import opened
@@ -124,10 +125,10 @@ def test_one_at_a_time_makes_tokens_and_the_lock_is_a_file(tmp_path):
     with workshop(tmp_path / "cache" / "key", in_silence) as work:
         thread = threading.Thread(target=other)
         thread.start()
-        assert waits.wait(10)
+        assert waits.wait(PATIENCE)
         assert os.listdir(work) == []
         order.append("first")
-    thread.join(10)
+    thread.join(PATIENCE)
     assert order == ["first", "other"]
     assert [path.is_file() for path in (tmp_path / "cache" / "locks").iterdir()] == [True]
 

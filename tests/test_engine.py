@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import corpus_of, make_spec
-from waiting import wait_for
+from waiting import PATIENCE, wait_for
 
 from protomodels_cli.coordinator.feed import Feed
 from protomodels_cli.model.shape import slices
@@ -34,9 +34,9 @@ class Posts(queue.Queue[tuple[int, Any]]):
         got: list[Any] = []
         while not got or not isinstance(got[-1], kind):
             try:
-                got.append(self.get(timeout=30)[1])
+                got.append(self.get(timeout=PATIENCE)[1])
             except queue.Empty:
-                raise AssertionError(f"no {kind.__name__} within 30 s, only {got}") from None
+                raise AssertionError(f"no {kind.__name__} within {PATIENCE:g} s, only {got}") from None
         return got
 
     def is_quiet(self) -> bool:
@@ -146,7 +146,7 @@ def test_it_can_be_seen_from_outside_whether_it_is_still_at_the_same_work(first_
     engine.order(orders.Run(2, "forward", 1, 2, 0))
     seen = []
     for _ in range(2):  # microbatches
-        at_it.acquire(timeout=30)
+        at_it.acquire(timeout=PATIENCE)
         seen.append(engine.busy_with)
         time.sleep(0.1)
         seen.append(engine.busy_with)
@@ -170,7 +170,7 @@ def test_a_device_that_is_waited_for_is_seen_while_the_thread_itself_has_nothing
     for _ in range(2):  # messages
         fetching = threading.Thread(target=engine._outbox.put, args=(1, Pending("forward", hang)))
         fetching.start()
-        at_it.acquire(timeout=30)
+        at_it.acquire(timeout=PATIENCE)
         seen += [engine.busy_with, engine.busy_with]
         may_go.release()
         fetching.join()

@@ -22,7 +22,7 @@ from documented_commands import run_by
 from starting import COMMANDS, ROOT, Started, begin, pmtrain
 from test_run import coordinator, ends
 from told import wait_for_peer_event
-from waiting import wait_for
+from waiting import PATIENCE, wait_for
 
 from protomodels_cli.cli.json_document import document
 from protomodels_cli.cli.json_formats import PRINTED
@@ -189,7 +189,7 @@ def terminal(*arguments: object, cwd: Path, **env: str) -> Iterator[tuple[Starte
         yield process, ours
     finally:
         process.kill()
-        process.wait(timeout=30)
+        process.wait(timeout=PATIENCE)
         os.close(ours)
 
 
@@ -218,17 +218,17 @@ def test_top_follows_a_run_through_its_coordinators_end_and_return(tmp_path: Pat
             assert top.poll() is None
             os.write(ours, b"q")
             shown = seen(ours, "never")
-            assert top.wait(timeout=30) == 0
+            assert top.wait(timeout=PATIENCE) == 0
         assert "\x1b[?1049l" in shown, "back to the screen as it was"
         assert "home: running" in shown.rpartition("\x1b[?1049l")[2], "with the last picture"
         with terminal("top", link, cwd=tmp_path, NO_COLOR="1") as (top, ours):
             plain = seen(ours, "n1")
             leader.kill()
-            leader.wait(timeout=30)
+            leader.wait(timeout=PATIENCE)
             plain += seen(ours, link.split("/")[2])
             top.send_signal(signal.SIGINT)
             plain += seen(ours, "never")
-            assert top.wait(timeout=30) == 0
+            assert top.wait(timeout=PATIENCE) == 0
         assert not COLOUR.search(plain)
         assert link.split("/")[2] in plain, "who does not answer is named"
         with begin("top", "run", "--format", "json", cwd=tmp_path) as watch:
@@ -236,7 +236,7 @@ def test_top_follows_a_run_through_its_coordinators_end_and_return(tmp_path: Pat
             again = begin("coordinator", "--resume", "--run-dir", "run", cwd=tmp_path)
             steps = [json.loads(next(line for line in watch.stdout if line[0] == "{"))["step"] for _ in range(2)]
             watch.send_signal(signal.SIGTERM)
-            assert watch.wait(timeout=30) == 0
+            assert watch.wait(timeout=PATIENCE) == 0
         assert steps[0] <= steps[1]
         for process in (again, *peers):
             process.kill()
@@ -256,7 +256,7 @@ def test_what_is_followed_comes_at_once_and_ctrl_c_leaves(ran: Path, tmp_path: P
             file.write(json.dumps(row)[20:] + "\nnonsense\n" + json.dumps({**row, "kind": "late"}) + "\n")
         lines = [reader.stdout.readline(), reader.stdout.readline()]
         reader.send_signal(signal.SIGINT)
-        assert reader.wait(timeout=30) == 0
+        assert reader.wait(timeout=PATIENCE) == 0
     assert [line.split()[1] for line in lines] == ["peer_lost:", "late:"]
     assert "\x1b" not in "".join(lines), "names are chosen by peers"
 

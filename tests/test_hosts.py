@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 from starting import begin_logged
-from waiting import wait_for
+from waiting import PATIENCE, wait_for
 
 from protomodels_cli.bench import wanlab
 from protomodels_cli.bench.loopback import pipeline, small
@@ -125,8 +125,8 @@ def rate_of(hosts: Hosts, flows: list[tuple[int, int]], each: int) -> float:
     for sender in senders:  # all are connected: how long a busy machine takes to start a program does not count
         assert sender.stdin is not None
         sender.stdin.close()
-    assert [process.wait(10) for process in senders] == [0] * len(flows)
-    said = [[float(word) for word in process.communicate(timeout=10)[0].split()] for process in receivers]
+    assert [process.wait(PATIENCE) for process in senders] == [0] * len(flows)
+    said = [[float(word) for word in process.communicate(timeout=PATIENCE)[0].split()] for process in receivers]
     assert [total for *_, total in said] == [each] * len(flows)
     seconds = max(last for _, last, _ in said) - min(first for first, *_ in said)
     return 8e-6 * each * len(flows) * WIRE / seconds
@@ -135,8 +135,8 @@ def rate_of(hosts: Hosts, flows: list[tuple[int, int]], each: int) -> float:
 @needs_root
 def test_a_round_trip_is_twice_the_latency(hosts: Hosts) -> None:
     echo = serve(hosts, 3, ECHO)
-    trips = [float(line) for line in on(hosts, 2, PING, hosts.address(3)).communicate(timeout=10)[0].split()]
-    assert echo.wait(10) == 0
+    trips = [float(line) for line in on(hosts, 2, PING, hosts.address(3)).communicate(timeout=PATIENCE)[0].split()]
+    assert echo.wait(PATIENCE) == 0
     assert 2 * LATENCY <= min(trips) <= 2 * LATENCY + 0.005
 
 
@@ -145,8 +145,8 @@ def test_hosts_reach_one_another_only_and_are_counted(hosts: Hosts) -> None:
     time.sleep(5 * LATENCY)  # the last packets of the test before
     before = hosts.stats()["hosts"]
     echo = serve(hosts, 1, ECHO)
-    assert on(hosts, 0, PING, hosts.address(1)).wait(10) == 0
-    assert echo.wait(10) == 0
+    assert on(hosts, 0, PING, hosts.address(1)).wait(PATIENCE) == 0
+    assert echo.wait(PATIENCE) == 0
     time.sleep(5 * LATENCY)
     after = hosts.stats()["hosts"]
     assert after[0]["up"] - before[0]["up"] == after[1]["down"] - before[1]["down"] > 10 * (14 + 52 + 1)
@@ -187,7 +187,7 @@ def test_nothing_is_left_after_an_exception() -> None:
 
     with pytest.raises(ZeroDivisionError):
         fail()
-    assert [program.wait(5) for program in programs] == [-signal.SIGKILL, -signal.SIGKILL, 0]
+    assert [program.wait(PATIENCE) for program in programs] == [-signal.SIGKILL, -signal.SIGKILL, 0]
     assert not set(hosts.names) & namespaces()
 
 
@@ -213,9 +213,9 @@ def test_nothing_is_left_when_the_owner_is_ended(end: signal.Signals, code: int)
     assert addresses == ["198.18.0.1", "198.18.0.2"]
     assert len(left_of(lab.pid)) == 2
     lab.send_signal(end)
-    assert lab.wait(10) == code
-    wait_for(lambda: not runs(int(sleeper)), "its program still runs", 5)
-    wait_for(lambda: not left_of(lab.pid), "its hosts are still there", 5)
+    assert lab.wait(PATIENCE) == code
+    wait_for(lambda: not runs(int(sleeper)), "its program still runs")
+    wait_for(lambda: not left_of(lab.pid), "its hosts are still there")
 
 
 @needs_root

@@ -65,7 +65,7 @@ def linked(story: Callable[[End, End], Awaitable[None]], window: int = 4, line: 
         dialling = asyncio.create_task(dial(a.link, "127.0.0.1", listener.port, identity("a")))
         try:
             await until(lambda: a.link.open.is_set() and b.link.open.is_set())
-            await asyncio.wait_for(story(a, b), 20)
+            await asyncio.wait_for(story(a, b), PATIENCE)
         finally:
             dialling.cancel()
             await asyncio.gather(dialling, return_exceptions=True)

@@ -17,7 +17,7 @@ import pytest
 from conftest import make_spec
 from starting import begin, pmtrain
 from test_run import coordinator, ends
-from waiting import until, wait_for
+from waiting import PATIENCE, until, wait_for
 
 from protomodels_cli.observe.page import viewers as viewing
 from protomodels_cli.observe.page.address import Where, asked_place, default_place
@@ -150,7 +150,7 @@ def test_a_slow_viewer_holds_up_nobody_and_skips_to_what_is_now(tmp_path, monkey
         await until(lambda: any(e["n"] == 30 for got in quick.got for e in got["events"]))
         await until(lambda: any(e["n"] == 30 for got in slow.got for e in got["events"]))
         await viewers.close()
-        await asyncio.wait_for(asyncio.gather(*watching), 10)
+        await asyncio.wait_for(asyncio.gather(*watching), PATIENCE)
         return quick, slow, is_read
 
     quick, slow, is_read = asyncio.run(watch())
@@ -166,7 +166,7 @@ def test_a_slow_viewer_holds_up_nobody_and_skips_to_what_is_now(tmp_path, monkey
 
 
 def ask(port: int, path: str = "/", method: str = "GET", **headers: str) -> tuple[int, dict[str, str], bytes]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
     with contextlib.closing(connection):
         connection.request(method, path, headers=headers)
         answer = connection.getresponse()
@@ -187,7 +187,7 @@ def page_at(where: Where, folder: Path) -> Iterator[Keys]:
     try:
         yield keys
     finally:
-        asyncio.run_coroutine_threadsafe(page.close(), loop).result(30)
+        asyncio.run_coroutine_threadsafe(page.close(), loop).result(PATIENCE)
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()
@@ -295,4 +295,4 @@ def test_no_page(tmp_path):
         assert not (tmp_path / "run" / "page").exists()
     finally:
         process.kill()
-        process.wait(30)
+        process.wait(PATIENCE)

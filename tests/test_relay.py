@@ -27,7 +27,7 @@ from door_tools import (
     tls_context,
     to_the_end,
 )
-from waiting import until
+from waiting import PATIENCE, until
 
 from protomodels_cli.coordinator.door import Door, DoorLimits
 from protomodels_cli.coordinator.routes import Routes
@@ -205,7 +205,7 @@ async def test_splice_does_not_wait_for_the_dead(monkeypatch):
         assert await b[0].readexactly(5) == b"12345"
         a[1].write_eof()
         assert await b[0].read() == b""
-        await asyncio.wait_for(splicing, 5)
+        await asyncio.wait_for(splicing, PATIENCE)
         assert await a[0].read() == b"123"
         assert await to_the_end(b[0]) == b""
 
@@ -222,7 +222,7 @@ async def test_what_was_said_and_ended_before_a_splice_goes_through_it():
         b[1].write(b"an answer")
         b[1].write_eof()
         assert await a[0].read() == b"an answer"
-        await asyncio.wait_for(splicing, 5)
+        await asyncio.wait_for(splicing, PATIENCE)
 
 
 @in_loop
@@ -254,7 +254,7 @@ async def test_a_connection_that_breaks_ends_a_splice_at_once_whichever_way_has_
         else:
             await until(lambda: far[1][1].is_closing())
             await asyncio.sleep(0.01)  # until all have been told
-        await asyncio.wait_for(splicing or splice(*far), 2)
+        await asyncio.wait_for(splicing or splice(*far), PATIENCE)
         assert await to_the_end(a[0]) == b""
 
 

@@ -16,7 +16,7 @@ from door_tools import HERE, MIB, a_server, answer_to, both_ways, dial, echo, in
 from hypothesis import given
 from hypothesis import strategies as st
 from starting import begin_logged
-from waiting import until, wait_for
+from waiting import PATIENCE, until, wait_for
 
 from protomodels_cli.bench.loopback import small
 from protomodels_cli.launch.local import local_run
@@ -227,7 +227,7 @@ def test_links_go_through_a_relay_and_through_another_when_it_dies(tmp_path, mon
             wait_for(lambda: len(steps()) >= 5)
             used = seen[-1]["stages"]["path"][0].removeprefix("relay ")
             processes[used].kill()
-            assert running.coordinator.wait(60) == 0
+            assert running.coordinator.wait(PATIENCE) == 0
             paths = [row["stages"]["path"][0] for row in steps()]
             assert (running.folder / "relays").stat().st_mode & 0o77 == 0
         [other] = set(processes) - {used}
@@ -236,7 +236,7 @@ def test_links_go_through_a_relay_and_through_another_when_it_dies(tmp_path, mon
         assigned = [row for row in Tail(running.folder / "events.jsonl").rows() if row["kind"] == "stages_assigned"]
         assert len(assigned) == 1, "nothing was done again"
         processes[other].send_signal(signal.SIGTERM)
-        processes[other].wait(10)
+        processes[other].wait(PATIENCE)
         [books] = [json.loads((own / "relayed.json").read_text()) for own in relays if (own / "relayed.json").exists()]
         [sent] = books["bytes_sent"].values()
         assert len(sent) == 2

@@ -19,7 +19,7 @@ from conftest import corpus_of, make_spec
 from starting import Started, begin, pmtrain
 from test_pipeline import random_spec, reference_of
 from told import events, peer_events, wait_for_event, wait_for_peer_event
-from waiting import wait_for
+from waiting import PATIENCE, wait_for
 
 from protomodels_cli.coordinator.run_dir import open_run_dir
 from protomodels_cli.spec import RunSpec
@@ -34,7 +34,7 @@ def coordinator(spec: RunSpec, folder: Path) -> Iterator[tuple[Started, str]]:
         yield process, wait_for_line(process, r"pmtrain join '(pm://\S+)'")
     finally:
         process.kill()
-        process.wait(timeout=30)
+        process.wait(timeout=PATIENCE)
 
 
 def wait_for_line(process: Started, pattern: str, seconds: float = 120) -> str:
@@ -133,7 +133,7 @@ def test_status_and_peers_before_during_and_after(tmp_path):
         with begin("top", "run", "--format", "json", cwd=tmp_path) as watch:
             steps = [json.loads(watch.stdout.readline())["step"] for _ in range(3)]
             watch.send_signal(signal.SIGINT)
-            assert watch.wait(timeout=20) == 0
+            assert watch.wait(timeout=PATIENCE) == 0
         assert steps[0] < steps[2]
         # the owner stops it; peers are told, and what the journal knows can still be asked for
         assert "stopping" in pmtrain("stop", "run", cwd=tmp_path).stdout
@@ -182,7 +182,7 @@ def test_the_same_command_goes_on_after_kill_9_and_pause_and_resume_are_obeyed(t
         wait_for_peer_event(tmp_path / "p0", "step_decided")
         before = int(status(tmp_path)["step"])
         leader.kill()
-        leader.wait(timeout=30)
+        leader.wait(timeout=PATIENCE)
         lost = wait_for_peer_event(tmp_path / "p0", "connection_lost")
         assert lost["stage"] in (0, 1)
     with coordinator(make_spec(**LONG), tmp_path) as (leader, again):

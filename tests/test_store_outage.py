@@ -162,17 +162,17 @@ def test_a_store_that_hangs_is_out_of_reach_and_the_next_look_does_not_wait_for_
 
     def half_and_hang(snapshot: str, file: str, to: Path) -> None:
         to.write_bytes(CONTENTS[0][:100])
-        hangs.wait(10)
+        hangs.wait(PATIENCE)
         to.write_bytes(b"late")
         late.set()
 
     def get_while_the_other_wakes_up(snapshot: str, file: str, to: Path) -> None:
         get(snapshot, file, to)
         hangs.set()
-        late.wait(10)
+        late.wait(PATIENCE)
 
     async def story() -> None:
-        monkeypatch.setattr(desk.copies, "open", lambda *names: hangs.wait(10))
+        monkeypatch.setattr(desk.copies, "open", lambda *names: hangs.wait(PATIENCE))
         with pytest.raises(OutOfReach):
             await through_coordinator(desk, REQUEST)
         monkeypatch.setattr(desk.copies, "get", half_and_hang)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from test_snapshots import CONTENTS, HASHES, RUN, complete, fetched
+from waiting import PATIENCE
 
 from protomodels_cli.coordinator import events
 from protomodels_cli.coordinator.history import Began, Dropped, Forgot, GaveUp, History, beginning, fold
@@ -167,7 +168,7 @@ def test_a_slow_store_gets_a_whole_copy_although_the_snapshot_is_dropped_meanwhi
             if not copying.is_set():
                 assert self._folder.name == "0001-00000006", "the newest first"
                 copying.set()
-                assert settled.wait(10)
+                assert settled.wait(PATIENCE)
             return here
 
         def __exit__(self, *error: Any) -> None:
