@@ -117,6 +117,23 @@ def test_beams_that_change_places_take_their_tokens_along(out):
     assert found[0] == found[1]
 
 
+def test_a_cache_that_rounds_keys_does_not_round_tokens(out):
+    from transformers.cache_utils import Cache, QuantizedLayer
+
+    class Rounds(QuantizedLayer):
+        def _quantize(self, tensor: torch.Tensor, axis: int) -> torch.Tensor:
+            return (tensor / 4).round() * 4
+
+        def _dequantize(self, tensor: torch.Tensor) -> torch.Tensor:
+            return tensor
+
+    model, cache = loaded(out), Cache(layers=[])
+    cache.layers = [Rounds(residual_length=1) for _ in range(model.config.num_hidden_layers)]
+    for past in range(4):
+        seen = model.seen(cache, IDS[:, past : past + 1], past, cache.update)
+    assert seen.tolist() == IDS[:, :4].tolist()
+
+
 def test_documents_in_one_window_do_not_see_each_other(out):
     model, lengths = loaded(out), (7, 9)
     ids = IDS[:1, : sum(lengths)]

@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import DynamicCache, GenerationMixin, PretrainedConfig, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 
@@ -215,7 +216,8 @@ class PmtrainForCausalLM(PreTrainedModel, GenerationMixin):
         if self.config.anchor_tokens == 1:
             return ids
         if cache.layer_class_to_replicate is None and len(cache.layers) == layer:
-            cache.layers.append(copy.deepcopy(cache.layers[0]))  # nothing is in it yet
+            grows = isinstance(cache.layers[0], DynamicLayer)  # one that rounds keys, too: ids are not rounded
+            cache.layers.append(DynamicLayer() if grows else copy.deepcopy(cache.layers[0]))  # nothing is in it yet
         keys, _ = remember(*2 * (ids[:, None, :, None].float(),), layer)
         return keys[:, 0, : past + ids.shape[1], 0].long()
 
