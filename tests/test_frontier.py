@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 from lab_tools import DENSE, TINY, TWO_STREAM
+from typer.testing import CliRunner
 
+from protomodels_cli.cli.main import app
 from protomodels_cli.codecs import parse_codec
 from protomodels_cli.errors import OptionError
 from protomodels_cli.lab import frontier, scaling, wires
@@ -94,6 +96,19 @@ def test_what_there_was_no_time_for_is_missing_and_comes_the_next_time(tmp_path,
     assert {row["seed"] for row in second["rows"]} == {0, 1}
     assert second["missing"] == {}
     assert len(kept.read_text().splitlines()) == 4
+
+
+def test_what_was_kept_is_shown_where_its_device_is_not(tmp_path):
+    kept = tmp_path / "runs.jsonl"
+    frontier.run(replace(TINY, trials=0), only=["dense fp32"], kept=kept)
+    again = frontier.run(replace(TINY, trials=0), only=["dense", "k=4 int8"], kept=kept, budget=0)
+    assert {row["name"] for row in again["rows"]} == {"dense fp32", "dense segment fp32"}
+    assert again["missing"]["d=16 two_stream segment k=4 int8 seed 0"] == "not trained yet"
+    words = ["lab", "frontier", "--device", "cuda:77", "--trials", "0", "--only", "dense", "--budget"]
+    assert CliRunner().invoke(app, [*words, "1"]).exit_code != 0
+    shown = CliRunner().invoke(app, [*words, "0"], catch_exceptions=False)
+    assert shown.exit_code == 0, shown.output
+    assert "missing: d=64 dense fp32 seed 0: not trained yet" in shown.output
 
 
 def test_a_family_that_is_not_tuned_has_no_rows():

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 from lab_tools import DENSE, TINY, TWO_STREAM
+from starting import ROOT
 
 from protomodels_cli.codecs import Carrier
 from protomodels_cli.codecs.crossing import Carrier as CrossingCarrier
@@ -16,7 +18,7 @@ from protomodels_cli.lab import bench as benches
 from protomodels_cli.lab.bench import Bench
 from protomodels_cli.lab.recipes import Recipe, carried, carried_back, dense, spec_of, with_rates
 from protomodels_cli.lab.runs import Run, train
-from protomodels_cli.lab.scales import document_end, scaled, text_of
+from protomodels_cli.lab.scales import SCALES, document_end, scaled, text_of
 from protomodels_cli.lab.shared_anchor import SharedTable, Sharing, quantised
 from protomodels_cli.lab.trained import Trained
 from protomodels_cli.model import rules
@@ -248,6 +250,22 @@ def test_finished_runs_are_kept_and_not_repeated(tmp_path, monkeypatch):
     with pytest.raises(UserError) as e:
         Bench(1, tmp_path / "other")
     assert e.value.kind == "not_a_result"
+
+
+MEASURED = [dense("fp32"), dense("fp32", "segment")]
+MEASURED += [Recipe("two_stream", "segment", *wire) for wire in ((86, "eden:6"), (34, "eden:4"))]
+
+
+@pytest.mark.parametrize("recipe", MEASURED, ids=lambda recipe: recipe.name)
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_results_in_the_docs_are_those_of_todays_runs(monkeypatch, recipe, seed):
+    """Or what a card took hours for would be trained once more, because a section of the spec has a new field."""
+    text = json.loads((ROOT / "docs/results/frontier-512.json").read_text())["text_sha256"]
+    monkeypatch.setattr("protomodels_cli.lab.runs.text_of", lambda scale: SimpleNamespace(sha256=text))
+    bench = Bench(1, ROOT / "docs/results/gpu-runs.jsonl", budget=0)
+    [found] = bench.results([Run(SCALES["gpu"], recipe, seed, "cuda")])
+    assert found is not None
+    assert 1.68 < found["loss"] < 1.76
 
 
 def test_no_run_is_started_that_there_is_no_time_for(monkeypatch):

@@ -81,7 +81,10 @@ ScaleSeeds = Annotated[
 Only = Annotated[list[str] | None, typer.Option(help="Only what has this in its name; NAME or NAME,NAME. Repeatable.")]
 Workers = Annotated[int | None, typer.Option(min=1, help="Runs side by side. Default: by scale.")]
 Budget = Annotated[
-    float | None, typer.Option(min=1, help="Seconds: start no run that is not expected to finish within them.")
+    float | None,
+    typer.Option(
+        min=0, help="Seconds: start no run that is not expected to finish within them. 0: show what --keep has."
+    ),
 ]
 TextFile = Annotated[
     str | None,
@@ -123,7 +126,7 @@ def frontier(
         return
     check_outputs(keep)
     arguments = (scale, seeds, steps, _names(only), workers, trials, rates, text, budget, keep)
-    _run(experiment, json, plot, device, *arguments)
+    _run(experiment, json, plot, device, *arguments, trains=budget != 0)
 
 
 @app.command()
@@ -150,7 +153,8 @@ def scaling(
         print(experiment.listing(scale, seeds, steps, _names(only), workers, keep))
         return
     check_outputs(keep)
-    _run(experiment, json, plot, device, scale, seeds, steps, _names(only), workers, rates, text, budget, keep)
+    arguments = (scale, seeds, steps, _names(only), workers, rates, text, budget, keep)
+    _run(experiment, json, plot, device, *arguments, trains=budget != 0)
 
 
 def _names(only: list[str] | None) -> list[str]:
@@ -184,11 +188,15 @@ def bandwidth(
     _run(experiment, json, plot, device, scale, steps, seed, speed_of(speed), target, keep, text)
 
 
-def _run(experiment: Any, json: Path | None, plot: Path | None, device: str, *arguments: Any) -> None:
+def _run(
+    experiment: Any, json: Path | None, plot: Path | None, device: str, *arguments: Any, trains: bool = True
+) -> None:
+    """Where nothing is trained, the device is that of the runs which were kept, and need not be here."""
     from protomodels_cli.cli.checks import check_device, check_outputs, check_plot
     from protomodels_cli.lab.results import write_json
 
-    check_device(device)
+    if trains:
+        check_device(device)
     check_outputs(json)
     check_plot(plot)
     result = experiment.run(*arguments, device=device)

@@ -26,7 +26,7 @@ MARGIN = 1.2  # on the time that a run is expected to take
 
 
 class Bench:
-    """`kept` outlives the process; `budget` is how many seconds it may take in all."""
+    """`kept` outlives the process; `budget` is how many seconds it may take in all; with none nothing is trained."""
 
     def __init__(self, workers: int, kept: Path | None = None, budget: float | None = None):
         self.workers, self.kept, self.budget, self.started = workers, kept, budget, time.monotonic()
@@ -98,6 +98,9 @@ class Bench:
     def _has_time_for(self, run: Run) -> bool:
         if self.budget is None:
             return True
+        if not self.budget:
+            self.missing[run.name] = "not trained yet"
+            return False
         left = self.budget - (time.monotonic() - self.started)
         expected = self.expected(run)
         if left <= 0 or (expected is not None and expected > left):

@@ -89,7 +89,8 @@ class Recipe:
 
 
 def dense(codec: str, anchor: Anchor = "fixed") -> Recipe:
-    return Recipe("dense", anchor, None, codec, embedding_lr=0.05, embedding_std=0.32)
+    decay = 0.5 if anchor == "fixed" else 1.0
+    return Recipe("dense", anchor, None, codec, weight_decay=decay, embedding_lr=0.05, embedding_std=0.32)
 
 
 def carried(recipe: Recipe, scale: Scale) -> Recipe:

@@ -25,6 +25,10 @@ from protomodels_cli.spec.schema import RunSpec
 
 TRAINING = 3  # to be raised when `train` changes: results kept from before are then not taken for its own
 TRAINING_ANCHORS = 3  # the same, of what only trained anchors depend on
+TRAINED_BY = {  # sections of a spec: the others say how a run is led
+    *("seed", "steps", "stages", "model", "subspace", "optimizer", "groups", "batch", "wire", "eval", "compute"),
+    "tokenizer",
+}
 CURVE_POINTS = 60
 
 
@@ -41,7 +45,7 @@ class Run:
     def key(self) -> str:
         """Names the run that a kept result belongs to: by its text's tokens, wherever the files lie."""
         spec = self.spec()
-        own = spec.model_dump(mode="json", exclude={"data"}, exclude_none=True)  # fields to come are none here
+        own = spec.model_dump(mode="json", include=TRAINED_BY, exclude_none=True)
         for name in ("anchor_tokens", "early_loss"):  # which are told below, by those who have them
             own["subspace"].pop(name)
         sharing = None if self.recipe.sharing is None else asdict(self.recipe.sharing)
