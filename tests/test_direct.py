@@ -144,6 +144,21 @@ def test_a_part_goes_to_the_store_and_back_past_the_coordinator(s3: S3, tmp_path
     assert [type(event) for event in desk.told] == [ev.PartsArrived, ev.SnapshotWhole]
 
 
+def test_who_asks_while_the_store_is_tried_out_waits_for_that(s3: S3, tmp_path: Path):
+    """As of a coordinator that has just taken over: parts would go through it, and that takes longer."""
+    desk = DirectDesk(tmp_path)
+    for stage, content in enumerate(CONTENTS):
+        desk.hand_in(stage, content)
+    a_mark_of(desk, *HASHES)
+    desk.copies.bring_up_to_date([tmp_path / "snapshots" / "0001-00000003"], [], desk.snapshots.reading)
+
+    async def story() -> str:
+        desk.uploads.open_store()
+        return await desk.uploads.locate(pb.FetchRequest(lineage=1, step=3, stage=1))
+
+    assert got(asyncio.run(story())) == CONTENTS[1]
+
+
 def test_a_transfer_with_the_store_yields_too(s3: S3, tmp_path: Path):
     """With the line needed it has its least rate, and nothing more."""
     desk, content = DirectDesk(tmp_path), bytes(1 << 18)

@@ -8,6 +8,7 @@ well, so that nobody can ever put other bytes in its place. The credentials stay
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 import secrets
@@ -50,6 +51,13 @@ class Direct:
         """See whether the store can be used so, unless that is known, or was just tried."""
         if not self.works and not self._trying.under_way and time.monotonic() >= self._next:
             self._trying.again()
+
+    async def usable(self) -> bool:
+        """Waits a while for a trial that is under way: a part that goes through the coordinator takes longer."""
+        if self._trying.under_way:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(asyncio.shield(self._trying.end()), ANSWER_SECONDS)
+        return self.works
 
     def may_put(self, holder: str, snapshot: str, stage: int, sha256: str) -> bool:
         """A holder has one part of a snapshot. One that comes with another is sent through the coordinator, where the

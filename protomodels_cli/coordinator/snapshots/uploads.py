@@ -109,7 +109,7 @@ class Uploads:
             return pb.OfferReply(wanted=True)
         self._direct.try_out()
         snapshot = folder_name(header.lineage, header.step)
-        if not self._direct.works or not self._direct.may_put(peer, snapshot, header.stage, header.sha256):
+        if not await self._direct.usable() or not self._direct.may_put(peer, snapshot, header.stage, header.sha256):
             return pb.OfferReply(wanted=True)
         path = self._snapshots.coming(header.lineage, header.step, header.stage, header.sha256)
         if path in self._coming:
@@ -167,7 +167,7 @@ class Uploads:
     async def locate(self, request: pb.FetchRequest) -> str:
         """Where a peer finds this part of a complete snapshot in the store; empty: here, or nowhere."""
         mark = self._complete(request)
-        if mark is None or self._direct is None or self._copies is None or not self._direct.works:
+        if mark is None or self._direct is None or self._copies is None or not await self._direct.usable():
             return ""
         snapshot, stage = folder_name(*mark.key), request.stage
         if self._snapshots.is_in_store(mark, stage):

@@ -26,7 +26,7 @@ from protomodels_cli.worker.snapshots.direct import StoreAccess
 from protomodels_cli.worker.snapshots.flow import Flow
 from protomodels_cli.worker.snapshots.part_store import PartStore
 
-OFFER_SECONDS = 60.0  # for an answer: the coordinator may look into the store first
+OFFER_SECONDS = 90.0  # for an answer: the coordinator may look into the store first, or try it out
 NOT_WANTED = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.PERMISSION_DENIED  # a retry would not help
 
 
