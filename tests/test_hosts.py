@@ -115,7 +115,7 @@ def test_flows_get_the_rate_of_the_lines_they_use(hosts: Hosts, flows: list[tupl
     rates: list[float] = []
     while len(rates) < 5 and (not rates or max(rates) < 0.9 * MBIT * lines):
         rates.append(rate_of(hosts, flows, 2_500_000 * lines // len(flows)))
-    assert max(rates) == pytest.approx(MBIT * lines, rel=0.1)
+    assert 0.7 < max(rates) / (MBIT * lines) < 1.1, "one line for both would be half"
 
 
 def rate_of(hosts: Hosts, flows: list[tuple[int, int]], each: int) -> float:
@@ -137,7 +137,7 @@ def test_a_round_trip_is_twice_the_latency(hosts: Hosts) -> None:
     echo = serve(hosts, 3, ECHO)
     trips = [float(line) for line in on(hosts, 2, PING, hosts.address(3)).communicate(timeout=PATIENCE)[0].split()]
     assert echo.wait(PATIENCE) == 0
-    assert 2 * LATENCY <= min(trips) <= 2 * LATENCY + 0.005
+    assert 2 * LATENCY <= min(trips) <= 2 * LATENCY + 0.01
 
 
 @needs_root
