@@ -37,7 +37,7 @@ CPU = replace(SCALES["cpu"], width=200, heads=4, kv_heads=2, segments=4, vocabul
 
 def recipes(scale: Scale) -> list[Recipe]:
     ks = [max(1, round(scale.width / share)) for share in SHARES]
-    found = [dense("bf16"), dense("int8"), *(Recipe("reparam", "fixed", k, "int8") for k in ks)]
+    found = [dense("bf16"), dense("int8"), *(Recipe("two_stream", "segment", k, "int8") for k in ks)]
     return [carried(recipe, scale) for recipe in found]
 
 
