@@ -202,7 +202,7 @@ def test_plan_cuts_between_segments_for_other_numbers_of_peers(peers, cut, stage
 def test_a_real_run_over_a_slow_link_takes_the_time_that_was_predicted(pool):
     """Bandwidth holds it up, so what else this machine does matters little, and least to the shortest step."""
     link = parse_link("1mbit,20ms")
-    spec = wan_spec(steps=5, subspace={"form": "dense"}, wire={"forward": "bf16", "link": link.model_dump()})
+    spec = wan_spec(steps=3, subspace={"form": "dense"}, wire={"forward": "bf16", "link": link.model_dump()})
     led, peers = pool.run(spec, 4)
     assert all(peer_events(led["run_dir"] / f"p{i}", "link_emulated") for i in range(len(peers)))
     rows = [json.loads(line) for line in (led["run_dir"] / "metrics.jsonl").read_text().splitlines()]
