@@ -33,7 +33,7 @@ class EmbeddingGroup(GroupSpec):
 
 
 class HeadGroup(GroupSpec):
-    """The matrix of the head."""
+    """The matrix of the head, and those of segments' early heads."""
 
     std: NotNegative = Field(0.02, description="Standard deviation of the entries at the start.")
 
@@ -45,8 +45,18 @@ class MatricesGroup(GroupSpec):
 
 
 class WritersGroup(GroupSpec):
-    """The two matrices of a block that write to the stream, W_o and W_down. Its rates default to `groups.matrices`."""
+    """The two matrices of a block that write to the stream, W_o and W_down."""
 
+    lr: Positive | None = Field(
+        None, description="Peak learning rate; it rises and falls with the schedule. Default: groups.matrices.lr."
+    )
+    beta1: BelowOne | None = Field(
+        None, description="AdamW: decay of the first moment. Default: groups.matrices.beta1."
+    )
+    beta2: BelowOne | None = Field(
+        None, description="AdamW: decay of the second moment. Default: groups.matrices.beta2."
+    )
+    weight_decay: NotNegative | None = Field(None, description="Default: groups.matrices.weight_decay.")
     std: NotNegative | None = Field(
         None,
         description="Standard deviation of the entries at the start; 0 is fine. Default: 1/√(2·layers) of "
@@ -55,7 +65,7 @@ class WritersGroup(GroupSpec):
 
 
 class GainsGroup(GroupSpec):
-    """The gains of all norms, which start at 1."""
+    """The gains of all norms, which start at 1, and the taps of anchors, which start at 0."""
 
     weight_decay: NotNegative = Field(0.0, description="Decoupled weight decay.")
 
@@ -63,7 +73,7 @@ class GainsGroup(GroupSpec):
 class AnchorsGroup(GroupSpec):
     """The trained change of an anchor, which starts at 0."""
 
-    weight_decay: NotNegative = Field(0.0, description="Decoupled weight decay, on the rows of a step's tokens.")
+    weight_decay: NotNegative = Field(0.0, description="Decoupled weight decay, on all rows in every step.")
 
 
 class GroupsSpec(Section):
