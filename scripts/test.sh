@@ -8,4 +8,4 @@ scripts/setup.sh test
 .venv/bin/ruff format --check --quiet .
 .venv/bin/ruff check --quiet .
 .venv/bin/mypy --no-error-summary
-exec .venv/bin/python -m pytest -n 4 "$@"  # many tests wait for processes: more of them than cores
+exec .venv/bin/python -m pytest -n 3 "$@"  # many tests wait for processes: more of them than cores

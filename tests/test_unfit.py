@@ -76,10 +76,12 @@ def test_what_a_peer_writes_into_a_header_is_shown_as_one_short_line(tmp_path: P
     assert found.tensor.isprintable()
 
 
-@pytest.mark.parametrize("state", [NARROW, NOT_A_NUMBER, {}], ids=["narrow", "not a number", "empty"])
-def test_a_peer_that_cannot_build_from_a_part_says_so_and_stays(tmp_path: Path, state: dict[str, torch.Tensor]):
+@pytest.mark.parametrize("state", [NARROW, NOT_A_NUMBER, {}, None], ids=["narrow", "not a number", "empty", "deleted"])
+def test_a_peer_that_cannot_build_from_a_part_says_so_and_stays(tmp_path: Path, state: dict[str, torch.Tensor] | None):
+    """Deleted: its snapshot was given up while the peer was about to build from it."""
     path = tmp_path / "part"
-    save_file(state, path)
+    if state is not None:
+        save_file(state, path)
     posted: list[Any] = []
     engine = Engine(torch.device("cpu"), 1, lambda generation, item: posted.append((generation, item)), lambda: None)
     assignment, layers = orders.Assignment(1, 7, 1, 3, 1, 0), slices(SPEC)[0]

@@ -13,8 +13,8 @@ from protomodels_cli.spec.schema import RunSpec
 
 
 class UnusablePart(Exception):
-    """The bytes are those that were saved, and no stage of this run can be built from them: the coordinator, which can
-    check the same, decides what follows."""
+    """No stage of this run can be built from it: its bytes are those that were saved, or its snapshot was given up and
+    deleted meanwhile. The coordinator, which knows, decides what follows."""
 
 
 def load_part(path: Path, spec: RunSpec, layers: range, step: int) -> dict[str, Tensor]:
@@ -23,8 +23,10 @@ def load_part(path: Path, spec: RunSpec, layers: range, step: int) -> dict[str, 
         with SafetensorsFile(path) as part:
             contents = part_contents(spec, layers, step, has_applied(part))
             flaw = contents.flaw_in(part.tensors) or flaw_of_numbers(part)
+        if flaw is not None:
+            raise UnusablePart(f"{flaw.tensor} is {flaw.found or 'missing'}")
+        return load_file(path)
     except SafetensorsError as e:
         raise UnusablePart(str(e)) from None
-    if flaw is not None:
-        raise UnusablePart(f"{flaw.tensor} is {flaw.found or 'missing'}")
-    return load_file(path)
+    except OSError as e:
+        raise UnusablePart(e.strerror or str(e)) from None
