@@ -267,6 +267,12 @@ def impatient(patch: Any, seconds: float) -> None:
     mark(seconds=seconds)
 
 
+def reseats_nobody(patch: Any) -> None:
+    """A coordinator that leaves stages where they are: on a busy machine any holder may look slow."""
+    patch.setattr("protomodels_cli.coordinator.reseating.consider", lambda moves: None)
+    mark()
+
+
 def false_claim(patch: Any, stage: int) -> None:
     """A peer says that it has another's stage in memory, just as that one has it."""
     from protomodels_cli.wire.pb import pmtrain_pb2 as pb

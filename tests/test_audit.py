@@ -26,7 +26,7 @@ def a_spec(**sections: Any) -> RunSpec:
 
 def start(pool: Pool, spec: RunSpec, spares: int, fault: dict[str, Any] | None = None) -> Path:
     """Two holders, of which the first may have a fault, then spares."""
-    run_dir = pool.start(spec, [{"fault": fault or {}}, {}])
+    run_dir = pool.start(spec, [{"fault": fault or {}}, {}], fault={"kind": "reseats_nobody"})
     wait_for_event(run_dir, "stages_assigned")
     link = (run_dir / "link").read_text().strip()
     for i in range(2, 2 + spares):
