@@ -26,7 +26,7 @@ MARGIN = 1.2  # on the time that a run is expected to take
 
 
 class Bench:
-    """`kept` outlives the process; `budget` is how many seconds it may take in all; with none nothing is trained."""
+    """`kept` outlives the process; `budget` is how many seconds it may take in all; with 0 nothing is trained."""
 
     def __init__(self, workers: int, kept: Path | None = None, budget: float | None = None):
         self.workers, self.kept, self.budget, self.started = workers, kept, budget, time.monotonic()

@@ -160,11 +160,6 @@ def one_certificate(pem: bytes) -> bytes:
     return _certificate(pem).public_bytes(Encoding.PEM)
 
 
-def end_of(certificate_pem: bytes) -> float:
-    """When the certificate ends, in seconds since 1970."""
-    return _certificate(certificate_pem).not_valid_after_utc.timestamp()
-
-
 def life_of(certificate_pem: bytes) -> float:
     """Seconds from its issue to its end, both by the clock of whoever issued it."""
     certificate = _certificate(certificate_pem)

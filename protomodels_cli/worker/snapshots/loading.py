@@ -13,8 +13,8 @@ from protomodels_cli.spec.schema import RunSpec
 
 
 class UnusablePart(Exception):
-    """No stage of this run can be built from it: its bytes are those that were saved, or its snapshot was given up and
-    deleted meanwhile. The coordinator, which knows, decides what follows."""
+    """No stage of this run can be built from it, though its bytes are those that were saved; or it was deleted since,
+    as its snapshot was given up. The coordinator, which can check the same, decides what follows."""
 
 
 def load_part(path: Path, spec: RunSpec, layers: range, step: int) -> dict[str, Tensor]:
