@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from conftest import corpus_of, make_spec
-from faults_in_transit import lying
+from faults_in_transit import as_sent, perturbed
 from safetensors.torch import save_file
 
 from protomodels_cli.codecs import End
@@ -110,7 +111,7 @@ def carried(message: Message) -> pb.Carried:
 @contextmanager
 def liars(patch: pytest.MonkeyPatch, share: float, by: float) -> Iterator[None]:
     with patch.context() as patched:
-        patched.setattr(End, "encode", lying(End.encode, share, by))
+        as_sent(patched, partial(perturbed, share=share, by=by))
         yield
 
 

@@ -4,67 +4,68 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 from marks import first, mark
+
+
+def as_sent(patch: Any, changed: Callable[[Any, Any], Any]) -> None:
+    """Messages are changed (by their slot) just before they are packed, on a processor and on a card."""
+    from protomodels_cli.codecs import End
+
+    def and_change(encode: Any) -> Any:
+        return lambda self, message, slot: encode(self, changed(message, slot), slot)
+
+    for name in ("encode", "encode_unread"):
+        patch.setattr(End, name, and_change(getattr(End, name)))
 
 
 def poison(patch: Any, once: bool = False, **key: Any) -> None:
     """One message of the run is not finite where it is packed. Each time it is packed, or `once`."""
     import torch
 
-    from protomodels_cli.codecs import End
     from protomodels_cli.protocol.messages import MessageKey
 
-    encode, bad = End.encode, MessageKey(**key)
+    bad = MessageKey(**key)
 
-    def and_spoil(self: End, message: Any, slot: Any) -> Any:
+    def spoilt(message: Any, slot: Any) -> Any:
         if slot.key == bad and (not once or first()):
             mark(**key)
-            message = torch.full_like(message, torch.nan)
-        return encode(self, message, slot)
+            return torch.full_like(message, torch.nan)
+        return message
 
-    patch.setattr(End, "encode", and_spoil)
+    as_sent(patch, spoilt)
 
 
 def perturb(patch: Any, share: float, by: float) -> None:
     """A liar: of every message that this peer sends, this share of the numbers is larger by that much."""
-    from protomodels_cli.codecs import End
 
-    encode = lying(End.encode, share, by)
-
-    def and_mark(self: End, message: Any, slot: Any) -> Any:
+    def marked(message: Any, slot: Any) -> Any:
         mark(share=share, by=by)
-        return encode(self, message, slot)
+        return perturbed(message, slot, share, by)
 
-    patch.setattr(End, "encode", and_mark)
+    as_sent(patch, marked)
 
 
-def lying(encode: Any, share: float, by: float) -> Any:
-    """How an end encodes that lies."""
+def perturbed(message: Any, slot: Any, share: float, by: float) -> Any:
     import torch
 
-    def and_lie(self: Any, message: Any, slot: Any) -> Any:
-        seed = hash((slot.key.step, slot.key.microbatch, slot.key.leg)) % 2**31
-        chosen = torch.rand(message.shape, generator=torch.Generator().manual_seed(seed)) < share
-        return encode(self, torch.where(chosen.to(message.device), (1 + by) * message, message), slot)
-
-    return and_lie
+    seed = hash((slot.key.step, slot.key.microbatch, slot.key.leg)) % 2**31
+    chosen = torch.rand(message.shape, generator=torch.Generator().manual_seed(seed)) < share
+    return torch.where(chosen.to(message.device), (1 + by) * message, message)
 
 
 def inflate(patch: Any, by: float, since: int) -> None:
     """A liar: every message that this peer sends from this step on is so many times as large."""
-    from protomodels_cli.codecs import End
 
-    encode = End.encode
+    def inflated(message: Any, slot: Any) -> Any:
+        if slot.key.step < since:
+            return message
+        mark(by=by)
+        return by * message
 
-    def and_inflate(self: End, message: Any, slot: Any) -> Any:
-        if slot.key.step >= since:
-            mark(by=by)
-            message = by * message
-        return encode(self, message, slot)
-
-    patch.setattr(End, "encode", and_inflate)
+    as_sent(patch, inflated)
 
 
 def two_faced(patch: Any) -> None:
