@@ -166,6 +166,10 @@ def test_no_cut_into_whole_segments_changes_a_bit(kind, dtype):
 def test_early_losses_fall_to_nothing_at_half_of_the_steps_and_leave_their_heads():
     spec = a_spec("two_stream", "segment", compute={"dtype": "float64"})
     assert [early_weight(spec, step) for step in range(1, 7)] == pytest.approx([0.2, 0.1, 0, 0, 0, 0])
+    new = Reference(spec, corpus_of(spec), Carrier(spec)).stages[0]
+    heads = [p for n, p in new.named_parameters() if ".early.out" in n]
+    assert heads
+    assert not any(p.any() for p in heads)  # one at random would lead its segment astray
     r = trained(spec, 2)
     assert all(p.any() for n, p in r.stages[0].named_parameters() if ".early." in n)
     for trainer in r.trainers:

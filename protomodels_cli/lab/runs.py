@@ -51,7 +51,7 @@ class Run:
         kind = self.device.partition(":")[0]
         parts = [own, sharing, text_of(self.scale).sha256, kind, TRAINING]
         parts += [TRAINING_ANCHORS, spec.anchor_tokens] if self.recipe.trains_anchors else []
-        parts += [f"early loss {spec.early_loss}"] if spec.early_loss else []
+        parts += [f"early loss {spec.early_loss}, heads from 0"] if spec.early_loss else []
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
 
     @property

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from protomodels_cli import counter
 from protomodels_cli.huggingface.checkpoint import Checkpoint
 from protomodels_cli.model.anchor import Anchor, Taps
-from protomodels_cli.model.llama import Matrix, RMSNorm, Writer, is_in_head
+from protomodels_cli.model.llama import Matrix, RMSNorm, Writer, is_early, is_in_head
 from protomodels_cli.spec.groups import writer_std
 from protomodels_cli.spec.schema import RunSpec
 
@@ -24,6 +24,8 @@ def initialise(modules: nn.Module, spec: RunSpec) -> None:
     for name, module in modules.named_modules():
         if isinstance(module, Matrix):
             std = groups.head.std if is_in_head(name) else groups.matrices.std
+            if is_early(name):  # at random it would lead its segment astray before it has learnt anything
+                std = 0.0
             module.weight.copy_(_draw(name, tuple(module.weight.shape), std, seed))
         elif isinstance(module, Writer):
             std = groups.embedding.std if name == "embed" else writer_std(spec)

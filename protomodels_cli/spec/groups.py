@@ -35,7 +35,9 @@ class EmbeddingGroup(GroupSpec):
 class HeadGroup(GroupSpec):
     """The matrix of the head, and those of segments' early heads."""
 
-    std: NotNegative = Field(0.02, description="Standard deviation of the entries at the start.")
+    std: NotNegative = Field(
+        0.02, description="Standard deviation of the head's entries at the start. Early heads start at zero."
+    )
 
 
 class MatricesGroup(GroupSpec):
