@@ -36,6 +36,8 @@ def wires() -> Iterator[tuple[str, str]]:
     yield "topk:0.1", "topk:mask"
     yield "topk:0.3+ef21", "topk:mask+ef+zstd"
     yield "int4+aqsgd+zstd", "topk:0.2"
+    yield "eden:3 then eden:5", "int4 then int8 then bf16"
+    yield "int4+zstd then fp32+zstd", "lowrank:1 then int8"
 
 
 def fits(forward: str, backward: str) -> bool:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import pairwise
+from math import ceil
+from statistics import fmean
+
 import numpy as np
 import pytest
 import torch
@@ -125,14 +130,34 @@ def test_payload_is_what_the_sizes_say():
         written = parse_codec(forward), parse_codec(backward)
         if any(w.packing or w.codec.remembers_samples for w in written):
             continue  # the sizes say what they are before packing, and once samples are known
-        spec = wire_spec(forward, backward)
+        spec = wire_spec(forward, backward, steps=6)
         x = torch.randn(2, 16, spec.boundary_width)
         end, other, sizes = End(spec), End(spec), boundary_bytes(spec)
-        activations = end.pack(x, end.slot(FORWARD, x.shape, x.dtype, None))
-        other.unpack(activations, end.slot(FORWARD, x.shape, x.dtype, None), CPU)
+        there, back = [], []
+        for step in range(1, 1 + spec.steps):  # in the mean over them, where a codec follows on another
+            first, second = (end.slot(replace(key, step=step), x.shape, x.dtype, None) for key in (FORWARD, BACKWARD))
+            activations = end.pack(x, first)
+            other.unpack(activations, first, CPU)
+            there.append(len(activations))
+            back.append(len(other.pack(x, second)))
         ids = len(pack_ids(np.zeros((2, 16)), 2))
-        assert len(activations) + ids == sizes["forward"] * 32, forward
-        assert len(other.pack(x, end.slot(BACKWARD, x.shape, x.dtype, None))) == sizes["backward"] * 32, backward
+        assert ceil(fmean(there)) + ids == sizes["forward"] * 32, forward
+        assert ceil(fmean(back)) == sizes["backward"] * 32, backward
+
+
+@given(st.lists(st.sampled_from(["eden:3", "eden:5", "int8", "bf16"]), min_size=2, max_size=4), st.integers(1, 50))
+def test_codecs_in_turn_share_the_steps_equally(words, steps):
+    text = " then ".join(words)
+    codec, x = parse_codec(text).codec, torch.randn(1, 2, 6)
+    assert str(codec) == text
+    starts = [*codec.first_steps(steps), steps + 1]
+    shares = [b - a for a, b in pairwise(starts)]
+    assert (starts[0], sum(shares)) == (1, steps)
+    assert max(shares) - min(shares) <= 1
+    for word, (start, end) in zip(words, pairwise(starts), strict=True):
+        for step in range(start, end):
+            slot = replace(slot_of(x, MessageKey(step, 0, 0, "forward")), steps=steps)
+            assert codec.layout(slot) == parse_codec(word).codec.layout(slot)
 
 
 @pytest.mark.parametrize(("numbers", "width"), [(1 << 16, 2), ((1 << 16) + 1, 3), (1 << 32, 4), ((1 << 32) + 1, 5)])

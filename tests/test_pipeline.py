@@ -43,6 +43,7 @@ FEW_WINDOWS = {"max_bytes": 1000, "val_fraction": 0.1}  # of the built-in text: 
 CODECS = [  # what remembers, what is sparse and what is packed, each on either leg
     ("int4", "int4+zstd"),
     ("eden:2", "eden:3+ef21"),
+    ("eden:3 then eden:5", "eden:2 then int8 then bf16"),
     ("topk:0.2", "topk:mask"),
     ("topk:0.1+ef", "int4+ef"),
     ("topk:0.3+ef21", "topk:mask+ef21"),

@@ -342,6 +342,12 @@ CODECS = {
     "eden:7": "the bits per number must be 1 to 6, not '7' | write for example eden:4",
     "topk:2": "the share of numbers to send must be above 0 and at most 1, not '2' | write for example topk:0.1",
     "lowrank:1.5": "the rank must be a whole number of at least 1, not '1.5' | write for example lowrank:4",
+    "int8 then int9": f"there is no codec 'int9' | {HOW}",
+    "int8+zstd then bf16": "codecs in turn must be packed alike | write +zstd behind each codec, or behind none",
+    "int4+ef then int8": "int4+ef remembers what it sent, which is of no use to another codec | write int4+ef alone, "
+    "or codecs without feedback around `then`",
+    "int8 then topk:mask": "topk:mask needs the positions of the other leg, which change with a codec | "
+    "write topk:mask alone",
     "fp32+ef": "fp32 is exact, so ef has no error to correct | remove +ef, or use a lossy codec",
 }
 

@@ -82,6 +82,7 @@ class Slot:
     # Where one leg's numbers were, by microbatch, for the other leg; None where that has no use for it.
     positions: dict[int, Tensor] | None = None
     compiled: bool = False  # whether `Fused` functions are
+    steps: int = 1  # of the run
 
 
 class Kept(NamedTuple):
@@ -222,6 +223,10 @@ class Codec(Word, ABC):
     def offered_positions(self, e: Extent) -> int:
         """Number of positions offered per window."""
         return 0
+
+    def first_steps(self, steps: int) -> list[int]:
+        """Of a run of so many: each from which on messages look otherwise than before."""
+        return [1]
 
     # Tensors
 

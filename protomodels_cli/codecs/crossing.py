@@ -33,7 +33,7 @@ else:
 class End:
     def __init__(self, spec: RunSpec):
         forward, backward = parse_codec(spec.wire.forward), parse_codec(spec.wire.backward)
-        self._seed = spec.seed
+        self._seed, self._steps = spec.seed, spec.steps
         self.compiled = False  # whether functions of tensors are, in training
         self.codecs: dict[Leg, Codec] = {
             "forward": forward.codec,
@@ -61,7 +61,12 @@ class End:
         if self.codecs[key.leg].remembers_samples:
             assert windows is not None
             samples = tuple(_name(row) for row in windows.cpu().numpy().astype("<u4"))
-        return Slot(key, tuple(shape), dtype, self._seed, samples, compiled=self.compiled and key.leg != "evaluation")
+        compiled = self.compiled and key.leg != "evaluation"
+        return Slot(key, tuple(shape), dtype, self._seed, samples, compiled=compiled, steps=self._steps)
+
+    def first_steps(self) -> list[int]:
+        """Those from which on messages of one leg or the other look otherwise than before."""
+        return sorted({step for codec in self.codecs.values() for step in codec.first_steps(self._steps)})
 
     def encode(self, message: Tensor, slot: Slot) -> list[Tensor] | None:
         """The tensors that travel; None is poison."""

@@ -1,4 +1,5 @@
-"""Which codecs there are, and how the codec of a leg is written: `int8`, `topk:0.1+ef21`, `bf16+zstd`.
+"""Which codecs there are, and how the codec of a leg is written: `int8`, `topk:0.1+ef21`, `bf16+zstd`, or several of
+them in turn, `eden:3 then eden:5`.
 
 Our own are the `CODECS` of the files beside this one; other packages add theirs through entry points of the group
 `pmtrain.codecs`. A spec only names a codec: nothing is imported that is not installed here.
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from protomodels_cli.codecs.base import BaseCodec, Codec, CodecError, Feedback, Packing, Word
+from protomodels_cli.codecs.in_turn import THEN, InTurn
 from protomodels_cli.plugins import Registry, UnknownName
 
 GROUP = "pmtrain.codecs"
@@ -28,6 +30,16 @@ class LegCodec:
 
 @cache
 def parse_codec(text: str) -> LegCodec:
+    parts = [_parse_one(part.strip()) for part in text.split(THEN)]
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    if len({type(part.packing) for part in parts}) > 1:
+        raise CodecError("codecs in turn must be packed alike", "write +zstd behind each codec, or behind none")
+    return LegCodec(InTurn.of([part.codec for part in parts]), first.packing)
+
+
+def _parse_one(text: str) -> LegCodec:
     head, *wrappers = text.split("+")
     name, _, parameter = head.partition(":")
     base = _find(name)
@@ -50,8 +62,11 @@ def parse_codec(text: str) -> LegCodec:
 
 def names_in(text: str) -> list[str]:
     """The names of which the codec of a leg is made: base codec, feedback, packing."""
-    head, *wrappers = text.split("+")
-    return [head.partition(":")[0], *wrappers]
+    found = []
+    for part in text.split(THEN):
+        head, *wrappers = part.strip().split("+")
+        found += [head.partition(":")[0], *wrappers]
+    return found
 
 
 @cache

@@ -29,7 +29,7 @@ WAYS = (
     Way("two_stream", 4, "int8", "segment", None),
     Way("two_stream", 6, "eden:6", "segment", 0.003, helped=True),
     Way("two_stream", 8, "int8", "segment", 0.012),
-    Way("two_stream", 15, "eden:4", "segment", 0.020, helped=True),
+    Way("two_stream", 15, "eden:3 then eden:5", "segment", 0.009, helped=True),
     Way("two_stream", 32, "int8", "segment", 0.040),
     Way("reparam", 8, "int8", "fixed", None),
     Way("reparam", 16, "int8", "fixed", None),

@@ -22,7 +22,7 @@ from protomodels_cli.lab.runs import Run
 from protomodels_cli.lab.scales import Scale, scaled, text_of
 from protomodels_cli.lab.shared_anchor import Sharing
 from protomodels_cli.lab.tuning import Tuned
-from protomodels_cli.lab.wires import BEST, LEGS, RATIOS, k_for
+from protomodels_cli.lab.wires import BY_RATIO, LEGS, RATIOS, k_for
 from protomodels_cli.quantities import count, duration, plural
 
 __all__ = ["plot", "report", "run"]
@@ -41,7 +41,7 @@ class Row:
 
 def families(scale: Scale, rates: dict[str, Recipe]) -> dict[str, Recipe]:
     """What is tuned: rows that matter, at the larger k; from the starting recipe, or other `rates`."""
-    found = [dense(EXACT), dense(EXACT, "segment")]
+    found = [dense(EXACT, width=scale.width), dense(EXACT, "segment")]
     for form in ("reparam", "two_stream"):
         found += [Recipe(form, anchor, scale.ks[0], "int8") for anchor in ANCHORS]
     return {r.family: carried(with_rates(r, rates.get(r.family, r)), scale) for r in found}
@@ -57,7 +57,7 @@ def plan(scale: Scale) -> list[Row]:
     found += [Row(Recipe("two_stream", "segment", k, "int8", anchor_rank=scale.width // 8)) for k in (mild, strong)]
     found += [Row(dense(codec)) for codec in DENSE_CODECS]
     wires = {(k_for(scale.width, ratio, codec), codec): ratio for ratio in RATIOS for codec in LEGS}
-    found += [Row(Recipe("two_stream", "segment", k, codec), codec == BEST[wires[k, codec]]) for k, codec in wires]
+    found += [Row(Recipe("two_stream", "segment", k, codec), codec in BY_RATIO[wires[k, codec]]) for k, codec in wires]
     shared = [(k, sharing) for k in (mild, strong) for sharing in (AT_ONCE, CHEAP)] + [(strong, s) for s in SHARINGS]
     found += [Row(Recipe("two_stream", "shared", k, "int8", sharing=sharing)) for k, sharing in shared]
     found += [Row(Recipe(Relay.name, "segment", k, "int8")) for k in (mild, strong)]

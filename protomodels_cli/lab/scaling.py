@@ -43,7 +43,7 @@ class Point:
         own = None if segments == self.scale.segments else segments
         wires = dict.fromkeys((k_for(self.scale.width, ratio, BEST[ratio]), BEST[ratio]) for ratio in RATIOS)
         anchored = [dense(EXACT, "segment"), *(Recipe("two_stream", "segment", k, codec) for k, codec in wires)]
-        return [dense(EXACT), *(replace(recipe, segments=own) for recipe in anchored)]
+        return [dense(EXACT, width=self.scale.width), *(replace(recipe, segments=own) for recipe in anchored)]
 
 
 def points(scale: Scale) -> list[Point]:

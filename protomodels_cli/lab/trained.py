@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import gc
 from functools import cache
+from itertools import product
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from protomodels_cli.codecs import Carrier
+from protomodels_cli.codecs import Carrier, End
 from protomodels_cli.data.batches import Batches
 from protomodels_cli.errors import first_line
 from protomodels_cli.lab.recipes import Recipe
@@ -23,7 +24,7 @@ from protomodels_cli.lab.shared_anchor import SharedTable
 from protomodels_cli.model.arithmetic import choose
 from protomodels_cli.model.reference import Reference
 from protomodels_cli.protocol import steps
-from protomodels_cli.protocol.messages import MessageKey
+from protomodels_cli.protocol.messages import LEGS, MessageKey
 from protomodels_cli.spec.schema import RunSpec
 
 SHAPES = 64  # that a function is compiled for in one process: a sweep has many, and beyond torch's own 8 it would stop
@@ -52,8 +53,8 @@ class Trained(Reference):
         shape = (rows, self.spec.model.context, self.spec.boundary_width)
         zeros = torch.zeros(shape, dtype=self.stages[0].shape.dtype, device=self.device)
         try:
-            for leg in ("forward", "backward"):
-                carrier(zeros, MessageKey(1, 0, 0, leg), torch.zeros(shape[:2], dtype=torch.int64))
+            for step, leg in product(End(self.spec).first_steps(), LEGS):
+                carrier(zeros, MessageKey(step, 0, 0, leg), torch.zeros(shape[:2], dtype=torch.int64))
         except Exception as error:
             say(f"codecs are not compiled: {first_line(error)}")
             return False

@@ -29,7 +29,8 @@ CODECS = """
 ## Codecs
 
 What `wire.forward` and `wire.backward` may be: a base, as `int8`; feedback on top, as `int8+ef`; packing at the end, as
-`int8+ef+zstd`. Installed packages may add others (entry points of `pmtrain.codecs`).
+`int8+ef+zstd`; or several of those in turn, as `eden:3 then eden:5`, each for an equal share of the steps. Installed
+packages may add others (entry points of `pmtrain.codecs`).
 
 | written | | what it does |
 |---|---|---|

@@ -111,8 +111,8 @@ class LinkSpec(Section):
 class WireSpec(Section):
     forward: str = Field(
         "int8",
-        description="Codec of activations: a base codec, then optional feedback, then optional packing. "
-        "See the table at the end and docs/codecs.md.",
+        description="Codec of activations: a base codec, then optional feedback, then optional packing; or "
+        "several of those in turn, as `eden:3 then eden:5`. See the table at the end and docs/codecs.md.",
     )
     backward: str = Field("int8", description="Codec of gradients, written in the same way.")
     link: LinkSpec = Field(default_factory=LinkSpec)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -117,8 +118,8 @@ class StageWork:
         zeros = torch.zeros(shape, dtype=self.dtype, device=self.device)
         windows = torch.zeros((shape[0], shape[1] + 1), dtype=torch.int64)
         ways: list[tuple[Leg, End, End]] = [("forward", before, behind), ("backward", behind, before)]
-        for leg, sender, receiver in ways:
-            slot = sender.slot(MessageKey(0, 0, 0, leg), shape, self.dtype, windows)
+        for step, (leg, sender, receiver) in product(before.first_steps(), ways):
+            slot = sender.slot(MessageKey(step, 0, 0, leg), shape, self.dtype, windows)
             self.transfers.receive(receiver, self.transfers.send(sender, zeros, slot)(), slot)
         self.transfers.check()
 
