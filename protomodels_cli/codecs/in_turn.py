@@ -24,7 +24,7 @@ THEN = " then "
 class InTurn(Codec):
     parts: tuple[Codec, ...]
 
-    name, usage = "then", f"A{THEN}B"
+    name, usage = THEN.strip(), f"A{THEN}B"
     help = "A in the first half of the steps and B in the second; three in thirds, and so on"
 
     @classmethod
@@ -32,7 +32,7 @@ class InTurn(Codec):
         for part in parts:
             if part.remembers:
                 rule = f"{part} remembers what it sent, which is of no use to another codec"
-                raise CodecError(rule, f"write {part} alone, or codecs without feedback around `{THEN.strip()}`")
+                raise CodecError(rule, f"write {part} alone, or codecs without feedback around `{cls.name}`")
             if part.uses_positions:
                 rule = f"{part} needs the positions of the other leg, which change with a codec"
                 raise CodecError(rule, f"write {part} alone")

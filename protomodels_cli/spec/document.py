@@ -10,6 +10,7 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from protomodels_cli.codecs.base import BaseCodec, Feedback, Packing, Word
+from protomodels_cli.codecs.in_turn import InTurn
 from protomodels_cli.codecs.registry import registry
 from protomodels_cli.spec.fields import Section
 from protomodels_cli.spec.schema import RunSpec
@@ -29,8 +30,8 @@ CODECS = """
 ## Codecs
 
 What `wire.forward` and `wire.backward` may be: a base, as `int8`; feedback on top, as `int8+ef`; packing at the end, as
-`int8+ef+zstd`; or several of those in turn, as `eden:3 then eden:5`, each for an equal share of the steps. Installed
-packages may add others (entry points of `pmtrain.codecs`).
+`int8+ef+zstd`; or several of those in turn, as `eden:3 then eden:5`. Installed packages may add others (entry points of
+`pmtrain.codecs`).
 
 | written | | what it does |
 |---|---|---|
@@ -48,6 +49,7 @@ def _codecs() -> Iterator[str]:
             if issubclass(word, kind):
                 written = ", ".join(f"`{usage}`" for usage in word.usage.split(", "))
                 yield f"| {written} | {called} | {word.help} |\n"
+    yield f"| `{InTurn.usage}` | in turn | {InTurn.help} |\n"
 
 
 def _section(section: type[BaseModel], prefix: str, title: str) -> list[str]:
