@@ -148,11 +148,14 @@ def _with_rates(recipe: Recipe, scale: Scale, tuned: dict[str, Recipe]) -> Recip
 
 def report(result: Result) -> str:
     lines = textwrap.wrap(f"rates: {result['rates']}, carried {result['rule']}.", 118)
-    lines.append(f"{'':22} {'':44} {'tokens':>8} {'×fp32':>6} {'loss':>7} {'to dense':>15} {'to dense+anchors':>17}")
+    wide = max((len(row["name"]) for row in result["rows"]), default=0)
+    lines.append(
+        f"{'':22} {'':{wide}} {'tokens':>8} {'×fp32':>6} {'loss':>7} {'to dense':>15} {'to dense+anchors':>17}"
+    )
     for name in result["scales"]:
         for g in grouped([row for row in result["rows"] if row["point"] == name]):
             lines.append(
-                f"{name:22} {g['name']:44} {count(g['members'][0]['tokens']):>8} {g['ratio_fp32']:6.1f} "
+                f"{name:22} {g['name']:{wide}} {count(g['members'][0]['tokens']):>8} {g['ratio_fp32']:6.1f} "
                 f"{number(g['loss'], 7, 4)} {percent(g, 'gap_to_dense'):>15} {percent(g, 'gap_to_anchored'):>17}"
             )
     return "\n".join(lines + [f"missing: {name}: {why}" for name, why in result["missing"].items()])
