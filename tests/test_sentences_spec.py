@@ -214,6 +214,11 @@ SPEC: list[tuple[dict[str, Any], str]] = [
         "whole, without positions | give a share, as in topk:0.1, or use topk alone on the forward leg",
     ),
     (
+        {"wire": {"forward": "topk:0.1 then topk:0.2", "backward": "topk:mask"}},
+        "wire.backward = 'topk:mask' | topk:mask reuses the positions of the activations, and in topk:0.1 then "
+        "topk:0.2 positions change with the codec | give a share, as in topk:0.1, or use topk alone on the forward leg",
+    ),
+    (
         {"wire": {"backward": "int8+aqsgd"}},
         "wire.backward = 'int8+aqsgd' | AQ-SGD is for activations: the gradients of a sample are not alike from "
         "epoch to epoch | use +aqsgd on the forward leg only, and for example int8 here",

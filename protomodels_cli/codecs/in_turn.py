@@ -45,6 +45,9 @@ class InTurn(Codec):
         for part in dict.fromkeys(self.parts):
             yield from part.contradictions(around)
 
+    def without_positions(self) -> str:
+        return f"in {self} positions change with the codec"
+
     def message_bytes(self, e: Extent) -> int:
         """In the mean over all steps."""
         return -(-sum(part.message_bytes(e) for part in self.parts) // len(self.parts))
