@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from protomodels_cli.cli.checks import speed_of
 from protomodels_cli.cli.output import Format, print_json
@@ -286,15 +286,15 @@ def _show(
         f"Bottleneck: {_named(f.bottleneck)}.\n"
         f"{_saving_in_words(spec, saving)}{_auditing_in_words(spec, auditing)}"
     )
-    table = Table("form", "k", "anchor", "codec", "loss", "step", "tok/s", "ideal", "", box=None, pad_edge=False)
+    codec = Column("codec", no_wrap=True)
+    table = Table("form", "k", "anchor", codec, "loss", "step", "tok/s", "", box=None, pad_edge=False)
     for c in found:
         mark = "← best" if c is best else "too large" if not c.fits else "keeps up" if c.keeps_up else ""
         k, anchor = (str(c.spec.subspace.k), c.spec.subspace.anchor) if c.spec.form.has_basis else ("–", "–")
-        step, alone = duration(c.forecast.step_seconds), duration(c.forecast.compute_seconds)
-        speed = count(c.forecast.tokens_per_s)
+        step, speed = duration(c.forecast.step_seconds), count(c.forecast.tokens_per_s)
         loss = expected_loss(c.spec)
         cost = "–" if loss is None else f"{loss:+.1%}"
-        table.add_row(c.spec.subspace.form, k, anchor, c.spec.wire.forward, cost, step, speed, alone, mark)
+        table.add_row(c.spec.subspace.form, k, anchor, c.spec.wire.forward, cost, step, speed, mark)
     console.print(table)
     say(f"\nLoss: above dense's at equal tokens, where it was measured ({SOURCE}).")
     say(
