@@ -260,8 +260,10 @@ def test_many_peers_and_layers_are_placed_at_once(tight):
         Offer(f"p{i}", int(unit * tight * (0.5 + i * 29 % 64 / 40)), 1e12 * (1 + i * 37 % 64 / 10)) for i in range(64)
     ]
     begin = time.process_time()
+    sum(i for i in range(1_000_000))  # what this machine takes for a million of anything
+    between = time.process_time()
     found = place(spec, offers)
-    assert time.process_time() - begin < 5, "0.2 to 0.7 s on one core"
+    assert time.process_time() - between < 400 * (between - begin), "60 to 90 times as long, nearly all of it memory"
     assert isinstance(found, Placement), found
     assert sum(found.layers) == 128
     assert len(found.layers) > 30
