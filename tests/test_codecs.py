@@ -21,6 +21,7 @@ from protomodels_cli.codecs.bf16 import BF16
 from protomodels_cli.codecs.lowrank import LowRank
 from protomodels_cli.codecs.packing import from_bytes, to_bytes
 from protomodels_cli.codecs.quantised import Int4, Int8
+from protomodels_cli.codecs.registry import names_in
 from protomodels_cli.codecs.topk import TopK
 from protomodels_cli.codecs.zstd import Zstd
 from protomodels_cli.cost.traffic import boundary_bytes
@@ -150,6 +151,7 @@ def test_codecs_in_turn_share_the_steps_equally(words, steps):
     text = " then ".join(words)
     codec, x = parse_codec(text).codec, torch.randn(1, 2, 6)
     assert str(codec) == text
+    assert names_in(text) == [name for word in words for name in names_in(word)]
     starts = [*codec.first_steps(steps), steps + 1]
     shares = [b - a for a, b in pairwise(starts)]
     assert (starts[0], sum(shares)) == (1, steps)
