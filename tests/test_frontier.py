@@ -16,12 +16,15 @@ from protomodels_cli.cli.main import app
 from protomodels_cli.codecs import parse_codec
 from protomodels_cli.errors import OptionError
 from protomodels_cli.lab import frontier, scaling, wires
-from protomodels_cli.lab.frontier_report import contenders, grouped, link_seconds, steps_to, time_to_loss, times
+from protomodels_cli.lab.frontier_report import contenders, grouped
 from protomodels_cli.lab.recipes import Recipe, carried, dense
 from protomodels_cli.lab.results import write_json
+from protomodels_cli.lab.runs import Run
 from protomodels_cli.lab.scales import SCALES
 from protomodels_cli.lab.shared_anchor import Sharing
+from protomodels_cli.lab.time_to_loss import LATENCY, LINKS, STAGES, step_seconds, steps_to, time_to_loss, times
 from protomodels_cli.lab.tuning import coordinates, tune, tuned_rates
+from protomodels_cli.spec.units import bits_per_second
 
 ONLY = ["two_stream segment k=8 int8", "shared int4 every 4"]
 ROWS = {
@@ -201,7 +204,9 @@ def row(name: str, nbytes: float, losses: list[float | None], **fields: Any) -> 
     evals = [{"step": 10 * (i + 1), "loss": x} for i, x in enumerate(losses)]
     last = losses[-1]
     base = {"name": name, "form": "dense", "anchor": "fixed", "k": None, "codec": name, "seed": 0}
-    measured = {"bytes_per_token": nbytes, "ratio_bf16": 1, "ratio_fp32": 1, "compute_seconds": 0.5, "evals": evals}
+    measured = {"bytes_per_token": nbytes, "ratio_bf16": 1, "ratio_fp32": 1, "evals": evals}
+    measured["step_seconds"] = dict.fromkeys(LINKS, nbytes / 100)
+    measured["lighter_seconds"] = {"int8": dict.fromkeys(LINKS, nbytes / 400)}
     sizes = {"parameters": {"blocks": 1, "tables": 1, "head": 1}, "flops_per_token": 1, "stages": 2}
     gaps = {"gap_to_dense": last and last / 2 - 1, "gap_to_anchored": None}
     return {**base, **measured, **sizes, "loss": last, **gaps, **fields}
@@ -237,8 +242,8 @@ def test_rows_of_other_seeds_are_compared_by_their_gaps():
     ]
     assert {g["name"]: g["pareto"] for g in grouped(rows)} == {"one": True, "both": True, "dense fp32": False}
     assert [g["paired_loss"] for g in grouped(rows)] == pytest.approx([2.525, 2.475, 2.5])
-    reached = {one["name"]: one["reached"] for one in times(rows, 10)["rows"] if one["above_dense"] == 0}
-    assert reached == {"one": 0, "both": 2, "dense fp32": 2}
+    reached = {one["name"]: one["reached"] for one in times(rows)["rows"] if one["above_dense"] == 0}
+    assert reached == {"one": 0, "both": 2, "dense fp32": 2, "dense int8 as fp32": 2}
 
 
 def test_steps_to_a_loss_lie_between_two_evaluations():
@@ -249,14 +254,37 @@ def test_steps_to_a_loss_lie_between_two_evaluations():
     assert steps_to(evals, 1.0) is None
 
 
-def test_time_to_a_loss_is_steps_times_the_slower_of_compute_and_line():
+def test_time_to_a_loss_is_steps_times_seconds_a_step():
     rows = [row("fp32", 1000, [4.0, 2.0]), row("int8", 10, [4.0, 2.0]), row("int4", 5, [4.0, 3.9])]
-    seconds = link_seconds("1mbit", tokens_per_step=250)
-    found = {one["name"]: one | {"link": "1mbit"} for one in time_to_loss(rows, seconds, {0: 3.0})}
-    assert found["fp32"]["seconds"] == pytest.approx(15 * 2.0)  # 2 Mbit a step
-    assert found["int8"]["seconds"] == pytest.approx(15 * 0.5)  # the line takes 0.02 s, compute 0.5 s
+    found = {one["name"]: one | {"link": LINKS[0]} for one in time_to_loss(rows, LINKS[0], {0: 3.0})}
+    assert found["fp32"]["seconds"] == pytest.approx(15 * 10)
+    assert found["int8"]["seconds"] == pytest.approx(15 * 0.1)
     assert found["int4"]["seconds"] is None
-    assert contenders(list(found.values()), ["1mbit"]) == ["fp32", "int8"]
+    assert contenders(list(found.values()), [LINKS[0]]) == ["fp32", "int8"]
+
+
+def test_dense_takes_as_many_steps_with_a_lighter_codec_unless_it_was_trained_with_it():
+    def seconds(rows: list[dict]) -> dict[str, float | None]:
+        return {one["name"]: one["seconds"] for one in times(rows)["rows"] if one["above_dense"] == 0}
+
+    rows = [row("dense fp32", 100, [4.0, 2.0]), row("ours", 10, [4.0, 1.9])]
+    assert seconds(rows) == pytest.approx({"ours": 0.1 * (10 + 10 / 1.05), "dense fp32": 20, "dense int8 as fp32": 5})
+    assert "dense int8 as fp32" not in seconds([*rows, row("dense int8", 25, [4.0, 2.1])])
+
+
+def test_seconds_a_step_are_at_least_those_of_line_latency_and_compute():
+    """By hand: a middle stage sends activations one way and gradients the other, and the first waits for the last."""
+    run = Run(TINY, replace(DENSE, codec="bf16"), 0, "cpu")
+    measured = {"flops": run.flops, "compute_seconds": 1e-9, "stages": 2, "bytes_of_sums": 0.0}
+    there_and_back = 2 * (STAGES - 1) * float(LATENCY.removesuffix("ms")) / 1000
+    for link, found in step_seconds(run, measured).items():
+        line = 8 * 2 * 2 * TINY.width * TINY.tokens_per_step / bits_per_second(link)
+        assert found > max(line, there_and_back)
+        assert found < 3 * (line + there_and_back)
+    slow = step_seconds(run, measured | {"compute_seconds": 100.0})
+    assert all(seconds > 100 for seconds in slow.values())
+    sums = step_seconds(run, measured | {"bytes_of_sums": 1e6})
+    assert sums["10mbit"] - step_seconds(run, measured)["10mbit"] == pytest.approx(0.8 * TINY.tokens_per_step)
 
 
 # Scaling

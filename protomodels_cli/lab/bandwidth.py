@@ -17,11 +17,11 @@ import torch
 from protomodels_cli.cost.forecast import SLACK, forecast, seconds_by_link
 from protomodels_cli.errors import UserError
 from protomodels_cli.lab.bench import Bench
-from protomodels_cli.lab.frontier_report import steps_to
 from protomodels_cli.lab.recipes import Recipe, carried, dense
 from protomodels_cli.lab.results import Result
 from protomodels_cli.lab.runs import Run
 from protomodels_cli.lab.scales import SCALES, Scale, scaled, with_text
+from protomodels_cli.lab.time_to_loss import steps_to
 from protomodels_cli.observe.pictures import figure, save_figure
 from protomodels_cli.quantities import plural, rate
 from protomodels_cli.spec.schema import LinkSpec, RunSpec

@@ -14,13 +14,14 @@ from protomodels_cli.errors import OptionError
 from protomodels_cli.lab import tuning
 from protomodels_cli.lab.bench import Bench
 from protomodels_cli.lab.frontier_plot import plot
-from protomodels_cli.lab.frontier_report import report, times
+from protomodels_cli.lab.frontier_report import BASELINE, report
 from protomodels_cli.lab.recipes import CARRIED, EXACT, Anchor, Recipe, carried, dense, is_installed, with_rates
 from protomodels_cli.lab.relay import Relay
 from protomodels_cli.lab.results import Result, say
 from protomodels_cli.lab.runs import Run
 from protomodels_cli.lab.scales import Scale, scaled, text_of
 from protomodels_cli.lab.shared_anchor import Sharing
+from protomodels_cli.lab.time_to_loss import lighter_seconds, step_seconds, times
 from protomodels_cli.lab.tuning import Tuned
 from protomodels_cli.lab.wires import BY_RATIO, LEGS, RATIOS, k_for
 from protomodels_cli.quantities import count, duration, plural
@@ -104,7 +105,7 @@ def run(
         "tuning": tuning.in_words(size)
         if size.trials
         else f"not here; rates from {rates or 'the starting recipe'}, carried {CARRIED}",
-        "time_to_loss": times(measured, size.tokens_per_step),
+        "time_to_loss": times(measured),
         "missing": bench.missing,
         "scale": asdict(size),
         "tokens": size.tokens,
@@ -173,7 +174,14 @@ def _measured(bench: Bench, scale: Scale, rows: Sequence[Row], tuned: dict[str, 
                 bench.missing[row.recipe.name] = "its family is not tuned yet"
             elif seed == 0 or row.matters:
                 runs.append(Run(scale, with_rates(row.recipe, family.best), seed, device))
-    return [as_row(run, result) for run, result in zip(runs, bench.results(runs), strict=True) if result is not None]
+    found = []
+    for run, result in zip(runs, bench.results(runs), strict=True):
+        if result is not None:
+            seconds: Result = {"step_seconds": step_seconds(run, result)}
+            if run.recipe.name == BASELINE:
+                seconds["lighter_seconds"] = lighter_seconds(run, result)
+            found.append(as_row(run, result) | seconds)
+    return found
 
 
 def as_row(run: Run, result: Result) -> Result:

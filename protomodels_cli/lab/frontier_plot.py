@@ -121,5 +121,6 @@ def _draw_times(ax: Any, found: Result) -> None:
     ax.invert_yaxis()
     _log_axis(ax)
     ax.set_xlabel("seconds")
-    ax.set_title(f"time to held-out loss {rows[0]['target']:.3f} (dense's last {ABOVE:+.0%}), by uplink", fontsize=9)
+    line = f"by uplink, {found['stages']} stages {found['latency']} apart"
+    ax.set_title(f"time to held-out loss {rows[0]['target']:.3f} (dense's last {ABOVE:+.0%}), {line}", fontsize=9)
     ax.legend(fontsize=8, loc="lower right")

@@ -6,7 +6,7 @@ from protomodels_cli.codecs.base import Extent
 from protomodels_cli.codecs.registry import parse_codec
 
 RATIOS = (30, 100)  # × fewer bytes than fp32, at least
-BY_RATIO = {30: ("eden:6",), 100: ("eden:3 then eden:5", "eden:4")}  # what did best at each at d = 512, then the next
+BY_RATIO = {30: ("eden:6",), 100: ("eden:3 then eden:5", "eden:4")}  # what has all seeds, as int8 with a scale's k has
 BEST = {ratio: codecs[0] for ratio, codecs in BY_RATIO.items()}
 LEGS = (
     "eden:6",
