@@ -286,8 +286,8 @@ def _show(
         f"Bottleneck: {_named(f.bottleneck)}.\n"
         f"{_saving_in_words(spec, saving)}{_auditing_in_words(spec, auditing)}"
     )
-    codec = Column("codec", no_wrap=True)
-    table = Table("form", "k", "anchor", codec, "loss", "step", "tok/s", "", box=None, pad_edge=False)
+    columns = [Column(name, no_wrap=True) for name in ("form", "k", "anchor", "codec", "loss", "step", "tok/s", "")]
+    table = Table(*columns, box=None, pad_edge=False, padding=(0, 1, 0, 0))
     for c in found:
         mark = "← best" if c is best else "too large" if not c.fits else "keeps up" if c.keeps_up else ""
         k, anchor = (str(c.spec.subspace.k), c.spec.subspace.anchor) if c.spec.form.has_basis else ("–", "–")
