@@ -15,6 +15,7 @@ from protomodels_cli.lab import tuning
 from protomodels_cli.lab.bench import Bench
 from protomodels_cli.lab.frontier_plot import plot
 from protomodels_cli.lab.frontier_report import BASELINE, report
+from protomodels_cli.lab.mapl import Mapl
 from protomodels_cli.lab.recipes import CARRIED, EXACT, Anchor, Recipe, carried, dense, is_installed, with_rates
 from protomodels_cli.lab.relay import Relay
 from protomodels_cli.lab.results import Result, say
@@ -61,7 +62,7 @@ def plan(scale: Scale) -> list[Row]:
     found += [Row(Recipe("two_stream", "segment", k, codec), codec in BY_RATIO[wires[k, codec]]) for k, codec in wires]
     shared = [(k, sharing) for k in (mild, strong) for sharing in (AT_ONCE, CHEAP)] + [(strong, s) for s in SHARINGS]
     found += [Row(Recipe("two_stream", "shared", k, "int8", sharing=sharing)) for k, sharing in shared]
-    found += [Row(Recipe(Relay.name, "segment", k, "int8")) for k in (mild, strong)]
+    found += [Row(Recipe(form.name, "segment", k, "int8")) for form in (Relay, Mapl) for k in (mild, strong)]
     found += [Row(Recipe("constrained", "fixed", mild, "bf16"))]  # the paper's own
     alone = scale.layers
     if alone != scale.segments:  # a layer a segment: the most boundaries

@@ -11,7 +11,7 @@ from protomodels_cli.lab.results import Result
 from protomodels_cli.observe.pictures import figure, save_figure
 
 COLOURS = {"dense": "#2a6f97", "reparam": "#e07a5f", "two_stream": "#6d597a", "constrained": "#81b29a"}
-COLOURS |= {"relay": "#b08968"}
+COLOURS |= {"relay": "#b08968", "mapl": "#d4a017"}
 MARKERS = {"fixed": "o", "segment": "s", "shared": "D"}
 LINK_COLOURS = ("#14213d", "#2a6f97", "#81b29a")
 SIZE = 6.5  # of labels, in points

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from protomodels_cli.codecs.base import CodecError
 from protomodels_cli.codecs.registry import parse_codec
 from protomodels_cli.forms import FORMS
+from protomodels_cli.lab.mapl import Mapl
 from protomodels_cli.lab.relay import Relay
 from protomodels_cli.lab.scales import Scale, data_sections
 from protomodels_cli.lab.shared_anchor import Sharing
@@ -84,7 +85,8 @@ class Recipe:
     @property
     def family(self) -> str:
         """What is tuned together: the wire, k and how an anchor is shared take their family's rates."""
-        form = {"constrained": "reparam", Relay.name: "two_stream"}.get(self.form, self.form)
+        alike = {"constrained": "reparam", Relay.name: "two_stream", Mapl.name: "dense"}
+        form = alike.get(self.form, self.form)
         return f"{form} {'segment' if self.trains_anchors else 'fixed'}"
 
 
@@ -131,7 +133,8 @@ def is_installed(recipe: Recipe) -> bool:
 
 def spec_of(scale: Scale, recipe: Recipe, seed: int) -> RunSpec:
     r, steps, segments = recipe, scale.steps, recipe.segments or scale.segments
-    FORMS.add(Relay.name, Relay)  # here, since each process of a sweep comes by
+    for form in (Relay, Mapl):
+        FORMS.add(form.name, form)  # here, since each process of a sweep comes by
     subspace: dict[str, Any] = {"form": r.form, "anchor": "segment" if r.trains_anchors else "fixed"}
     subspace |= {name: getattr(r, name) for name in ("anchor_rank", "anchor_tokens", "early_loss")}
     if r.k is not None:

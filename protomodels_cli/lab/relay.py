@@ -49,12 +49,12 @@ def give_ends(reference: Reference) -> None:
         form = stage.form
         assert isinstance(form, Relay)
         form.a, form.b = (
-            _orthonormal(stage.shape.width, stage.shape.sizes.k, reference.spec.seed, name, stage.slice.index)
+            orthonormal(stage.shape.width, stage.shape.sizes.k, reference.spec.seed, "relay", name, stage.slice.index)
             for name in ("a", "b")
         )
         form.a, form.b = form.a.to(reference.device), form.b.T.contiguous().to(reference.device)
 
 
-def _orthonormal(width: int, k: int, seed: int, *names: str | int) -> Tensor:
-    generator = torch.Generator().manual_seed(counter.subseed(seed, "relay", *names) >> 1)
+def orthonormal(width: int, k: int, seed: int, *names: str | int) -> Tensor:
+    generator = torch.Generator().manual_seed(counter.subseed(seed, *names) >> 1)
     return torch.linalg.qr(torch.randn(width, k, generator=generator))[0]

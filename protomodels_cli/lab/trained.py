@@ -16,6 +16,7 @@ from torch import Tensor
 from protomodels_cli.codecs import Carrier, End
 from protomodels_cli.data.batches import Batches
 from protomodels_cli.errors import first_line
+from protomodels_cli.lab.mapl import Mapl, Projectors
 from protomodels_cli.lab.recipes import Recipe
 from protomodels_cli.lab.relay import Relay, give_ends
 from protomodels_cli.lab.results import say
@@ -32,13 +33,14 @@ SHAPES = 64  # that a function is compiled for in one process: a sweep has many,
 
 class Trained(Reference):
     def __init__(self, spec: RunSpec, scale: Scale, recipe: Recipe, device: str):
-        self.text = text_of(scale)
+        self.text, self.recipe = text_of(scale), recipe
         self.carrier = Carrier(spec)
         if choose(spec.compute, torch.device(device)).compiled:
             torch._dynamo.config.recompile_limit = max(SHAPES, torch._dynamo.config.recompile_limit)
         super().__init__(spec, self.text.corpus, self.carrier, device)
         if spec.form is Relay:
             give_ends(self)
+        self.projectors = Projectors(self) if spec.form is Mapl else None
         if all(stage.running.is_compiled for stage in self.stages):
             self.carrier.compiled = self._codecs_compile()
         self.tokens = tokens_on(data_key(scale), device)
@@ -68,6 +70,10 @@ class Trained(Reference):
 
     def _decide(self, step: int, outcome: steps.Outcome) -> None:
         super()._decide(step, outcome)
+        if self.projectors is not None:
+            if outcome.apply:
+                self.projectors.step(outcome.lr * self.recipe.lr / self.recipe.head_lr)
+            self.projectors.forget()
         if self.shared is not None and outcome.apply:
             self.shared.publish()
 
@@ -88,6 +94,7 @@ class Trained(Reference):
                 kind = next((kind for part, kind in parts.items() if part in name), "blocks")
                 found[kind] += 0 if id(parameter) in seen else parameter.numel()
                 seen.add(id(parameter))
+        found["blocks"] += 0 if self.projectors is None else self.projectors.numbers
         return found
 
 
