@@ -213,12 +213,24 @@ def test_a_real_run_over_a_slow_link_takes_the_time_that_was_predicted(pool):
 
 
 @pytest.mark.parametrize(
-    ("changes", "loss"), [({}, 0.008), ({"early_loss": 0.0}, None), ({"anchor_tokens": 1}, None), ({"k": 12}, None)]
+    ("changes", "loss"),
+    [({}, 0.008), *(({name: value}, None) for name, value in [("early_loss", 0.0), ("anchor_tokens", 1), ("k", 12)])],
 )
 def test_a_loss_is_expected_of_what_was_measured(changes, loss):
     subspace = {"form": "two_stream", "anchor": "segment", "k": 4, **changes}
-    spec = wan_spec(subspace=subspace, wire=dict.fromkeys(("forward", "backward"), "eden:3 then eden:5"))
-    assert expected_loss(spec) == loss
+    wire = dict.fromkeys(("forward", "backward"), "eden:3 then eden:5")
+    assert expected_loss(make_spec(stages=2, model={"width": 64}, subspace=subspace, wire=wire)) == loss
+
+
+def test_no_loss_is_expected_of_single_layers_and_narrow_anchors():
+    def expected(stages: int, **subspace: int) -> float | None:
+        crossing = {"form": "two_stream", "anchor": "segment", "k": 8, **subspace}
+        wire = {"forward": "int8", "backward": "int8"}
+        return expected_loss(make_spec(stages=stages, model={"width": 64}, subspace=crossing, wire=wire))
+
+    assert expected(2) == 0.0
+    assert expected(4) is None
+    assert expected(2, anchor_rank=8) is None
 
 
 def test_plan_says_it_all():
@@ -231,8 +243,8 @@ def test_plan_says_it_all():
     assert len(result["choices"]) == len(WAYS)
     told = {(row["form"], row["codec"], row["k"]): row["expected_loss"] for row in result["choices"]}
     assert told["reparam", "int8", 16] == 0.122  # an eighth of the width
-    assert told["two_stream", "int8", 16] == 0.0
     assert told["reparam", "int8", 8] is None  # not measured
+    assert told["two_stream", "int8", 16] is None  # nor with one layer a segment
     assert math.isfinite(result["forecast"]["wire_seconds"])
 
 

@@ -22,7 +22,16 @@ from protomodels_cli.lab.results import write_json
 from protomodels_cli.lab.runs import Run
 from protomodels_cli.lab.scales import SCALES
 from protomodels_cli.lab.shared_anchor import Sharing
-from protomodels_cli.lab.time_to_loss import LATENCY, LINKS, STAGES, step_seconds, steps_to, time_to_loss, times
+from protomodels_cli.lab.time_to_loss import (
+    LATENCY,
+    LINKS,
+    MICROBATCHES,
+    STAGES,
+    step_seconds,
+    steps_to,
+    time_to_loss,
+    times,
+)
 from protomodels_cli.lab.tuning import coordinates, tune, tuned_rates
 from protomodels_cli.spec.units import bits_per_second
 
@@ -269,22 +278,36 @@ def test_dense_takes_as_many_steps_with_a_lighter_codec_unless_it_was_trained_wi
 
     rows = [row("dense fp32", 100, [4.0, 2.0]), row("ours", 10, [4.0, 1.9])]
     assert seconds(rows) == pytest.approx({"ours": 0.1 * (10 + 10 / 1.05), "dense fp32": 20, "dense int8 as fp32": 5})
+    found = times(rows)["rows"]
+    assert contenders([one for one in found if one["above_dense"] == 0], LINKS) == [
+        "dense fp32",
+        "dense int8 as fp32",
+        "ours",
+    ]
     assert "dense int8 as fp32" not in seconds([*rows, row("dense int8", 25, [4.0, 2.1])])
 
 
 def test_seconds_a_step_are_at_least_those_of_line_latency_and_compute():
     """By hand: a middle stage sends activations one way and gradients the other, and the first waits for the last."""
-    run = Run(TINY, replace(DENSE, codec="bf16"), 0, "cpu")
+    wide = replace(TINY, width=1024, heads=8, context=512, batch=16)
+    run = Run(wide, replace(DENSE, codec="bf16"), 0, "cpu")
     measured = {"flops": run.flops, "compute_seconds": 1e-9, "stages": 2, "bytes_of_sums": 0.0}
     there_and_back = 2 * (STAGES - 1) * float(LATENCY.removesuffix("ms")) / 1000
     for link, found in step_seconds(run, measured).items():
-        line = 8 * 2 * 2 * TINY.width * TINY.tokens_per_step / bits_per_second(link)
-        assert found > max(line, there_and_back)
-        assert found < 3 * (line + there_and_back)
-    slow = step_seconds(run, measured | {"compute_seconds": 100.0})
-    assert all(seconds > 100 for seconds in slow.values())
+        line = 8 * 2 * 2 * wide.width * wide.tokens_per_step / bits_per_second(link)
+        fill = 2 * (STAGES - 1) * line / 2 / MICROBATCHES
+        assert line + there_and_back < found < 1.1 * (line + there_and_back + fill) + 0.1
+    free = step_seconds(run, measured)["200mbit"]
+    slow = step_seconds(run, measured | {"compute_seconds": 100.0})["200mbit"] - free
+    assert 100 < slow < 100 * (1 + 2 * STAGES / MICROBATCHES), "each stage computes for 100 s, the last with the head"
     sums = step_seconds(run, measured | {"bytes_of_sums": 1e6})
-    assert sums["10mbit"] - step_seconds(run, measured)["10mbit"] == pytest.approx(0.8 * TINY.tokens_per_step)
+    assert sums["200mbit"] - free == pytest.approx(0.04 * wide.tokens_per_step)
+
+
+def test_the_same_three_are_the_fastest_on_every_link():
+    rows = [row("dense fp32", 100, [4.0, 2.0]), *(row(f"ours {i}", 10 + i, [4.0, 1.9]) for i in range(5))]
+    found = [one for one in times(rows)["rows"] if one["above_dense"] == 0]
+    assert contenders(found, LINKS) == ["dense fp32", "dense int8 as fp32", "ours 2", "ours 1", "ours 0"]
 
 
 # Scaling

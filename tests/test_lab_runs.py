@@ -15,6 +15,7 @@ from protomodels_cli.codecs import Carrier
 from protomodels_cli.codecs.crossing import Carrier as CrossingCarrier
 from protomodels_cli.errors import UserError
 from protomodels_cli.lab import bench as benches
+from protomodels_cli.lab import scaling
 from protomodels_cli.lab.bench import Bench
 from protomodels_cli.lab.recipes import Recipe, carried, carried_back, dense, spec_of, with_rates
 from protomodels_cli.lab.runs import Run, train
@@ -25,6 +26,7 @@ from protomodels_cli.lab.wires import BY_RATIO
 from protomodels_cli.model import rules
 from protomodels_cli.model.reference import Reference
 from protomodels_cli.protocol.messages import MessageKey
+from protomodels_cli.protocol.steps import Outcome
 
 
 def trained(recipe: Recipe, **changes: object) -> Trained:
@@ -129,7 +131,7 @@ def test_relay_passes_on_what_a_segment_adds():
 
 
 def test_mapl_projects_what_its_anchor_does_not_know_and_trains_both_ends_on_the_manifold():
-    reference = trained(replace(TWO_STREAM, form="mapl", codec="fp32"))
+    reference = trained(replace(TWO_STREAM, form="mapl", codec="fp32"), microbatches=2)
     first, second = reference.stages[:2]
     tokens = reference.windows(1, 0)[:, :-1]
     x = first.embed.weight[tokens]
@@ -148,6 +150,11 @@ def test_mapl_projects_what_its_anchor_does_not_know_and_trains_both_ends_on_the
     assert all(torch.allclose(end.T @ end, torch.eye(4), atol=1e-5) for end in ends)
     assert not any(torch.allclose(end, was, atol=1e-5) for end, was in zip(ends, before, strict=True))
     assert not torch.allclose(first.form.a, second.form.b, atol=1e-5), "each end by its own gradient"
+    before = [end.detach().clone() for end in ends]
+    reference.accumulate(3)
+    assert all(end.grad is not None for end in ends)
+    reference._decide(3, Outcome(apply=False, lr=1.0, clip=1.0, loss=1.0, norm=1.0, tokens=1))
+    assert all(end.grad is None and torch.equal(end, was) for end, was in zip(ends, before, strict=True))
 
 
 # What makes it fast on a GPU
@@ -275,22 +282,28 @@ def test_finished_runs_are_kept_and_not_repeated(tmp_path, monkeypatch):
     assert e.value.kind == "not_a_result"
 
 
-MEASURED = [(dense("fp32"), 5), (dense("fp32", "segment"), 3), (Recipe("two_stream", "segment", 86, "eden:6"), 3)]
-MEASURED += [(Recipe("two_stream", "segment", 64, "int8"), 5)]
+GPU = SCALES["gpu"]
+MEASURED = [(GPU, dense("fp32"), 5), (GPU, dense("fp32", "segment"), 3)]
 MEASURED += [
-    (Recipe("two_stream", "segment", 34, codec), seeds) for codec, seeds in zip(BY_RATIO[100], (5, 3), strict=True)
+    (GPU, Recipe("two_stream", "segment", k, codec), n) for k, codec, n in [(64, "int8", 5), (86, "eden:6", 3)]
 ]
+MEASURED += [(GPU, Recipe("two_stream", "segment", 34, c), n) for c, n in zip(BY_RATIO[100], (5, 3), strict=True)]
+MEASURED += [(GPU, Recipe(form, "segment", 64, "int8"), 1) for form in ("reparam", "relay")]
+MEASURED += [(GPU, Recipe("constrained", "fixed", 64, "bf16"), 1), (GPU, dense("int8"), 1)]
+MEASURED += [(p.scale, carried(recipe, p.scale), 1) for p in scaling.points(GPU) for recipe in p.recipes()]
 
 
-@pytest.mark.parametrize(("recipe", "seed"), [(recipe, seed) for recipe, seeds in MEASURED for seed in range(seeds)])
-def test_results_in_the_docs_are_those_of_todays_runs(monkeypatch, recipe, seed):
+@pytest.mark.parametrize(
+    ("scale", "recipe", "seed"), [(scale, recipe, seed) for scale, recipe, n in MEASURED for seed in range(n)]
+)
+def test_results_in_the_docs_are_those_of_todays_runs(monkeypatch, scale, recipe, seed):
     """Or what a card took hours for would be trained once more, because a section of the spec has a new field."""
     text = json.loads((ROOT / "docs/results/frontier-512.json").read_text())["text_sha256"]
     monkeypatch.setattr("protomodels_cli.lab.runs.text_of", lambda scale: SimpleNamespace(sha256=text))
     bench = Bench(1, ROOT / "docs/results/gpu-runs.jsonl", budget=0)
-    [found] = bench.results([Run(SCALES["gpu"], recipe, seed, "cuda")])
+    [found] = bench.results([Run(scale, recipe, seed, "cuda")])
     assert found is not None
-    assert 1.68 < found["loss"] < 1.76
+    assert 1.42 < found["loss"] < 1.93
 
 
 def test_no_run_is_started_that_there_is_no_time_for(monkeypatch):

@@ -15,14 +15,15 @@ class Way(NamedTuple):
     codec: str  # both ways
     anchor: str
     loss: float | None  # above dense's, as a share of it, by SOURCE; None: not measured there
-    helped: bool = False  # … with taps and early losses
+    helped: bool = False  # … with taps, early losses, anchors of the full width and two layers a segment
 
     def k(self, width: int) -> int:
         return max(1, width // self.share)
 
 
 # The first cost least. One number in six was measured with k = 86; an eighth in int8 has as many bytes. Both are means
-# over seeds whose gaps to dense lie between −1.1 and +0.6 %, so that more numbers than these are not worth their bytes.
+# over seeds (−0.17 and −0.05 %) whose gaps lie between −1.1 and +0.6 %: more numbers than these are not worth their
+# bytes.
 WAYS = (
     Way("dense", 1, "bf16", "fixed", 0.0),
     Way("dense", 1, "int8", "fixed", 0.0),
@@ -44,6 +45,7 @@ def expected_loss(spec: RunSpec) -> float | None:
     for way in WAYS:
         alike = (way.form, way.anchor, way.codec, way.codec) == (sub.form, sub.anchor, wire.forward, wire.backward)
         if alike and (not spec.form.has_basis or way.k(spec.model.width) == sub.k):
-            as_measured = not way.helped or (spec.anchor_tokens > 1 and spec.early_loss > 0)
+            helped = spec.anchor_tokens > 1 and spec.early_loss > 0 and sub.anchor_rank is None
+            as_measured = not way.helped or (helped and min(spec.layers_per_segment) > 1)
             return way.loss if as_measured else None
     return None

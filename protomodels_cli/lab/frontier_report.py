@@ -132,9 +132,10 @@ def _times(found: Result) -> list[str]:
 
 def contenders(rows: Sequence[Result], links: Sequence[str]) -> list[str]:
     """Dense in fp32, bf16 and int8, and the three fastest others on each link; slowest first."""
-    names = [row["name"] for row in rows if row["name"].startswith((BASELINE, "dense bf16", "dense int8"))]
+    fixed = [row["name"] for row in rows if row["name"].startswith((BASELINE, "dense bf16", "dense int8"))]
+    names = list(fixed)
     for link in links:
-        there = [r for r in rows if r["link"] == link and r["seconds"] is not None and r["name"] not in names]
+        there = [r for r in rows if r["link"] == link and r["seconds"] is not None and r["name"] not in fixed]
         names += [r["name"] for r in sorted(there, key=lambda r: r["seconds"])[:3]]
     on_first = {row["name"]: row["seconds"] for row in rows if row["link"] == links[0]}
     return sorted(dict.fromkeys(names), key=lambda name: -(on_first[name] or float("inf")))

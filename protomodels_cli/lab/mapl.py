@@ -8,6 +8,7 @@ Its anchors are small tables times a fixed lift; here they are whole, as those o
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -17,12 +18,13 @@ from torch import Tensor
 from protomodels_cli.forms.base import Sizes
 from protomodels_cli.forms.two_stream import LocalStream
 from protomodels_cli.lab.relay import orthonormal
+from protomodels_cli.model.rules import MUON_RMS
 
 if TYPE_CHECKING:
     from protomodels_cli.model.reference import Reference
 
 MOMENTUM = 0.95
-RATE = 0.1  # × the matrices'
+RATE = 0.1  # of the matrices'
 
 
 class Mapl(LocalStream):
@@ -39,11 +41,12 @@ class Mapl(LocalStream):
 
     def decode(self, message: Tensor, anchor: Tensor | None) -> Tensor:
         assert anchor is not None
-        return (anchor + message.to(anchor.dtype) @ self.b.T.to(anchor.dtype)).to(message.dtype)
+        return anchor.to(message.dtype) + (message.to(anchor.dtype) @ self.b.T.to(anchor.dtype)).to(message.dtype)
 
     def encode(self, state: Tensor, anchor: Tensor | None) -> Tensor:
         assert anchor is not None
-        return ((state.to(anchor.dtype) - anchor) @ self.a.to(anchor.dtype)).to(state.dtype)
+        new = state - anchor.to(state.dtype)  # before it is rounded to the type that matrices are multiplied in
+        return (new.to(anchor.dtype) @ self.a.to(anchor.dtype)).to(state.dtype)
 
 
 class Projectors:
@@ -67,11 +70,12 @@ class Projectors:
 
     @torch.no_grad()
     def step(self, rate: float) -> None:
-        """Along the manifold against the gradient's momentum, with Muon's unit step, and back onto the manifold."""
+        """Along the manifold against the gradient's momentum, as far as Muon would go, and back onto the manifold."""
         for end, moment in zip(self.ends, self.moments, strict=True):
             assert end.grad is not None
             moment.mul_(MOMENTUM).add_(_tangent(end, end.grad))
-            end.copy_(_polar(end - RATE * rate * _polar(_tangent(end, moment))))
+            far = RATE * rate * MUON_RMS * math.sqrt(max(end.shape))
+            end.copy_(_polar(end - far * _polar(_tangent(end, moment))))
 
     def forget(self) -> None:
         for end in self.ends:

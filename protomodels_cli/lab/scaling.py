@@ -20,7 +20,7 @@ from protomodels_cli.lab.results import Result, say
 from protomodels_cli.lab.runs import Run
 from protomodels_cli.lab.scales import SCALES, Scale, scaled, text_of
 from protomodels_cli.lab.tuning import tuned_rates
-from protomodels_cli.lab.wires import BEST, RATIOS, k_for
+from protomodels_cli.lab.wires import FIRST, RATIOS, k_for
 from protomodels_cli.observe.pictures import figure, save_figure
 from protomodels_cli.quantities import count, plural
 
@@ -41,7 +41,7 @@ class Point:
     def recipes(self) -> list[Recipe]:
         segments = self.scale.layers // self.layers_per_segment
         own = None if segments == self.scale.segments else segments
-        wires = dict.fromkeys((k_for(self.scale.width, ratio, BEST[ratio]), BEST[ratio]) for ratio in RATIOS)
+        wires = dict.fromkeys((k_for(self.scale.width, ratio, FIRST[ratio]), FIRST[ratio]) for ratio in RATIOS)
         anchored = [dense(EXACT, "segment"), *(Recipe("two_stream", "segment", k, codec) for k, codec in wires)]
         return [dense(EXACT, width=self.scale.width), *(replace(recipe, segments=own) for recipe in anchored)]
 
@@ -168,7 +168,9 @@ def plot(result: Result, path: Path) -> None:
     for ax, x, fixed in ((left, "width", "layers_per_segment"), (right, "layers_per_segment", "width")):
         here = [r for r in rows if r[fixed] == (2 if fixed == "layers_per_segment" else middle[len(middle) // 2])]
         for colour, ratio in enumerate(RATIOS):
-            of_ratio = [r for r in here if (r["k"], r["codec"]) == (k_for(r["width"], ratio, BEST[ratio]), BEST[ratio])]
+            of_ratio = [
+                r for r in here if (r["k"], r["codec"]) == (k_for(r["width"], ratio, FIRST[ratio]), FIRST[ratio])
+            ]
             for to, style, against in (("dense", "o-", "gap_to_dense"), ("dense+anchors", "s--", "gap_to_anchored")):
                 xs = sorted({r[x] for r in of_ratio if r[against] is not None})
                 means = [100 * fmean(r[against] for r in of_ratio if r[x] == at) for at in xs]

@@ -17,15 +17,17 @@ from protomodels_cli.spec.units import bits_per_second
 
 LINKS = ("10mbit", "80mbit", "200mbit")
 LATENCY = "50ms"
-STAGES, MICROBATCHES = 8, 16  # at most so many of these
+STAGES = 8
+MICROBATCHES = 16  # or as many as there are sequences
 ABOVE_DENSE = (0.0, 0.01, 0.02)  # targets, over dense's last
 LIGHTER = ("bf16", "int8")  # codecs of dense that it may not have been trained with
 MODEL = (
     "seconds = steps to the target × seconds a step. Steps: as measured, between two evaluations by straight line; all "
     f"runs have the learning rate schedule of the full length. Seconds a step: the forecast of `plan` for {STAGES} "
     f"stages with as many layers each as a stage had here, in {MICROBATCHES} microbatches (or as many as there are "
-    f"sequences), every peer with this uplink and downlink, {LATENCY} from the others, and as fast as this machine "
-    f"computed the row in one process, codecs included, with other runs beside it. Assumed: that {STAGES} stages take "
+    f"sequences), every peer with this uplink and downlink, {LATENCY} each way from the others, and as fast as this "
+    "machine computed the row in one process, codecs included, with other runs beside it. Assumed: that "
+    f"{STAGES} stages take "
     'as many steps as those measured, and "as fp32": dense in that codec as many as in fp32'
 )
 

@@ -6,8 +6,11 @@ from protomodels_cli.codecs.base import Extent
 from protomodels_cli.codecs.registry import parse_codec
 
 RATIOS = (30, 100)  # × fewer bytes than fp32, at least
-BY_RATIO = {30: ("eden:6",), 100: ("eden:3 then eden:5", "eden:4")}  # what has all seeds, as int8 with a scale's k has
-BEST = {ratio: codecs[0] for ratio, codecs in BY_RATIO.items()}
+BY_RATIO = {
+    30: ("eden:6",),
+    100: ("eden:3 then eden:5", "eden:4"),
+}  # these have all seeds, as int8 with a scale's k has
+FIRST = {ratio: codecs[0] for ratio, codecs in BY_RATIO.items()}
 LEGS = (
     "eden:6",
     "eden:3 then eden:5",

@@ -17,6 +17,7 @@ from protomodels_cli.model.moments import State
 from protomodels_cli.spec.groups import Settings
 
 # Quintic Newton–Schulz coefficients of Jordan et al. (Muon): steepest at 0, singular values end in about [0.7, 1.2].
+MUON_RMS = 0.2  # of an update, before the rate
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 NEWTON_SCHULZ_STEPS = 5
 
@@ -72,9 +73,9 @@ def _adam(g: Tensor, g_squared: Tensor, state: State, t: int, o: Settings) -> Te
 
 
 def muon(g: Tensor, state: State, o: Settings) -> Tensor:
-    """Nesterov momentum, orthogonalised; scaled so that its RMS is that of a typical AdamW update (0.2)."""
+    """Nesterov momentum, orthogonalised; scaled so that its RMS is that of a typical AdamW update."""
     momentum = state["first"].lerp_(g, 1 - o.momentum)
-    return orthogonalise(g.lerp(momentum, o.momentum)).mul_(0.2 * math.sqrt(max(g.shape)))
+    return orthogonalise(g.lerp(momentum, o.momentum)).mul_(MUON_RMS * math.sqrt(max(g.shape)))
 
 
 def muon_batch(gradients: list[Tensor], states: list[State], o: Settings) -> list[Tensor]:
@@ -82,7 +83,7 @@ def muon_batch(gradients: list[Tensor], states: list[State], o: Settings) -> lis
     momenta = [state["first"] for state in states]
     torch._foreach_lerp_(momenta, gradients, 1 - o.momentum)
     ahead = torch._foreach_lerp(gradients, momenta, o.momentum)
-    return list(orthogonalise(torch.stack(ahead)).mul_(0.2 * math.sqrt(max(gradients[0].shape))).unbind())
+    return list(orthogonalise(torch.stack(ahead)).mul_(MUON_RMS * math.sqrt(max(gradients[0].shape))).unbind())
 
 
 def orthogonalise(g: Tensor) -> Tensor:
