@@ -6,10 +6,8 @@ from protomodels_cli.codecs.base import Extent
 from protomodels_cli.codecs.registry import parse_codec
 
 RATIOS = (30, 100)  # × fewer bytes than fp32, at least
-BY_RATIO = {
-    30: ("eden:6",),
-    100: ("eden:3 then eden:5", "eden:4"),
-}  # these have all seeds, as int8 with a scale's k has
+# Codecs whose rows have all seeds, as those in int8 with a scale's own k do.
+BY_RATIO = {30: ("eden:6",), 100: ("eden:3 then eden:5", "eden:4")}
 FIRST = {ratio: codecs[0] for ratio, codecs in BY_RATIO.items()}
 LEGS = (
     "eden:6",
