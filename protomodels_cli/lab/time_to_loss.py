@@ -26,9 +26,8 @@ MODEL = (
     f"runs have the learning rate schedule of the full length. Seconds a step: the forecast of `plan` for {STAGES} "
     f"stages with as many layers each as a stage had here, in {MICROBATCHES} microbatches (or as many as there are "
     f"sequences), every peer with this uplink and downlink, {LATENCY} each way from the others, and as fast as this "
-    "machine computed the row in one process, codecs included, with other runs beside it. Assumed: that "
-    f"{STAGES} stages take "
-    'as many steps as those measured, and "as fp32": dense in that codec as many as in fp32'
+    f"machine computed the row in one process, codecs included, with other runs beside it. Assumed: that {STAGES} "
+    'stages take as many steps as those measured, and "as fp32": dense in that codec as many as in fp32'
 )
 
 
