@@ -1,6 +1,5 @@
 """Who holds what, against every possible placement."""
 
-import time
 from collections.abc import Sequence
 from itertools import accumulate, combinations, pairwise, permutations
 from typing import NamedTuple
@@ -253,17 +252,17 @@ def test_a_peer_offered_twice_is_a_mistake():
 
 
 @pytest.mark.parametrize("tight", [1.0, 1.3, 4.0])
-def test_many_peers_and_layers_are_placed_at_once(tight):
+def test_many_peers_and_layers_are_placed_by_a_part_of_all_forecasts(monkeypatch, tight):
+    """Of memory, which is nearly all that placing takes: one for every stage at every place would be millions."""
     spec = make_spec(stages="auto", model={"layers": 128}, batch={"size": 64, "microbatches": 64})
     unit = need(spec, 1, 3, 32)
     offers = [
         Offer(f"p{i}", int(unit * tight * (0.5 + i * 29 % 64 / 40)), 1e12 * (1 + i * 37 % 64 / 10)) for i in range(64)
     ]
-    begin = time.process_time()
-    sum(i for i in range(1_000_000))  # what this machine takes for a million of anything
-    between = time.process_time()
+    asked, forecast = [], StageMemory.with_recompute
+    monkeypatch.setattr(StageMemory, "with_recompute", lambda *stage: asked.append(stage) or forecast(*stage))
     found = place(spec, offers)
-    assert time.process_time() - between < 400 * (between - begin), "50 to 100 times as long, nearly all of it memory"
+    assert 0 < len(asked) < 150_000
     assert isinstance(found, Placement), found
     assert sum(found.layers) == 128
     assert len(found.layers) > 30
