@@ -9,7 +9,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -21,6 +21,7 @@ from protomodels_cli.bench import wanlab
 from protomodels_cli.bench.loopback import pipeline, small
 from protomodels_cli.errors import EXIT_INTERRUPTED, EXIT_OUTSIDE, EXIT_SPEC, UserError
 from protomodels_cli.launch import hosts as hosts_module
+from protomodels_cli.launch import system_tools
 from protomodels_cli.launch.hosts import Hosts, require
 from protomodels_cli.launch.router import VNET_HEADER, Router, wire_bytes
 from protomodels_cli.spec.link import parse_link
@@ -68,15 +69,17 @@ for _ in range(10):
 """
 
 
-def _why_not() -> str:
+def needs(require: Callable[[], None]) -> pytest.MarkDecorator:
+    """Skips a test where this raises, with its reason."""
+    why = ""
     try:
         require()
     except UserError as e:
-        return str(e).splitlines()[0]
-    return ""
+        why = str(e).splitlines()[0]
+    return pytest.mark.skipif(bool(why), reason=why)
 
 
-needs_root = pytest.mark.skipif(bool(_why_not()), reason=_why_not())
+needs_root = needs(require)
 
 
 @pytest.fixture(scope="module")
@@ -375,3 +378,15 @@ def test_the_emulated_link_takes_the_time_that_real_tcp_takes(monkeypatch: pytes
         if 0.85 < ratio < 1.15:
             return
     pytest.fail("not in any of three times")
+
+
+def test_tools_are_found_where_administrators_have_them(tmp_path, monkeypatch):
+    tool = tmp_path / "sysctl"
+    tool.write_text("")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setattr(system_tools, "ADMIN_FOLDERS", (str(tmp_path),))
+    assert system_tools.system_tool("sysctl") == str(tool)
+    with pytest.raises(UserError) as refused:
+        system_tools.system_tool("tc")
+    assert refused.value.kind == "hosts_tool"

@@ -6,13 +6,15 @@ import json
 from typing import Any
 
 import pytest
-from test_hosts import needs_root
+from test_hosts import needs
 
 from protomodels_cli.bench import wanlab
 from protomodels_cli.errors import EXIT_SPEC
+from protomodels_cli.launch.nat import require
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.worker.paths import PARDON, SHORT_LIFE, Trust, direct_tries, tries
 
+needs_routers = needs(require)
 DOOR = "203.0.113.1", 7420
 
 
@@ -21,7 +23,7 @@ def lab(capfd: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
     return dict(json.loads(capfd.readouterr().out))
 
 
-@needs_root
+@needs_routers
 def test_a_lan_is_direct_and_whoever_is_carried_elsewhere_goes_on_without_it(capfd):
     found = lab(
         capfd, "--peers", "lan_1,lan_2", "--steps", "30", "--at-once", "--idle", "5", "--move", "lan_2:router_a"
@@ -33,7 +35,7 @@ def test_a_lan_is_direct_and_whoever_is_carried_elsewhere_goes_on_without_it(cap
     assert 0 < boundary["path_s"] < 15
 
 
-@needs_root
+@needs_routers
 @pytest.mark.parametrize("internet", [["--idle", "5"], ["--ipv6"]], ids=["ipv4", "ipv6"])
 def test_two_homes_are_relayed_then_punched_and_nothing_is_done_again(capfd, internet):
     found = lab(capfd, "--peers", "home_a,home_b", "--steps", "150", "--at-once", *internet)
@@ -45,7 +47,7 @@ def test_two_homes_are_relayed_then_punched_and_nothing_is_done_again(capfd, int
     assert boundary["step_s_relayed"] > 0
 
 
-@needs_root
+@needs_routers
 def test_behind_routers_that_change_ports_a_link_stays_relayed_and_says_why(capfd):
     words = "--symmetric", "--relays", "2", "--steps", "80", "--at-once"
     found = lab(capfd, "--peers", "home_a,home_b", *words)
@@ -55,7 +57,7 @@ def test_behind_routers_that_change_ports_a_link_stays_relayed_and_says_why(capf
     assert boundary["not_punched"].startswith("port_changes_")
 
 
-@needs_root
+@needs_routers
 def test_bad_words_are_refused(capsys):
     assert wanlab.main(["nat", "--peers", "attic,home_a"]) == EXIT_SPEC
     assert "attic" in capsys.readouterr().err

@@ -228,7 +228,7 @@ def failed(folder: Path, said: str, *rows: dict[str, str]) -> None:
 
 def as_user(monkeypatch: pytest.MonkeyPatch, user: int, which: str | None = "/bin/ip") -> None:
     monkeypatch.setattr(os, "geteuid", lambda: user)
-    monkeypatch.setattr(shutil, "which", lambda name: which)
+    monkeypatch.setattr(shutil, "which", lambda name, path: which)
     hosts.require()
 
 

@@ -28,9 +28,8 @@ from typing import Any
 
 from protomodels_cli.bench.loopback import small
 from protomodels_cli.errors import EXIT_OUTSIDE, OptionError, UserError
-from protomodels_cli.launch.hosts import require
 from protomodels_cli.launch.local import LocalRun, local_run, start
-from protomodels_cli.launch.nat import HOMES, SERVERS, Nat
+from protomodels_cli.launch.nat import HOMES, SERVERS, Nat, require
 from protomodels_cli.observe.tail import Tail
 from protomodels_cli.spec.schema import RunSpec
 from protomodels_cli.wire.join_link import JoinLink

@@ -15,7 +15,6 @@ import fcntl
 import itertools
 import json
 import os
-import shutil
 import struct
 import subprocess
 import sys
@@ -27,6 +26,7 @@ from typing import Any
 
 from protomodels_cli.errors import OptionError, UserError
 from protomodels_cli.launch.router import remove
+from protomodels_cli.launch.system_tools import system_tool
 from protomodels_cli.spec.schema import LinkSpec
 
 NETWORK = "198.18.0"  # set aside for benchmarks (RFC 2544): no host of the internet has such an address
@@ -59,8 +59,7 @@ def require() -> None:
     if os.geteuid() != 0:
         what = f"emulated hosts need root (user id 0), and this is user id {os.geteuid()}"
         raise UserError(what, "run the command with sudo, or in a container with --privileged", "hosts_root")
-    if shutil.which("ip") is None:
-        raise UserError("emulated hosts need the command ip, which is not installed", "install iproute2", "hosts_ip")
+    system_tool("ip")
     try:
         os.close(os.open(TUN, os.O_RDWR))
     except OSError as e:
@@ -85,7 +84,7 @@ class Hosts:
 
     def command(self, host: int, argv: Sequence[str]) -> list[str]:
         """The command that runs `argv` on a host. Everything else is this machine's: files, cores, users."""
-        return ["ip", "netns", "exec", self.names[host], *argv]
+        return [system_tool("ip"), "netns", "exec", self.names[host], *argv]
 
     def stats(self) -> dict[str, Any]:
         """The router's CPU seconds and each host's bytes on the wire and packets dropped (queue) and lost (chance)."""
@@ -164,7 +163,7 @@ class Hosts:
 
 
 def run_ip(arguments: Sequence[str], text: str = "") -> None:
-    done = subprocess.run(["ip", *arguments], input=text, capture_output=True, text=True)
+    done = subprocess.run([system_tool("ip"), *arguments], input=text, capture_output=True, text=True)
     if done.returncode:
         what = f"`ip {' '.join(arguments)}` ended with exit code {done.returncode}: {done.stderr.strip()}"
         raise UserError(what, "run the command as root, or in a container with --privileged", "hosts_setup")

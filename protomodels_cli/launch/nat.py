@@ -16,8 +16,10 @@ import sys
 from collections.abc import Sequence
 from types import TracebackType
 
-from protomodels_cli.launch.hosts import require, run_ip
+from protomodels_cli.launch import hosts
+from protomodels_cli.launch.hosts import run_ip
 from protomodels_cli.launch.router import remove
+from protomodels_cli.launch.system_tools import PACKAGES, system_tool
 
 PUBLIC = {"coordinator": 1, "public": 2, "relay": 3, "relay_2": 4}  # host → last byte of its address
 HOMES = {  # router → last byte of its public address, and of its machines' private ones
@@ -57,6 +59,13 @@ COMMIT
 """
 
 
+def require() -> None:
+    """Raises where this machine cannot emulate routers."""
+    hosts.require()
+    for name in PACKAGES:
+        system_tool(name)
+
+
 class Nat:
     """Up inside the `with` block, gone after it. `mbit`: of every peer's line, each way; 0: as fast as it goes, as
     servers' lines are. `idle_seconds`: after which routers forget a connection; 0: after days. Routers keep the port
@@ -81,7 +90,7 @@ class Nat:
         return INTERNET_6.format(PUBLIC[host]) if self._ipv6 else f"{INTERNET}.{PUBLIC[host]}"
 
     def command(self, host: str, argv: Sequence[str]) -> list[str]:
-        return ["ip", "netns", "exec", self._names[host], *argv]
+        return [system_tool("ip"), "netns", "exec", self._names[host], *argv]
 
     def __enter__(self) -> Nat:
         require()
@@ -211,4 +220,5 @@ class Nat:
         run_ip(["-n", self._names[name], "-batch", "-"], "\n".join(steps))
 
     def _run(self, name: str, argv: Sequence[str], text: str = "") -> None:
-        run_ip(["netns", "exec", self._names[name], *argv], text)
+        tool, *arguments = argv
+        run_ip(["netns", "exec", self._names[name], system_tool(tool), *arguments], text)

@@ -21,6 +21,8 @@ import time
 from collections.abc import Sequence
 from itertools import count
 
+from protomodels_cli.launch.system_tools import system_tool
+
 VNET_HEADER = 10  # struct virtio_net_hdr, before every packet: says how the kernel would have cut it for the wire
 ETHERNET_HEADER = 14
 NETWORK = bytes((198, 18, 0))
@@ -133,7 +135,7 @@ def remove(names: Sequence[str]) -> None:
 
 
 def _ip(*arguments: str) -> str:
-    return subprocess.run(["ip", *arguments], capture_output=True, text=True).stdout
+    return subprocess.run([system_tool("ip"), *arguments], capture_output=True, text=True).stdout
 
 
 def main() -> None:
