@@ -243,6 +243,19 @@ def test_what_is_not_finite_becomes_poison_and_changes_no_memory(wire, bad):
             assert not end.state()
 
 
+@pytest.mark.parametrize("wire", WIRES)
+@pytest.mark.parametrize("encode", ["encode", "encode_unread"])  # as on a processor, and as on a card
+def test_after_poison_both_ends_expect_the_same_message(wire, encode):
+    """The same samples come again within the step, as they may where an epoch ends."""
+    x = torch.randn(2, 3, 6, generator=torch.Generator().manual_seed(0))
+    sender, receiver = End(wire_spec(*wire)), End(wire_spec(*wire))
+    slots = [sender.slot(MessageKey(1, m, 0, "forward"), x.shape, x.dtype, windows_of(x)) for m in (0, 1)]
+    getattr(sender, encode)(torch.full_like(x, torch.nan), slots[0])
+    receiver.decode(None, slots[0], CPU)
+    assert sender.layout(slots[1]) == receiver.layout(slots[1])
+    receiver.unpack(sender.pack(x, slots[1]), slots[1], CPU)
+
+
 @pytest.mark.parametrize("wire", [w for w in WIRES if parse_codec(w[0]).packing is None])
 def test_numbers_from_outside_that_are_not_finite_are_refused(wire):
     """Every number of the second message is infinite, once a memory is there to hide it."""

@@ -138,6 +138,21 @@ def test_what_is_not_finite_does_not_travel(codec):
     assert CudaTransfers(CUDA).send(end, x, slot)() is None
 
 
+@pytest.mark.parametrize("codec", [*CODECS, "int4+aqsgd"])
+def test_after_poison_the_same_samples_cross_again(codec):
+    """Within the step, as they may where an epoch ends: both ends know of the same messages."""
+    spec = make_spec(wire={"forward": codec})
+    x, windows = torch.randn(2, 16, 24, device=CUDA), torch.arange(2)[:, None].expand(-1, 17)
+    sender, receiver, transfers = End(spec), End(spec), CudaTransfers(CUDA)
+    slots = [sender.slot(MessageKey(1, m, 0, "forward"), x.shape, x.dtype, windows) for m in (0, 1)]
+    poison = transfers.send(sender, torch.full_like(x, torch.inf), slots[0])()
+    assert poison is None
+    assert transfers.receive(receiver, poison, slots[0]).isnan().all()
+    arrived = transfers.receive(receiver, transfers.send(sender, x, slots[1])(), slots[1])
+    transfers.check()
+    assert codec != "int4+aqsgd" or torch.equal(arrived, x), "it was not new to both"
+
+
 @pytest.mark.parametrize("then", ["send", "check"])
 def test_a_neighbour_that_sends_what_is_not_finite_is_named(then):
     end, x = End(make_spec()), torch.zeros(1, 4, 24, device=CUDA)

@@ -79,12 +79,19 @@ class End:
     def encode_unread(self, message: Tensor, slot: Slot) -> tuple[list[Tensor], Tensor]:
         """The tensors that travel if the message is finite, and whether it is: for a device whose answer takes time.
         Where it is not, a message of zeros goes through the codec; what that remembers is dropped with the step. None
-        travel where activations that were not finite left no positions: the gradient is not finite either."""
+        travel where activations that were not finite left no positions: the gradient is not finite either.
+
+        A codec with its memory on the host waits for the device anyway, so poison leaves no trace there: the receiver
+        stages nothing for it either, and the sizes of the step's later messages follow from what both remember."""
+        codec = self.codecs[slot.key.leg]
+        if codec.memory_on_host:
+            found = self.encode(message, slot)
+            return found or [], torch.full((), found is not None, device=message.device)
         if self._positions is not None and slot.key.leg == "backward" and slot.key.microbatch not in self._positions:
             return [], torch.zeros((), dtype=torch.bool, device=message.device)
         finite = all_finite(slot, message)
         clean = _zeros_unless(slot, finite, message)
-        tensors = self.codecs[slot.key.leg].encode(clean, self._here(slot))
+        tensors = codec.encode(clean, self._here(slot))
         self._forget_positions(slot)
         return tensors, finite
 
