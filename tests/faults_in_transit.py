@@ -49,10 +49,14 @@ def perturb(patch: Any, share: float, by: float) -> None:
 
 
 def perturbed(message: Any, slot: Any, share: float, by: float) -> Any:
+    """The same numbers of a message in every process."""
     import torch
 
-    seed = hash((slot.key.step, slot.key.microbatch, slot.key.leg)) % 2**31
-    chosen = torch.rand(message.shape, generator=torch.Generator().manual_seed(seed)) < share
+    from protomodels_cli import counter
+
+    key = slot.key
+    seed = counter.subseed(0, "lie", key.step, key.microbatch, key.boundary, key.leg)
+    chosen = torch.rand(message.shape, generator=torch.Generator().manual_seed(seed % 2**31)) < share
     return torch.where(chosen.to(message.device), (1 + by) * message, message)
 
 

@@ -7,21 +7,26 @@ from pathlib import Path
 
 import pytest
 import torch
-from audited_steps import WARM_UP, Peers, a_spec, audit
+from audited_steps import LIE, WARM_UP, Peers, a_spec, audit
 
 CPU = torch.device("cpu")
-KINDS = [("bf16", "float32"), ("float32", "bf16"), ("float32", "float32")]
+KINDS = [
+    ("bf16", "float32", "int8"),
+    ("float32", "bf16", "int8"),
+    ("float32", "bf16", "int4"),
+    ("float32", "float32", "int8"),
+]
 
 
-@pytest.mark.parametrize(("theirs", "ours"), KINDS)
+@pytest.mark.parametrize(("theirs", "ours", "wire"), KINDS)
 def test_honest_stages_are_cleared_and_liars_are_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, theirs: str, ours: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, theirs: str, ours: str, wire: str
 ):
-    peers, by = Peers(a_spec("int8", dtype=theirs), CPU), a_spec("int8", dtype=ours)
+    peers, by = Peers(a_spec(wire, dtype=theirs), CPU), a_spec(wire, dtype=ours)
     for step in range(1, 1 + WARM_UP):
         peers.take_step(step)
-    honest = audit(peers, by, CPU, 3, tmp_path, monkeypatch)
-    lies = audit(peers, by, CPU, 1, tmp_path, monkeypatch, lie=(0.01, 0.1))
-    print(honest)
+    honest = audit(peers, by, CPU, 2, tmp_path, monkeypatch)
+    lies = audit(peers, by, CPU, 1, tmp_path, monkeypatch, lie=LIE)
+    print(f"{theirs} by {ours}, {wire}\nhonest: {honest}\nlies: {lies}")
     assert not any(one.is_lie for one in honest.compared), honest
     assert all(one.is_lie for one in lies.compared), lies

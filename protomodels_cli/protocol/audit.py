@@ -30,8 +30,13 @@ class Compared:
     wild: int  # those outside what honest arithmetic explains
 
     @property
+    def limit(self) -> float:
+        """Wild numbers that make a lie of a message."""
+        return max(LEAST_WILD, MOST_WILD * self.numbers)
+
+    @property
     def is_lie(self) -> bool:
-        return self.wild >= max(LEAST_WILD, MOST_WILD * self.numbers)
+        return self.wild >= self.limit
 
 
 @dataclass(frozen=True)
