@@ -28,14 +28,14 @@ def on(device, **sections):
 def test_losses_follow_the_cpus(form):
     losses = []
     for device in ("cpu", "cuda"):
-        r = on(device, subspace={"form": form}, steps=50)
+        r = on(device, subspace={"form": form}, steps=20)
         losses.append([row["loss"] for row in r.train() if row["event"] == "step"])
     assert losses[1] == pytest.approx(losses[0], rel=1e-3)
 
 
 @pytest.mark.parametrize("form", ["reparam", "constrained"])
 def test_the_method_is_exact_there_too(form):
-    r = on("cuda", subspace={"form": form}, compute={"dtype": "float64"}, steps=20)
+    r = on("cuda", subspace={"form": form}, compute={"dtype": "float64"}, steps=8)
     for _ in r.train():
         pass
     errors = compare(r)
@@ -71,15 +71,15 @@ def test_an_applied_step_does_not_wait_for_the_device(form, name, choice):
 
 
 def test_four_peers_on_one_gpu_train_as_on_the_cpu(tmp_path):
-    """The demo on both: float32 losses within 1e-3 over 50 steps."""
+    """The demo on both: float32 losses within 1e-3 over 25 steps."""
     losses = {}
     for device in ("cpu", "cuda:0"):
         run_dir = tmp_path / device.replace(":", "")
-        command = [sys.executable, "-m", "protomodels_cli", "demo", "--steps", "50", "--device", device]
+        command = [sys.executable, "-m", "protomodels_cli", "demo", "--steps", "25", "--device", device]
         subprocess.run([*command, "--run-dir", str(run_dir)], check=True, timeout=400)
         rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
         losses[device] = [r["loss"] for r in rows if r["event"] == "step"]
-    assert len(losses["cpu"]) == 50
+    assert len(losses["cpu"]) == 25
     worst = max(abs(a - b) / b for a, b in zip(losses["cuda:0"], losses["cpu"], strict=True))
     print(f"largest relative difference of a step's loss: {worst:.2e}")
     assert worst < 1e-3

@@ -31,7 +31,7 @@ def check(peers: Peers, by: dict[str, Any], at: torch.device, wire: str, folder:
     spec = a_spec(wire, **by)
     honest = audit(peers, spec, at, STEPS, folder, patch)
     lies = audit(peers, spec, at, 1, folder, patch, lie=LIE)
-    print(f"{peers.device} by {at}, {by}, {wire}\nhonest: {honest}\nlies: {lies}")
+    print(f"{peers.device} in {peers.arithmetic.name} by {at} {by}, {wire}\nhonest: {honest}\nlies: {lies}")
     assert not any(one.is_lie for one in honest.compared), honest
     assert all(one.is_lie for one in lies.compared), lies
 

@@ -38,9 +38,10 @@ def a_spec(form: str, dtype: str, recompute: str, anchor: str = "fixed") -> RunS
 
 
 def work(spec: RunSpec, index: int, held: int, device: torch.device) -> None:
-    """Two steps of a stage, with as many microbatches in flight as it may hold."""
+    """Two steps of a stage, with as many microbatches in flight as it may hold. Its weights are not drawn: that takes
+    seconds, and changes no size."""
     basis = initial_basis(spec.model.width, spec.subspace.k, 0) if spec.form.has_basis else None
-    trainer = StageTrainer(spec, slices(spec)[index], basis, device, spec.compute.recompute)
+    trainer = StageTrainer(spec, slices(spec)[index], basis, device, spec.compute.recompute, draw=False)
     stage, rows = trainer.stage, spec.batch.size // spec.batch.microbatches
     stage.warm_up(rows, spec.model.context)
     for step in (1, 2):

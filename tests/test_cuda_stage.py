@@ -52,8 +52,8 @@ def test_gradients_are_summed_in_float32():
 
 @pytest.mark.parametrize("form", ["reparam", "dense"])
 def test_auto_is_compiled_bf16_and_follows_float32(form):
-    spec = make_spec(subspace={"form": form}, steps=40)
-    right = losses_of(make_spec(subspace={"form": form}, steps=40, compute={"dtype": "float32"}), "cpu")
+    spec = make_spec(subspace={"form": form}, steps=20)
+    right = losses_of(make_spec(subspace={"form": form}, steps=20, compute={"dtype": "float32"}), "cpu")
     r = Reference(spec, prepare(spec), Carrier(spec), CUDA)
     assert {(s.arithmetic.name, s.arithmetic.compiled) for s in r.stages} == {("bf16", True)}
     found = [row["loss"] for row in r.train() if row["event"] == "step"]
@@ -183,7 +183,7 @@ def test_a_snapshot_is_of_the_step_it_was_asked_for():
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-4), ("bf16", 1e-2)])
 def test_four_processes_follow_the_reference(dtype, tolerance):
     adamw = {"name": "adamw", "lr": 1e-3}  # Muon's bf16 iteration makes more of a last bit than float32 allows
-    spec = make_spec(stages=4, steps=200, optimizer=adamw, compute={"dtype": dtype})
+    spec = make_spec(stages=4, steps=60, optimizer=adamw, compute={"dtype": dtype})
     right = losses_of(spec, CUDA)
     _, rows = pipeline_rows(spec, device="cuda:0")
     worst = max(abs(row["loss"] - loss) / loss for row, loss in zip(rows, right, strict=True))
