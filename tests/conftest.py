@@ -22,6 +22,7 @@ from protomodels_cli.wire import tls
 if TYPE_CHECKING:
     from scene import Scene
 
+pytest_plugins = ["tier_hooks"]
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"  # of what tests start too: two test processes share the cores already
 # The same examples every time, and no deadline on a busy machine: a failure here is a fault, not the weather.

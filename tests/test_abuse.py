@@ -63,6 +63,7 @@ def test_phases_are_compared_with_the_same_attack_elsewhere(
 
 
 @needs_two_addresses
+@pytest.mark.full
 def test_a_run_does_not_mind_all_attacks_at_once(scene):
     s = scene(a_spec(limits={"connections": 256, "connections_per_address": 64}))
     s.start(3, {"kind": "slow", "seconds": 0.2})  # or the run would be over first

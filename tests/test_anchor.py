@@ -113,6 +113,7 @@ def test_a_skipped_step_leaves_no_trace():
     assert all(p.anchor.touched is None for p in tables(r))
 
 
+@pytest.mark.full
 def test_a_trained_anchor_learns_what_a_fixed_one_cannot():
     sizes = {"steps": 60, "batch": {"size": 16}, "groups": {"anchors": {"lr": 0.03}}}
     losses = [list(anchored(subspace={"anchor": a}, **sizes).train())[-1]["loss"] for a in ("fixed", "segment")]

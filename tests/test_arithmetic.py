@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from conftest import make_spec
+from tiers import first
 
 from protomodels_cli.codecs import Carrier
 from protomodels_cli.data.prepare import prepare
@@ -41,7 +42,7 @@ def test_what_is_computed_again_changes_no_bit(form, dtype):
     assert len(hashes) == 1
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", first(1, sorted(FORMS, reverse=True)))
 def test_bf16_follows_float32(form):
     losses = [trained(30, subspace={"form": form}, compute={"dtype": dtype})[1] for dtype in ("float32", "bf16")]
     assert losses[0] != losses[1]

@@ -10,6 +10,7 @@ import pytest
 from conftest import make_spec
 from pool import Pool
 from scene import expected
+from tiers import first
 from told import events, wait_for_event
 from waiting import wait_for
 
@@ -35,7 +36,7 @@ def start(pool: Pool, spec: RunSpec, spares: int, fault: dict[str, Any] | None =
     return run_dir
 
 
-@pytest.mark.parametrize("wire", ["int8", "int4+ef21"])
+@pytest.mark.parametrize("wire", first(1, ["int8", "int4+ef21"]))
 def test_honest_peers_are_cleared_and_the_run_is_the_same(pool: Pool, wire: str):
     spec = a_spec(wire={"forward": wire, "backward": wire}, steps=40)
     run_dir = start(pool, spec, 1)
@@ -57,6 +58,7 @@ def test_a_liar_is_found_by_two_and_dismissed(pool: Pool):
     wait_for_event(run_dir, "stages_assigned", generation=2)  # a spare goes on in its place
 
 
+@pytest.mark.full
 def test_with_one_spare_its_word_counts(pool: Pool):
     run_dir = start(pool, a_spec(), 1, LIE)
     found = wait_for_event(run_dir, "peer_dismissed")
@@ -65,6 +67,7 @@ def test_with_one_spare_its_word_counts(pool: Pool):
     assert auditor in ("spare-2", "peer-1"), "who fell out for a moment on a busy machine is the spare then"
 
 
+@pytest.mark.full
 def test_two_ends_that_report_different_messages_are_parted(pool: Pool):
     """The liar is one of the two, and nobody can tell which."""
     run_dir = start(pool, a_spec(), 0, {"kind": "two_faced"})
@@ -75,6 +78,7 @@ def test_two_ends_that_report_different_messages_are_parted(pool: Pool):
     assert {e["name"] for e in events(run_dir, "peer_dismissed")} == {"peer-0", "peer-1"}
 
 
+@pytest.mark.full
 def test_without_a_spare_it_is_said_that_nobody_looks(pool: Pool):
     run_dir = start(pool, a_spec(steps=30), 0)
     assert pool.coordinator.result()["exit"] == 0
@@ -84,6 +88,7 @@ def test_without_a_spare_it_is_said_that_nobody_looks(pool: Pool):
     assert at_the_start["at"] < first["at"], "not only after the first snapshot"
 
 
+@pytest.mark.full
 def test_liar_after_liar_is_replaced_and_the_coordinator_leads_on(pool: Pool):
     """Four times in one run: a holder is killed, a liar takes its stage, is accused and dismissed, a spare goes on."""
     spec = a_spec(steps=100_000)

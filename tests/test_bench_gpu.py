@@ -158,6 +158,7 @@ def test_a_case_that_fails_is_put_down_with_its_reason_and_tried_again_when_aske
         assert len(list(tmp_path.glob("torch-*"))) == lasted
 
 
+@pytest.mark.full
 def test_a_small_pipeline_is_measured(tmp_path):
     case, path = Case(8, method=SUBSPACE, stages=2, link=LINK), tmp_path / "out.json"
     result = gpu.read(path, gpu.setting(BENCH))

@@ -45,6 +45,7 @@ def test_an_elementwise_optimizer_on_a_constrained_matrix_is_refused():
     assert Constrained.rule_for("muon", "embedding") == "row_adamw", "Muon's AdamW half would leave S"
 
 
+@pytest.mark.full
 def test_and_rightly_so():
     good, bad = (make_reference(subspace={"form": "constrained"}, steps=60) for _ in range(2))
     step = leaver(bad, "adamw")

@@ -48,6 +48,7 @@ def steps_of(run_dir: Path) -> int:
     return metrics.read_text().count('"event":"step"') if metrics.exists() else 0
 
 
+@pytest.mark.full
 def test_a_run_outlives_its_certificates_and_loses_no_step(pool: Pool):
     """Then a peer is killed: what the others open then, long after the end of their first certificates, opens."""
     spec = a_spec(steps=70, wire={"link": SLOW})

@@ -64,6 +64,7 @@ def _cpu_seconds(code: str) -> tuple[float, str]:
     return now.children_user + now.children_system - before.children_user - before.children_system, done.stdout
 
 
+@pytest.mark.full
 def test_help_answers_nearly_as_soon_as_an_app_of_typer_alone_without_torch():
     ours, alone = [], []
     for _ in range(4):

@@ -121,6 +121,7 @@ def copy(origin: Path, target: Path) -> None:
         shutil.copy(origin, target)
 
 
+@pytest.mark.full
 def test_the_steps_of_the_coordinators_image_run(built):
     """… and what they made says its version, from the packages of the image."""
     from protomodels_cli import __version__

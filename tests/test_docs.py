@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from starting import begin, begin_logged, pmtrain
 from test_run import ends, wait_for_line
+from tiers import first
 from typer.testing import CliRunner
 
 from protomodels_cli import PROTOCOL, errors
@@ -52,7 +53,7 @@ def run(words: list[str]) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("command", [c for c in commands() if c.split()[1] in ("validate", "plan", "reference")])
+@pytest.mark.parametrize("command", first(2, in_order(("plan", "validate", "reference"))))
 def test_commands_of_the_pages_run(command, tmp_path):
     """As they stand, but short."""
     words = shlex.split(command)[1:]
@@ -74,6 +75,7 @@ LIVE = ("coordinator", "status", "peers")
 MODEL = ("export", "generate", "eval")
 
 
+@pytest.mark.full
 def test_the_walk_of_the_readme(tmp_path):
     """Two terminals: what the README says to type, in its order, with this machine's address and fewer steps."""
     (tmp_path / "configs").mkdir()
@@ -106,6 +108,7 @@ def test_the_walk_of_the_readme(tmp_path):
         leader.kill()
 
 
+@pytest.mark.full
 def test_the_benchmark_counts_bytes_at_the_socket(tmp_path, monkeypatch):
     """… TLS and headers included: at most 1.05 × the payload, at 4096 tokens a microbatch."""
     monkeypatch.setattr("protomodels_cli.launch.local.start", begin_logged)
@@ -135,7 +138,10 @@ SHORT = {
 }
 
 
-@pytest.mark.parametrize("command", [c for c in commands() if " lab " in c])
+LABS = sorted(in_order(("lab",)), key=lambda command: "reconstruct" not in command)  # the quickest first
+
+
+@pytest.mark.parametrize("command", first(1, LABS))
 def test_lab_commands_write_their_numbers_and_their_picture(command, tmp_path):
     name, words = shlex.split(command)[2], shlex.split(command)[1:]
     words = [str(tmp_path / w) if w.endswith((".json", ".png")) else w for w in words]

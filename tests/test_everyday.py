@@ -88,6 +88,7 @@ def test_a_model_refuses_what_is_not_in_it():
             PRINTED["logs"].model.model_validate(wrong)
 
 
+@pytest.mark.full
 def test_what_a_finished_run_prints_for_programs(ran: Path):
     [status] = printed("status", "run", cwd=ran)
     assert (status["phase"], status["step"], status["name"]) == ("done", 6, "home")
@@ -205,6 +206,7 @@ def seen(ours: int, wanted: str, seconds: float = 60) -> str:
     return shown
 
 
+@pytest.mark.full
 def test_top_follows_a_run_through_its_coordinators_end_and_return(tmp_path: Path):
     """At a terminal and without one; q and signals leave; nothing of it changes the run."""
     spec = make_spec(name="home", stages=2, steps=100_000, eval={"interval": 0}, snapshots={"interval": 0})

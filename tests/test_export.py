@@ -230,6 +230,7 @@ def test_the_card_says_what_was_trained_and_nothing_of_the_machine(tmp_path):
 # Whole or not at all
 
 
+@pytest.mark.full
 def test_memory_stays_near_the_largest_tensor(tmp_path):
     """Measured by the process itself: loading two stages, or one twice, would be above."""
     sizes = 768, 8, 2048, 16000

@@ -11,23 +11,24 @@ import time
 
 import pytest
 from scene import a_spec, expected
+from tiers import first
 
 from protomodels_cli.launch.cable import cable
 
 KILLS = [
     pytest.param("fp32", "forward", 0, 5, id="first"),
+    pytest.param("two streams", "prepared", 1, 8, id="middle, prepared, two streams"),
+    pytest.param("int8", "switch", 0, 6, id="at the switch, int8"),
     pytest.param("fp32", "backward", 1, 7, id="middle"),
     pytest.param("fp32", "decided", 2, 8, id="last"),
     pytest.param("int8", "prepared", 1, 8, id="middle, prepared, int8"),
-    pytest.param("two streams", "prepared", 1, 8, id="middle, prepared, two streams"),
     pytest.param("fp32", "saving", 1, 6, id="while it saves"),
     pytest.param("fp32", "basis", 1, 1, id="between the broadcast of U and its switch"),
-    pytest.param("int8", "switch", 0, 6, id="at the switch, int8"),
     pytest.param("fp32", "prepared", 2, 6, id="behind a switch, which is undone"),
 ]
 
 
-@pytest.mark.parametrize(("method", "phase", "stage", "step"), KILLS)
+@pytest.mark.parametrize(("method", "phase", "stage", "step"), first(3, KILLS))
 def test_a_killed_peer_is_replaced_by_a_spare(scene, method, phase, stage, step):
     s = scene(a_spec(method))
     s.start(4, s.fail_at(phase, stage, step))
@@ -69,6 +70,7 @@ def test_ids_that_come_out_of_order_are_asked_for_again(scene):
     assert s.ends_well()["steps_redone"] == 0
 
 
+@pytest.mark.full
 def test_two_adjacent_peers_are_killed_at_once(scene):
     s = scene(a_spec())
     s.start(3, {"kind": "slow", "seconds": 0.05})
@@ -81,7 +83,7 @@ def test_two_adjacent_peers_are_killed_at_once(scene):
     assert s.ends_well()["generations"] >= 2
 
 
-@pytest.mark.parametrize("method", ["int8", "two streams"])
+@pytest.mark.parametrize("method", first(1, ["int8", "two streams"]))
 def test_all_peers_are_killed(scene, method):
     s = scene(a_spec(method))
     s.start(3, {"kind": "slow", "seconds": 0.05})
@@ -93,7 +95,7 @@ def test_all_peers_are_killed(scene, method):
     assert s.ends_well()["generations"] >= 2
 
 
-@pytest.mark.parametrize("phase", ["grant", "ready", "commit", "adopted", "ended"])
+@pytest.mark.parametrize("phase", first(2, ["commit", "ended", "grant", "ready", "adopted"]))
 def test_the_coordinator_is_killed(scene, phase):
     """Its peers keep what they have: nothing is redone. What was not copied before the end is copied after it."""
     store = {"copy_to": "store"} if phase == "ended" else {}  # relative to the spec file's folder
@@ -117,6 +119,7 @@ def test_the_coordinator_is_killed(scene, phase):
     assert summary["seconds"] >= took - 0.1, "of the whole run, not since the coordinator was started again"
 
 
+@pytest.mark.full
 def test_the_coordinator_and_a_peer_are_killed_together(scene):
     s = scene(a_spec())
     s.start(3, {"kind": "slow", "seconds": 0.05})
@@ -142,7 +145,7 @@ def test_everything_is_killed(scene):
     assert s.ends_well()["generations"] >= 2
 
 
-@pytest.mark.parametrize("spares", [0, 1])
+@pytest.mark.parametrize("spares", first(1, [1, 0]))
 def test_a_peer_that_is_stopped_for_longer_than_its_lease(scene, spares):
     """Without a spare it goes on with what it has; with one it comes back to find its place taken."""
     s = scene(a_spec())
@@ -157,7 +160,7 @@ def test_a_peer_that_is_stopped_for_longer_than_its_lease(scene, spares):
     assert s.ends_well()["lineage"] == 1 + spares
 
 
-@pytest.mark.parametrize("spares", [0, 1])
+@pytest.mark.parametrize("spares", first(1, [1, 0]))
 def test_a_peer_whose_line_is_cut_for_longer_than_its_lease(scene, spares):
     """As with one that is stopped; but it goes on computing, and finds out by itself."""
     s = scene(a_spec())
@@ -177,7 +180,8 @@ def test_a_peer_whose_line_is_cut_for_longer_than_its_lease(scene, spares):
 
 
 @pytest.mark.parametrize(
-    ("phase", "stage", "step"), [("forward", 1, 11), ("forward", 0, 11), ("decided", 0, 4), ("prepared", 2, 10)]
+    ("phase", "stage", "step"),
+    first(1, [("forward", 1, 11), ("forward", 0, 11), ("decided", 0, 4), ("prepared", 2, 10)]),
 )
 def test_a_silent_holder_is_waited_for_while_that_costs_less_than_a_rollback(scene, phase, stage, step):
     """A spare is there, and would have to begin at the beginning. Nothing is done again, nor is the step under way."""
@@ -191,6 +195,7 @@ def test_a_silent_holder_is_waited_for_while_that_costs_less_than_a_rollback(sce
     assert (summary["steps_redone"], summary["generations"]) == (0, 1)
 
 
+@pytest.mark.full
 def test_a_spare_that_cannot_build_the_stage_of_a_silent_holder_costs_nothing(scene):
     """Nothing is given up before a spare has built the stage: the holder comes back to it, minutes later if need be."""
     s = scene(a_spec())
@@ -257,7 +262,7 @@ def test_a_commit_that_does_not_reach_a_live_peer_is_told_again(scene):
     assert s.events("peer_returned")
 
 
-@pytest.mark.parametrize("what", ["u", "t_fixed"])
+@pytest.mark.parametrize("what", first(1, ["u", "t_fixed"]))
 def test_a_flipped_bit_is_found_mended_and_what_it_spoilt_is_redone(scene, what):
     s = scene(a_spec())
     s.start(3, {"kind": "flip_bit", "what": what, "after_step": 6})
@@ -267,6 +272,7 @@ def test_a_flipped_bit_is_found_mended_and_what_it_spoilt_is_redone(scene, what)
     assert summary["lineage"] == 2
 
 
+@pytest.mark.full
 def test_bad_numbers_that_do_not_come_back_are_redone(scene):
     """A gradient that is not finite, once: the run returns to before it, if its spec says so."""
     s = scene(a_spec(limits={"nonfinite_steps": 1, "nonfinite_action": "rollback"}))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from scene import Scene, a_spec
 
 from protomodels_cli.spec import RunSpec
@@ -41,6 +42,7 @@ def test_a_spare_that_never_restores_its_stage_is_named_and_the_next_is_asked(sc
     assert s.events("stages_assigned")[-1]["holders"][1]["name"] == "peer-3"
 
 
+@pytest.mark.full
 def test_a_spare_that_never_builds_the_stage_of_a_silent_holder_is_named_and_nothing_is_given_up_for_it(scene):
     """Which of the two is asked first, their measured speeds decide."""
     s = a_run(scene, {"kind": "never_ready"}, "SIGSTOP", both=True)
@@ -51,6 +53,7 @@ def test_a_spare_that_never_builds_the_stage_of_a_silent_holder_is_named_and_not
     assert s.ends_well()["lineage"] == 1
 
 
+@pytest.mark.full
 def test_a_spare_that_claims_parts_is_found_out_and_dismissed_when_it_does_not_build(scene):
     """Its claims count no more, before anybody needs them; it came first, so it is asked first all the same."""
     s = a_run(scene, {"kind": "claims_parts"}, "SIGKILL")

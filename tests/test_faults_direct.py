@@ -27,6 +27,7 @@ def burning(s3: S3, scene: Callable[[RunSpec], Scene], tmp_path: Path, unused_po
     s.pool.coordinator.kill()
 
 
+@pytest.mark.full
 def test_a_run_goes_on_from_parts_that_peers_put_into_the_store_themselves(burning: Burning, s3: S3):  # noqa: F811
     """The coordinator, its disk and a peer are lost at once. Another machine leads on, and a new peer takes the stage:
     its part has never been at either coordinator."""

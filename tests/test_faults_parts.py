@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from scene import Scene, a_spec
 
 LIMIT = 3.0  # seconds for parts to arrive
@@ -25,6 +26,7 @@ def replaced(s: Scene, stage: int) -> dict[str, Any]:
     return sent_away["reason"]
 
 
+@pytest.mark.full
 def test_who_never_hands_its_part_in_is_named_and_replaced(scene):
     s = scene(a_spec(limits={"part_seconds": LIMIT}))
     s.start(4, {"kind": "withholds_its_part", "stage": 1})
@@ -40,6 +42,7 @@ def test_who_saves_another_shape_is_named_and_replaced(scene):
     assert reason["tensor"].endswith("attn_norm.weight")
 
 
+@pytest.mark.full
 def test_a_part_that_nobody_can_build_from_costs_its_snapshot_and_no_spare(scene):
     """What is not finite shows in no header. The last snapshot but this one is used, or the beginning."""
     s = scene(a_spec())

@@ -10,6 +10,7 @@ import torch
 from exporting import logits_of
 from scene import a_spec
 from test_pipeline import reference_of
+from tiers import first
 
 from protomodels_cli.export.source import open_source
 from protomodels_cli.export.write import export
@@ -33,8 +34,14 @@ def test_what_needs_nobody_to_go(scene, fault, given_up):
 
 @pytest.mark.parametrize(
     ("kind", "step"),
-    [("cut_link", 7), ("cut_link", 6), ("lose_way", 7)],
-    ids=["in a step", "in the first step with a new U", "and cannot be opened again but through the relay"],
+    first(
+        1,
+        [
+            pytest.param("lose_way", 7, id="and cannot be opened again but through the relay"),
+            pytest.param("cut_link", 7, id="in a step"),
+            pytest.param("cut_link", 6, id="in the first step with a new U"),
+        ],
+    ),
 )
 def test_a_link_that_breaks_costs_no_microbatch(scene, kind, step):
     """What the stream lost is sent again over the next one: nothing is computed twice."""
@@ -65,13 +72,16 @@ def test_nothing_waits_for_a_slow_disk_but_what_is_written_to_it(scene):
 
 @pytest.mark.parametrize(
     ("where", "how"),
-    [
-        ("peer", "truncated"),
-        ("peer", "flipped"),
-        ("coordinator", "truncated"),
-        ("coordinator", "flipped"),
-        ("coordinator", "unreadable"),
-    ],
+    first(
+        2,
+        [
+            ("peer", "truncated"),
+            ("coordinator", "flipped"),
+            ("peer", "flipped"),
+            ("coordinator", "truncated"),
+            ("coordinator", "unreadable"),
+        ],
+    ),
 )
 def test_a_damaged_snapshot_is_not_used(scene, where, how):
     """On a peer's disk: fetched again. At the coordinator, for a peer that has no other: an older one is used."""
@@ -124,6 +134,7 @@ def test_a_damaged_snapshot_is_brought_back_from_its_copy(scene, tmp_path):
         shutil.rmtree(tmp_path / "out")
 
 
+@pytest.mark.full
 def test_a_warm_spare_has_every_part_before_it_is_asked(scene):
     s = scene(a_spec(warm_spares=True, interval=6))
     s.start(4, {"kind": "slow", "seconds": 0.1})

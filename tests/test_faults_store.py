@@ -111,6 +111,7 @@ def test_a_coordinator_and_its_disk_are_lost_in_mid_run(burning: Burning):
             assert not [secret for secret in burning.secrets() if secret.encode() in file.read_bytes()], file
 
 
+@pytest.mark.full
 def test_what_peers_have_in_memory_counts_where_the_store_knew_of_the_last_step(burning: Burning):
     """A peer that stands still makes sure of that. No step is redone, though there is no snapshot of it."""
     s = burning.s

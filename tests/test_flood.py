@@ -190,6 +190,7 @@ def test_heartbeats_do_not_pile_up():
     asyncio.run(story())
 
 
+@pytest.mark.full
 def test_a_flood_beside_a_run_is_ended_and_the_run_goes_on(scene):
     s = scene(a_spec())
     s.start(3, {"kind": "slow", "seconds": 0.05})

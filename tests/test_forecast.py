@@ -199,6 +199,7 @@ def test_plan_cuts_between_segments_for_other_numbers_of_peers(peers, cut, stage
         assert isinstance(plan(5).exception, SpecError)
 
 
+@pytest.mark.full
 def test_a_real_run_over_a_slow_link_takes_the_time_that_was_predicted(pool):
     """Bandwidth holds it up, so what else this machine does matters little, and least to the shortest step."""
     link = parse_link("1mbit,20ms")

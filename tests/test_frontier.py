@@ -58,6 +58,7 @@ def result(kept: Path) -> dict[str, Any]:
 # The experiment
 
 
+@pytest.mark.full
 def test_rows_are_held_against_both_dense_ones_of_the_same_seed(result):
     seeds: dict[str, list[int]] = {}
     for row in result["rows"]:
@@ -328,6 +329,7 @@ def test_bytes_of_a_wire_are_those_that_cross(result):
             assert row["bytes_per_token"] == pytest.approx(wires.bytes_a_token(row["codec"], row["k"]))
 
 
+@pytest.mark.full
 def test_scaling_goes_over_widths_and_layers_a_segment(monkeypatch, tmp_path):
     monkeypatch.setitem(scaling.WIDTHS, "cpu", (8, 16, 32))
     monkeypatch.setitem(SCALES, "cpu", TINY)

@@ -44,6 +44,7 @@ def test_what_a_decoder_must_not_do_is_found(fault, monkeypatch):
         all(execute("broken", number) is None for number in range(100))
 
 
+@pytest.mark.full
 def test_rpcs_of_a_live_coordinator_answer_whatever_comes(pool):
     run_dir = fuzzing_rpcs.a_run(pool)
     before = len(events(run_dir, "snapshot_complete"))

@@ -26,6 +26,7 @@ def covariance(d: int, seed: int, rank: int = 6) -> torch.Tensor:
     return strong.T @ strong + noise.T @ noise
 
 
+@pytest.mark.full
 def test_orthonormal_after_1000_updates_as_stored_in_float32():
     basis = initial_basis(48, 6, 0)
     for i in range(1000):

@@ -338,6 +338,7 @@ def test_jitter_keeps_order_and_loss_is_a_share() -> None:
 
 
 @needs_root
+@pytest.mark.full
 def test_a_whole_run_across_hosts(tmp_path, capfd):
     spec = small(steps=2, stages=2, model={"layers": 2, "width": 32, "context": 16}, batch={"size": 4})
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(spec.model_dump(mode="json")))
@@ -350,6 +351,7 @@ def test_a_whole_run_across_hosts(tmp_path, capfd):
 
 
 @needs_root
+@pytest.mark.full
 def test_the_emulated_link_takes_the_time_that_real_tcp_takes(monkeypatch: pytest.MonkeyPatch):
     """A pipeline that the link holds up, over `wire.link` and between hosts: each one's fastest step.
 

@@ -50,6 +50,7 @@ def test_the_loss_is_the_references_on_its_own_held_out_windows(form, save, tmp_
     assert (found["step"], found["data"]) == (5, None)
 
 
+@pytest.mark.full
 def test_fewer_and_shorter_windows_of_the_held_out_text(tmp_path):
     r = save_reference(tmp_path / "run", 1)
     found = evaluated(tmp_path / "run", "--windows", 3, "--context", 8)

@@ -46,6 +46,7 @@ def answers(parameters: float, peers: int, mbit: int, gib: int, **more: object) 
 @example(1e7, 32, 1000, 8)
 @example(8e9, 32, 10, 8)
 @example(8e9, 2, 100, 8)
+@pytest.mark.full
 def test_every_spec_is_valid_and_fits_or_is_refused_with_what_would(parameters, peers, mbit, gib):
     asked = answers(parameters, peers, mbit, gib)
     refused, chosen = None, None
@@ -85,6 +86,7 @@ def test_validate_and_plan_pass_on_it(tmp_path: Path, monkeypatch, size, peers, 
     assert max(stage["memory"] for stage in stages) <= memory * GIB
 
 
+@pytest.mark.full
 def test_what_a_refusal_suggests_is_possible():
     with pytest.raises(OptionError) as refused:
         choose(answers(8e9, 2, 100, 8))
@@ -164,6 +166,7 @@ def test_it_asks_on_a_terminal(tmp_path: Path):
     assert spec["data"]["source"] == "builtin"
 
 
+@pytest.mark.full
 def test_a_spec_from_init_is_run_to_its_end(tmp_path: Path):
     words = ("--size", "300K", "--peers", 2, "--device", "cpu", "--memory", 2, "--steps", 3, "--link", "100mbit,1ms")
     done = pmtrain("init", "tiny.yaml", "--yes", *words, cwd=tmp_path)

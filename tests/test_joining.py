@@ -209,6 +209,7 @@ def test_a_holder_that_never_becomes_ready_is_replaced(pool: Pool):
     assert events(run_dir, "stages_assigned", generation=2)
 
 
+@pytest.mark.full
 def test_a_holder_lost_in_the_first_step_is_replaced_and_nothing_old_leaks_in(pool: Pool, tmp_path: Path):
     """Killed in the middle of step 1: the others work on for a generation that is void. The weights are right."""
     batch = {"size": 64, "microbatches": 64, "in_flight": 4}
@@ -232,6 +233,7 @@ def test_a_holder_lost_in_the_first_step_is_replaced_and_nothing_old_leaks_in(po
     assert summary["weights_sha256"] == reference_of(spec)[0].weights_sha256()
 
 
+@pytest.mark.full
 def test_survivors_of_the_first_step_wait_for_the_next_joiner(pool: Pool, tmp_path: Path):
     batch = {"size": 64, "microbatches": 64, "in_flight": 4}
     spec = make_spec(stages=2, steps=2, model={"context": 64}, batch=batch)

@@ -330,6 +330,7 @@ def test_no_run_is_started_that_there_is_no_time_for(monkeypatch):
     assert bench.expected(long) == pytest.approx(100 * bench.expected(short))
 
 
+@pytest.mark.full
 def test_runs_side_by_side_give_the_same_numbers_and_one_that_fails_leaves_the_others():
     good, bad = Run(TINY, DENSE, 0, "cpu"), Run(TINY, DENSE, 1, "cuda:77")
     with Bench(2) as bench:

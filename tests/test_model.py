@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from cases import some
+from tiers import table
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -64,7 +64,7 @@ def test_equals_the_plain_llama_for_any_number_of_unconstrained_layers(reference
 
 @pytest.mark.parametrize(
     ("form", "optimizer", "dtype"),
-    some(
+    table(
         [
             (*kind, dtype)
             for kind in (("constrained", "row_adamw"), ("constrained", "muon"), ("reparam", "muon"))
@@ -72,14 +72,14 @@ def test_equals_the_plain_llama_for_any_number_of_unconstrained_layers(reference
         ]
     ),
 )
-def test_cut_equals_uncut_forward_and_backward_after_200_steps(reference, form, optimizer, dtype):
+def test_cut_equals_uncut_forward_and_backward_after_60_steps(reference, form, optimizer, dtype):
     """The method's claim, in full: nothing is lost at a boundary, in either direction, for any parameter."""
     sections = {"subspace": {"form": form}, "optimizer": {"name": optimizer}, "compute": {"dtype": dtype}}
-    r = reference(**sections, steps=200, batch={"size": 8})
+    r = reference(**sections, steps=60, batch={"size": 8})
     first = r.run_step()[0]["loss"]
     for _ in r.train():
         pass
-    assert r.evaluate() < first - 2, "it did train"
+    assert r.evaluate() < first - 1, "it did train"
     errors = compare(r)
     assert len([k for k in errors["backward"] if "boundary" in k]) == 3
     assert len(errors["backward"]) == 3 + 1 + 4 * 9 + 2  # boundaries, embedding, layers, head

@@ -24,6 +24,7 @@ from packaging.utils import canonicalize_name
 from starting import ROOT, begin, begin_afresh, pmtrain
 from test_pipeline import reference_of
 from test_run import ends, wait_for_line
+from tiers import first
 
 from protomodels_cli.bench.recovery import MEMORY_BOUND
 from protomodels_cli.coordinator.identity import RunIdentity
@@ -110,7 +111,7 @@ def samples(process: subprocess.Popen[str]) -> Iterator[int]:
             time.sleep(0.05)
 
 
-@pytest.mark.parametrize("form", ["reparam", "dense"])
+@pytest.mark.parametrize("form", first(1, ["reparam", "dense"]))
 def test_a_coordinator_without_torch_leads_a_run_to_the_references_weights(no_torch, tmp_path, form):
     update = {"interval": 4, "window": 2, "delay": 1} if form == "reparam" else {}
     spec = make_spec(
@@ -153,6 +154,7 @@ def test_a_coordinator_without_torch_leads_a_run_to_the_references_weights(no_to
     assert 0 < max(memory) <= MEMORY_BOUND
 
 
+@pytest.mark.full
 def test_a_coordinator_without_torch_stops_and_resumes(no_torch, tmp_path):
     spec = make_spec(stages=2, steps=100)
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(spec.model_dump(mode="json")))
@@ -183,6 +185,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+@pytest.mark.full
 def test_a_coordinator_of_a_large_model_needs_little_memory_and_resumes_without_heavy_modules(tmp_path):
     """T_fixed's bits alone are 62 MiB. Here all modules could be imported; the first start may want some for tokens.
     Its blocks are thin: where the tests run, the disk may have no room for snapshots of the whole model."""

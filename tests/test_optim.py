@@ -134,9 +134,9 @@ def test_muon_takes_both_forms_along_the_same_path(reference):
 
 
 @pytest.mark.parametrize(("name", "dtype"), [("row_adamw", "float64"), ("muon", "float32")])
-def test_500_steps_without_reprojection_stay_in_s(reference, name, dtype):
+def test_100_steps_without_reprojection_stay_in_s(reference, name, dtype):
     r = reference(
-        steps=500,
+        steps=100,  # in which the others below have left it
         stages=1,
         subspace={"form": "constrained", "reproject_interval": 0},
         optimizer={"name": name, "weight_decay": 0.1},

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 import torch
-from cases import some
 from conftest import corpus_of, make_spec
 from injection import fault
 from marks import injected
 from pool import Pool
 from safetensors.torch import load_file
+from tiers import table
 from told import events, peer_events
 
 from protomodels_cli.codecs import Carrier, parse_codec
@@ -106,12 +106,12 @@ def random_spec(wire: str, stages: int, form: str, moves: bool, backward: str | 
     )
 
 
-@pytest.mark.parametrize(("wire", "stages", "form"), some(CASES))
+@pytest.mark.parametrize(("wire", "stages", "form"), table(CASES))
 def test_every_wire_cut_and_form_ends_with_the_references_weights(pool, wire, stages, form):
     equals_its_reference(pool, random_spec(wire, stages, *form))
 
 
-@pytest.mark.parametrize(("wire", "form"), some(list(itertools.product(CODECS, FORMS))))
+@pytest.mark.parametrize(("wire", "form"), table(list(itertools.product(CODECS, FORMS))))
 def test_every_codec_and_form_ends_with_the_references_weights(pool, wire, form):
     forward, backward = wire
     spec = random_spec(forward, 2 + len(forward) % 3, *form, backward)
@@ -121,6 +121,7 @@ def test_every_codec_and_form_ends_with_the_references_weights(pool, wire, form)
     equals_its_reference(pool, spec)
 
 
+@pytest.mark.full
 def test_aqsgd_trains_three_epochs_as_the_reference_does(pool):
     spec = make_spec(stages=3, steps=60, data=FEW_WINDOWS, wire={"forward": "int4+aqsgd", "backward": "int8"})
     windows = Batches(corpus_of(spec).train, spec).windows
@@ -131,9 +132,16 @@ def test_aqsgd_trains_three_epochs_as_the_reference_does(pool):
     assert sent[-1] < 0.4 * sent[0], "once all samples were seen, only changes travel"
 
 
-@pytest.mark.parametrize("leg", ["forward", "backward"])
 @pytest.mark.parametrize(
-    "wire", [("int4+ef", "int4+ef"), ("topk:0.3+ef21", "topk:mask+ef21"), ("int4+aqsgd", "int8+ef21")]
+    ("wire", "leg"),
+    table(
+        [
+            *itertools.product(
+                [("int4+ef", "int4+ef"), ("topk:0.3+ef21", "topk:mask+ef21"), ("int4+aqsgd", "int8+ef21")],
+                ["forward", "backward"],
+            )
+        ]
+    ),
 )
 def test_a_skipped_step_leaves_no_trace_in_what_codecs_remember(pool, tmp_path, wire, leg):
     """One message in the middle of step 3 is poison: the step is skipped by all, and later ones are as if it had not
@@ -153,6 +161,7 @@ def test_a_skipped_step_leaves_no_trace_in_what_codecs_remember(pool, tmp_path, 
     assert [r["applied"] for r in rows if r["event"] == "step"] == [step != 3 for step in range(1, 21)]
 
 
+@pytest.mark.full
 def test_a_snapshot_takes_a_cache_that_is_larger_than_its_stage(pool):
     data = {"max_bytes": 40_000, "val_fraction": 0.1}
     wire = {"forward": "int4+aqsgd", "backward": "int8"}
@@ -212,6 +221,7 @@ def equals_its_reference(pool: Pool, spec: RunSpec, options: list[dict[str, Any]
     return led
 
 
+@pytest.mark.full
 def test_the_cut_changes_no_bit_in_reparam_and_dense_with_a_float32_wire(pool):
     for form in ("reparam", "dense"):
         cuts = [[4], [1, 3], [2, 1, 1], [1, 1, 1, 1]]
@@ -259,6 +269,7 @@ def test_stages_auto_is_cut_to_fit_who_joined(pool):
     assert led["summary"]["weights_sha256"] == reference_of(cut)[0].weights_sha256()
 
 
+@pytest.mark.full
 def test_memory_is_bounded_by_credits_not_by_microbatches(pool):
     """Thirty-two microbatches, two in flight: no stage ever holds a third."""
     spec = make_spec(stages=3, steps=2, batch={"size": 32, "microbatches": 32, "in_flight": 2})
@@ -270,6 +281,7 @@ def test_memory_is_bounded_by_credits_not_by_microbatches(pool):
     assert held["weights_sha256"] == led["summary"]["weights_sha256"]
 
 
+@pytest.mark.full
 def test_coarser_wires_stay_near_float32_over_100_steps():
     """Through the reference, which the pipeline equals bit for bit."""
     curves = {}

@@ -18,6 +18,7 @@ import yaml
 from conftest import corpus_of, make_spec
 from starting import Started, begin, pmtrain
 from test_pipeline import random_spec, reference_of
+from tiers import first
 from told import events, peer_events, wait_for_event, wait_for_peer_event
 from waiting import PATIENCE, wait_for
 
@@ -70,7 +71,7 @@ FRESH = [
 ]
 
 
-@pytest.mark.parametrize(("wire", "stages", "form", "moves"), FRESH)
+@pytest.mark.parametrize(("wire", "stages", "form", "moves"), first(2, FRESH))
 def test_from_nothing_to_the_references_weights(tmp_path, wire, stages, form, moves):
     """The README's walk: one terminal leads, the others paste the line that it printed."""
     spec = random_spec(wire, stages, form, moves)
@@ -276,6 +277,7 @@ def test_mistakes_are_one_message_and_an_exit_code(tmp_path, arguments, code, na
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.full
 def test_the_demo_says_what_it_did(tmp_path):
     results = []
     (tmp_path / "run3").mkdir()

@@ -53,6 +53,7 @@ def test_links_lead_to_files_and_headings_that_are_there(page):
 
 
 @pytest.mark.skipif(importlib.util.find_spec("zensical") is None, reason="the extra `docs` is not installed")
+@pytest.mark.full
 def test_the_site_builds_without_a_warning(tmp_path):
     shutil.copytree(ROOT / "docs", tmp_path / "docs", ignore=shutil.ignore_patterns("results"))
     shutil.copy(ROOT / "mkdocs.yml", tmp_path)

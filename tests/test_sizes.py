@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from cases import some
 from conftest import make_spec
+from tiers import first, table
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -147,7 +147,7 @@ KEPT = [{}, {"moments": "bf16", "tables": "row_adamw"}, {"beta1": 0.0, "tables":
 
 @pytest.mark.parametrize(
     ("kind", "kept", "place"),
-    some([*product(KINDS, KEPT, [(0, "float32"), (1, "bf16"), (1, "float64"), (2, "float32")])]),
+    table([*product(KINDS, KEPT, [(0, "float32"), (1, "bf16"), (1, "float64"), (2, "float32")])]),
 )
 def test_what_is_resident_is_counted_to_the_byte(kind, kept, place):
     (form, optimizer, anchor), (index, dtype) = kind, place
@@ -183,14 +183,15 @@ def test_what_an_entry_of_a_trained_anchor_takes(beta1, most, dtype):
     assert real / table.parameter.numel() == most + 4 / spec.model.width, "the last for a row's second moment"
 
 
-@pytest.mark.parametrize(("way", "model", "place"), some([*product(WAYS, SHAPES, ENDS)], 3))
+@pytest.mark.parametrize(("way", "model", "place"), table([*product(WAYS, SHAPES, ENDS)]))
 def test_what_autograd_saves_is_what_is_counted_as_in_flight(way, model, place):
     (form, anchor), (index, dtype) = way, place
     check_saved(form, anchor, model, index, dtype, compiled=False)
 
 
 @pytest.mark.parametrize(
-    ("form", "anchor"), [("reparam", "fixed"), ("constrained", "fixed"), ("dense", "fixed"), ("two_stream", "segment")]
+    ("form", "anchor"),
+    first(1, [("two_stream", "segment"), ("reparam", "fixed"), ("constrained", "fixed"), ("dense", "fixed")]),
 )
 def test_so_it_is_where_operators_are_compiled(form, anchor):
     check_saved(form, anchor, {}, 1, "bf16", compiled=True)
@@ -232,7 +233,7 @@ PLACES = [  # index, vocabulary, type, what is recomputed; the ends' tables are 
 ]
 
 
-@pytest.mark.parametrize(("kind", "place"), some([*product(KINDS, PLACES)]))
+@pytest.mark.parametrize(("kind", "place"), table([*product(KINDS, PLACES)]))
 def test_a_stage_never_takes_more_than_its_memory_and_not_much_less(kind, place):
     (form, optimizer, anchor), (index, vocab, dtype, recompute) = kind, place
     check_memory(benched(form, optimizer, vocab, in_flight=2, dtype=dtype, anchor=anchor), index, dtype, recompute)

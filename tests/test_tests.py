@@ -1,10 +1,9 @@
-"""What holds for every file: tests assert no prose, no file is too long, and nobody asks which form or codec it is."""
+"""What holds for every file: tests assert no prose, and nobody asks which form or codec it is."""
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,6 @@ from protomodels_cli.forms import FORMS
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "protomodels_cli"
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
-MOST_LINES = 400
 
 # Three words of English in a row, none of them part of a path, an option or a name.
 PROSE = re.compile(r"(?<![\w./'-])[A-Za-z]?[a-z']+,? (?:[a-z']+,? )+[a-z]{2,}(?![\w/=:-])")
@@ -64,18 +62,6 @@ def test_the_search_for_prose_finds_it():
         '@pytest.mark.parametrize("line", ["lab rank --seed 1", "steps: 1\\nmodel: {layers: 2}"])\ndef f(): pass',
     ):
         assert not prose(ast.parse(line)), line
-
-
-def python_files() -> Iterator[Path]:
-    """All of ours; the protobuf code is generated."""
-    for folder in (PACKAGE, ROOT / "tests", ROOT / "scripts"):
-        yield from (file for file in sorted(folder.rglob("*.py")) if "pb2" not in file.name)
-
-
-def test_no_file_is_too_long():
-    lengths = {str(file.relative_to(ROOT)): len(file.read_text().splitlines()) for file in python_files()}
-    assert len(lengths) > 100
-    assert {file: lines for file, lines in lengths.items() if lines > MOST_LINES} == {}
 
 
 NAMES = {*FORMS.builtin, *registry().builtin}

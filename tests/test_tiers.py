@@ -1,0 +1,56 @@
+"""Tiers: the default one has every value of every table, `--all` has everything, and long tests are named."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from itertools import product
+from pathlib import Path
+
+import pytest
+from tiers import table
+
+ROOT = Path(__file__).parent.parent
+ROWS = [*product(range(7), "abc", (True, False))]
+CONFTEST = """
+import sys
+sys.path.insert(0, {tests!r})
+import tiers
+tiers.LONGEST.update(default=0.05, all=0.3)
+pytest_plugins = ["tier_hooks"]
+"""
+TESTS = """
+import time
+import pytest
+from tiers import table
+
+@pytest.mark.parametrize(("a", "b"), table([(a, b) for a in range(4) for b in range(4)]))
+def test_rows(a, b): pass
+
+@pytest.mark.full
+def test_long(): time.sleep(0.2)
+
+def test_slow(): time.sleep(0.1)
+"""
+
+
+def test_the_default_rows_have_every_value_of_every_column():
+    rows = table(ROWS)
+    assert [row.values for row in rows] == ROWS
+    default = [row.values for row in rows if not row.marks]
+    assert len(default) < len(ROWS) / 3
+    assert [set(values) for values in zip(*default, strict=True)] == [set(range(7)), set("abc"), {True, False}]
+
+
+@pytest.mark.parametrize(("arguments", "passed", "named"), [([], range(5, 9), ["test_slow"]), (["--all"], [18], [])])
+def test_a_tier_runs_its_tests_and_names_those_that_take_too_long(tmp_path, arguments, passed, named):
+    (tmp_path / "conftest.py").write_text(CONFTEST.format(tests=str(ROOT / "tests")))
+    (tmp_path / "test_some.py").write_text(TESTS)
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-c", str(ROOT / "pyproject.toml")]
+    done = subprocess.run(
+        [*command, "--rootdir", str(tmp_path), *arguments, str(tmp_path)], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    *_, closing = done.stdout.splitlines()
+    assert int(closing.split()[0]) in passed, done.stdout
+    assert [line.split()[-1].rpartition("::")[2] for line in done.stdout.splitlines() if "::" in line] == named
