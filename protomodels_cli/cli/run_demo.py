@@ -35,6 +35,15 @@ MODEL = "model"  # in the run directory
 PROMPT, SAMPLES, TOKENS = "The people of the United States", 3, 40
 
 
+def introduction(spec: RunSpec, stages: int) -> str:
+    """The first lines of the demo."""
+    return (
+        f"pmtrain demo: one coordinator and {stages} peers on this machine train one model of "
+        f"{spec.model.layers} layers.\nEach peer holds a slice of the layers and sends its neighbours "
+        f"{spec.subspace.k} numbers per token, where a dense pipeline sends {spec.model.width}."
+    )
+
+
 def run(
     steps: int | None,
     stages: int,
@@ -54,13 +63,7 @@ def run(
     folder = claim(run_dir, "demo")
     console = Console()
     raise_on_every_end()
-    console.print(
-        f"[bold]pmtrain demo[/]: one coordinator and {stages} peers on this machine train one model of "
-        f"{spec.model.layers} layers.\nEach peer holds a slice of the layers and sends its neighbours "
-        f"{spec.subspace.k} numbers per token, where a dense pipeline sends {spec.model.width}.\n",
-        highlight=False,
-        soft_wrap=True,
-    )
+    console.print(introduction(spec, stages) + "\n", highlight=False, soft_wrap=True)
     faults: list[dict[str, Any]] = []
     try:
         if seed is None:
