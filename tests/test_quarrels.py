@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from conftest import make_spec
-from machine_bench import Bench
+from machine_bench import SILENT, Bench, to_step
 
 from protomodels_cli.coordinator import events as ev
 from protomodels_cli.coordinator.assigning import DISMISS_AFTER, culprits_of
 from protomodels_cli.coordinator.audit_reasons import MessagesDiffer
+from protomodels_cli.coordinator.history import Placed
 from protomodels_cli.coordinator.reasons import PeerReport
 from protomodels_cli.wire.troubles import InvalidInput, LinkBroken
 
@@ -71,3 +74,38 @@ def test_broken_links_are_nobodys_fault():
             b.answer()
         b.answer()
     assert b.state.quarrels == {}
+
+
+def quarrel(times: int) -> Bench:
+    """The holders of stages 0 and 1 have quarrelled so often, and stage 0's is away."""
+    b = Bench(make_spec(stages=3, steps=30))
+    b.join(0, 1, 2, 3, 4)
+    to_step(b, 3)
+    for _ in range(times):
+        assert complain(b, 0, 1, MessagesDiffer) == []
+        while b.state.task is None or b.state.task.kind != "step":
+            b.answer()
+        b.answer()
+    b.tell(ev.Left(b.state.history.holders[0], SILENT))
+    assert list(b.state.absent) == [b.state.history.holders[0]]
+    return b
+
+
+def test_two_culprits_one_of_whom_is_away_open_one_generation():
+    b = quarrel(DISMISS_AFTER - 1)
+    before, told_before = b.state.history, len(b.records)
+    away, here, *_ = before.holders
+    commands = b.tell(ev.Trouble(away, MessagesDiffer(3, 0), 1, before.generation))
+    assert {c.peer for c in commands if isinstance(c, ev.Dismiss)} == {away, here}
+    assert [r.generation for r in b.records[told_before:] if isinstance(r, Placed)] == [before.generation + 1]
+    assert len([c for c in commands if isinstance(c, ev.AssignStage)]) == b.state.stages
+    assert not {away, here} & {*b.state.peers, *b.state.absent, *b.state.history.holders}
+
+
+def test_a_complaint_of_a_holder_that_is_away_counts_and_relinks_nobody():
+    """Witnesses of a step are compared when the last of them is heard, and one may be away by then."""
+    b = quarrel(1)
+    before = b.state
+    away, here, *_ = before.history.holders
+    assert b.tell(ev.Trouble(away, MessagesDiffer(3, 0), 1, before.history.generation)) == []
+    assert b.state == replace(before, quarrels={frozenset((away, here)): 2})

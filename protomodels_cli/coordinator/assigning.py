@@ -8,7 +8,7 @@ lineage; if that is true of no peer, all stages are restored from the newest com
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from protomodels_cli.coordinator import notices, readiness, reasons, speeds
@@ -103,14 +103,20 @@ def is_current(history: History, holding: Holding | None) -> bool:
 
 def lose(moves: Moves, gone: Mapping[str, reasons.Loss]) -> None:
     """These peers are gone, and what they had in memory."""
-    state = moves.state
-    needed = any(peer in state.holds or state.stage_of(peer) is not None for peer in gone if peer in state.peers)
-    if part_with(moves, gone) and (needed or not state.placed):
+    needed = _are_needed(moves.state, gone)
+    part_with(moves, gone)
+    if needed:
         regroup(moves)
 
 
-def part_with(moves: Moves, gone: Mapping[str, reasons.Loss]) -> bool:
-    """Whether any of them was here."""
+def _are_needed(state: State, gone: Iterable[str]) -> bool:
+    """Whether the stages are assigned again without these peers. While nobody is placed, every peer counts."""
+    here = [peer for peer in gone if peer in state.peers]
+    return any(peer in state.holds or state.stage_of(peer) is not None or not state.placed for peer in here)
+
+
+def part_with(moves: Moves, gone: Mapping[str, reasons.Loss]) -> None:
+    """The same, and nothing is assigned again."""
     state = moves.state
     lost = [state.peers[peer] for peer in gone if peer in state.peers]
     moves.set(
@@ -121,7 +127,6 @@ def part_with(moves: Moves, gone: Mapping[str, reasons.Loss]) -> bool:
     )
     for peer in lost:
         moves.tell(_parting(peer, _stage(state, peer.id), gone[peer.id]))
-    return bool(lost)
 
 
 def _parting(peer: Peer, stage: int | None, why: reasons.Loss) -> notices.Notice:
@@ -143,16 +148,19 @@ def _stage(state: State, peer: str) -> int | None:
 def dismiss(moves: Moves, what: reasons.Fault, *peers: str) -> None:
     """Whether they are here or waited for: who is away when a lie of it is found must not come back with its stage."""
     absent = moves.state.absent.keys() & set(peers)
+    needed = bool(absent) or _are_needed(moves.state, peers)
     for peer in (p for p in peers if p in moves.state.peers or p in absent):
         moves.do(Dismiss(peer, what, EXIT_OUTSIDE))
     moves.set(absent={p: absence for p, absence in moves.state.absent.items() if p not in absent})
-    lose(moves, dict.fromkeys(peers, what))
-    if absent:
+    part_with(moves, dict.fromkeys(peers, what))
+    if needed:  # once, however many go: every call opens a generation
         regroup(moves)
 
 
 def break_up(moves: Moves, what: reasons.Complaint, peer: str, about: int) -> None:
-    """Two holders cannot work with each other: relink all stages, and after several tries dismiss these two."""
+    """Two holders cannot work with each other: relink all stages, and after several tries dismiss these two.
+
+    The complaint may be about the words of a holder that is away by now. It counts, and nobody relinks for it."""
     other = moves.state.history.holders[about]
     if isinstance(what, MessagesDiffer) or (isinstance(what, reasons.PeerReport) and _blames(what)):
         quarrels = _with_quarrel(moves.state.quarrels, peer, other)
@@ -160,7 +168,8 @@ def break_up(moves: Moves, what: reasons.Complaint, peer: str, about: int) -> No
         if culprits := culprits_of(quarrels, peer, other):
             dismiss(moves, what, *culprits)
             return
-    assign_again(moves, what, peer, other)
+    if peer in moves.state.peers:
+        assign_again(moves, what, peer, other)
 
 
 def _blames(report: reasons.PeerReport) -> bool:
