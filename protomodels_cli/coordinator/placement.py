@@ -14,7 +14,7 @@ stage is whole segments, all of this is said of segments, which are alike too: *
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -88,13 +88,20 @@ class _Rooms:
 def _best(rooms: _Rooms) -> tuple[int, float] | None:
     """The fewest stages that keep the least limit, and that limit; None where no limit can be kept."""
 
+    def may_keep(stages: int, limit: int) -> bool:
+        return _may_seat(rooms.at(stages, rooms.limits[limit]), rooms.needed)
+
     def keeps(stages: int, limit: int) -> bool:
         return _seat(rooms.at(stages, rooms.limits[limit]), rooms.needed) is not None
 
     best = len(rooms.limits)
     for stages in reversed(rooms.counts):  # more stages are mostly faster, so that few of the later ones are better
-        if best > 0 and keeps(stages, best - 1):
-            best = bisect_left(range(best - 1), True, key=partial(keeps, stages))
+        if best > 0 and may_keep(stages, best - 1):
+            least = bisect_left(range(best - 1), True, key=partial(may_keep, stages))
+            if keeps(stages, least):  # mostly
+                best = least
+            elif keeps(stages, best - 1):
+                best = bisect_left(range(best - 1), True, least + 1, key=partial(keeps, stages))
     if best == len(rooms.limits):
         return None
     return next(n for n in rooms.counts if keeps(n, best)), float(rooms.limits[best])
@@ -102,11 +109,16 @@ def _best(rooms: _Rooms) -> tuple[int, float] | None:
 
 def _seat(room: np.ndarray, needed: int) -> list[int] | None:
     """A peer for each stage, all different, whose rooms add up to what is needed; None where there are none."""
-    most_by_peer = np.sort(room.max(axis=0))[-len(room) :]
-    if room.max(axis=1).sum() < needed or most_by_peer.sum() < needed:  # quick, and settles most cases
+    if not _may_seat(room, needed):
         return None
     peers = best_columns(room)
     return peers if sum(room[stage, peer] for stage, peer in enumerate(peers)) >= needed else None
+
+
+def _may_seat(room: np.ndarray, needed: int) -> bool:
+    """Quick, and settles most cases: where this is false, nobody can be seated."""
+    most_by_peer = np.sort(room.max(axis=0))[-len(room) :]
+    return bool(room.max(axis=1).sum() >= needed and most_by_peer.sum() >= needed)
 
 
 def _holders(room: np.ndarray, needed: int) -> list[int]:
@@ -140,6 +152,13 @@ def best_columns(gain: np.ndarray) -> list[int]:
     row_price, column_price = cost.min(axis=1), np.zeros(columns, dtype=np.int64)
     owner, column_of = np.full(columns, -1), np.full(rows, -1)
     for start in range(rows):
+        far = cost[start] - row_price[start] - column_price
+        distance = far.min()
+        free = np.flatnonzero((far == distance) & (owner < 0))
+        if len(free):  # mostly
+            row_price[start] += distance
+            owner[free[0]], column_of[start] = start, free[0]
+            continue
         far, via = np.full(columns, _FAR), np.full(columns, -1)
         settled = np.zeros(columns, dtype=bool)
         frontier, distance = np.array([start]), np.int64(0)
@@ -222,14 +241,9 @@ def _atom_flops(spec: RunSpec) -> list[float]:
     return [embed, *(sum(layers[i : i + one]) for i in range(0, len(layers), one)), head]
 
 
-def _of_atoms(span: range, spec: RunSpec) -> range:
-    """Their layers."""
-    return range(span.start * atom(spec), span.stop * atom(spec))
-
-
 def _auto_rooms(spec: RunSpec, offers: Sequence[Offer], memory: StageMemory, least_last: int) -> _Rooms:
     """In atoms."""
-    units = _atom_flops(spec)
+    units, one = _atom_flops(spec), atom(spec)
     total = len(units) - 2
     alike = total - least_last  # atoms that need not be in the last stage
     most = min(len(offers), alike + 1)
@@ -239,20 +253,21 @@ def _auto_rooms(spec: RunSpec, offers: Sequence[Offer], memory: StageMemory, lea
     speed = np.array([offer.flops for offer in offers])
     times = [np.array(work).reshape(-1, 1) / speed for work in (first, middle, last, [sum(units)])]
 
-    def fitting(stages: list[range], after: int) -> np.ndarray:
-        """How many of these stages, each an atom larger than the one before, a peer has the memory for."""
-        stages = [_of_atoms(stage, spec) for stage in stages]
-        sizes = {
-            computation: [memory.total(span.start, span.stop, after, computation) for span in stages]
-            for computation in {offer.computation for offer in offers}
-        }
-        on_host = memory.on_host(stages[0].start, stages[0].stop) if stages else 0  # the same for all of them
-        return np.array([bisect_right(sizes[offer.computation], offer.room(on_host)) for offer in offers])
+    def fitting(stages: list[range], afters: Sequence[int]) -> np.ndarray:
+        """How many of these stages, each an atom larger than the one before, a peer has the memory for: a row for each
+        number of stages behind them."""
+        stages = [range(stage.start * one, stage.stop * one) for stage in stages]
+        if not stages:
+            return np.zeros((len(afters), len(offers)), np.int64)
+        sizes = {way: memory.totals(stages, afters, way) for way in {offer.computation for offer in offers}}
+        on_host = memory.on_host(stages[0].start, stages[0].stop)  # the same for all of them
+        room = [(sizes[offer.computation], offer.room(on_host)) for offer in offers]
+        return np.array([(of_all <= bytes_).sum(axis=1) for of_all, bytes_ in room]).T
 
-    fit_first = [fitting([range(n) for n in range(1, alike + 1)], after) for after in range(1, most)]
-    fit_middle = [fitting([range(1, 1 + n) for n in range(1, alike)], after) for after in range(1, most - 1)]
-    fit_last = fitting([range(total - n, total) for n in range(least_last, total)], 0)
-    fit_whole = fitting([range(total)], 0)
+    fit_first = fitting([range(n) for n in range(1, alike + 1)], range(1, most))
+    fit_middle = fitting([range(1, 1 + n) for n in range(1, alike)], range(1, most - 1))
+    [fit_last] = fitting([range(total - n, total) for n in range(least_last, total)], [0])
+    [fit_whole] = fitting([range(total)], [0])
 
     def at(stages: int, limit: float) -> np.ndarray:
         in_first, in_middle, in_last, in_whole = ((t <= limit).sum(axis=0) for t in times)
@@ -260,10 +275,10 @@ def _auto_rooms(spec: RunSpec, offers: Sequence[Offer], memory: StageMemory, lea
             room = total * np.minimum(fit_whole, in_whole)[None]
         else:
             ends = np.minimum(fit_last, in_last)
-            room = np.array(
+            room = np.vstack(
                 [
                     np.minimum(fit_first[stages - 2], in_first),
-                    *(np.minimum(fit_middle[after - 1], in_middle) for after in range(stages - 2, 0, -1)),
+                    np.minimum(fit_middle[: stages - 2][::-1], in_middle),
                     np.where(ends > 0, ends + least_last - 1, 0),
                 ]
             )

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import accumulate
+from typing import NamedTuple
+
+import numpy as np
 
 from protomodels_cli.cost.activations import Activations, Computation, Recompute, computations
 from protomodels_cli.cost.traffic import in_flight_of_codecs, remembered_by_codecs, staged_by_codecs
@@ -52,6 +56,17 @@ def recomputations(spec: RunSpec) -> list[Recompute]:
     return ["none", "stage", "block"] if spec.compute.recompute == "auto" else [spec.compute.recompute]
 
 
+class Forecast(NamedTuple):
+    """Bytes that a stage takes on its device with one way of recomputing, by how many microbatches are in flight."""
+
+    each: int  # of a microbatch in flight
+    training: int  # of all the rest while the stage computes
+    least: int  # while the optimizer steps, or in an evaluation: nothing is in flight then
+
+    def bytes(self, held: int) -> int:
+        return max(self.least, self.training + held * self.each)
+
+
 class StageMemory:
     """Bytes of any stage a run can be cut into; made once where many stages are weighed.
 
@@ -80,38 +95,51 @@ class StageMemory:
         self._covariance = 4 * 8 * m.width**2 if spec.form.has_basis else 0  # of the stream's gradients, in float64
         self._computations = computations(spec.compute)
         self._activations: dict[Computation, Activations] = {}
-        self._totals: dict[tuple[int, int, int, Computation | None], int] = {}  # a thousand peers ask for the same few
+        # A thousand peers ask for the same few, and most stages of all cuts differ in how much is in flight alone.
+        self._forecasts: dict[tuple[int, int, Computation | None], list[list[Forecast]]] = {}
 
     def total(self, first_layer: int, end_layer: int, stages_after: int, computation: Computation | None = None) -> int:
         """At most, on its device, with the least that recomputation can reach. `computation`: how the peer computes;
         None: of all that are possible, the one that takes most. `on_host` comes on top, of the same memory where the
         device is the host."""
-        asked = first_layer, end_layer, stages_after, computation
-        if asked not in self._totals:
-            ways, held = recomputations(self.spec), least_in_flight(self.spec, stages_after)
-            self._totals[asked] = max(
-                min(self.with_recompute(first_layer, end_layer, way, held, one) for way in ways)
-                for one in ([computation] if computation is not None else self._computations)
-            )
-        return self._totals[asked]
+        held, possible = least_in_flight(self.spec, stages_after), self._possible(first_layer, end_layer, computation)
+        return max(min(way.bytes(held) for way in ways) for ways in possible)
+
+    def totals(
+        self, stages: Sequence[range], stages_after: Sequence[int], computation: Computation | None = None
+    ) -> np.ndarray:
+        """The same for many: a row for each number of stages behind, a column for each stage (its layers)."""
+        held = np.array([least_in_flight(self.spec, n) for n in stages_after], np.int64).reshape(-1, 1, 1, 1)
+        possible = [self._possible(stage.start, stage.stop, computation) for stage in stages]
+        each, training, least = np.moveaxis(np.array(possible, np.int64), -1, 0)
+        return np.maximum(least, training + held * each).min(axis=3).max(axis=2)
+
+    def _possible(self, first_layer: int, end_layer: int, computation: Computation | None) -> list[list[Forecast]]:
+        """For each computation that is possible, a forecast for each way of recomputing."""
+        if (asked := (first_layer, end_layer, computation)) not in self._forecasts:
+            among, ways = self._computations if computation is None else [computation], recomputations(self.spec)
+            self._forecasts[asked] = [[self.forecast(first_layer, end_layer, w, one) for w in ways] for one in among]
+        return self._forecasts[asked]
 
     def with_recompute(
         self, first_layer: int, end_layer: int, recompute: Recompute, held: int, computation: Computation | None = None
     ) -> int:
         """The same with one way of recomputing and this many microbatches in flight."""
-        if computation is None:
-            return max(self.with_recompute(first_layer, end_layer, recompute, held, one) for one in self._computations)
+        among = self._computations if computation is None else [computation]
+        return max(self.forecast(first_layer, end_layer, recompute, one).bytes(held) for one in among)
+
+    def forecast(self, first_layer: int, end_layer: int, recompute: Recompute, computation: Computation) -> Forecast:
         a, first, last = self._of(computation), first_layer == 0, end_layer == self.layers
         # What codecs learn in a step lies beside what they knew until it is applied.
-        training = self._microbatches(first_layer, end_layer, recompute, held, computation)
-        training += self._staged.device.at(first, last)
+        training = self._working(first_layer, end_layer, recompute, computation) + self._staged.device.at(first, last)
         # Nothing is in flight while the optimizer steps, nor in an evaluation, which has no gradients either.
         gradients = self._units(self._gradients_before, first_layer, end_layer)
         own = range(first_layer, end_layer)
         holds = (True, first, last, not self._anchored.isdisjoint(own), not self._heading.isdisjoint(own))
         stepping = max(bytes_ for bytes_, there in zip(self._stepping, holds, strict=True) if there)
-        working = max(training, stepping, a.evaluation * last - gradients)
-        return self.resident(first_layer, end_layer, computation) + working + (self._covariance if last else 0)
+        always = self.resident(first_layer, end_layer, computation) + (self._covariance if last else 0)
+        each = self._each_in_flight(first_layer, end_layer, recompute, computation)
+        return Forecast(each, always + training, always + max(stepping, a.evaluation * last - gradients))
 
     def on_host(self, first_layer: int, end_layer: int) -> int:
         """What codecs keep in the machine's own memory, whatever the stage's device."""
@@ -140,14 +168,14 @@ class StageMemory:
     def for_microbatches(self, first_layer: int, end_layer: int, stages_after: int) -> int:
         """What of the total is for microbatches: in flight, and while one of them is worked on."""
         ways, held = recomputations(self.spec), least_in_flight(self.spec, stages_after)
+        span = first_layer, end_layer
         return max(
-            min(self._microbatches(first_layer, end_layer, way, held, one) for way in ways)
+            min(self.in_flight(*span, way, held, one) + self._working(*span, way, one) for way in ways)
             for one in self._computations
         )
 
-    def _microbatches(
-        self, first_layer: int, end_layer: int, recompute: Recompute, held: int, computation: Computation
-    ) -> int:
+    def _working(self, first_layer: int, end_layer: int, recompute: Recompute, computation: Computation) -> int:
+        """While a microbatch is worked on, at most."""
         a, last = self._of(computation), end_layer == self.layers
         layers = a.layers[first_layer:end_layer]
         whole = sum(layers) + self._besides_layers(a, range(first_layer, end_layer))
@@ -158,8 +186,7 @@ class StageMemory:
             there = (True, last, early)
             backward += a.product * max(n for n, is_there in zip(self._largest, there, strict=True) if is_there)
         before = again if recompute == "stage" else 0  # the first gradient
-        working = max(backward, a.loss * last, (before + a.early) * early)
-        return self.in_flight(first_layer, end_layer, recompute, held, computation) + working
+        return max(backward, a.loss * last, (before + a.early) * early)
 
     def _of(self, computation: Computation) -> Activations:
         if computation not in self._activations:
@@ -174,6 +201,9 @@ class StageMemory:
         self, first_layer: int, end_layer: int, recompute: Recompute, held: int, computation: Computation
     ) -> int:
         """What is kept of this many microbatches that wait for their backward, and their messages."""
+        return held * self._each_in_flight(first_layer, end_layer, recompute, computation)
+
+    def _each_in_flight(self, first_layer: int, end_layer: int, recompute: Recompute, computation: Computation) -> int:
         a, span = self._of(computation), slice(first_layer, end_layer)
         each = a.out + 2 * self._codecs_in_flight  # towards both neighbours
         each += a.stream if end_layer == self.layers else 0
@@ -185,7 +215,7 @@ class StageMemory:
             kept += self._besides_layers(a, range(first_layer, end_layer))
         if first_layer and not (kept and a.came_is_input):
             each += a.came
-        return held * (each + kept)
+        return each + kept
 
     def _besides_layers(self, a: Activations, layers: range) -> int:
         """What autograd saves between them: of anchors, and of what segments within would have sent."""
