@@ -298,13 +298,15 @@ class Coordinator:
             self._service.taken(event)
             over_before = self.state.history.over
             try:
-                self.state, records, commands = machine.apply(self.state, event, now)
+                state, records, commands = machine.apply(self.state, event, now)
             except Exception as e:
                 self._blame(event, e)
                 continue
             if records:
                 # In a thread of its own: others may be busy with large files.
                 await asyncio.get_running_loop().run_in_executor(self._writing, self._journal.append, records, now)
+            self.state = state  # from here on others see it: all that led to it is on disk
+            if records:
                 self._note(records)
                 self._upkeep.journalled()
             if isinstance(event, events.Left):
