@@ -68,7 +68,7 @@ async def uploaded(exchange: SnapshotExchange) -> None:
 def test_a_part_that_is_too_large_is_said_by_both_sides_and_its_snapshot_given_up(tmp_path: Path):
     desk = Desk(tmp_path)
     with pytest.raises(Refused):
-        desk.uploads.offered("p0", desk.header(0, size=1 << 40))
+        desk.offered("p0", desk.header(0, size=1 << 40))
     desk.told.clear()
     noted: list[notices.Notice] = []
 

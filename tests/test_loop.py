@@ -7,17 +7,20 @@ import contextlib
 import errno
 import threading
 from collections.abc import AsyncIterator, Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from conftest import corpus_of, make_spec
 from door_tools import HERE, in_loop
-from told import events
+from marks import marks
+from pool import Pool, wait_for_link
+from told import events, wait_for_event
 from waiting import until
 
 from protomodels_cli.coordinator.coordinator import Coordinator
 from protomodels_cli.coordinator.history import Record
-from protomodels_cli.coordinator.run_dir import RunDir, open_run_dir
+from protomodels_cli.coordinator.run_dir import RunDir, open_run_dir, owner_secret
 from protomodels_cli.errors import UserError
 from protomodels_cli.wire.client import operator
 from protomodels_cli.wire.join_link import JoinLink
@@ -88,3 +91,32 @@ async def test_what_the_disk_did_not_take_was_never_decided(tmp_path: Path):
         assert ended.value.kind == "disk_full"
         assert coordinator.state.history.paused is None
         assert not events(folder.path, "paused")
+
+
+def test_the_event_loop_waits_for_no_file(pool: Pool):
+    """A run with all that touches files: parts that arrive, snapshots and bases that are dropped, tokens, a kick."""
+    spec = make_spec(
+        stages=2,
+        steps=16,
+        snapshots={"interval": 2, "keep": 1},
+        subspace={"sync_interval": 4, "update": {"interval": 4, "window": 2, "delay": 1}},
+    )
+    run_dir = pool.start(spec, [{}], fault={"kind": "files_in_the_loop"})
+    link = JoinLink.parse(wait_for_link(run_dir))
+
+    async def invite() -> JoinLink:
+        async with operator(link, owner_secret(run_dir)) as owner:
+            unused, used = await owner.create_token(1, 0), await owner.create_token(1, 0)
+            await owner.revoke_token(unused.id)
+            await owner.kick("p00000000")  # nobody, which changes the run's own token
+            return replace(link, token=used.token)
+
+    wait_for_event(run_dir, "peer_joined")
+    invited = asyncio.run(invite())
+    pool.peers[1].start(kind="join", link=str(invited), name="guest", dir=str(run_dir / "guest"))
+    assert [peer.result()["exit"] for peer in pool.peers[:2]] == [0, 0]
+    assert pool.coordinator.result()["exit"] == 0
+    assert (run_dir / "summary.json").exists()
+    assert len(list((run_dir / "snapshots").iterdir())) == 1, "the others were dropped"
+    found = [row for row in marks(pool.coordinator.marks, "files_in_the_loop") if row["call"]]
+    assert not found, "\n".join(f"{row['call']} {row['path']} in {' '.join(row['stack'])}" for row in found)

@@ -76,6 +76,9 @@ class Desk:
         fields = {"lineage": 1, "step": 3, "stage": of, "size": len(CONTENTS[of]), "sha256": HASHES[of]}
         return pb.UploadHeader(**{**fields, **changes})
 
+    def offered(self, peer: str, header: pb.UploadHeader) -> int | None:
+        return asyncio.run(self.uploads.offered(peer, header))
+
     def hand_in(self, stage: int, content: bytes, **changes: object) -> None:
         async def chunks() -> AsyncIterator[pb.UploadChunk]:
             for start in range(0, len(content), PIECE):
@@ -86,14 +89,14 @@ class Desk:
 
 def test_an_upload_that_broke_off_goes_on_where_it_was(tmp_path: Path):
     desk = Desk(tmp_path)
-    assert desk.uploads.offered("p0", desk.header(0)) == 0
+    assert desk.offered("p0", desk.header(0)) == 0
     with pytest.raises(Later):
         desk.hand_in(0, CONTENTS[0][:3000])
-    assert desk.uploads.offered("p0", desk.header(0)) == 3000
+    assert desk.offered("p0", desk.header(0)) == 3000
     with pytest.raises(Later):
         desk.hand_in(0, CONTENTS[0])  # not from the beginning
     desk.hand_in(0, CONTENTS[0][3000:], offset=3000)
-    assert desk.uploads.offered("p0", desk.header(0)) is None, "it is here"
+    assert desk.offered("p0", desk.header(0)) is None, "it is here"
     assert desk.told == [events.PartsArrived(1, 3, frozenset({0}))]
     desk.hand_in(1, CONTENTS[1])
     assert desk.told[1:] == [events.SnapshotWhole(1, 3, HASHES)]
@@ -103,7 +106,7 @@ def test_an_upload_that_is_answered_is_stored(tmp_path: Path):
     desk = Desk(tmp_path)
     desk.snapshots.coming(1, 3, 0, HASHES[0]).mkdir()  # where its file would be
     with pytest.raises(Later):
-        desk.hand_in(0, CONTENTS[0], offset=desk.uploads.offered("p0", desk.header(0)))
+        desk.hand_in(0, CONTENTS[0], offset=desk.offered("p0", desk.header(0)))
     assert [type(event) for event in desk.told] == [events.PartFailed]
     desk.hand_in(0, CONTENTS[0])
     desk.hand_in(0, CONTENTS[0])  # once more: it is here
@@ -117,7 +120,7 @@ def test_damaged_bytes_are_thrown_away_and_wanted_again(tmp_path: Path):
     desk = Desk(tmp_path)
     with pytest.raises(Damaged):
         desk.hand_in(0, b"x" + CONTENTS[0][1:])
-    assert desk.uploads.offered("p0", desk.header(0)) == 0
+    assert desk.offered("p0", desk.header(0)) == 0
 
 
 @pytest.mark.parametrize("begun_again", [False, True])
@@ -160,9 +163,9 @@ def test_what_nobody_asked_for_is_refused(
 ):
     desk = Desk(tmp_path)
     with pytest.raises(BadRequest) as error:
-        desk.uploads.offered(peer, desk.header(0, **changes))
+        desk.offered(peer, desk.header(0, **changes))
     assert error.value.reason == reason
-    assert desk.uploads.offered("p0", desk.header(0, step=4)) is None, "of no snapshot that was begun"
+    assert desk.offered("p0", desk.header(0, step=4)) is None, "of no snapshot that was begun"
 
 
 def test_a_complete_snapshot_can_be_read_before_and_after_it_has_its_name(tmp_path: Path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +23,7 @@ def elsewhere(width: int, k: int, seed: int, dtype: str) -> np.ndarray:
 def stored(folder: Path) -> Subspace:
     """A new run's."""
     new = Subspace(SPEC, folder, resumed=False)
-    asyncio.run(new.store_first())
+    new.store_first()
     return new
 
 

@@ -41,7 +41,7 @@ class Lost:
         self.run_dir = open_run_dir(folder / "lost", make_spec(stages=2), folder)
         bases = self.run_dir.path / "basis"
         self.subspace = Subspace(self.run_dir.spec, bases, resumed=False)
-        asyncio.run(self.subspace.store_first())
+        self.subspace.store_first()
         self.run_dir.write_link("192.0.2.1", 7420)
         self.history: History = beginning(self.subspace.sha256(0))
         self.snapshots = Snapshots(

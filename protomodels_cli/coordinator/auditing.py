@@ -240,8 +240,10 @@ class Audits:
             show = pb.Show(audit=number, generation=known.generation, step=known.step, microbatch=microbatch)
             show.boundary = boundary
             content = await self._answer(self._shown, (number, peer), SHOW_SECONDS, peer, show=show)
-            crossing = None if content is None else pb.Crossing.FromString(content)
-            if crossing is not None and _digests(crossing, known.step, microbatch) == (
+            if content is None:
+                continue
+            crossing = pb.Crossing.FromString(content)
+            if await asyncio.to_thread(_digests, crossing, known.step, microbatch) == (
                 said.forward_out[microbatch : microbatch + 1],
                 said.backward_in[microbatch : microbatch + 1],
             ):
@@ -268,7 +270,7 @@ class Audits:
         state, frames, suspect = self._state(), self._frames[number], self._state().peers.get(known.holders[stage])
         noise = noise_between(_arithmetic(state, suspect), _arithmetic(state, auditor))
         audit = pb.Audit(audit=number, step=known.step, microbatch=microbatch, noise=noise, size=len(frames))
-        audit.sha256 = hashlib.sha256(frames).hexdigest()
+        audit.sha256 = (await asyncio.to_thread(hashlib.sha256, frames)).hexdigest()
         restore = pb.Restore(lineage=mark.lineage, step=mark.step, sha256=mark.parts[stage])
         audit.stage.CopyFrom(pb.Assignment(stage=stage, layers_per_stage=known.layers, step=mark.step, restore=restore))
         return await self._answer(self._verdicts, (number, auditor.id), VERDICT_SECONDS, auditor.id, audit=audit)

@@ -22,7 +22,7 @@ from protomodels_cli.coordinator.deposit import Deposit
 from protomodels_cli.coordinator.dispatch import Dispatch
 from protomodels_cli.coordinator.failing import cannot_write, no_memory
 from protomodels_cli.coordinator.feed import Feed
-from protomodels_cli.coordinator.file_names import BASES, JOURNAL, METRICS, SNAPSHOTS
+from protomodels_cli.coordinator.file_names import BASES, JOURNAL, METRICS, SNAPSHOTS, SUMMARY
 from protomodels_cli.coordinator.history import Decided, History, Record
 from protomodels_cli.coordinator.journal import create
 from protomodels_cli.coordinator.reasons import NoHeartbeat, UnprocessableMessage
@@ -97,7 +97,8 @@ class Coordinator:
         self._dispatch = Dispatch(self._service, feed, self._subspace, lambda: self.state.history)
         deposit = None if copies is None else Deposit(copies, run_dir, journalled, self._teller)
         if deposit is not None:
-            self._service.doorkeeper.on_change = deposit.papers_changed
+            call = asyncio.get_event_loop().call_soon_threadsafe
+            self._service.doorkeeper.on_change = partial(call, deposit.papers_changed)
         self._upkeep = Upkeep(self._snapshots, copies, journalled, self._teller, self._fail, self._first, deposit)
         files = self._snapshots, self._uploads, self._upkeep
         self._claims = Claims(lambda: self.state, *files, self._service.send, put, self._end_with)
@@ -137,21 +138,19 @@ class Coordinator:
     async def _run(self, bind: str, host: str, port: int, announce: Callable[[str], None]) -> int:
         try:
             if self.run_dir.resumed:  # a journal that cannot be believed opens no door
-                self._open_books()
+                await asyncio.to_thread(self._restore)
+                self.state = machine.resume(self.spec, self.state.t_fixed, self._journal.history, self._now())
             elif self._first is not None:
                 await asyncio.to_thread(self._first.check)
             port = await self._service.open(bind, port)
             if self.run_dir.resumed:
-                self._come_back()
+                await self._come_back()
             else:  # only now: a start that fails leaves no run behind
-                if self._subspace is not None:
-                    await self._subspace.store_first()
-                create(self.run_dir.path / JOURNAL, self.run_dir.identity, self.state.history)
-                self._open_books()
-            keep(self._corpus, self.run_dir.path)
-            link = self.run_dir.write_link(host, port, self._elsewhere)
+                await asyncio.to_thread(self._begin)
+            await asyncio.to_thread(keep, self._corpus, self.run_dir.path)
+            link = await asyncio.to_thread(self.run_dir.write_link, host, port, self._elsewhere)
             self._hosts, self.state = [address(*one) for one in link.addresses], replace(self.state, home=host)
-            announce(str(link))
+            await asyncio.to_thread(announce, str(link))
             if self._watching is not None:
                 self._watching.open()
             self._upkeep.journalled()
@@ -159,6 +158,24 @@ class Coordinator:
             return await self._lead_until_over()
         except OSError as e:
             raise cannot_write(self.run_dir.path, e) from None
+
+    def _begin(self) -> None:
+        """The files of a new run. Blocks."""
+        if self._subspace is not None:
+            self._subspace.store_first()
+        create(self.run_dir.path / JOURNAL, self.run_dir.identity, self.state.history)
+        self._open_books()
+
+    def _restore(self) -> None:
+        """The files and the totals that the journal describes, before anybody can come. Blocks."""
+        self._open_books()
+        history = self._journal.history
+        self._totals.began = mend_metrics(self.run_dir.path / METRICS, self._metrics, history, self.spec)
+        self._totals.decided = self._journal.last_written
+        if self._subspace is not None:
+            for version, sha256 in bases_needed(history).items():
+                self._subspace.load(version, sha256)
+        self._snapshots.settle(lambda: history)
 
     def _open_books(self) -> None:
         self._journal, self._metrics = open_books(self.run_dir, self.state.history, self._teller, self._books)
@@ -193,23 +210,16 @@ class Coordinator:
         else:
             self._teller(notices.CopyAbandoned())
 
-    def _come_back(self) -> None:
-        """Restore the state, the files and the totals that the journal describes, before any event is taken."""
+    async def _come_back(self) -> None:
+        """Continue where the journal ends, before any event is taken."""
         history = self._journal.history
-        self._totals.began = mend_metrics(self.run_dir.path / METRICS, self._metrics, history, self.spec)
-        self._totals.decided = self._journal.last_written
-        self.state = machine.resume(self.spec, self.state.t_fixed, history, self._now())
-        if self._subspace is not None:
-            for version, sha256 in bases_needed(history).items():
-                self._subspace.load(version, sha256)
-        self._snapshots.settle(lambda: history)
         self._upkeep.settle()
         for mark in history.pending:
-            self._uploads.look(mark.lineage, mark.step)
+            await self._uploads.look(mark.lineage, mark.step)
         if history.over:  # killed between the end and its last words: whoever still waits is told
-            told = (self.run_dir.path / "summary.json").exists()  # which is written after that
+            told = await asyncio.to_thread((self.run_dir.path / SUMMARY).exists)  # which is written after that
             if not told:
-                self._write_summary()
+                await self._write_summary()
             self._teller(notices.RunDone(history.step))
             self._chore(self._end_when_all_know(told))
             return
@@ -283,7 +293,7 @@ class Coordinator:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK)
-            self.submit(events.Tick(self._room()))
+            self.submit(events.Tick(await beside(self._room)))
 
     def _room(self) -> int | None:
         try:
@@ -303,8 +313,7 @@ class Coordinator:
                 self._blame(event, e)
                 continue
             if records:
-                # In a thread of its own: others may be busy with large files.
-                await asyncio.get_running_loop().run_in_executor(self._writing, self._journal.append, records, now)
+                await self._in_order(self._journal.append, records, now)
             self.state = state  # from here on others see it: all that led to it is on disk
             if records:
                 self._note(records)
@@ -324,8 +333,12 @@ class Coordinator:
             self._claims.hear(event)
             self._audits.hear(event)
             if self.state.history.over and not over_before:
-                self._write_summary()
+                await self._write_summary()
                 self._chore(self._end_when_the_silent_know())
+
+    async def _in_order(self, write: Callable[..., None], *arguments: Any) -> None:
+        """In a thread that does nothing else, one after another: others may be busy with large files."""
+        await asyncio.get_running_loop().run_in_executor(self._writing, write, *arguments)
 
     def _now(self) -> float:
         return self._clock + time.monotonic()
@@ -377,7 +390,8 @@ class Coordinator:
                 self._dispatch.keep(self.state)
                 self._upkeep.settle()
                 if self._subspace is not None:
-                    self._subspace.forget(self.state.history.basis_version, set(bases_needed(self.state.history)))
+                    history = self.state.history
+                    self._chore(self._subspace.forget(history.basis_version, set(bases_needed(history))))
             case events.Quit():
                 self._end()
             case _:
@@ -397,6 +411,6 @@ class Coordinator:
         if line := self._progress.line(row):
             self.say(line)
 
-    def _write_summary(self) -> None:
-        path = self.run_dir.path / "summary.json"
-        self._totals.write(path, self.state.history, self.spec, self._service.routes.relayed())
+    async def _write_summary(self) -> None:
+        relayed = self._service.routes.relayed()
+        await self._in_order(self._totals.write, self.run_dir.path / SUMMARY, self.state.history, self.spec, relayed)

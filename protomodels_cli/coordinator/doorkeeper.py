@@ -1,6 +1,7 @@
 """Whom the run lets in: its tokens, its peers' secrets, its owner's, and who was kicked. Kept in the private file.
 
-Knows secrets and one file. It must not know gRPC, addresses or what a peer does.
+Knows secrets and one file. It must not know gRPC, addresses or what a peer does. The event loop asks who may call;
+changes block until they are on the disk, and are made in other threads, one at a time.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -33,8 +35,8 @@ class Revoked:
 class Doorkeeper:
     def __init__(self, run_dir: RunDir, clock: Callable[[], float] = time.time):
         self._run_dir, self._clock = run_dir, clock
-        self._private = private_of(run_dir.path)
-        self.on_change: Callable[[], None] = lambda: None  # what the private file holds is kept elsewhere too
+        self._private, self._one_change = private_of(run_dir.path), threading.Lock()
+        self.on_change: Callable[[], object] = lambda: None  # what the private file holds is kept elsewhere too
 
     @property
     def token(self) -> str:
@@ -77,43 +79,47 @@ class Doorkeeper:
         return None if _same(owner, self._private.owner) else refusals.NotOwner()
 
     def admit(self, token: str, key: bytes) -> str | refusals.Refusal:
-        """The id of a peer that joins with this token and key. On the disk before anybody is told."""
-        new, found = f"p{secrets.token_hex(4)}", self.guests.find(token)
-        if found is None or _same(token, self.token):
+        """The id of a peer that joins with this token and key. Blocks."""
+        with self._one_change:
+            new, found = f"p{secrets.token_hex(4)}", self.guests.find(token)
+            if found is None or _same(token, self.token):
+                return new
+            if (before := found.peer_with(key_hash := hashlib.sha256(key).hexdigest())) is not None:
+                return before
+            if (end := found.end(self._clock())) is not None:
+                return refusals.EndedToken(end)
+            self._keep(self.guests.use(found.id, key_hash, new))
             return new
-        if (before := found.peer_with(key_hash := hashlib.sha256(key).hexdigest())) is not None:
-            return before
-        if (end := found.end(self._clock())) is not None:
-            return refusals.EndedToken(end)
-        self._keep(self.guests.use(found.id, key_hash, new))
-        return new
 
-    # What the owner decides
+    # What the owner decides. All of it blocks.
 
     def create(self, uses: int, seconds: float | None) -> tuple[Token, str]:
         """Raises ValueError where there are too many."""
         token, now = new_token(), self._clock()
         made = Token(secrets.token_hex(3), hash_of(token), now, None if seconds is None else now + seconds, uses)
         logs.hide(token)
-        self._keep(self.guests.add(made, now))
+        with self._one_change:
+            self._keep(self.guests.add(made, now))
         return made, token
 
     def revoke(self, id: str) -> Revoked | None:
         """None: there is no such token."""
-        if id == OWN:
-            return Revoked(OWN, self._replace_own())
-        if self.guests.named(id) is None:
-            return None
-        self._keep(self.guests.revoke(id))
-        return Revoked(id)
+        with self._one_change:
+            if id == OWN:
+                return Revoked(OWN, self._replace_own())
+            if self.guests.named(id) is None:
+                return None
+            self._keep(self.guests.revoke(id))
+            return Revoked(id)
 
     def kick(self, peer: str) -> Revoked:
         """It stays out, and whatever it joined with lets nobody in any more."""
-        came_with, now = self.guests.token_of(peer), self._clock()
-        self._keep(self.guests.kick(peer))
-        if came_with is None:
-            return Revoked(OWN, self._replace_own())
-        return Revoked(came_with.id if came_with.end(now) is None else "")
+        with self._one_change:
+            came_with, now = self.guests.token_of(peer), self._clock()
+            self._keep(self.guests.kick(peer))
+            if came_with is None:
+                return Revoked(OWN, self._replace_own())
+            return Revoked(came_with.id if came_with.end(now) is None else "")
 
     def _replace_own(self) -> str:
         new = new_token()

@@ -16,6 +16,7 @@ from protomodels_cli.coordinator.doorkeeper import Doorkeeper
 from protomodels_cli.coordinator.messages import clean
 from protomodels_cli.coordinator.run_dir import RunDir
 from protomodels_cli.coordinator.sessions import CoolingOff
+from protomodels_cli.coordinator.snapshots.upkeep import beside
 from protomodels_cli.observe.logs import WIRE
 from protomodels_cli.spec.load import for_peers
 from protomodels_cli.spec.plugins import packages_used
@@ -32,9 +33,10 @@ RENEWALS = 8  # of one peer in the life of a certificate; two are needed
 
 class Joining:
     def __init__(self, spec: RunSpec, run_dir: RunDir, doorkeeper: Doorkeeper):
-        self._spec, self._run_dir, self._doorkeeper = spec, run_dir, doorkeeper
+        self._run_dir, self._doorkeeper = run_dir, doorkeeper
         told = for_peers(spec, run_dir.base)
         self._told, self.spec_sha256 = json.dumps(told.model_dump(mode="json")), told.sha256()
+        self._packages = packages_used(spec)  # once: finding them reads many files
         self.cooling = CoolingOff()
         most, self._life = spec.limits.connections_per_address, spec.limits.certificate_seconds
         self._joins = Buckets(Rate(most / JOINS_SECONDS, most))
@@ -55,7 +57,7 @@ class Joining:
         if here >= MOST_PEERS:
             await calls.refuse(context, refusals.TooManyPeers(MOST_PEERS))
         await self._check_key(request.public_key_pem, context)
-        peer = self._doorkeeper.admit(calls.metadata(context, "token"), request.public_key_pem)
+        peer = await beside(self._doorkeeper.admit, calls.metadata(context, "token"), request.public_key_pem)
         if not isinstance(peer, str):
             await calls.refuse(context, peer)
             return pb.EnrolReply()
@@ -68,7 +70,7 @@ class Joining:
             spec_json=self._told,
             spec_sha256=self.spec_sha256,
             clock=time.time(),
-            packages=packages_used(self._spec),
+            packages=self._packages,
             version=__version__,
         )
 

@@ -5,15 +5,17 @@ Who a caller is was settled before (gate.py).
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Callable
 
 import grpc
 
 from protomodels_cli.coordinator import bad_requests, calls, events, refusals
-from protomodels_cli.coordinator.doorkeeper import Doorkeeper
+from protomodels_cli.coordinator.doorkeeper import Doorkeeper, Revoked
 from protomodels_cli.coordinator.messages import owners_event
 from protomodels_cli.coordinator.reasons import Kicked
+from protomodels_cli.coordinator.snapshots.upkeep import beside
 from protomodels_cli.coordinator.tokens import MOST_GUESTS, MOST_TOKENS, OWN, Token
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.pb import pmtrain_pb2_grpc as rpc
@@ -45,7 +47,7 @@ class Desk(rpc.OperatorServicer):
     ) -> pb.CreateTokenReply:
         uses = max(1, min(request.uses, MOST_GUESTS))
         try:
-            made, token = self._doorkeeper.create(uses, request.seconds if request.seconds > 0 else None)
+            made, token = await beside(self._doorkeeper.create, uses, request.seconds if request.seconds > 0 else None)
         except ValueError:
             await calls.refuse(context, refusals.TooManyTokens(MOST_TOKENS))
         return pb.CreateTokenReply(id=made.id, token=token)
@@ -58,7 +60,7 @@ class Desk(rpc.OperatorServicer):
     async def RevokeToken(
         self, request: pb.RevokeTokenRequest, context: grpc.aio.ServicerContext
     ) -> pb.RevokeTokenReply:
-        if (revoked := self._doorkeeper.revoke(request.id)) is None:
+        if (revoked := await beside(self._doorkeeper.revoke, request.id)) is None:
             await calls.refuse(context, refusals.NoSuchToken(request.id))
             return pb.RevokeTokenReply()
         return pb.RevokeTokenReply(token=revoked.new)
@@ -70,9 +72,13 @@ class Desk(rpc.OperatorServicer):
             found = [request.peer]
         if len(found) != 1:
             await calls.refuse(context, refusals.NoSuchPeer(request.peer, len(found)))
-        revoked = self._doorkeeper.kick(found[0])
-        self._submit(events.Trouble(found[0], Kicked()))
+        revoked = await asyncio.shield(asyncio.create_task(self._kick(found[0])))  # all of it, though the caller goes
         return pb.KickReply(peer=found[0], revoked=revoked.id, token=revoked.new)
+
+    async def _kick(self, peer: str) -> Revoked:
+        revoked = await beside(self._doorkeeper.kick, peer)
+        self._submit(events.Trouble(peer, Kicked()))
+        return revoked
 
 
 def _shown(token: Token, now: float) -> pb.TokenStatus:

@@ -37,15 +37,16 @@ class Subspace:
         signs = sign_blocks(spec.vocab_size, self._width, table.seed)
         self.t_fixed_sha256 = t_fixed_sha256(signs, spec.vocab_size, self._width, table.scale)
         folder.mkdir(exist_ok=True)
+        self._one_at_a_time = asyncio.Lock()  # a version that is deleted may come again after a rollback
         self._bases = {0: self._read(0) if resumed and self._file(0).exists() else self._make_first()}
 
     def _make_first(self) -> _Kept:
         first = initial_u(self._width, self._k, self._spec.seed, self._dtype)
         return _Kept(first.tobytes(), u_sha256(first))
 
-    async def store_first(self) -> None:
+    def store_first(self) -> None:
         """Once per run: the last bits of QR differ by platform, and a run may be continued on another machine."""
-        await asyncio.to_thread(write_whole, self._file(0), self._bases[0].content)
+        write_whole(self._file(0), self._bases[0].content)
 
     @property
     def basis_bytes(self) -> int:
@@ -61,13 +62,17 @@ class Subspace:
 
     async def accept(self, version: int, content: bytes) -> str:
         """Store a basis that the last stage computed; returns the hash. Raises ValueError if it is not a basis."""
+        async with self._one_at_a_time:
+            self._bases[version] = await asyncio.to_thread(self._store, version, content)
+        return self._bases[version].sha256
+
+    def _store(self, version: int, content: bytes) -> _Kept:
         u = u_from_bytes(content, (self._width, self._k), self._dtype)
         error = orthonormality_error(u)
         if not error <= MOST_SKEWED:
             raise ValueError(f"the basis is not orthonormal: ‖UᵀU − I‖ is {error:.2g}, and {MOST_SKEWED:g} is the most")
-        await asyncio.to_thread(write_whole, self._file(version), content)
-        self._bases[version] = _Kept(content, u_sha256(u))
-        return self._bases[version].sha256
+        write_whole(self._file(version), content)
+        return _Kept(content, u_sha256(u))
 
     def load(self, version: int, sha256: str) -> None:
         """A basis that was accepted before, from disk."""
@@ -83,12 +88,13 @@ class Subspace:
         except (OSError, ValueError) as e:
             raise _unusable(self._file(version), str(e), "basis_unreadable") from None
 
-    def forget(self, current: int, needed: set[int]) -> None:
+    async def forget(self, current: int, needed: set[int]) -> None:
         """Delete the bases before `current` that are not needed, but not the first, with which the run began. A newer
         one than `current` may be about to be adopted."""
-        for old in [v for v in self._bases if 0 < v < current and v not in needed]:
-            del self._bases[old]
-            self._file(old).unlink(missing_ok=True)
+        async with self._one_at_a_time:
+            for old in [v for v in self._bases if 0 < v < current and v not in needed]:
+                del self._bases[old]
+                await asyncio.to_thread(self._file(old).unlink, missing_ok=True)
 
     def _file(self, version: int) -> Path:
         return self._folder / basis_name(version)

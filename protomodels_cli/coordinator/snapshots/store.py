@@ -52,14 +52,27 @@ class Snapshots:
     def _named(self, mark: Mark) -> Path:
         return self._folder / folder_name(*mark.key)
 
-    def coming(self, lineage: int, step: int, stage: int, sha256: str) -> Path:
+    def partial(self, lineage: int, step: int, stage: int, sha256: str) -> Path:
         """Where a part is put together; what is there of it already is its beginning."""
-        folder = self._begun(lineage, step)
-        folder.mkdir(exist_ok=True)
-        for other in folder.glob(f"stage-{stage}.*.partial"):
+        return self._begun(lineage, step) / f"stage-{stage}.{sha256}.safetensors.partial"
+
+    # What follows blocks: it is for threads.
+
+    def coming(self, lineage: int, step: int, stage: int, sha256: str) -> Path:
+        """The same, in a folder that is there, and without what was begun with other bytes."""
+        path = self.partial(lineage, step, stage, sha256)
+        path.parent.mkdir(exist_ok=True)
+        for other in path.parent.glob(f"stage-{stage}.*.partial"):
             if sha256 not in other.name:
                 other.unlink()
-        return folder / f"stage-{stage}.{sha256}.safetensors.partial"
+        return path
+
+    def needed_from(self, lineage: int, step: int, stage: int, sha256: str) -> int | None:
+        """The byte from which on this part has still to come; None: it has arrived."""
+        if self.has(lineage, step, stage):
+            return None
+        path = self.coming(lineage, step, stage, sha256)
+        return path.stat().st_size if path.exists() else 0
 
     def begin_anew(self, lineage: int, step: int) -> Path:
         """An empty folder for one whose parts are made here."""

@@ -66,7 +66,7 @@ class Uploads:
         self._submit, self._fail = submit, fail
         self._copies, self._direct = store or _NO_STORE
         self._basis_offered = (0, 0)  # generation and step of the last basis that was uploaded
-        self._one_basis = asyncio.Lock()
+        self._one_basis, self._one_look = asyncio.Lock(), asyncio.Lock()
         self._coming: set[Path] = set()
 
     def open_store(self) -> None:
@@ -76,7 +76,7 @@ class Uploads:
 
     # Parts of snapshots
 
-    def offered(self, peer: str, header: pb.UploadHeader) -> int | None:
+    async def offered(self, peer: str, header: pb.UploadHeader) -> int | None:
         """The byte from which on this part is needed; None: not at all. Raises BadRequest, and Refused, with which the
         snapshot is given up."""
         history = self._state().history
@@ -91,15 +91,14 @@ class Uploads:
         most = stage_memory(self._state().spec).saved(span.start, span.stop) + ROOM_FOR_NAMES
         if header.size > most:
             raise self._refused(peer, header, failures.TooLarge(header.size, most))
-        if self._snapshots.has(header.lineage, header.step, header.stage):
-            return None
-        path = self._snapshots.coming(header.lineage, header.step, header.stage, header.sha256)
-        return path.stat().st_size if path.exists() else 0
+        which = header.lineage, header.step, header.stage, header.sha256
+        have = await asyncio.to_thread(self._snapshots.needed_from, *which)
+        return have if self._is_pending(header) else None
 
     async def offer(self, peer: str, header: pb.UploadHeader) -> pb.OfferReply:
         """Is this part needed, and how does it get here? One that its peer has put into the store is taken from there.
         Raises what `offered` raises, and Later."""
-        have = self.offered(peer, header)
+        have = await self.offered(peer, header)
         if have is None:
             return pb.OfferReply()
         if have or not header.direct or self._direct is None:
@@ -111,7 +110,7 @@ class Uploads:
         snapshot = folder_name(header.lineage, header.step)
         if not await self._direct.usable() or not self._direct.may_put(peer, snapshot, header.stage, header.sha256):
             return pb.OfferReply(wanted=True)
-        path = self._snapshots.coming(header.lineage, header.step, header.stage, header.sha256)
+        path = self._snapshots.partial(header.lineage, header.step, header.stage, header.sha256)
         if path in self._coming:
             raise Later("another upload of the part is under way; retry")
         self._coming.add(path)
@@ -161,7 +160,7 @@ class Uploads:
         except FileNotFoundError:
             raise Later(f"the snapshot at step {header.step} was given up or begun again; retry") from None
         SNAPSHOTS.info("stage %d's part of the snapshot at step %d is in the store", header.stage, header.step)
-        self.look(header.lineage, header.step)
+        await self.look(header.lineage, header.step)
         return pb.OfferReply(stored=True)
 
     async def locate(self, request: pb.FetchRequest) -> str:
@@ -170,7 +169,7 @@ class Uploads:
         if mark is None or self._direct is None or self._copies is None or not await self._direct.usable():
             return ""
         snapshot, stage = folder_name(*mark.key), request.stage
-        if self._snapshots.is_in_store(mark, stage):
+        if await asyncio.to_thread(self._snapshots.is_in_store, mark, stage):
             name = stored_name(stage, mark.parts[stage])
         elif snapshot in self._copies.copied:
             name = part_name(stage)
@@ -198,36 +197,43 @@ class Uploads:
             raise Later(f"the snapshot at step {header.step} was given up or begun again; retry") from None
         except OSError as e:
             if self._is_pending(header) and header.step not in self._state().whole:
-                self._snapshots.drop(header.lineage, header.step)  # first: the journal needs the room too
+                # First: the journal needs the room too.
+                await asyncio.to_thread(self._snapshots.drop, header.lineage, header.step)
             why = failures.NotWritten(e.strerror or str(e))
             self._submit(events.PartFailed(None, header.lineage, header.step, header.stage, why))
             raise Later(f"the coordinator cannot write the part: {why.detail}") from None
 
     async def _receive_part(self, peer: str, header: pb.UploadHeader, chunks: Chunks) -> None:
-        have = self.offered(peer, header)
-        if have is None:
-            if self._snapshots.has(header.lineage, header.step, header.stage):
-                return
-            raise BadRequest(bad_requests.SnapshotGivenUp(header.step))
-        path = self._snapshots.coming(header.lineage, header.step, header.stage, header.sha256)
-        if have != header.offset or path in self._coming:
-            raise Later(f"the coordinator has {have:,} bytes of the part, or another upload of it is under way; retry")
+        path = self._snapshots.partial(header.lineage, header.step, header.stage, header.sha256)
+        if path in self._coming:
+            raise Later("another upload of the part is under way; retry")
         self._coming.add(path)
         try:
+            have = await self.offered(peer, header)
+            if have is None:
+                if await asyncio.to_thread(self._snapshots.has, header.lineage, header.step, header.stage):
+                    return
+                raise BadRequest(bad_requests.SnapshotGivenUp(header.step))
+            if have != header.offset:
+                raise Later(f"the coordinator has {have:,} bytes of the part; retry")
             arrived = await self._append(chunks, header, path)
             if arrived < header.size:
                 raise Later(f"the upload broke off after {arrived:,} of {header.size:,} bytes; retry")
-            if await asyncio.to_thread(hash_file, path) != header.sha256:
-                path.unlink()
-                raise Damaged(f"the part of stage {header.stage} arrived damaged (hash mismatch)")
-            if (flaw := await asyncio.to_thread(self._unfit, path, header)) is not None:
-                path.unlink()
-                raise self._refused(peer, header, flaw)
+            await self._check(peer, header, path)
             await asyncio.to_thread(self._snapshots.arrived, path)
             SNAPSHOTS.info("stage %d's part of the snapshot at step %d arrived", header.stage, header.step)
         finally:
             self._coming.discard(path)
-        self.look(header.lineage, header.step)
+        await self.look(header.lineage, header.step)
+
+    async def _check(self, peer: str, header: pb.UploadHeader, path: Path) -> None:
+        """A part that is not what it should be is deleted. Raises Damaged and Refused."""
+        if await asyncio.to_thread(hash_file, path) != header.sha256:
+            await asyncio.to_thread(path.unlink)
+            raise Damaged(f"the part of stage {header.stage} arrived damaged (hash mismatch)")
+        if (flaw := await asyncio.to_thread(self._unfit, path, header)) is not None:
+            await asyncio.to_thread(path.unlink)
+            raise self._refused(peer, header, flaw)
 
     def _pending(self, header: pb.UploadHeader) -> Mark | None:
         """The snapshot that was begun and that this part is of."""
@@ -246,30 +252,35 @@ class Uploads:
     async def _append(self, chunks: Chunks, header: pb.UploadHeader, path: Path) -> int:
         """Returns the size of the file then. The bytes of an upload that broke off stay."""
         arrived, unwritten = header.offset, bytearray()
-        with path.open("ab") as file:
-            try:
-                async for chunk in chunks:
-                    arrived += len(chunk.data)
-                    if arrived > header.size:
-                        raise BadRequest(bad_requests.TooManyBytes(header.size))
-                    if not self._is_pending(header):
-                        raise BadRequest(bad_requests.SnapshotGivenUp(header.step))
-                    unwritten += chunk.data
-                    if len(unwritten) >= PIECE:  # chunks are small, and a thread for each would cost more than they do
-                        written, unwritten = unwritten, bytearray()
-                        await asyncio.to_thread(file.write, written)
-            finally:
-                file.write(unwritten)
-            await asyncio.to_thread(_to_disk, file)
+        file = await asyncio.to_thread(path.open, "ab")
+        writing: asyncio.Future[int] | None = None
+        try:
+            async for chunk in chunks:
+                arrived += len(chunk.data)
+                if arrived > header.size:
+                    raise BadRequest(bad_requests.TooManyBytes(header.size))
+                if not self._is_pending(header):
+                    raise BadRequest(bad_requests.SnapshotGivenUp(header.step))
+                unwritten += chunk.data
+                if len(unwritten) >= PIECE:  # chunks are small, and a thread for each would cost more than they do
+                    written, unwritten = unwritten, bytearray()
+                    writing = asyncio.ensure_future(asyncio.to_thread(file.write, written))
+                    await asyncio.shield(writing)
+        finally:
+            if writing is not None:  # a peer that goes ends the wait for it, not the write
+                await asyncio.wait([writing])
+            await asyncio.to_thread(_end, file, unwritten)
         return arrived
 
-    def look(self, lineage: int, step: int) -> None:
-        """Which parts of this snapshot are here?"""
-        here, stages = self._snapshots.here(lineage, step), len(self._state().history.layers)
-        if len(here) == stages:
-            self._submit(events.SnapshotWhole(lineage, step, tuple(here[i] for i in range(stages))))
-        else:
-            self._submit(events.PartsArrived(lineage, step, frozenset(here)))
+    async def look(self, lineage: int, step: int) -> None:
+        """Which parts of this snapshot are here? One look at a time: the machine hears of them in order."""
+        async with self._one_look:
+            here = await asyncio.to_thread(self._snapshots.here, lineage, step)
+            stages = len(self._state().history.layers)
+            if len(here) == stages:
+                self._submit(events.SnapshotWhole(lineage, step, tuple(here[i] for i in range(stages))))
+            else:
+                self._submit(events.PartsArrived(lineage, step, frozenset(here)))
 
     async def unfit(self, mark: Mark, stage: int) -> failures.Unfit | None:
         """What is wrong with a part of a complete snapshot, its numbers included. Raises OSError."""
@@ -305,7 +316,10 @@ class Uploads:
         if (mark := self._complete(request)) is not None:
             if (part := await patiently(self._snapshots.open_part, mark, request.stage)) is not None:
                 return part, patiently
-            if self._copies is not None and self._snapshots.is_in_store(mark, request.stage):
+            in_store = self._copies is not None and await asyncio.to_thread(
+                self._snapshots.is_in_store, mark, request.stage
+            )
+            if self._copies is not None and in_store:
                 name = stored_name(request.stage, mark.parts[request.stage])
                 return await _from_afar(self._copies.open, folder_name(*mark.key), name), _from_afar
         what = f"the coordinator has no part of stage {request.stage} of a snapshot at step {request.step}"
@@ -369,7 +383,8 @@ async def bytes_of(chunks: Chunks, header: pb.UploadHeader) -> bytes:
         content += chunk.data
         if len(content) > header.size:
             raise BadRequest(bad_requests.TooManyBytes(header.size))
-    if (len(content), hashlib.sha256(content).hexdigest()) != (header.size, header.sha256):
+    found = await asyncio.to_thread(hashlib.sha256, content)
+    if (len(content), found.hexdigest()) != (header.size, header.sha256):
         raise BadRequest(bad_requests.OtherBytes())
     return bytes(content)
 
@@ -394,6 +409,9 @@ def _read_at(file: BinaryIO, offset: int) -> bytes:
     return file.read(PIECE)
 
 
-def _to_disk(file: BufferedWriter) -> None:
-    file.flush()
-    os.fsync(file.fileno())
+def _end(file: BufferedWriter, last: bytearray) -> None:
+    """All of it is on disk then."""
+    with file:
+        file.write(last)
+        file.flush()
+        os.fsync(file.fileno())

@@ -125,11 +125,11 @@ class Page:
                 contents = self._parts.contents
                 return _reply(200, as_json(contents.state()), "application/json")
             case "/owner.json":
-                line = self._parts.join_line() if self._is_owner(request, shown) else ""
+                line = await asyncio.to_thread(self._parts.join_line) if self._is_owner(request, shown) else ""
                 return _reply(200, as_json({"join": line} if line else {}), "application/json")
             case path if path in FILES:
                 name, kind = FILES[path]
-                return _reply(200, _file(name), f"{kind}; charset=utf-8")
+                return _reply(200, await asyncio.to_thread(_file, name), f"{kind}; charset=utf-8")
         return _said(404, "There is no such page.\n")
 
     def _shown(self, request: web.BaseRequest) -> str:
