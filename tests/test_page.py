@@ -28,6 +28,7 @@ from protomodels_cli.observe.page.server import FILES, Page, Parts
 from protomodels_cli.observe.page.veil import HIDDEN, Veil
 from protomodels_cli.observe.page.viewers import Viewers
 from protomodels_cli.observe.prometheus import OfStatus, text_of
+from protomodels_cli.observe.tail import Tail
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 
 PATHS = (*FILES, "/state.json", "/owner.json", "/metrics")
@@ -133,6 +134,31 @@ class Slow:
 
 def contents(folder: Path, **more: Any) -> Contents:
     return Contents(Sources(a_status, Beside, folder / "metrics.jsonl", folder / "events.jsonl", **more), Veil())
+
+
+def test_the_event_loop_reads_no_file_for_viewers(tmp_path, monkeypatch):
+    monkeypatch.setattr(viewing, "EVERY", 0.02)
+    lines, in_loop = Tail.lines, list[bool]()
+
+    def noted(self: Tail) -> Iterator[bytes]:
+        with contextlib.suppress(RuntimeError):  # in threads there is no loop
+            asyncio.get_running_loop()
+            in_loop.append(True)
+        return lines(self)
+
+    monkeypatch.setattr(Tail, "lines", noted)
+
+    async def watch() -> None:
+        shown, viewer = Viewers(contents(tmp_path)), Slow(0)
+        watching = asyncio.create_task(shown.serve(viewer.write))
+        await until(lambda: viewer.got)
+        (tmp_path / "events.jsonl").write_text('{"kind": "x", "text": "news"}\n')
+        await until(lambda: any(got["events"] for got in viewer.got), "nothing new was shown")
+        await shown.close()
+        await watching
+
+    asyncio.run(watch())
+    assert not in_loop
 
 
 def test_a_slow_viewer_holds_up_nobody_and_skips_to_what_is_now(tmp_path, monkeypatch):

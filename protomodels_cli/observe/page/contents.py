@@ -3,7 +3,9 @@ metrics.jsonl and its events.jsonl. No address and no secret is in it; nothing h
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -120,30 +122,50 @@ def _link(a: Mapping[str, Any], b: Mapping[str, Any], tokens_per_s: float, peers
     }
 
 
+@dataclass(frozen=True)
+class Fresh:
+    """Rows that have come since."""
+
+    metrics: Sequence[dict[str, Any]]
+    events: Sequence[dict[str, Any]]
+
+
 class Contents:
-    """`catch_up` reads what the files have by now; `whole` and `news` are for who comes, and for who is here."""
+    """`catch_up` takes in what the files have by now; `whole` and `news` are for who comes, and for who is here."""
 
     def __init__(self, sources: Sources, veil: Veil):
         self._sources, self._veil = sources, veil
         self._metrics, self._events = Tail(sources.metrics), Tail(sources.events)
+        self._one_reader, self._read_by_now = threading.Lock(), deque[Fresh]()
         self._curves = Curves()
         self._told: deque[dict[str, Any]] = deque(maxlen=EVENTS)
         self._new: list[dict[str, Any]] = []
         self._count = 0
 
-    def catch_up(self) -> None:
-        """Reads files; the first time, beside the event loop."""
-        every, count = 1 + max(0, self._metrics.waiting) // THINNED, 0
-        for line in self._metrics.lines():
-            if line.startswith(b'{"event":"step"'):
-                count += 1
-                if count % every:
+    async def catch_up(self) -> None:
+        """Threads read the files. A reading that is not waited for is taken in the next time."""
+        await asyncio.to_thread(self._read)
+        while self._read_by_now:
+            self._take(self._read_by_now.popleft())
+
+    def _read(self) -> None:
+        with self._one_reader:
+            every, count, rows = 1 + max(0, self._metrics.waiting) // THINNED, 0, []
+            for line in self._metrics.lines():
+                if line.startswith(b'{"event":"step"'):
+                    count += 1
+                    if count % every:
+                        continue
+                elif not line.startswith(b'{"event":"eval"'):
                     continue
-            elif not line.startswith(b'{"event":"eval"'):
-                continue
-            if (row := as_row(line)) is not None:
-                self._curves.take(row)
-        for row in self._events.rows():
+                if (row := as_row(line)) is not None:
+                    rows.append(row)
+            self._read_by_now.append(Fresh(rows, list(self._events.rows())))
+
+    def _take(self, fresh: Fresh) -> None:
+        for row in fresh.metrics:
+            self._curves.take(row)
+        for row in fresh.events:
             self._count += 1  # by which a viewer knows what it has: an event may be in `whole` and in the next news
             text = self._veil(str(row.get("text", "")))
             kind = row.get("kind")

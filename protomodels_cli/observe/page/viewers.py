@@ -62,7 +62,7 @@ class Viewers:
         viewer = Viewer()
         async with self._ready:
             if self._ticking is None or self._ticking.done():  # nobody was here: the files may have grown long
-                await asyncio.to_thread(self._contents.catch_up)
+                await self._contents.catch_up()
                 self._whole = None
                 self._here.add(viewer)
                 self._ticking = asyncio.create_task(self._tick())
@@ -81,7 +81,6 @@ class Viewers:
 
     def _everything(self) -> bytes:
         if self._whole is None:
-            self._contents.catch_up()
             self._whole = as_event(self._contents.whole(self._contents.state()))
         return self._whole
 
@@ -92,7 +91,7 @@ class Viewers:
             await self._send()
 
     async def _send(self) -> None:
-        self._contents.catch_up()
+        await self._contents.catch_up()
         self._whole = None
         event = as_event(self._contents.news(self._contents.state()))
         here = list(self._here)
