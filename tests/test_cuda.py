@@ -7,9 +7,12 @@ import sys
 import pytest
 import torch
 from conftest import make_spec
+from exporting import save_reference
 
 from protomodels_cli.codecs import Carrier, End
 from protomodels_cli.data.prepare import prepare
+from protomodels_cli.export.source import open_source
+from protomodels_cli.export.write import export
 from protomodels_cli.lab.reconstruct import compare
 from protomodels_cli.model import rules
 from protomodels_cli.model.moments import round_stochastically
@@ -100,10 +103,11 @@ def test_a_restored_memory_is_where_it_was(codec, home):
 
 
 def test_a_model_writes_and_scores_there_as_on_the_cpu(tmp_path):
-    from random_models import TEXT, make_model, make_tokenizer, save
-
-    save(make_model("qwen3"), tmp_path / "model", make_tokenizer())
-    (tmp_path / "a.txt").write_text(TEXT)
+    tokenizer, far = {"kind": "bpe", "vocab_size": 320}, {"lr": 0.3}  # from guessing, which is the same everywhere
+    save_reference(tmp_path / "run", tokenizer=tokenizer, model={"context": 64, "qk_norm": True}, optimizer=far)
+    with open_source(str(tmp_path / "run"), None, tmp_path) as source:
+        export(source, tmp_path / "model", None)
+    (tmp_path / "a.txt").write_text("The cat sat on the mat, and the dog — 狗 🐕 — ate the cat's déjeuner.\n" * 40)
     found, texts = {}, set()
     for device in ("cpu", "cuda:0"):
         words = ["--device", device]
