@@ -18,6 +18,7 @@ from protomodels_cli.bench.timing import Timing
 from protomodels_cli.bench.torch_plain import Llama, Training
 from protomodels_cli.bench.wan import Method
 from protomodels_cli.cli.main import app
+from protomodels_cli.coordinator.snapshots.room import RESERVE, check_room
 from protomodels_cli.cost.units import unit_parameters
 from protomodels_cli.errors import OptionError
 from protomodels_cli.lab.plain_llama import mean_loss, streams_and_logits
@@ -88,6 +89,13 @@ def test_a_case_is_a_spec_of_its_shape_and_does_nothing_beside_its_steps(shape):
     assert (spec.compute.dtype, spec.compute.recompute) == ("bf16", "stage")
     assert (spec.wire.forward, spec.wire.link.bandwidth, spec.optimizer.name) == ("int8", "500kbit", "adamw")
     assert (spec.snapshots.interval, spec.eval.interval) == (0, 0)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_case_needs_no_disk_for_snapshots_that_it_does_not_take(shape, tmp_path):
+    plan = Plan(SHAPES[shape], 2)
+    for case in cases((), [DENSE, SUBSPACE], SHAPES[shape].stages, (8,), (LINK,)):
+        check_room(plan.spec(case), tmp_path, lambda _: RESERVE)
 
 
 def entry(case: Case, rate: float, flops: float, cards: int = 1, wire_bound: float | None = None) -> dict:

@@ -187,6 +187,17 @@ def test_a_run_whose_snapshots_do_not_fit_does_not_begin(fit: int, keep: int | N
     assert re.findall(r"snapshots.keep to (\d+)", str(refused.value)) == ([str(keep)] if keep else [])
 
 
+@pytest.mark.parametrize(
+    ("snapshots", "refused"),
+    [({"interval": 0}, False), ({"interval": 0, "every": "1h"}, True), ({"interval": 5}, True), ({}, True)],
+)
+def test_a_run_that_is_saved_at_its_end_alone_needs_the_room_then(snapshots, refused, tmp_path: Path):
+    """As every benchmark's, which has no end of its own."""
+    spec = make_spec(stages=2, snapshots=snapshots)
+    with pytest.raises(UserError) if refused else contextlib.nullcontext():
+        check_room(spec, tmp_path, lambda _: RESERVE)
+
+
 def test_what_a_codec_remembers_of_samples_refuses_no_run():
     """Nobody knows how many samples there are before the data are prepared."""
     spec = make_spec(stages=2, steps=10**9, wire={"forward": "int4+aqsgd"}, data={"max_bytes": None})
