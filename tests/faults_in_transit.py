@@ -146,6 +146,7 @@ def cut_link(patch: Any, step: int) -> None:
 
 def lose_way(patch: Any, step: int) -> None:
     """As cut_link, and from then on nobody can be dialled where they could be before."""
+    from protomodels_cli import timeouts
     from protomodels_cli.worker import paths
 
     attempt = paths.Way._attempt
@@ -157,7 +158,7 @@ def lose_way(patch: Any, step: int) -> None:
         return await attempt(self, one)
 
     patch.setattr(paths.Way, "_attempt", or_hang)
-    patch.setattr(paths, "DIRECT_SECONDS", 0.5)
+    patch.setattr(timeouts, "PATH_DIRECT_ALONE", 0.5)
     cut_link(patch, step)
 
 

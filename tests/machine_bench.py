@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from protomodels_cli import timeouts
 from protomodels_cli.coordinator import events as ev
 from protomodels_cli.coordinator import machine, notices, reasons, sentences
 from protomodels_cli.coordinator.checking import right_hashes
@@ -52,7 +53,7 @@ class Bench:
     def lose(self, peer: str) -> list[ev.Command]:
         """Its process died: the connection was closed, and it does not come back."""
         commands = self.tell(ev.Left(peer, CUT_OFF))
-        self.now += machine.RECONNECT_SECONDS
+        self.now += timeouts.SESSION_RECONNECT
         return commands + self.tell(ev.Tick())
 
     def join(self, *peers: int) -> None:

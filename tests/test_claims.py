@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from test_exchange import exchange_of
 from test_snapshots import CONTENTS, HASHES, Desk
 
-from protomodels_cli.coordinator import claims, events
+from protomodels_cli import timeouts
+from protomodels_cli.coordinator import events
 from protomodels_cli.coordinator.claims import Claims
 from protomodels_cli.coordinator.messages import event_of
 from protomodels_cli.coordinator.snapshots.upkeep import Upkeep
@@ -74,7 +75,7 @@ def a_desk(folder: Path) -> Desk:
 )
 def test_what_is_claimed_is_proved_or_counts_no_more(tmp_path, monkeypatch, content, answers, heard):
     """A peer says that it has PART, and has this."""
-    monkeypatch.setattr(claims, "PROOF_SECONDS", 60.0 if answers else 0.05)
+    monkeypatch.setattr(timeouts, "PART_PROOF", 60.0 if answers else 0.05)
     desk, machine_hears, asked = a_desk(tmp_path), list[Any](), list[pb.Prove]()
 
     async def story() -> None:

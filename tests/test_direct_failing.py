@@ -16,6 +16,7 @@ from test_exchange import STATE, exchange_of, uploaded
 from test_snapshots import CONTENTS, HASHES
 from waiting import until
 
+from protomodels_cli import timeouts
 from protomodels_cli.coordinator import notices as told
 from protomodels_cli.coordinator.snapshots import direct as directs
 from protomodels_cli.coordinator.snapshots import manifest
@@ -108,7 +109,7 @@ def test_a_failure_of_our_own_disk_is_not_the_stores(s3: S3, tmp_path: Path):
 
 
 def test_a_store_that_takes_parts_and_does_not_have_them_is_given_up(s3: S3, tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(exchanges, "RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(timeouts, "PART_RETRY", 0.01)
     desk, noted, before = DirectDesk(tmp_path), list[notices.Notice](), len(s3.presigned("PUT"))
 
     async def nothing(*_: str) -> None: ...

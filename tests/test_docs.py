@@ -167,7 +167,7 @@ def test_exit_codes_are_documented():
 
 
 LAYERS = (  # each may import from those before it, and from its own
-    {"errors", "files", "retry", "counter", "lazy", "plugins", "quantities", "safetensors_file"},
+    {"errors", "files", "retry", "counter", "lazy", "plugins", "quantities", "safetensors_file", "timeouts"},
     {"protocol"},
     {"forms"},
     {"codecs"},

@@ -17,6 +17,7 @@ from safetensors.torch import load
 from test_snapshots import CONTENTS, HASHES, Desk
 from waiting import PATIENCE
 
+from protomodels_cli import timeouts
 from protomodels_cli.coordinator import events as ev
 from protomodels_cli.coordinator.gate import Gate
 from protomodels_cli.coordinator.run_dir import open_run_dir
@@ -30,7 +31,6 @@ from protomodels_cli.quantities import size
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.pb import pmtrain_pb2_grpc as rpc
 from protomodels_cli.worker import notices
-from protomodels_cli.worker.snapshots import exchange as exchanges
 from protomodels_cli.worker.snapshots import pacing
 from protomodels_cli.worker.snapshots.exchange import SnapshotExchange
 from protomodels_cli.worker.snapshots.pacing import NO_STAGE
@@ -91,7 +91,7 @@ def test_a_part_that_is_too_large_is_said_by_both_sides_and_its_snapshot_given_u
 
 
 def test_a_part_counts_as_uploaded_once_it_is_stored_and_until_then_the_log_says_why_not(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(exchanges, "RETRY_SECONDS", 0.05)
+    monkeypatch.setattr(timeouts, "PART_RETRY", 0.05)
     desk, noted, logged = Desk(tmp_path), list[tuple[notices.Notice, bool]](), list[logging.LogRecord]()
     handler = logging.Handler()
     handler.emit = logged.append  # type: ignore[method-assign]

@@ -15,6 +15,7 @@ from guest import Guest, a_guest, flood
 from scene import a_spec
 from waiting import PATIENCE, until
 
+from protomodels_cli import timeouts
 from protomodels_cli.coordinator import events as ev
 from protomodels_cli.coordinator import sessions
 from protomodels_cli.coordinator.reasons import NotReading, TooManyMessages
@@ -147,7 +148,7 @@ def test_what_waits_for_the_machine_is_bounded(tmp_path: Path, monkeypatch):
 
 
 def test_what_waits_for_a_peer_that_does_not_read_is_bounded_and_its_stream_is_closed(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(sessions, "CLOSE_SECONDS", 0.2)
+    monkeypatch.setattr(timeouts, "SESSION_CLOSE", 0.2)
     told: list[ev.Event] = []
 
     async def story() -> None:

@@ -17,6 +17,7 @@ from test_links import End, identity, message
 from test_session import a_session
 from waiting import until
 
+from protomodels_cli import timeouts
 from protomodels_cli.wire.channels import CHANNEL_OPTIONS, HEARTBEATS, SERVER_OPTIONS
 from protomodels_cli.wire.client import Line
 from protomodels_cli.wire.join_link import address
@@ -24,7 +25,6 @@ from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.relaying import Relay, RelayLimits
 from protomodels_cli.wire.splice import KEEPALIVE
 from protomodels_cli.wire.tickets import Ticket
-from protomodels_cli.worker import links
 from protomodels_cli.worker.listener import Listener
 from protomodels_cli.worker.paths import Network, Way
 
@@ -222,7 +222,7 @@ def of(options: list[tuple[str, int]], name: str) -> int:
 
 
 def test_idle_connections_say_something_before_a_router_forgets_them_and_never_too_often():
-    assert links.ASK_EVERY < FORGETFUL
+    assert timeouts.LINK_ASK_EVERY < FORGETFUL
     lease = 5.0
     assert lease / HEARTBEATS < FORGETFUL
     assert KEEPALIVE["TCP_KEEPIDLE"] < FORGETFUL
@@ -231,7 +231,7 @@ def test_idle_connections_say_something_before_a_router_forgets_them_and_never_t
         pings = of(ours, "keepalive_time_ms")
         assert pings >= 2 * of(theirs, "http2.min_ping_interval_without_data_ms")
     most = of(CHANNEL_OPTIONS, "keepalive_timeout_ms"), KEEPALIVE["TCP_USER_TIMEOUT"]
-    assert max(most) / 1000 + links.ASK_EVERY < BOUND
+    assert max(most) / 1000 + timeouts.LINK_ASK_EVERY < BOUND
 
 
 @pytest.mark.parametrize("agree", [True, False])

@@ -10,6 +10,7 @@ import grpc
 import pytest
 from waiting import PATIENCE, until
 
+from protomodels_cli import timeouts
 from protomodels_cli.bench.link import measure_link
 from protomodels_cli.protocol.messages import BadMessage, CreditExceeded, CreditNotDue
 from protomodels_cli.protocol.schedule import View, next_work
@@ -114,8 +115,8 @@ def test_who_sends_beyond_its_credit_or_takes_what_was_not_sent_is_cut_off():
 
 @pytest.fixture
 def impatient(monkeypatch):
-    for name, seconds in (("SILENT", 1.0), ("SILENCE_EVERY", 0.1), ("ASK_EVERY", 0.2)):
-        monkeypatch.setattr(links, name, seconds)
+    for name, seconds in (("LINK_SILENT", 1.0), ("LINK_LOOK_EVERY", 0.1), ("LINK_ASK_EVERY", 0.2)):
+        monkeypatch.setattr(timeouts, name, seconds)
 
 
 def test_who_gets_no_answers_but_hears_the_other_does_not_give_up(impatient):
@@ -230,7 +231,7 @@ def test_credits_come_back_with_frames_or_after_half_a_window():
 
 
 def test_the_round_trip_is_measured_at_once_and_again(monkeypatch):
-    monkeypatch.setattr(links, "ASK_EVERY", 0.05)
+    monkeypatch.setattr(timeouts, "LINK_ASK_EVERY", 0.05)
 
     async def story(a: End, b: End) -> None:
         await until(lambda: len(a.link._round_trips) > 1)

@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 import yaml
 
+from protomodels_cli import timeouts
 from protomodels_cli.bench import month_report, month_runs
 from protomodels_cli.bench.homes import DAY, HOUR, Home, Rates, homes
 from protomodels_cli.bench.month import Month
 from protomodels_cli.bench.month_books import MOST, Books
 from protomodels_cli.bench.month_size import SPEC, Size, Steps, size_of
-from protomodels_cli.coordinator import absences, assigning, machine, reasons, recovery
+from protomodels_cli.coordinator import absences, assigning, reasons, recovery
 from protomodels_cli.coordinator.history import Mark
 from protomodels_cli.coordinator.moves import Moves
 from protomodels_cli.coordinator.snapshots import policy
@@ -167,7 +168,7 @@ BROKEN = {
         longer(lambda costs, longest: max(costs.redo, 8 * longest)),
     ),
     "who comes back is not believed": (SHORT, assigning, "_is_in_its_generation", constantly(False)),
-    "the dead are waited for": (CLOSED, machine, "RECONNECT_SECONDS", 7200.0),
+    "the dead are waited for": (CLOSED, timeouts, "SESSION_RECONNECT", 7200.0),
     "nobody is found to take over": (SILENT, absences, "_successor", constantly(None)),
     "the oldest snapshot is taken": (LATE, assigning, "roll_back", to_the_first),
     "what was begun is waited for without end": (

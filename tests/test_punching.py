@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from test_links import End, identity, message
 from waiting import until
 
+from protomodels_cli import timeouts
 from protomodels_cli.coordinator.admission import DoorLimits
 from protomodels_cli.wire import punch, relaying, seen
 from protomodels_cli.wire.path import checked_punch, told
@@ -104,7 +105,7 @@ def test_a_connection_that_lived_long_is_looked_for_again_at_once_and_one_that_b
 def test_a_neighbour_that_makes_offers_without_end_is_answered_seldom():
     turns = Turns()
     answered = [turns.answers(now / 10) for now in range(200)]
-    assert sum(answered) == 20 / punch_rules.OFFERS_EVERY
+    assert sum(answered) == 20 / timeouts.PUNCH_OFFERS_EVERY
 
 
 def test_what_a_neighbour_or_peer_says_is_one_of_the_kinds_that_there_are():
@@ -223,7 +224,7 @@ async def test_a_neighbour_that_offers_and_refuses_without_end_costs_little(why,
     for number in range(1000):
         clock[0] = number / 10
         one._hear(pb.Punch(number=number, host=HERE, port=1, why=why))
-    assert len(failed) == (100 / punch_rules.OFFERS_EVERY if why else 0)
+    assert len(failed) == (100 / timeouts.PUNCH_OFFERS_EVERY if why else 0)
     assert len(one._tasks) == (0 if why else 2)
     for task in one._tasks:
         task.cancel()

@@ -9,6 +9,7 @@ import pytest
 from conftest import make_spec
 from machine_bench import BROKEN, CUT_OFF, Bench, holding, peer, to_step, told
 
+from protomodels_cli import timeouts
 from protomodels_cli.coordinator import events as ev
 from protomodels_cli.coordinator import machine, no_placement, notices, reasons
 from protomodels_cli.coordinator.history import (
@@ -107,7 +108,7 @@ def test_a_connection_that_breaks_is_waited_for_before_a_spare_is_asked():
     assert b.waits() == reasons.HoldersDisconnected((0,))
     b.tell(ev.Tick())
     assert b.state.history.holders[0] == gone
-    b.now += machine.RECONNECT_SECONDS
+    b.now += timeouts.SESSION_RECONNECT
     b.tell(ev.Tick())
     assert b.state.history.holders[0] == "p2"
     b.finish()

@@ -29,10 +29,10 @@ from door_tools import (
 )
 from waiting import PATIENCE, until
 
+from protomodels_cli import timeouts
 from protomodels_cli.coordinator.door import Door, DoorLimits
 from protomodels_cli.coordinator.routes import Routes
 from protomodels_cli.errors import EXIT_REFUSED
-from protomodels_cli.wire import relay as relays
 from protomodels_cli.wire import tls
 from protomodels_cli.wire.relay import RelayedAcceptor, RelayedDialler, RelayError, dial_relay
 from protomodels_cli.wire.splice import splice
@@ -86,7 +86,7 @@ async def test_mutual_tls_through_the_relay_and_again_after_it_broke(authority):
 
 @in_loop
 async def test_an_acceptor_waits_for_its_relay_to_come_back(authority, monkeypatch):
-    monkeypatch.setattr(relays, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(timeouts, "RELAY_FIRST_PAUSE", 0.01)
     async with a_server(echo) as target_port:
         async with a_door(authority) as (_, port):
             pass

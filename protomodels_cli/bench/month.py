@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from protomodels_cli import timeouts
 from protomodels_cli.bench.homes import Home
 from protomodels_cli.bench.month_books import Books
 from protomodels_cli.bench.month_clock import Clock, Work
@@ -133,7 +134,7 @@ class Month:
         dead = closed or not self.patient
         self._tell(ev.Left(name, reasons.ConnectionClosed() if dead else reasons.NoHeartbeat(self.size.lease)))
         if self.state.absent:
-            self._tick_at(self.clock.now + (machine.RECONNECT_SECONDS if dead else LEAST_TICK))
+            self._tick_at(self.clock.now + (timeouts.SESSION_RECONNECT if dead else LEAST_TICK))
 
     def _come_back(self, name: str) -> None:
         if name in self.gone:

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
+from protomodels_cli import timeouts
 from protomodels_cli.wire.rates import Buckets, Rate
-from protomodels_cli.wire.relay import WAIT_SECONDS
 
 MOST_SHUNNED = 10_000  # networks at a time; the oldest are forgotten
 
@@ -29,7 +29,7 @@ class DoorLimits:
     stranger_seconds: float = 20.0  # from the beginning to the first authenticated call
     stranger_bytes: int = 16 * 1024  # that are read until then
     stranger_most_bytes: int = 96 * 1024  # … with what was on its way; HTTP/2 lets a client begin with 64 KiB
-    relay_seconds: float = WAIT_SECONDS
+    relay_seconds: float = timeouts.RELAY_WAIT
 
     @property
     def strangers(self) -> int:

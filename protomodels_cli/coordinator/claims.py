@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import replace
 from typing import Any
 
+from protomodels_cli import timeouts
 from protomodels_cli.coordinator import events
 from protomodels_cli.coordinator.failing import flaw_of, no_beginning
 from protomodels_cli.coordinator.history import Mark
@@ -25,7 +26,6 @@ from protomodels_cli.protocol.possession import NONCE, proof
 from protomodels_cli.wire.parts import part_message
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 
-PROOF_SECONDS = 60.0  # for an answer that takes a few reads
 AGAIN = 6.0  # seconds between two looks into a store that cannot be reached
 
 
@@ -112,7 +112,7 @@ class Claims:
             if self._mark(part) is not None:
                 nonce = self._asked[peer, part] = secrets.token_bytes(NONCE)
                 self._send(peer, prove=pb.Prove(part=part_message(part), nonce=nonce))
-                asyncio.get_running_loop().call_later(PROOF_SECONDS, self._expire, peer, part, nonce)
+                asyncio.get_running_loop().call_later(timeouts.PART_PROOF, self._expire, peer, part, nonce)
 
     def _expire(self, peer: str, part: Part, nonce: bytes) -> None:
         if self._asked.get((peer, part)) == nonce:

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, assert_never
 
+from protomodels_cli import timeouts
 from protomodels_cli.coordinator import events, machine, notices
 from protomodels_cli.coordinator.auditing import Audits
 from protomodels_cli.coordinator.books import open_books
@@ -51,12 +52,6 @@ from protomodels_cli.spec.load import with_absolute_paths
 from protomodels_cli.wire.join_link import Address, address
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.tickets import RelayLink
-
-TICK = 0.5
-# How long peers may take to come back and hear that the run is done: spares, whom the journal does not know (they try
-# every other second), and so those that fell silent; and those that held a stage, where a kill came before they were
-# told.
-SPARES_SECONDS, HOLDERS_SECONDS = 10.0, 60.0
 
 
 class Coordinator:
@@ -228,15 +223,15 @@ class Coordinator:
     async def _end_when_all_know(self, told: bool) -> None:
         """Peers reconnect, and are dismissed as they come."""
         began, holders = time.monotonic(), set(self.state.history.holders)
-        await asyncio.sleep(SPARES_SECONDS)
-        while not told and not holders <= set(self.state.peers) and time.monotonic() - began < HOLDERS_SECONDS:
-            await asyncio.sleep(TICK)
+        await asyncio.sleep(timeouts.END_SPARES)
+        while not told and not holders <= set(self.state.peers) and time.monotonic() - began < timeouts.END_HOLDERS:
+            await asyncio.sleep(timeouts.COORDINATOR_TICK)
         self._end()
 
     async def _end_when_the_silent_know(self) -> None:
         """A peer that fell silent shortly before the end may reconnect to hear of it."""
-        while any(time.monotonic() - lost < SPARES_SECONDS for lost in self._silent.values()):
-            await asyncio.sleep(TICK)
+        while any(time.monotonic() - lost < timeouts.END_SPARES for lost in self._silent.values()):
+            await asyncio.sleep(timeouts.COORDINATOR_TICK)
         self._end()
 
     def _exit_code(self) -> int:
@@ -292,7 +287,7 @@ class Coordinator:
 
     async def _tick(self) -> None:
         while True:
-            await asyncio.sleep(TICK)
+            await asyncio.sleep(timeouts.COORDINATOR_TICK)
             self.submit(events.Tick(await beside(self._room)))
 
     def _room(self) -> int | None:

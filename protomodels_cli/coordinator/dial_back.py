@@ -7,11 +7,10 @@ import ssl
 
 from cryptography import x509
 
+from protomodels_cli import timeouts
 from protomodels_cli.quantities import duration
 from protomodels_cli.wire.join_link import address
 from protomodels_cli.wire.tls import peer_name
-
-REACH_SECONDS = 4.0
 
 
 async def dial_back(context: ssl.SSLContext, peer: str, host: str, port: int) -> str:
@@ -20,10 +19,10 @@ async def dial_back(context: ssl.SSLContext, peer: str, host: str, port: int) ->
         return "the coordinator does not know the peer's address or port"
     where = address(host, port)
     try:
-        async with asyncio.timeout(REACH_SECONDS):
+        async with asyncio.timeout(timeouts.DIAL_BACK):
             _, writer = await asyncio.open_connection(host, port, ssl=context)
     except TimeoutError:
-        return f"no answer from {where} within {duration(REACH_SECONDS)}"
+        return f"no answer from {where} within {duration(timeouts.DIAL_BACK)}"
     except (OSError, ssl.SSLError) as e:
         return f"cannot reach {where}: {getattr(e, 'strerror', None) or e}"
     try:

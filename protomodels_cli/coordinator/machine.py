@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import assert_never
 
+from protomodels_cli import timeouts
 from protomodels_cli.coordinator import absences, assigning, checking, notices, patience, reasons, recovery, reseating
 from protomodels_cli.coordinator.events import (
     BasisTaken,
@@ -61,8 +62,6 @@ from protomodels_cli.protocol.hashes import weights_sha256
 from protomodels_cli.spec.schema import RunSpec
 from protomodels_cli.wire.usage import columns
 
-RECONNECT_SECONDS = 2.0  # for a holder whose connection broke to come back before another takes its place
-
 
 def start(spec: RunSpec, basis_sha256: str, t_fixed: tuple[int, str]) -> State:
     return State(spec, t_fixed, beginning(basis_sha256))
@@ -102,7 +101,7 @@ def _take(moves: Moves, event: Event) -> None:
             absences.weigh(moves)
         case Left(peer_id, why):
             closed, lease = not isinstance(why, reasons.NoHeartbeat), state.spec.limits.lease_seconds
-            until = moves.now + RECONNECT_SECONDS if closed else None
+            until = moves.now + timeouts.SESSION_RECONNECT if closed else None
             absences.miss(moves, peer_id, why, Absence(moves.now if closed else moves.now - lease, until))
         case Leaving(peer_id):
             _hear_leaving(moves, peer_id)

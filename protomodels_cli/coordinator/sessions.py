@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from protomodels_cli import timeouts
 from protomodels_cli.spec.schema import RunSpec
 from protomodels_cli.wire.addresses import network_of
 from protomodels_cli.wire.channels import HEARTBEATS
@@ -27,7 +28,6 @@ FOR_OTHERS = 1000  # messages that may wait for a peer beside its token ids
 FEEDS = 4  # times the token ids of a step, the next step and an evaluation: generations may follow each other quickly
 QUIET = 1.5  # times a peer's own interval without a word to it: at the next look it is sent a heartbeat
 TURNS = 50  # in which all streams are looked after
-CLOSE_SECONDS = 2.0  # for a peer that was dismissed to read why
 
 
 def most_waiting(spec: RunSpec) -> int:
@@ -68,7 +68,7 @@ class ControlStream:
         """The same, whether or not the peer reads it."""
         self.end()
         if self.serving is not None:
-            asyncio.get_running_loop().call_later(CLOSE_SECONDS, self.serving.cancel)
+            asyncio.get_running_loop().call_later(timeouts.SESSION_CLOSE, self.serving.cancel)
 
 
 class CoolingOff:

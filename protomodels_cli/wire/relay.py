@@ -14,6 +14,7 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from protomodels_cli import timeouts
 from protomodels_cli.errors import EXIT_REFUSED, UserError
 from protomodels_cli.retry import Backoff
 from protomodels_cli.wire.join_link import Address, LinkError, address, parse_address
@@ -27,10 +28,6 @@ RELAY = re.compile(rb"PMTRAIN 1 RELAY ([A-Za-z0-9_-]{1,160}) (accept|dial)\n")
 OPPOSITE = {"accept": "dial", "dial": "accept"}
 OK, NOBODY, UNKNOWN = b"OK\n", b"NOBODY\n", b"UNKNOWN\n"
 ALONE = "other_peer_missing"  # kind of a RelayError: an idle link, no fault
-WAIT_SECONDS = 30.0  # how long a relay lets one side wait for the other
-ANSWER_SECONDS = WAIT_SECONDS + 15  # a relay that has not answered by then is gone
-TRIP_SECONDS = 1.0  # for a relay to answer when the way to it is measured
-FIRST_PAUSE, LONGEST_PAUSE = 0.2, 10.0
 MAX_LIVE = 16  # connections through one ticket at one time; a link needs one, a reconnect a second
 
 
@@ -67,7 +64,7 @@ class _Side:
 class Meetings:
     """The relay's part: who may meet, who waits, who is connected."""
 
-    def __init__(self, wait_seconds: float = WAIT_SECONDS):
+    def __init__(self, wait_seconds: float = timeouts.RELAY_WAIT):
         self._wait_seconds = wait_seconds
         self._tickets: set[str] = set()
         self._waiting: dict[tuple[str, str], _Side] = {}
@@ -167,7 +164,7 @@ def checked(ticket: str) -> str:
     return ticket
 
 
-async def dial_relay(host: str, port: int, ticket: str, role: Role, timeout: float = ANSWER_SECONDS) -> Stream:
+async def dial_relay(host: str, port: int, ticket: str, role: Role, timeout: float = timeouts.RELAY_ANSWER) -> Stream:
     """A connection to whoever comes with the same ticket and the other role. Waits for them.
 
     Raises RelayError, or OSError (TimeoutError among them) if the relay cannot be reached.
@@ -196,7 +193,7 @@ async def relay_trips(relays: Sequence[str]) -> list[pb.RelayTrip]:
     async def trip(relay: str) -> pb.RelayTrip | None:
         began = time.monotonic()
         try:
-            async with asyncio.timeout(TRIP_SECONDS):
+            async with asyncio.timeout(timeouts.RELAY_TRIP):
                 _, writer = await asyncio.open_connection(*parse_address(relay))
         except (OSError, LinkError):
             return None
@@ -246,7 +243,7 @@ class RelayedAcceptor(_Relayed):
         await _cancel([*self._live, *([self._waiter] if self._waiter else [])])
 
     async def _keep_waiting(self) -> None:
-        backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
+        backoff = Backoff(timeouts.RELAY_FIRST_PAUSE, timeouts.RELAY_LONGEST_PAUSE)
         while True:
             try:
                 stream = await dial_relay(*self.relay, self.ticket, "accept")

@@ -16,10 +16,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from protomodels_cli import timeouts
 from protomodels_cli.files import write_whole
 from protomodels_cli.wire.addresses import network_of
 from protomodels_cli.wire.rates import Bucket, Buckets, Rate
-from protomodels_cli.wire.relay import RELAY, UNKNOWN, WAIT_SECONDS, Meetings
+from protomodels_cli.wire.relay import RELAY, UNKNOWN, Meetings
 from protomodels_cli.wire.seen import ASK_SEEN, seen_at
 from protomodels_cli.wire.splice import send_last, tune
 from protomodels_cli.wire.tickets import Ticket, read_ticket
@@ -41,7 +42,7 @@ class RelayLimits:
     bits_per_peer: float = 0.0
     first_seconds: float = 5.0  # for the first line
     line_bytes: int = 256
-    wait_seconds: float = WAIT_SECONDS
+    wait_seconds: float = timeouts.RELAY_WAIT
     questions_a_second: float = 100.0  # where they are seen, of all callers together
     questions_per_network: float = 4.0  # a second
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from protomodels_cli import timeouts
 from protomodels_cli.cost.memory import in_flight_limit, least_in_flight
 from protomodels_cli.protocol.messages import BadMessage
 from protomodels_cli.spec.schema import RunSpec
@@ -27,7 +28,6 @@ from protomodels_cli.worker.recording import Recording
 from protomodels_cli.worker.telling import Tell
 
 GRACE = 1.0  # seconds for the coordinator to explain why a ticket is void
-MEND_SECONDS = 10.0  # for a broken link to be open again before the coordinator hears of it, then as often
 COMPLAIN_AT = 0.9  # of limits.link_seconds: before the coordinator gives the links up without knowing why
 
 
@@ -228,7 +228,7 @@ class Generation:
         await link.open.wait()
         while True:
             await link.broken.wait()
-            if not await _in_time(link.mended, MEND_SECONDS):
+            if not await _in_time(link.mended, timeouts.LINK_MEND):
                 self._report(troubles.LinkBroken(link.neighbour_stage, self._ways[side].problem or ""))
 
     # Paths

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import grpc
 
-from protomodels_cli import PROTOCOL, __version__
+from protomodels_cli import PROTOCOL, __version__, timeouts
 from protomodels_cli.cost.memory import StageMemory
 from protomodels_cli.cost.smallest import smallest_stage
 from protomodels_cli.files import write_whole
@@ -52,7 +52,6 @@ from protomodels_cli.worker.telling import PeerError, PeerTeller
 
 KEPT_LINK, IN_USE = "link", "lock"  # in a peer's folder; several peers of a run may share one
 EXPIRED = "certificate_expired"  # how the coordinator refuses a peer that it has not seen for so long
-RETRY_SECONDS = 0.5, 5.0  # between tries to reach a coordinator that was there before: at first, at most
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,7 @@ async def join(options: Options, say: Callable[[str], None]) -> int:
     """Join, take part until the run is over or we leave, and return the exit code. `say` is the terminal's.
 
     A coordinator that does not answer is a mistake in the link, unless this machine has been in its run before."""
-    backoff, tell = Backoff(*RETRY_SECONDS, give_up_after=options.give_up_after), PeerTeller(say)
+    backoff, tell = Backoff(*timeouts.SESSION_RETRY, give_up_after=options.give_up_after), PeerTeller(say)
     figures = Figures()
 
     def heard(error: Exception) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 import grpc
 
+from protomodels_cli import timeouts
 from protomodels_cli.protocol.messages import BadMessage, CreditExceeded, CreditNotDue, Leg
 from protomodels_cli.wire.channels import CHANNEL_OPTIONS
 from protomodels_cli.wire.emulated import Connection, Stream
@@ -25,10 +26,7 @@ from protomodels_cli.wire.tls import Identity, peer_name
 
 METHOD = pb.DESCRIPTOR.services_by_name["Neighbour"].methods_by_name["Link"]
 RECONNECT = [("grpc.initial_reconnect_backoff_ms", 200), ("grpc.max_reconnect_backoff_ms", 2000)]
-# Seconds between two looks at the round trip: an idle link says something more often than routers forget it, and what
-# the other end does not confirm tells the system that it is gone. How many of them count.
-ASK_EVERY, ASKED_LATELY = 2.0, 30
-SILENT, SILENCE_EVERY = 6.0, 0.5  # seconds without a word, though questions are asked: nobody is there; looks at it
+ASKED_LATELY = 30  # round trips that count
 FRESH = 4.0  # seconds since the last word over a direct stream, in which no relayed one replaces it
 MOST_WAITING = 256  # frames: behind more of them nothing is answered, nor for a neighbour that asks and does not read
 LINK = f"/{METHOD.containing_service.full_name}/{METHOD.name}"
@@ -255,17 +253,17 @@ class Link:
         """How long the way is: from one end, which is enough. Both say a word every time, and notice when none comes:
         an answer alone could wait long for a question that a full line holds up."""
         self._asked.clear()
-        pause = min(SILENCE_EVERY, ASK_EVERY)
+        pause = min(timeouts.LINK_LOOK_EVERY, timeouts.LINK_ASK_EVERY)
         due = looked = awake_since = time.monotonic()
         while True:
             now = time.monotonic()
-            if now - looked > pause + 2 * SILENCE_EVERY:  # this process stood still: words have come, and wait unread
-                awake_since = now
+            if now - looked > pause + 2 * timeouts.LINK_LOOK_EVERY:
+                awake_since = now  # this process stood still, and messages that came meanwhile are still unread
             looked = now
-            if now - max(self._last_word, awake_since) > SILENT:
-                raise ConnectionError(f"nothing came for {SILENT:g} s")
+            if now - max(self._last_word, awake_since) > timeouts.LINK_SILENT:
+                raise ConnectionError(f"nothing came for {timeouts.LINK_SILENT:g} s")
             if now >= due:
-                due = now + ASK_EVERY
+                due = now + timeouts.LINK_ASK_EVERY
                 word = pb.Frame(generation=self.generation)
                 if self.to_next:
                     self._questions += 1

@@ -16,6 +16,7 @@ from typing import Any
 
 import grpc
 
+from protomodels_cli import timeouts
 from protomodels_cli.observe.logs import WIRE
 from protomodels_cli.retry import Backoff
 from protomodels_cli.wire.channels import is_loopback, own_address
@@ -29,13 +30,7 @@ from protomodels_cli.worker.links import Link, channel_to, serve_over
 from protomodels_cli.worker.listener import Listener
 from protomodels_cli.worker.punching import Punching
 
-DIRECT_SECONDS = 3.0  # that addresses are tried before the relays are tried as well
 STAGGER, RELAY_STAGGER = 0.15, 1.0  # seconds between one address and the next, and relays: the nearer one has a start
-FIND_SECONDS = 15.0  # for one of them to lead to the neighbour; then all are tried anew
-OPEN_SECONDS = 10.0  # for a stream to open where the neighbour answers
-LOOK_FIRST, LOOK_EVERY, LOOK_SECONDS = 10.0, 30.0, 5.0  # when a relayed link looks for a direct path, and for how long
-QUIET_SECONDS = 10.0  # that a move waits, at most, for the neighbour to have taken everything
-ADDRESS_EVERY = 1.0  # seconds between two looks at this machine's own address
 REDIAL = 0.2, 2.0  # seconds between tries: at first, at most
 SHORT_LIFE, PARDON, LONGEST_PARDON = 30.0, 60.0, 3600.0  # see Trust
 
@@ -79,7 +74,7 @@ def tries(route: pb.Route, door: Address, trusted: bool) -> Iterator[Try]:
     """What is tried, and when. Pure."""
     if trusted:
         yield from direct_tries(route)
-    first = 0.0 if route.unlikely or not trusted else DIRECT_SECONDS
+    first = 0.0 if route.unlikely or not trusted else timeouts.PATH_DIRECT_ALONE
     relays = [(f"relay {address(r.host, r.port)}", (r.host, r.port), r.ticket) for r in route.relays]
     for i, (path, place, ticket) in enumerate([*relays, ("door", door, route.ticket)]):
         yield Try(first + i * RELAY_STAGGER, path, place, ticket)
@@ -172,7 +167,7 @@ class Way:
                 continue
             before = link.streams
             trusted = self._trust.holds(time.monotonic())
-            found = await self._race([*tries(self.route, self._network.door(), trusted)], FIND_SECONDS)
+            found = await self._race([*tries(self.route, self._network.door(), trusted)], timeouts.PATH_FIND)
             if found is not None:
                 await self._serve(*found)
             if link.streams > before:
@@ -187,7 +182,7 @@ class Way:
         if self.route.unlikely:
             self._wait_at_relays()
         while not link.closed.is_set():
-            await first_of(link.mended.wait(), link.closed.wait(), asyncio.sleep(DIRECT_SECONDS))
+            await first_of(link.mended.wait(), link.closed.wait(), asyncio.sleep(timeouts.PATH_DIRECT_ALONE))
             if not link.mended.is_set():
                 self._wait_at_relays()
                 await first_of(link.mended.wait(), link.closed.wait())
@@ -202,18 +197,18 @@ class Way:
 
     async def _look(self) -> None:
         """For a direct path, as long as there is none; whichever end finds one. They look in turn."""
-        half = LOOK_EVERY / 2
-        await asyncio.sleep(LOOK_FIRST + (0 if self.route.way == pb.Route.DIAL else half))
+        half = timeouts.PATH_LOOK_EVERY / 2
+        await asyncio.sleep(timeouts.PATH_LOOK_FIRST + (0 if self.route.way == pb.Route.DIAL else half))
         while True:
-            if self._wants_better() and (found := await self._race([*direct_tries(self.route)], LOOK_SECONDS)):
+            if self._wants_better() and (found := await self._race([*direct_tries(self.route)], timeouts.PATH_LOOK)):
                 # What was looked after until now ends by itself; this goes on beside the next look.
                 self._spawn(self._move_to(*found))
-            await asyncio.sleep(LOOK_EVERY)
+            await asyncio.sleep(timeouts.PATH_LOOK_EVERY)
 
     async def _move_to(self, path: str, channel: grpc.aio.Channel) -> None:
         """Serve the link over this one as soon as nothing is on its way, if it is relayed still."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(QUIET_SECONDS):
+            async with asyncio.timeout(timeouts.PATH_MOVE):
                 while not self.link.quiet:
                     await asyncio.sleep(0.01)
         if self.link.mended.is_set() and self.link.relayed:
@@ -232,7 +227,7 @@ class Way:
         link, before, began = self.link, self.link.streams, time.monotonic()
         stream = self._spawn(serve_over(channel, link, path))
         try:
-            await first_of(asyncio.wait({stream}), asyncio.sleep(OPEN_SECONDS))
+            await first_of(asyncio.wait({stream}), asyncio.sleep(timeouts.PATH_OPEN))
             if link.streams > before:
                 await asyncio.wait({stream})
         finally:
@@ -306,7 +301,7 @@ async def follow_address(moved: Callable[[], Awaitable[None]]) -> None:
     before are dead, which the system would notice only when nothing is confirmed any more."""
     known = _address()
     while True:
-        await asyncio.sleep(ADDRESS_EVERY)
+        await asyncio.sleep(timeouts.ADDRESS_EVERY)
         now = _address()
         if is_loopback(now) or now == known:  # in between there may be none
             continue

@@ -9,16 +9,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from typing import get_args
 
+from protomodels_cli import timeouts
 from protomodels_cli.wire.join_link import Address
 from protomodels_cli.wire.path import NotPunched
 
 FIRST = 1.0  # seconds that a link is relayed before the first try
-ANSWER_SECONDS = 6.0  # for the neighbour to ask where it is seen, and to answer
-OPEN_SECONDS = 6.0  # in which a first packet is sent four times
 AGAIN, LONGEST = 20.0, 3600.0  # seconds after the first failure, and at most
 CHANGES_AGAIN, CHANGES_LONGEST = 600.0, 6 * 3600.0  # after it was seen that it cannot work
 SHORT_LIFE = 30.0  # seconds: a connection that breaks sooner is a failure as well
-OFFERS_EVERY = 5.0  # seconds between two offers of a neighbour's that are answered
 
 
 def outside(seen: Sequence[Address]) -> Address | NotPunched:
@@ -76,7 +74,7 @@ class Turns:
 
     def answers(self, now: float) -> bool:
         """Whether an offer is answered: a neighbour that makes one after the other costs nothing."""
-        if now - self._answered < OFFERS_EVERY:
+        if now - self._answered < timeouts.PUNCH_OFFERS_EVERY:
             return False
         self._answered = now
         return True

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 
 import grpc
 
+from protomodels_cli import timeouts
 from protomodels_cli.observe.logs import WIRE
 from protomodels_cli.wire.join_link import Address
 from protomodels_cli.wire.path import NotPunched, told
@@ -23,9 +24,7 @@ from protomodels_cli.wire.splice import Stream
 from protomodels_cli.wire.tls import Identity
 from protomodels_cli.worker.links import Link, channel_to
 from protomodels_cli.worker.punch_rules import (
-    ANSWER_SECONDS,
     FIRST,
-    OPEN_SECONDS,
     Turns,
     checked_why,
     family_hosts,
@@ -143,7 +142,7 @@ class Punching:
                     return None
                 self._link.say_punch(pb.Punch(number=number, host=mine[0], port=mine[1]))
                 try:
-                    async with asyncio.timeout(ANSWER_SECONDS):
+                    async with asyncio.timeout(timeouts.PUNCH_ANSWER):
                         answer = await other
                 except TimeoutError:
                     self._failed("no_answer")
@@ -157,7 +156,7 @@ class Punching:
                     self._failed(told(to, here=False))
                     return None
                 try:
-                    return await open_together(port, to, OPEN_SECONDS)
+                    return await open_together(port, to, timeouts.PUNCH_OPEN)
                 except TimeoutError:
                     self._failed("not_opened")
                     return None
@@ -166,7 +165,7 @@ class Punching:
         async with port_to(stream) as port:
             channel = channel_to(self._link, "127.0.0.1", port, self._identity())
             try:
-                async with asyncio.timeout(OPEN_SECONDS):
+                async with asyncio.timeout(timeouts.PUNCH_OPEN):
                     await channel.channel_ready()
             except TimeoutError:  # whoever answered is not the neighbour, or has gone
                 await channel.close()

@@ -15,6 +15,7 @@ from typing import Any
 import grpc
 from torch import Tensor
 
+from protomodels_cli import timeouts
 from protomodels_cli.cost.saving import SLOW_LINE, least_rate
 from protomodels_cli.protocol.parts import Part
 from protomodels_cli.protocol.possession import proof
@@ -35,8 +36,6 @@ from protomodels_cli.worker.snapshots.part_store import PartStore
 from protomodels_cli.worker.telling import PeerError, Tell
 
 BROKEN = grpc.aio.AioRpcError, StoreBroken
-RETRY_SECONDS = 3.0  # for what nobody waits for
-URGENT_SECONDS = 0.2  # where the run waits for it
 
 Chore = Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]
 
@@ -119,7 +118,7 @@ class SnapshotExchange:
         while self._to_upload:
             part = next(iter(self._to_upload))
             work, log = partial(self._upload_one, part), transfer.logging_why(f"the upload of {_named(part)}")
-            await retry(work, Backoff(RETRY_SECONDS), BROKEN, log)
+            await retry(work, Backoff(timeouts.PART_RETRY), BROKEN, log)
             self._to_upload.pop(part, None)
 
     async def _upload_one(self, part: Part) -> None:
@@ -165,7 +164,7 @@ class SnapshotExchange:
         work, log = partial(self._fetch, part, urgent=True), transfer.logging_why(f"the fetch of {_named(part)}")
         try:
             # Without end: this generation will be over soon, if the coordinator is gone.
-            return await retry(work, Backoff(URGENT_SECONDS), BROKEN, log)
+            return await retry(work, Backoff(timeouts.PART_RETRY_URGENT), BROKEN, log)
         except OSError as e:
             self.parts.remove(part)
             raise PeerError(PartNotWritten(f"{self.parts.folder}: {e.strerror or e}")) from None
@@ -229,7 +228,7 @@ class SnapshotExchange:
             work = partial(self._fetch, part, urgent=False)
             log = transfer.logging_why(f"the prefetch of {_named(part)}")
             try:
-                await retry(work, Backoff(RETRY_SECONDS), BROKEN, log)
+                await retry(work, Backoff(timeouts.PART_RETRY), BROKEN, log)
             except ValueError:
                 return  # the coordinator does not have it any more: another snapshot took its place
             except OSError as e:
