@@ -34,6 +34,8 @@ from protomodels_cli.worker.links import LINK, Link
 from protomodels_cli.worker.listener import Listener
 from protomodels_cli.worker.papers import Papers
 
+pytestmark = pytest.mark.waiting
+
 LIFE = 10.0  # seconds
 SLOW = parse_link("100mbit,60ms").model_dump()  # so that a run lasts
 

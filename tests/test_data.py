@@ -259,6 +259,7 @@ def test_a_tokenizer_file(spec, tmp_path):
     assert refused.value.kind == "vocabulary"
 
 
+@pytest.mark.full
 def test_memory_stays_flat_while_large_files_stream(spec, tmp_path):
     peaks = []
     for megabytes in (4, 24):

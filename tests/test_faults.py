@@ -15,6 +15,8 @@ from tiers import first
 
 from protomodels_cli.launch.cable import cable
 
+pytestmark = pytest.mark.waiting
+
 KILLS = [
     pytest.param("fp32", "forward", 0, 5, id="first"),
     pytest.param("two streams", "prepared", 1, 8, id="middle, prepared, two streams"),

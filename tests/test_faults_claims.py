@@ -10,6 +10,8 @@ from scene import Scene, a_spec
 
 from protomodels_cli.spec import RunSpec
 
+pytestmark = pytest.mark.waiting
+
 LIMIT = 5.0  # seconds to restore a stage
 
 

@@ -17,6 +17,8 @@ from told import events, peer_events
 
 from protomodels_cli.spec import RunSpec
 
+pytestmark = pytest.mark.waiting
+
 
 @pytest.fixture
 def burning(s3: S3, scene: Callable[[RunSpec], Scene], tmp_path: Path, unused_port: int):  # noqa: F811

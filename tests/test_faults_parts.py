@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 from scene import Scene, a_spec
 
+pytestmark = pytest.mark.waiting
+
 LIMIT = 3.0  # seconds for parts to arrive
 
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import statistics
 
+import pytest
 from conftest import make_spec
 from scene import MOVING
+
+pytestmark = pytest.mark.waiting
 
 STEPS, INTERVAL = 30, 5
 

@@ -16,6 +16,8 @@ from protomodels_cli.export.source import open_source
 from protomodels_cli.export.write import export
 from protomodels_cli.wire.pb.pmtrain_pb2 import PeerStatus
 
+pytestmark = pytest.mark.waiting
+
 FAULTS = {  # and the snapshot that is given up then
     "a full disk": ({"kind": "full_disk_once"}, 3),
     "a part that is spoilt before it is handed in": ({"kind": "spoils_its_part", "step": 6}, 6),
@@ -108,6 +110,7 @@ def exported(place: str | Path, out: Path) -> tuple[int, str]:
         return source.step, export(source, out).weights_sha256
 
 
+@pytest.mark.full
 def test_a_damaged_snapshot_is_brought_back_from_its_copy(scene, tmp_path):
     """A spare that fetched it ahead would not even notice; this one has not. The model is exported while the run goes
     on, and after it: with the reference's weights, from the run directory and from the store."""

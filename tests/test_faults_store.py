@@ -29,6 +29,8 @@ from protomodels_cli.spec import RunSpec
 from protomodels_cli.wire.join_link import JoinLink
 from protomodels_cli.worker.join import KEPT_LINK
 
+pytestmark = pytest.mark.waiting
+
 SLOW = {"kind": "slow", "seconds": 0.05}
 
 

@@ -72,6 +72,7 @@ def test_rows_are_held_against_both_dense_ones_of_the_same_seed(result):
         assert row["gap_to_anchored"] == pytest.approx(row["loss"] / anchored - 1)
 
 
+@pytest.mark.full
 def test_bytes_are_those_of_one_boundary_both_ways_with_the_token_id(result):
     by_name = {row["name"]: row for row in result["rows"]}
     ours, plain = by_name["two_stream segment k=8 int8"], by_name["dense fp32"]
@@ -97,6 +98,7 @@ def test_every_family_has_as_many_trials_on_other_text_than_is_reported(result):
     assert len(set(names)) == 3
 
 
+@pytest.mark.full
 def test_what_there_was_no_time_for_is_missing_and_comes_the_next_time(tmp_path, monkeypatch):
     kept = tmp_path / "runs.jsonl"
     with pytest.MonkeyPatch.context() as patch:
@@ -111,6 +113,7 @@ def test_what_there_was_no_time_for_is_missing_and_comes_the_next_time(tmp_path,
     assert len(kept.read_text().splitlines()) == 4
 
 
+@pytest.mark.full
 def test_what_was_kept_is_shown_where_its_device_is_not(tmp_path):
     kept = tmp_path / "runs.jsonl"
     frontier.run(replace(TINY, trials=0), only=["dense fp32"], kept=kept)
@@ -150,6 +153,7 @@ def test_the_plans_rows_are_those_promised():
     assert all(name in listed for name in rows)
 
 
+@pytest.mark.full
 def test_report_and_picture(result, tmp_path):
     text = frontier.report(result)
     assert all(word in text for word in (*ROWS, "10mbit"))

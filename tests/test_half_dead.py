@@ -15,7 +15,7 @@ from door_tools import HERE
 from test_finding import Coordinator
 from test_links import End, identity, message
 from test_session import a_session
-from waiting import until
+from waiting import scale_timeouts, until
 
 from protomodels_cli import timeouts
 from protomodels_cli.wire.channels import CHANNEL_OPTIONS, HEARTBEATS, SERVER_OPTIONS
@@ -27,6 +27,8 @@ from protomodels_cli.wire.splice import KEEPALIVE
 from protomodels_cli.wire.tickets import Ticket
 from protomodels_cli.worker.listener import Listener
 from protomodels_cli.worker.paths import Network, Way
+
+pytestmark = pytest.mark.waiting
 
 BOUND = 10.0  # seconds, as docs/reliability.md has it: what our own clocks add up to
 BUSY = 60.0  # seconds on a machine that does much else; without our clocks the system takes a quarter of an hour
@@ -83,8 +85,9 @@ class Hole:
 
 @pytest.mark.parametrize("way", ["direct", "relayed"])
 @pytest.mark.parametrize("busy", [True, False])
-def test_a_link_whose_connection_is_swallowed_is_found_again(way, busy):
+def test_a_link_whose_connection_is_swallowed_is_found_again(monkeypatch, way, busy):
     """Direct: the address stays dead, and the link goes on through a relay. Relayed: through the same relay again."""
+    scale_timeouts(monkeypatch, 0.3)
 
     async def story() -> float:
         secret = "s" * 32

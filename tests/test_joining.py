@@ -25,6 +25,8 @@ from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.pb import pmtrain_pb2_grpc as rpc
 from protomodels_cli.wire.tls import new_key, public_key_of
 
+pytestmark = pytest.mark.waiting
+
 
 def wrong_token(link: str) -> str:
     return link.replace(JoinLink.parse(link).token, "A" * 22)

@@ -195,6 +195,7 @@ def test_the_policies_of_before_are_caught():
     assert not is_good(play(SHORT, patient=False))
 
 
+@pytest.mark.full
 def test_months_are_compared_and_drawn(tmp_path: Path):
     found = month_runs.measure(runs=1, rates=3.0, months=1, seed=20, days=0.25, predicted=STEPS)
     assert [(row["policies"], row["rates"]) for row in found["months"]] == [

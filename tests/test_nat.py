@@ -14,6 +14,8 @@ from protomodels_cli.launch.nat import require
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.worker.paths import PARDON, SHORT_LIFE, Trust, direct_tries, tries
 
+pytestmark = pytest.mark.waiting
+
 needs_routers = needs(require)
 DOOR = "203.0.113.1", 7420
 

@@ -27,6 +27,8 @@ from protomodels_cli.wire.relay import RelayedAcceptor, RelayedDialler, RelayErr
 from protomodels_cli.wire.relaying import BURST_SECONDS, Allowance, Relay, RelayLimits
 from protomodels_cli.wire.tickets import RelayLink, Ticket, kept_secret, read_ticket, relay_links
 
+pytestmark = pytest.mark.waiting
+
 SECRET = "s" * 32
 NOW = int(time.time())
 TICKET = Ticket("run1", "meeting1", "p1", NOW + 24 * 3600)  # the suite takes a while

@@ -34,6 +34,8 @@ from protomodels_cli.protocol.parts import Part
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.worker.snapshots.exchange import SnapshotExchange
 
+pytestmark = pytest.mark.waiting
+
 PART = Part(1, 3, 0, HASHES[0])
 REQUEST = pb.FetchRequest(lineage=1, step=3, stage=0)
 LOST = ev.SnapshotLost("p0", 1, 1, 3, "damaged")

@@ -22,6 +22,8 @@ from protomodels_cli.wire.join_link import JoinLink
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.tls import new_key, public_key_of
 
+pytestmark = pytest.mark.waiting
+
 MIB = 1 << 20
 
 pytestmark = needs_two_addresses

@@ -38,6 +38,7 @@ def test_light_peers_need_no_torch():
     assert subprocess.run([sys.executable, "-c", command]).returncode == 0
 
 
+@pytest.mark.full
 def test_a_small_swarm_is_measured_beside_a_few(tmp_path):
     path = tmp_path / "swarm.json"
     options = ["--clients", "20", "--stages", "4", "--minutes", "0.08", "--churn", "900", "--step-seconds", "0.05"]

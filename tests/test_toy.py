@@ -65,6 +65,7 @@ def test_what_there_is_includes_what_was_added(folder):
     assert "toydelta:GRID" in done.stderr
 
 
+@pytest.mark.full
 def test_a_pipeline_that_is_killed_resumes_from_its_snapshot_and_equals_the_reference(folder):
     """With a toy codec on both legs, and in the toy form."""
     both = {"wire": WIRE, "subspace": {"form": "toysplit"}, "optimizer": {"name": "adamw"}}

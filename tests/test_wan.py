@@ -55,6 +55,7 @@ def test_speedups_are_over_each_of_torchs_wires():
     assert (found["over_torch_fp32"], found["over_torch_bf16"]) == (5, 2.5)
 
 
+@pytest.mark.full
 def test_a_small_measurement_has_the_promised_names_and_is_right_about_the_link(tmp_path, monkeypatch):
     monkeypatch.setattr("protomodels_cli.launch.local.start", begin_logged)
     methods = [Method.parse("dense/fp32"), Method.parse("reparam/int8/4")]

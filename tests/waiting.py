@@ -8,6 +8,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
+from protomodels_cli import timeouts
+
 PATIENCE = 60.0  # seconds that whatever must come may take: what a quiet machine takes is for benchmarks to say
 
 
@@ -33,3 +37,11 @@ async def until(what: Callable[[], Any], why: str = "", seconds: float = PATIENC
 
 def _in_words(what: Callable[[], Any], why: str, seconds: float) -> str:
     return f"waited {seconds:g} s in vain: {why or inspect.getsource(what).strip()}"
+
+
+def scale_timeouts(patch: pytest.MonkeyPatch, by: float) -> None:
+    """Multiply all timeouts and pauses of sessions, links, relays and parts in this process."""
+    for name, seconds in vars(timeouts).items():
+        if name.isupper():
+            scaled = tuple(by * each for each in seconds) if isinstance(seconds, tuple) else by * seconds
+            patch.setattr(timeouts, name, scaled)
