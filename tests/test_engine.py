@@ -15,13 +15,16 @@ from conftest import corpus_of, make_spec
 from waiting import PATIENCE, wait_for
 
 from protomodels_cli.coordinator.feed import Feed
+from protomodels_cli.model.basis import initial_basis
 from protomodels_cli.model.shape import slices
 from protomodels_cli.model.stage import Stage
+from protomodels_cli.model.state import parameter_hashes
 from protomodels_cli.protocol.messages import BadMessage, OutOfOrder
 from protomodels_cli.wire.frames import Message
 from protomodels_cli.worker import notices, orders
 from protomodels_cli.worker.device import is_out_of_memory
 from protomodels_cli.worker.engine import Engine, Outbox
+from protomodels_cli.worker.orders import WrongOrder
 from protomodels_cli.worker.stage_work import Pending, StageWork
 
 
@@ -128,6 +131,65 @@ def test_a_stage_that_was_built_ahead_is_not_built_again_and_any_other_is(first_
     assert build(5) is not ahead
     ahead = build(-2)
     assert build(6, 1) is not ahead
+
+
+ALONE = make_spec(stages=1)
+
+
+@pytest.fixture
+def whole_model() -> Iterator[tuple[Engine, Posts]]:
+    """All layers in generation 1, with the gradients of step 1, whose outcome nobody has said."""
+    posts, part = Posts(), slices(ALONE)[0]
+    engine = Engine(torch.device("cpu"), 1, posts.post, lambda: None)
+    engine.start()
+    engine.forget(1)
+    basis, layout = initial_basis(ALONE.model.width, ALONE.subspace.k, 0), [(torch.device("cpu"), part.layers)]
+    engine.order(orders.Build(orders.Assignment(1, 1, 1, 0, 4, 0), ALONE, part, layout, basis, None))
+    engine.order(orders.Run(2, "forward", 1, 2, 0))
+    for fed in Feed(ALONE, corpus_of(ALONE)).step(1):
+        engine.deliver(Message("forward", 1, fed.microbatch, 0, fed.ids, b""))
+    assert [posts.until(orders.TaskReport)[-1].task for _ in range(2)] == [1, 2]
+    yield engine, posts
+    engine.order(None)
+    engine.join()
+
+
+DECIDED = orders.Decide(1, True, 1e-3, 1.0)
+OTHER_BASIS = orders.HoldBasis(initial_basis(ALONE.model.width, ALONE.subspace.k, 1))  # of version 0
+
+
+@pytest.mark.parametrize(
+    ("first", "wrong"),
+    [
+        ([], orders.Decide(2, True, 1e-3, 1.0)),
+        ([], orders.Decide(0, True, 1e-3, 1.0)),
+        ([DECIDED], DECIDED),
+        ([DECIDED], orders.Decide(2, True, 1e-3, 1.0)),  # whose gradients are not here
+        ([], orders.Run(3, "forward", 2, 2, 0)),
+        ([DECIDED], orders.Run(3, "forward", 1, 2, 0)),
+        ([DECIDED], orders.Run(3, "forward", 3, 2, 0)),
+        ([DECIDED], orders.Run(3, "forward", 2, 2, 1)),  # with a basis that never came
+        ([DECIDED, OTHER_BASIS], orders.Run(3, "forward", 2, 2, 1)),  # … or another
+        ([DECIDED], orders.Reuse(orders.Assignment(3, 2, 1, 2, 4, 0), None)),
+        ([orders.Drop()], DECIDED),
+        ([orders.Drop()], orders.CopyState()),
+    ],
+)
+def test_an_order_that_does_not_follow_is_said_and_changes_nothing(whole_model, first, wrong):
+    engine, posts = whole_model
+    for order in [*first, orders.Describe()]:
+        engine.order(order)
+    described = posts.until(orders.Described)[-1]
+    before = {} if engine._work is None else parameter_hashes(engine._work.stage)
+    engine.order(wrong)
+    assert isinstance(posts.until(orders.Failure)[-1].error, WrongOrder)
+    engine.order(orders.Describe())
+    assert posts.until(orders.Described)[-1] == described
+    assert ({} if engine._work is None else parameter_hashes(engine._work.stage)) == before
+    if not first:
+        engine.order(DECIDED)
+        engine.order(orders.HashWeights(9))
+        assert posts.until(orders.TaskReport)[-1].parameters != before, "what was prepared is still there"
 
 
 def test_it_can_be_seen_from_outside_whether_it_is_still_at_the_same_work(first_stage, monkeypatch):

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from conftest import make_reference
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -244,3 +245,21 @@ def test_moments_that_are_not_kept_need_not_follow_the_basis(reference, form, na
     assert [row["version"] for row in r.train() if row["event"] == "switch"] == [1, 2]
     embedding = next(p for p in r.trainers[0].optimizer.parameters if p.name == "embed.weight")
     assert set(embedding.state) == {"second"}
+
+
+def test_a_step_without_gradients_is_refused_and_changes_nothing():
+    r = make_reference(stages=1)
+    optimizer, before = r.trainers[0].optimizer, r.weights_sha256()
+    with pytest.raises(RuntimeError):
+        optimizer.apply(1e-3, 1.0)
+    with pytest.raises(RuntimeError):
+        optimizer.prepare()  # of no microbatch
+    assert (optimizer.applied, r.weights_sha256()) == (0, before)
+    r.accumulate(1)
+    r.prepare()
+    optimizer.apply(1e-3, 1.0)
+    moved = r.weights_sha256()
+    with pytest.raises(RuntimeError):
+        optimizer.apply(1e-3, 1.0)
+    assert (optimizer.applied, r.weights_sha256()) == (1, moved)
+    assert moved != before

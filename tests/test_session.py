@@ -31,7 +31,7 @@ from protomodels_cli.wire.client import Line
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.pb import pmtrain_pb2_grpc as rpc
 from protomodels_cli.wire.tls import new_authority, peer_name
-from protomodels_cli.wire.troubles import OutOfMemory
+from protomodels_cli.wire.troubles import Failed, OutOfMemory
 from protomodels_cli.worker import notices, orders
 from protomodels_cli.worker.cards import Cards
 from protomodels_cli.worker.generation import Generation
@@ -41,7 +41,7 @@ from protomodels_cli.worker.session import Session
 from protomodels_cli.worker.snapshots import part_store
 from protomodels_cli.worker.snapshots.exchange import SnapshotExchange
 from protomodels_cli.worker.snapshots.pacing import NO_STAGE
-from protomodels_cli.worker.telling import PeerError
+from protomodels_cli.worker.telling import PeerError, trouble_of
 
 
 def a_session(folder: Path, channel: Any = None, spec: RunSpec | None = None, line: Line | None = None) -> Session:
@@ -65,23 +65,27 @@ def a_generation(session: Session, number: int) -> Generation:
     return Generation(assigned, session.spec, session._network, session._engine, session._report, print)
 
 
-@pytest.mark.parametrize(("error", "goes"), [(MemoryError(), True), (BadMessage("stale"), False)])
-def test_a_stage_that_failed_is_not_offered_again_whichever_generation_it_failed_in(tmp_path, error, goes):
+@pytest.mark.parametrize(
+    ("error", "trouble"),
+    [(MemoryError(), OutOfMemory), (orders.WrongOrder(), Failed), (BadMessage("stale"), None)],
+)
+def test_a_stage_that_failed_is_not_offered_again_whichever_generation_it_failed_in(tmp_path, error, trouble):
     """A decision may have been applied by half. What a neighbour of then sent is forgotten with it."""
 
     async def story() -> None:
         session = a_session(tmp_path)
         session._generation = a_generation(session, 2)
         session._receive(1, orders.Failure(error))
-        assert session._over.done() == goes
-        if goes:
-            with pytest.raises(PeerError) as caught:
+        assert session._over.done() == (trouble is not None)
+        if trouble is not None:
+            with pytest.raises(PeerError if trouble is OutOfMemory else type(error)) as caught:
                 session._over.result()
-            assert isinstance(caught.value.problem, OutOfMemory)
+            assert isinstance(trouble_of(caught.value), trouble)
         session._receive(2, orders.TaskReport(1, orders.Usage()))
         outbox = session._control._outbox
-        said = [outbox.get_nowait().WhichOneof("body") for _ in range(outbox.qsize())]
-        assert said == (["trouble"] if goes else ["done"])
+        said = [outbox.get_nowait() for _ in range(outbox.qsize())]
+        assert [message.WhichOneof("body") for message in said] == ["done" if trouble is None else "trouble"]
+        assert trouble is None or said[0].trouble.kind == trouble.kind
 
     asyncio.run(story())
 

@@ -61,7 +61,8 @@ class TrainedParameter:
             gradient = None if self.touched is None else self.touched.gradients
         if gradient is None and is_early(self.name):  # its loss no longer counts
             gradient = torch.zeros_like(self.parameter)
-        assert gradient is not None, f"{self.name} got no gradient"
+        if gradient is None:
+            raise RuntimeError(f"{self.name} got no gradient")
         self.gradient = self.form.project(gradient)
         return self.gradient
 
@@ -71,7 +72,7 @@ class TrainedParameter:
             self.anchor.take()
 
     def own(self) -> tuple[torch.nn.Parameter, Tensor, moments.State]:
-        assert self.gradient is not None, "apply() follows prepare()"
+        assert self.gradient is not None
         if not self.state:
             self.state = moments.new_state(self.rule, self.parameter, self.kept_as, self.gradient.shape[-1])
             if self.settings.beta1 == 0 and self.rule == "row_adamw":
@@ -111,7 +112,10 @@ class StageOptimizer:
 
     @torch.no_grad()
     def apply(self, lr: float, coefficient: float) -> None:
-        """Take the step with gradients × coefficient."""
+        """Take the step with gradients × coefficient. Raises RuntimeError where they were not prepared, and changes
+        nothing then."""
+        if any(trained.gradient is None for trained in self.parameters):
+            raise RuntimeError("apply() follows prepare()")
         self.applied += 1
         fused: dict[tuple[torch.device, Settings], list[TrainedParameter]] = {}
         for trained in self.parameters:

@@ -43,6 +43,7 @@ from protomodels_cli.worker.orders import (
     SubspaceReport,
     Taken,
     TaskReport,
+    WrongOrder,
 )
 from protomodels_cli.worker.pinning import HostMemory, memory_for
 from protomodels_cli.worker.snapshots.loading import UnusablePart, load_part
@@ -322,27 +323,36 @@ class Engine(threading.Thread):
                 self._begin(assignment, self._work)
                 return
         work = self._work
-        assert work is not None
+        if work is None:
+            raise WrongOrder(f"{type(order).__name__} where no stage is in memory")
         match order:
             case Reuse(assignment, decision):
                 self._generation = assignment.generation
                 self._run = self._pass = None
-                if decision is not None and work.prepared and decision.step == work.step + 1:
-                    self._decide(decision, work)  # what it says of the subspace then is asked for with the assignment
-                if (self._lineage, work.step) != (assignment.lineage, assignment.step):
-                    raise RuntimeError(
+                is_owed = decision is not None and work.prepared and decision.step == work.step + 1
+                if (self._lineage, work.step + bool(is_owed)) != (assignment.lineage, assignment.step):
+                    raise WrongOrder(
                         f"asked to reuse step {assignment.step} of lineage {assignment.lineage}, which is not in memory"
                     )
+                if decision is not None and is_owed:
+                    self._decide(decision, work)  # what it says of the subspace then is asked for with the assignment
                 work.abandon()
                 self._begin(assignment, work)
             case Decide():
                 if self._decide(order, work):
                     self._report_subspace(work)
             case Run():
+                if order.leg == "forward" and order.step != work.step + 1:
+                    raise WrongOrder(f"step {order.step} where this stage has decided step {work.step}")
                 if order.basis_version != work.basis_version:
-                    assert self._held is not None
-                    assert self._held.version == order.basis_version
-                    work.switch_basis(self._held)
+                    held = self._held
+                    if held is None or held.version != order.basis_version:
+                        has = "no other" if held is None else f"basis {held.version} besides"
+                        raise WrongOrder(
+                            f"step {order.step} with basis {order.basis_version}, where this stage computes with basis "
+                            f"{work.basis_version} and holds {has}"
+                        )
+                    work.switch_basis(held)
                     self._held = None
                 self._run, self._pass = order, work.begin(order.leg, order.step, order.microbatches)
             case ReportSync(task):

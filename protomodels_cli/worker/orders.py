@@ -132,6 +132,11 @@ class Drop:
 Order = Drop | Audit | Build | Reuse | Describe | Decide | Run | ReportSync | CopyState | HashWeights | HoldBasis
 
 
+class WrongOrder(RuntimeError):
+    """An order does not follow from those before it. It is raised before anything changes, and ends the peer: only a
+    fault in the coordinator or here leads to it, and to guess would make this stage another than the run's."""
+
+
 # What comes back
 
 

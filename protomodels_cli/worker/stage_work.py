@@ -29,6 +29,7 @@ from protomodels_cli.protocol import steps
 from protomodels_cli.protocol.messages import BadMessage, Leg, MessageKey
 from protomodels_cli.spec.schema import RunSpec
 from protomodels_cli.wire.frames import Message
+from protomodels_cli.worker.orders import WrongOrder
 from protomodels_cli.worker.pinning import HostMemory
 from protomodels_cli.worker.sizes import Sizes
 from protomodels_cli.worker.transfers import Clock, transfers_for
@@ -249,9 +250,11 @@ class StageWork:
         return norms
 
     def decide(self, step: int, apply: bool, lr: float, clip: float) -> None:
-        """The second half of a commit: the step is taken or skipped, and codecs keep or drop what they learnt."""
-        assert self.prepared
-        assert step == self.step + 1
+        """The second half of a commit: the step is taken or skipped, and codecs keep or drop what they learnt. Raises
+        WrongOrder for any other step than the one that was prepared."""
+        if not self.prepared or step != self.step + 1:
+            has = f"the gradients of step {self.step + 1}" if self.prepared else f"no gradients after step {self.step}"
+            raise WrongOrder(f"a decision on step {step} where this stage has {has}")
         self.step, self.prepared = step, 0
         self.transfers.before_change()
         self.trainer.decide(step, apply, lr, clip)
