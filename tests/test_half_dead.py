@@ -22,11 +22,15 @@ from protomodels_cli.wire.channels import CHANNEL_OPTIONS, HEARTBEATS, SERVER_OP
 from protomodels_cli.wire.client import Line
 from protomodels_cli.wire.join_link import address
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
+from protomodels_cli.wire.pb import pmtrain_pb2_grpc as rpc
 from protomodels_cli.wire.relaying import Relay, RelayLimits
 from protomodels_cli.wire.splice import KEEPALIVE
 from protomodels_cli.wire.tickets import Ticket
+from protomodels_cli.worker import problems
+from protomodels_cli.worker.control import ControlStream
 from protomodels_cli.worker.listener import Listener
 from protomodels_cli.worker.paths import Network, Way
+from protomodels_cli.worker.telling import PeerError
 
 pytestmark = pytest.mark.waiting
 
@@ -172,6 +176,44 @@ def test_a_session_whose_connection_is_swallowed_goes_on_over_another(tmp_path):
             return took
 
     print(f"session: {asyncio.run(story()):.1f} s")
+
+
+def test_a_stream_that_ends_while_the_peer_writes_was_closed_by_the_coordinator():
+    """As a peer finds it that was stopped for a lease, and writes as soon as it may go on. gRPC calls that an internal
+    error of its own, now and then: which of the two is noticed first is chance."""
+
+    class HangsUp(rpc.PeeringServicer):
+        async def Session(self, requests: AsyncIterator[pb.PeerMessage], context: object) -> None:
+            await anext(aiter(requests))
+
+    async def reason_of_one(port: int) -> problems.Loss:
+        line = Line([(HERE, port)], lambda where: grpc.aio.insecure_channel(address(*where), CHANNEL_OPTIONS))
+        control = ControlStream(line, (), 5.0, 5.0, asyncio.get_running_loop().create_future(), lambda loss: None)
+        beat = pb.PeerMessage(heartbeat=pb.Heartbeat())
+
+        async def introduce() -> list[pb.PeerMessage]:
+            return [beat] * 200
+
+        async def obey(message: pb.CoordinatorMessage) -> None:
+            raise AssertionError("nobody says anything")
+
+        with pytest.raises(PeerError) as ended:
+            await control.run(introduce, obey)
+        await line.close()
+        assert isinstance(ended.value.problem, problems.NeverConnected)
+        return ended.value.problem.reason
+
+    async def story() -> list[problems.Loss]:
+        server = grpc.aio.server(options=SERVER_OPTIONS)
+        rpc.add_PeeringServicer_to_server(HangsUp(), server)
+        port = server.add_insecure_port(f"{HERE}:0")
+        await server.start()
+        try:
+            return [await reason_of_one(port) for _ in range(40)]
+        finally:
+            await server.stop(None)
+
+    assert {*asyncio.run(story())} == {problems.ConnectionClosed()}
 
 
 def test_a_connection_that_was_left_ends_with_its_last_call():

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import get_args
 
+import grpc
 import pytest
 from conftest import make_spec
 from door_tools import HERE, QUICK, TICKET, a_door, a_server, link_to
@@ -31,6 +32,7 @@ from protomodels_cli.coordinator.snapshots.copies import Copies
 from protomodels_cli.coordinator.trust import believe
 from protomodels_cli.errors import UserError
 from protomodels_cli.wire import tls
+from protomodels_cli.wire.client import in_words
 from protomodels_cli.wire.join_link import JoinLink, fetch_authority, refusal
 from protomodels_cli.wire.relay import RelayedAcceptor, dial_relay
 
@@ -398,3 +400,16 @@ def test_a_bad_request(reason: bad.Reason, text: str):
 def test_every_bad_request_is_in_the_table_and_has_a_kind_of_its_own():
     kinds = {type(reason): reason.kind for reason, _ in BAD_REQUESTS}
     assert (kinds.keys(), len(set(kinds.values()))) == (set(get_args(bad.Reason)), len(kinds))
+
+
+@pytest.mark.parametrize(
+    ("code", "details", "why"),
+    [
+        (grpc.StatusCode.INTERNAL, "Internal error from Core", "the coordinator closed the connection"),
+        (grpc.StatusCode.UNAVAILABLE, "Connection refused\nmore", "Connection refused"),
+    ],
+)
+def test_a_call_that_failed(code: grpc.StatusCode, details: str, why: str):
+    error = in_words(grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details))
+    fix = "check this machine's connection, and that the coordinator still runs"
+    assert said(lambda: (_ for _ in ()).throw(error)) == (f"cannot reach the coordinator: {why}", fix)

@@ -22,7 +22,7 @@ from protomodels_cli.errors import EXIT_REFUSED, UserError
 from protomodels_cli.spec.errors import SpecError
 from protomodels_cli.spec.load import spec_from
 from protomodels_cli.wire.channels import MOST_FROM_COORDINATOR, PIECE, is_loopback
-from protomodels_cli.wire.client import Line, Metadata, coordinator_line, in_words
+from protomodels_cli.wire.client import Line, Metadata, coordinator_line, in_words, why_failed
 from protomodels_cli.wire.join_link import Address, JoinLink, address, find_coordinator, parse_address
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.port_mapping import answers
@@ -84,7 +84,7 @@ async def _with(line: Line, link: JoinLink, authority: bytes, port: int, measure
         try:
             round_trip, upload, download = await _measured(line, metadata)
         except grpc.aio.AioRpcError as e:
-            why = f"not measured: {e.details()}"
+            why = f"not measured: {why_failed(e)}"
     identity = Identity(key, enrolled.certificate_pem, authority)
     reach, problem = await _reach(line, metadata, identity, link, port)
     return Contact(
@@ -212,6 +212,6 @@ async def _reach(
         keeps, maps_by = await asyncio.gather(_keeps_port(observers, reply.host), _maps_by(link))
         return Reach(reply.host, listening, reply.reachable, reply.reason, trips, keeps, maps_by), ""
     except grpc.aio.AioRpcError as e:
-        return None, f"not checked: {e.details()}"
+        return None, f"not checked: {why_failed(e)}"
     finally:
         server.close()

@@ -33,6 +33,7 @@ MOST_KNOWN = 16  # addresses of one coordinator
 # Seconds for calls on a channel that was left: longer than any, so that none is cut off. Keepalive ends those on a dead
 # connection within half a minute.
 LAST_CALLS = 7 * 86_400.0
+CLOSED = "the coordinator closed the connection"
 Metadata = Sequence[tuple[str, str]]  # of a call: names and values
 
 
@@ -83,7 +84,18 @@ def in_words(error: grpc.aio.AioRpcError) -> UserError:
     if error.code() in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.FAILED_PRECONDITION) and fix:
         return Refused(what, fix, kind=str(dict(error.trailing_metadata() or ()).get("kind", "")))
     fix = "check this machine's connection, and that the coordinator still runs"
-    return UnreachableError(f"cannot reach the coordinator: {what}", fix, kind="unreachable")
+    return UnreachableError(f"cannot reach the coordinator: {why_failed(error)}", fix, kind="unreachable")
+
+
+def was_closed(error: grpc.aio.AioRpcError) -> bool:
+    """Whether the call ended while this side was writing to it, which gRPC calls an internal error of its own. No
+    program of ours answers with that code."""
+    return error.code() is grpc.StatusCode.INTERNAL
+
+
+def why_failed(error: grpc.aio.AioRpcError) -> str:
+    """In one line."""
+    return CLOSED if was_closed(error) else (error.details() or "").partition("\n")[0]
 
 
 def _channel(where: Address, authority_pem: bytes, most_bytes: int) -> grpc.aio.Channel:

@@ -24,7 +24,7 @@ from protomodels_cli.protocol.audit import Compared
 from protomodels_cli.protocol.messages import Leg
 from protomodels_cli.spec.schema import RunSpec
 from protomodels_cli.wire.channels import PIECE
-from protomodels_cli.wire.client import Metadata
+from protomodels_cli.wire.client import Metadata, why_failed
 from protomodels_cli.wire.frames import LEG_NUMBERS, Message
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.pb import pmtrain_pb2_grpc as rpc
@@ -79,7 +79,7 @@ class Auditing:
         try:
             await upload_bytes(self._stub, self._metadata, header, content)
         except grpc.aio.AioRpcError as e:
-            WIRE.info("recorded messages of step %d were not uploaded: %s", asked.step, e.details())
+            WIRE.info("recorded messages of step %d were not uploaded: %s", asked.step, why_failed(e))
 
     async def _audit(self, asked: pb.Audit) -> None:
         verdict = pb.Verdict(audit=asked.audit)

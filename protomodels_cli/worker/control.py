@@ -14,7 +14,7 @@ import grpc
 
 from protomodels_cli.retry import Backoff
 from protomodels_cli.wire.channels import HEARTBEATS
-from protomodels_cli.wire.client import Line, Metadata, Refused, in_words
+from protomodels_cli.wire.client import Line, Metadata, Refused, in_words, was_closed, why_failed
 from protomodels_cli.wire.join_link import UnreachableError
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.worker import problems
@@ -182,5 +182,5 @@ class ControlStream:
 
 
 def _failure(error: grpc.aio.AioRpcError) -> problems.Loss:
-    detail = (error.details() or "").partition("\n")[0][:MOST_DETAIL]
+    detail = "" if was_closed(error) else why_failed(error)[:MOST_DETAIL]
     return problems.NetworkFailed(detail) if detail else problems.ConnectionClosed()

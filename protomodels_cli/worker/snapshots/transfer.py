@@ -19,7 +19,7 @@ from protomodels_cli.files import hash_file
 from protomodels_cli.observe.logs import SNAPSHOTS
 from protomodels_cli.protocol.parts import Part
 from protomodels_cli.wire.channels import PIECE
-from protomodels_cli.wire.client import Metadata
+from protomodels_cli.wire.client import Metadata, why_failed
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.pb import pmtrain_pb2_grpc as rpc
 from protomodels_cli.worker.snapshots.direct import StoreAccess
@@ -36,9 +36,9 @@ def logging_why(what: str) -> Callable[[Exception], None]:
 
     def log(error: Exception) -> None:
         nonlocal last
-        why = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
+        why = why_failed(error) if isinstance(error, grpc.aio.AioRpcError) else str(error)
         if why != last:
-            last = why or ""
+            last = why
             SNAPSHOTS.warning("%s failed: %s; retrying", what, why)
 
     return log
