@@ -5,36 +5,38 @@
 # docs/at-home.md and docs/in-the-cloud.md say how they are run, and what of this file was built and what was not.
 ARG PYTHON=docker.io/library/python:3.12-slim
 
-FROM ${PYTHON} AS wheel
-WORKDIR /src
-COPY pyproject.toml README.md LICENSE ./
-COPY protomodels_cli protomodels_cli
-RUN pip wheel --no-deps --wheel-dir dist .
-
-# Packages go into an environment without pip, which is all that the images take over.
+# Packages go into an environment without pip, which is all that the images take over. Their lists are complete and have
+# hashes: pip resolves nothing. A coordinator's are a part of a peer's.
 FROM ${PYTHON} AS packages
 ENV VIRTUAL_ENV=/opt/pmtrain PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 WORKDIR /src
 RUN python3 -m venv --without-pip "$VIRTUAL_ENV"
-COPY constraints.txt coordinator-requirements.txt ./
+COPY requirements requirements
+RUN pip --python "$VIRTUAL_ENV/bin/python3" install --no-deps --require-hashes -r requirements/coordinator.txt
+
+FROM packages AS wheel
+COPY pyproject.toml README.md LICENSE ./
+COPY protomodels_cli protomodels_cli
+RUN pip --python "$VIRTUAL_ENV/bin/python3" wheel --no-deps --no-build-isolation --wheel-dir dist .
 
 FROM packages AS coordinator-packages
-RUN pip --python "$VIRTUAL_ENV/bin/python3" install -r coordinator-requirements.txt -c constraints.txt
 COPY --from=wheel /src/dist dist
 RUN pip --python "$VIRTUAL_ENV/bin/python3" install --no-deps dist/*.whl
 
-# torch comes first and by its exact version: any looser request may fetch another build.
 FROM packages AS cuda-packages
-RUN pip --python "$VIRTUAL_ENV/bin/python3" install "$(grep '^torch==' constraints.txt)"
+RUN pip --python "$VIRTUAL_ENV/bin/python3" install --no-deps --require-hashes \
+      -r requirements/peer.txt -r requirements/cuda.txt
 COPY --from=wheel /src/dist dist
-RUN pip --python "$VIRTUAL_ENV/bin/python3" install dist/*.whl -c constraints.txt
+RUN pip --python "$VIRTUAL_ENV/bin/python3" install --no-deps dist/*.whl
 
-# The CPU build comes from PyTorch's own index: PyPI's Linux build brings gigabytes of CUDA along.
+# The CPU build comes from PyTorch's own index: PyPI's Linux build brings gigabytes of CUDA along. torch.txt need not have
+# the hash of that build, so it comes first and without one; then the list finds its torch installed.
 FROM packages AS cpu-packages
-RUN pip --python "$VIRTUAL_ENV/bin/python3" install --index-url https://download.pytorch.org/whl/cpu \
-      "$(grep '^torch==' constraints.txt)"
+RUN pip --python "$VIRTUAL_ENV/bin/python3" install --no-deps --index-url https://download.pytorch.org/whl/cpu \
+      "$(grep -o '^torch==[^ ]*' requirements/torch.txt)"
+RUN pip --python "$VIRTUAL_ENV/bin/python3" install --no-deps --require-hashes -r requirements/peer.txt
 COPY --from=wheel /src/dist dist
-RUN pip --python "$VIRTUAL_ENV/bin/python3" install dist/*.whl -c constraints.txt
+RUN pip --python "$VIRTUAL_ENV/bin/python3" install --no-deps dist/*.whl
 
 FROM ${PYTHON} AS runtime
 ENV PATH=/opt/pmtrain/bin:$PATH PYTHONUNBUFFERED=1

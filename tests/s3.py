@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import fsspec
+from heavy import heavy
 from s3_server_key import KEY, SECRET
 from waiting import wait_for
 
@@ -48,6 +49,8 @@ class S3:
 
 @contextmanager
 def s3_server(folder: Path) -> Iterator[S3]:
+    heavy("s3fs")
+    heavy("swift")
     server = S3(folder)
     try:
         yield server

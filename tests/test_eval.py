@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from heavy import heavy
 from hypothesis import given
 from hypothesis import strategies as st
 from random_models import SIZES, TEXT, make_model, make_tokenizer, save
@@ -140,18 +141,15 @@ def test_ids_and_text_that_one_name_means_are_all_read(folder, tmp_path):
 @pytest.mark.parametrize("source", ["text", "jsonl", "parquet", "bin", "hf", "files"])
 def test_every_source_of_a_spec_can_be_named(folder, tmp_path, source):
     """Whatever the file's name ends with."""
-    import pyarrow
-    import pyarrow.parquet
-
     if source == "hf":
-        pytest.importorskip("datasets")
+        heavy("datasets")
     data, tokenizer = tmp_path / "data", make_tokenizer()
     file = data / ("train.jsonl" if source == "hf" else "train.odd")
     data.mkdir()
     if source in ("text", "files"):
         file.write_text(TEXT)
     elif source == "parquet":
-        pyarrow.parquet.write_table(pyarrow.table({"text": [TEXT]}), file)
+        heavy("pyarrow.parquet").write_table(heavy("pyarrow").table({"text": [TEXT]}), file)
     elif source == "bin":
         np.array([*tokenizer.encode([TEXT])[0].tolist(), tokenizer.end_id], dtype="<u2").tofile(file)
     else:

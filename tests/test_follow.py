@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from heavy import heavy
 from starting import ROOT, pmtrain
 from test_page import a_status
 from waiting import wait_for
@@ -114,7 +115,7 @@ board.close()
 
 
 def test_tensorboard_has_every_point_once_though_its_follower_is_killed(tmp_path):
-    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
+    heavy("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     path, events = tmp_path / "m.jsonl", tmp_path / "board" / "events.out.tfevents.pmtrain"
@@ -140,7 +141,7 @@ def test_tensorboard_has_every_point_once_though_its_follower_is_killed(tmp_path
 
 
 def test_wandb_is_told_each_row_once(tmp_path, monkeypatch):
-    wandb = pytest.importorskip("wandb", reason="wandb is not installed")
+    wandb = heavy("wandb")
     from protomodels_cli.observe.follow.wandb import WeightsAndBiases
 
     monkeypatch.setenv("WANDB_MODE", "offline")

@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 from exporting import logits_of, save_reference
+from heavy import heavy
 
 from protomodels_cli.export.source import open_source
 from protomodels_cli.export.write import export
 
 ROOT = Path(__file__).parent.parent
 os.environ["HF_HUB_OFFLINE"] = "1"  # read when the harness is imported: nothing is to be fetched
-lm_eval = pytest.importorskip("lm_eval")
+lm_eval = heavy("lm_eval")
 
 
 def test_the_harness_measures_what_the_reference_computes(tmp_path, monkeypatch):

@@ -11,15 +11,14 @@ import subprocess
 import sys
 import threading
 import time
-import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
+import pins
 import psutil
 import pytest
 import yaml
 from checkpoints import save, starting_from
 from conftest import CONFIGS, make_spec
-from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from starting import ROOT, begin, begin_afresh, pmtrain
 from test_pipeline import reference_of
@@ -57,27 +56,11 @@ sys.meta_path.insert(0, OnlyTheList())
 """
 
 
-def the_list() -> dict[str, str]:
-    lines = (ROOT / "coordinator-requirements.txt").read_text().splitlines()
-    return {canonicalize_name(Requirement(line).name): line for line in lines if not line.startswith("#")}
-
-
-def brought_along(wanted: Iterable[str]) -> set[str]:
-    """Distributions that installing these installs."""
-    found: set[str] = set()
-    todo = [*wanted]
-    while todo:
-        if (name := canonicalize_name(todo.pop())) not in found:
-            found.add(name)
-            needs = map(Requirement, importlib.metadata.requires(name) or ())
-            todo += [n.name for n in needs if n.marker is None or n.marker.evaluate({"extra": ""})]
-    return found
-
-
 @pytest.fixture(scope="module")
 def no_torch(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A PYTHONPATH with which a process has what the coordinator's list brings, and no torch."""
-    there = {*brought_along(the_list()), "pmtrain"}
+    _, listed = pins.read_list((ROOT / "requirements" / "coordinator.txt").read_text())
+    there = {*listed, "pmtrain"}
     owners = importlib.metadata.packages_distributions()
     blocked = {top for top, names in owners.items() if not there & set(map(canonicalize_name, names))}
     assert {"torch", "safetensors", "transformers"} <= blocked
@@ -268,10 +251,3 @@ def test_tokens_made_in_a_process_of_their_own_are_the_same(tmp_path):
         made(True, "jsonl")
     assert str(apart.value) == str(here.value)
     assert apart.value.exit_code == 3
-
-
-def test_the_coordinators_list_is_pyprojects_without_what_tensors_and_peers_need():
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    everything = {canonicalize_name(Requirement(line).name): line for line in project["dependencies"]}
-    assert the_list().items() <= everything.items(), "the same versions"
-    assert everything.keys() - the_list().keys() == {"torch", "safetensors", "psutil", "zstandard"}

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import make_reference, make_spec
+from heavy import heavy
 
 from protomodels_cli.bench import torch_pipelining, torch_rank, wanlab
 from protomodels_cli.coordinator.coordinator import cannot_write
@@ -170,16 +171,17 @@ def test_data(make: Callable[[Path], RunSpec], what: str, fix: str, tmp_path: Pa
     assert raised(lambda: prepare(spec, tmp_path), tmp_path) == (what, fix)
 
 
-def test_data_in_other_ways(tmp_path: Path):
-    import pyarrow
-    from pyarrow import parquet
-
+def test_a_table_without_the_column(tmp_path: Path):
+    pyarrow, parquet = heavy("pyarrow"), heavy("pyarrow.parquet")
     parquet.write_table(pyarrow.table({"title": ["a"], "body": ["b"]}), tmp_path / "d.parquet")
     spec = from_files(tmp_path, "parquet", "d.parquet")
     assert raised(lambda: prepare(spec, tmp_path), tmp_path) == (
         "FOLDER/d.parquet has no column 'text', only title, body",
         "set data.field to the name of the text column",
     )
+
+
+def test_data_in_other_ways(tmp_path: Path):
     what, fix = raised(lambda: Json("{}", "t.json"), tmp_path)
     assert what.startswith("t.json is not a tokenizer.json: ")
     assert fix == "write the file with Hugging Face's tokenizers"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import shutil
 import subprocess
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from heavy import heavy
 from starting import ROOT
 
 SITE = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
@@ -52,9 +52,9 @@ def test_links_lead_to_files_and_headings_that_are_there(page):
         assert not heading or heading in anchors(file), target
 
 
-@pytest.mark.skipif(importlib.util.find_spec("zensical") is None, reason="the extra `docs` is not installed")
 @pytest.mark.full
 def test_the_site_builds_without_a_warning(tmp_path):
+    heavy("zensical")
     shutil.copytree(ROOT / "docs", tmp_path / "docs", ignore=shutil.ignore_patterns("results"))
     shutil.copy(ROOT / "mkdocs.yml", tmp_path)
     command = [sys.executable, "-m", "zensical", "build", "--strict"]
