@@ -60,6 +60,13 @@ count=$(wc -w <<< "$todo pmtrain") number=0
 begin() { number=$((number + 1)); echo "[$number/$((count))] $1 … ($SECONDS s)" >&2; }
 # On a terminal pip shows its progress.
 pip() { .venv/bin/python -m pip --disable-pip-version-check "$@" --no-deps $([ -t 2 ] || echo --quiet) >&2; }
+install() { pip install --require-hashes --no-build-isolation --use-pep517 -r "$1"; }
+# pip prefers files whose hash an index tells to newer versions. A CPU build that it knows of, often in a folder, is asked
+# for by name: it spares gigabytes of CUDA.
+install_cpu_torch() {
+  sed 's/^torch==[^ ]*/&+cpu/' requirements/torch.txt > .venv/torch-cpu.txt
+  install .venv/torch-cpu.txt 2> /dev/null
+}
 check_index() { .venv/bin/python scripts/index_reachable.py || exit 3; }
 # torch's builds differ: each says itself whether it needs packages of cuda.txt.
 wants_cuda() {
@@ -80,7 +87,7 @@ for list in $todo; do
   else
     begin "$list: $(sed -n '3s/^# //p' "requirements/$list.txt")"
     if [ "$list" = torch ]; then rm -f $installed/cuda.txt; fi  # which another torch may need
-    pip install --require-hashes --no-build-isolation --use-pep517 -r "requirements/$list.txt" || {
+    { [ "$list" = torch ] && install_cpu_torch; } || install "requirements/$list.txt" || {
       check_index
       refuse "pip could not install requirements/$list.txt" "see above; $0 goes on from there"
     }

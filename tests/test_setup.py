@@ -153,6 +153,26 @@ def test_a_torch_that_needs_cuda_gets_it(checkout):
     assert (code, checkout.has()["torch"], checkout.has()["cuda"]) == (0, "2.0", "1.0"), said
 
 
+def test_a_cpu_build_of_torch_is_preferred_if_pip_knows_one_with_a_listed_hash(checkout):
+    """Other than in a folder, an index tells the hash of what it has, and pip would prefer that."""
+    list_of_torch = checkout.folder / "requirements" / "torch.txt"
+    checkout.write_list("torch", "2.0+cpu")
+    [of_cpu] = re.findall(" --hash.*", list_of_torch.read_text())
+    checkout.write_list("torch", "2.0", f'Requires-Dist: list-cuda==1.0; sys_platform == "{sys.platform}"\n')
+    index = checkout.folder / "index" / "torch"
+    index.mkdir(parents=True)
+    [cuda] = checkout.wheels.glob("torch-2.0-*")
+    cuda.rename(index / cuda.name)
+    sha256 = hashlib.sha256((index / cuda.name).read_bytes()).hexdigest()
+    (index / "index.html").write_text(f'<!DOCTYPE html><a href="{cuda.name}#sha256={sha256}">{cuda.name}</a>')
+    from_index = {"PIP_NO_INDEX": "", "PIP_INDEX_URL": index.parent.as_uri()}
+    code, said = checkout.run(**from_index)
+    assert (code, checkout.has()["torch"], "cuda" in checkout.has()) == (0, "2.0", True), said
+    list_of_torch.write_text(list_of_torch.read_text().strip() + of_cpu + "\n")
+    code, said = checkout.run(**from_index)
+    assert (code, checkout.has()["torch"]) == (0, "2.0+cpu"), said
+
+
 def test_a_wheel_with_another_hash_is_not_installed(checkout):
     checkout.write_list("user", "1.1")
     list_of_user = checkout.folder / "requirements" / "user.txt"
