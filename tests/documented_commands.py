@@ -26,7 +26,7 @@ RUN: dict[str, tuple[str, ...]] = {  # by the name of the test
     ),
     "test_lab_commands_write_their_numbers_and_their_picture": tuple(
         f"pmtrain lab {name} --json out/{name}.json --plot out/{name}.png"
-        for name in ("reconstruct", "optimizer", "rank", "grassmann", "frontier", "scaling", "bandwidth")
+        for name in ("reconstruct", "optimizer", "rank", "grassmann", "frontier", "scaling", "replicas", "bandwidth")
     ),
     "test_the_documented_commands_run": (
         "pmtrain runs",

@@ -90,6 +90,7 @@ def test_every_help_page_comes_without_torch():
         "lab rank",
         "lab frontier",
         "lab scaling",
+        "lab replicas",
         "bench gpu",
         "bench loopback",
         "bench recovery",
@@ -189,6 +190,7 @@ def test_the_set_of_commands_and_options_is_deliberate():
         "lab grassmann": ["--device", "--interval", "--json", "--plot", "--seed", "--updates"],
         "lab frontier": sorted({*sweep, "--trials"}),
         "lab scaling": sorted(sweep),
+        "lab replicas": sorted({*sweep, "--batch", "--lanes", "--sum"} - {"--rates"}),
         "lab bandwidth": sorted({*lab, "--keep", "--scale", "--speed", "--target", "--text"}),
     }
 

@@ -128,12 +128,14 @@ LAB_KEYS = {
     "grassmann": {"orthonormality_error", "verdict"},
     "frontier": {"rows", "families", "missing", "time_to_loss"},
     "scaling": {"rows", "missing", "rule"},
+    "replicas": {"rows", "missing", "outer"},
     "bandwidth": {"rows", "free_from_mbit", "best"},
 }
 SHORT = {
     "grassmann": ["--updates", "4", "--interval", "3"],
     "frontier": ["--steps", "6", "--seeds", "1", "--trials", "0", "--only", "two_stream segment k=8 int8"],
     "scaling": ["--steps", "6", "--only", "d=32"],
+    "replicas": ["--steps", "4", "--seeds", "1", "--sum", "eden:4", "--lanes", "2"],
     "bandwidth": ["--steps", "1", "--speed", "50gflops"],
 }
 

@@ -35,6 +35,32 @@ OPTIONS: list[tuple[str, str, str]] = [
     ("reference tiny.yaml --json .", ". cannot be written", "name a file in a folder that you may write to"),
     ("lab frontier --scale moon", "--scale moon: there is no such scale", "use cpu, gpu or gpu-1024"),
     ("lab frontier --only int9", "--only int9: matches no row", "see the names of all rows with --list"),
+    ("lab replicas --only int9", "--only int9: matches no row", "see the names of all rows with --list"),
+    (
+        "lab replicas --lanes 3",
+        "--lanes 3: a step's 8 sequences cannot be shared equally",
+        "use a divisor of 8, or another --batch",
+    ),
+    (
+        "lab replicas --sum eden:9",
+        "--sum eden:9: the bits per number must be 1 to 6, not '9'",
+        "write for example eden:4",
+    ),
+    (
+        "lab replicas --sum sparse",
+        "--sum sparse: there is no such sum",
+        "write one of exact, bf16, eden:BITS, UP|DOWN, dion:RANK[:ROUNDING], local:STEPS[:SUM], SUM+ef, SUM+late",
+    ),
+    (
+        "lab replicas --sum dion:0",
+        "--sum dion:0: the rank must be a whole number, at least 1",
+        "write for example dion:64",
+    ),
+    (
+        "lab replicas --sum local:x",
+        "--sum local:x: the steps between two sums must be a whole number, at least 1",
+        "write for example local:8",
+    ),
     ("lab scaling --scale moon", "--scale moon: there is no such scale", "use cpu or gpu"),
     (
         "lab grassmann --plot p.xyz",

@@ -157,6 +157,47 @@ def scaling(
     _run(experiment, json, plot, device, *arguments, trains=budget != 0)
 
 
+@app.command()
+def replicas(
+    scale: Annotated[
+        str, typer.Option(help="Size of the experiment: cpu (an hour on two cores) or gpu (d = 512).")
+    ] = "cpu",
+    seeds: ScaleSeeds = None,
+    steps: ScaleSteps = None,
+    batch: Annotated[int | None, typer.Option(min=1, help="Sequences of a step. Default: by scale.")] = None,
+    only: Only = None,
+    sums: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--sum",
+            help="Measure this sum instead of the listed ones: exact, bf16, eden:4, eden:3|eden:4, dion:64, "
+            "dion:64:eden:4 or local:8; with +ef or +late. Repeatable.",
+        ),
+    ] = None,
+    lanes: Annotated[
+        list[int] | None, typer.Option(min=1, help="Only rows with so many replicas (with --sum: 4). Repeatable.")
+    ] = None,
+    workers: Workers = None,
+    text: TextFile = None,
+    budget: Budget = None,
+    keep: KeepFile = None,
+    listed: ListOnly = False,
+    device: Device = "cpu",
+    json: JsonFile = None,
+    plot: PlotFile = None,
+) -> None:
+    """How cheap may the sum of replicas' gradients be? Loss against bits per parameter and step, at equal tokens."""
+    from protomodels_cli.cli.checks import check_outputs
+    from protomodels_cli.lab import replicas as experiment
+
+    size = (scale, seeds, steps, batch, _names(only), sums or [], lanes or [], workers)
+    if listed:
+        print(experiment.listing(*size, keep))
+        return
+    check_outputs(keep)
+    _run(experiment, json, plot, device, *size, text, budget, keep, trains=budget != 0)
+
+
 def _names(only: list[str] | None) -> list[str]:
     return [name.strip() for names in only or () for name in names.split(",") if name.strip()]
 

@@ -41,6 +41,9 @@ class Run:
     def spec(self) -> RunSpec:
         return spec_of(self.scale, self.recipe, self.seed)
 
+    def reference(self) -> Trained:
+        return Trained(self.spec(), self.scale, self.recipe, self.device)
+
     def key(self) -> str:
         """Names the run that a kept result belongs to: by its text's tokens, wherever the files lie."""
         spec = self.spec()
@@ -72,7 +75,7 @@ def train(run: Run) -> Result:
     started = time.monotonic()
     free()
     spec = run.spec()
-    reference = Trained(spec, run.scale, run.recipe, run.device)
+    reference = run.reference()
     steps: list[dict[str, Any]] = []
     evals: list[dict[str, Any]] = []
     stopped = None
@@ -105,6 +108,7 @@ def train(run: Run) -> Result:
         "width": run.scale.width,
         "curve": smoothed(steps),
         "evals": evals,
+        **reference.facts(),
     }
 
 

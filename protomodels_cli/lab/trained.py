@@ -19,7 +19,7 @@ from protomodels_cli.errors import first_line
 from protomodels_cli.lab.mapl import Mapl, Projectors
 from protomodels_cli.lab.recipes import Recipe
 from protomodels_cli.lab.relay import Relay, give_ends
-from protomodels_cli.lab.results import say
+from protomodels_cli.lab.results import Result, say
 from protomodels_cli.lab.scales import Scale, data_key, text_of
 from protomodels_cli.lab.shared_anchor import SharedTable
 from protomodels_cli.model.arithmetic import choose
@@ -82,6 +82,10 @@ class Trained(Reference):
         """Bytes a token, over each boundary, that keep a shared anchor in step."""
         tokens = self.step * self.spec.batch.size * self.spec.model.context
         return 0.0 if self.shared is None else self.shared.bytes_per_token(tokens)
+
+    def facts(self) -> Result:
+        """What a run of this kind has in its result that others have not."""
+        return {}
 
     def parameter_counts(self) -> dict[str, int]:
         """By what a model is compared by: its blocks' matrices, the tables of tokens, the head, and what is there in

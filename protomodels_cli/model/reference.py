@@ -127,20 +127,23 @@ class Reference:
 
     def accumulate(self, step: int) -> float:
         """Forward and backward of all microbatches. Leaves gradients on the parameters; returns the summed loss."""
-        last = self.stages[-1]
         for trainer in self.trainers:
             trainer.begin(step)
         total = torch.zeros((), dtype=torch.float64, device=home_of_float64(self.device))
         for m in range(self.spec.batch.microbatches):
-            windows = self.windows(step, m)
-            flights = self.forward(windows[:, :-1], step, m, windows)
-            loss, gradient = last.run_loss(flights[-1], windows[:, 1:], last.loss_scale)
-            total += loss
-            for i in reversed(range(len(self.stages) - 1)):
-                assert gradient is not None
-                arrived = self.carry(gradient, MessageKey(step, m, i, "backward"))
-                gradient = self.stages[i].run_backward(flights[i], arrived)
+            total += self.run_microbatch(step, m)
         return float(total)
+
+    def run_microbatch(self, step: int, microbatch: int) -> Tensor:
+        """Forward and backward through all stages. Adds to the gradients; returns the summed loss."""
+        last, windows = self.stages[-1], self.windows(step, microbatch)
+        flights = self.forward(windows[:, :-1], step, microbatch, windows)
+        loss, gradient = last.run_loss(flights[-1], windows[:, 1:], last.loss_scale)
+        for i in reversed(range(len(self.stages) - 1)):
+            assert gradient is not None
+            arrived = self.carry(gradient, MessageKey(step, microbatch, i, "backward"))
+            gradient = self.stages[i].run_backward(flights[i], arrived)
+        return loss
 
     def windows(self, step: int, microbatch: int) -> Tensor:
         """The token ids of a microbatch, (B, T+1)."""
