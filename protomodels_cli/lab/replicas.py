@@ -74,7 +74,7 @@ def local(way: str) -> tuple[int, str]:
     interval, _, inner = way.removeprefix(LOCAL).partition(":")
     if not interval.isdecimal() or int(interval) < 1:
         raise OptionError(
-            f"--sum {way}: the steps between two sums must be a whole number from 1 on",
+            f"--sum {way}: the steps between two sums must be a whole number, at least 1",
             "write for example local:8",
             "sum",
         )
