@@ -160,7 +160,7 @@ def scaling(
 @app.command()
 def replicas(
     scale: Annotated[
-        str, typer.Option(help="Size of the experiment: cpu (an hour on two cores) or gpu (d = 512).")
+        str, typer.Option(help="Size of the experiment: cpu (half an hour on two cores) or gpu (d = 512).")
     ] = "cpu",
     seeds: ScaleSeeds = None,
     steps: ScaleSteps = None,
