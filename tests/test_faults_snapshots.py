@@ -34,17 +34,14 @@ def test_what_needs_nobody_to_go(scene, fault, given_up):
     assert given_up not in [row["step"] for row in s.records("Saved")]
 
 
-@pytest.mark.parametrize(
-    ("kind", "step"),
-    first(
-        1,
-        [
-            pytest.param("lose_way", 7, id="and cannot be opened again but through the relay"),
-            pytest.param("cut_link", 7, id="in a step"),
-            pytest.param("cut_link", 6, id="in the first step with a new U"),
-        ],
-    ),
-)
+BREAKS = [
+    pytest.param("lose_way", 7, id="and cannot be opened again but through the relay"),
+    pytest.param("cut_link", 7, id="in a step"),
+    pytest.param("cut_link", 6, id="in the first step with a new U"),
+]
+
+
+@pytest.mark.parametrize(("kind", "step"), first(1, BREAKS))
 def test_a_link_that_breaks_costs_no_microbatch(scene, kind, step):
     """What the stream lost is sent again over the next one: nothing is computed twice."""
     s = scene(a_spec())
