@@ -322,9 +322,10 @@ def files_in_the_loop(patch: Any) -> None:
             asyncio.get_running_loop()  # there is none in other threads
         except RuntimeError:
             return
-        if _watched and not (os.path.isabs(path := os.fsdecode(path)) and not path.startswith(_watched[0])):
+        name = os.fsdecode(path)
+        if _watched and (not os.path.isabs(name) or name.startswith(_watched[0])):
             stack = [f"{frame.name}:{frame.lineno}" for frame in traceback.extract_stack()[-9:-2]]
-            mark(call=call, path=path, stack=stack)
+            mark(call=call, path=name, stack=stack)
 
     def hear(event: str, arguments: tuple[Any, ...]) -> None:
         if _watched and event in FILE_CALLS and isinstance(arguments[0], str | bytes | os.PathLike):
