@@ -21,8 +21,9 @@ from packaging.tags import Tag, compatible_tags, cpython_tags, mac_platforms
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
 # Each list, the lists that it includes, and the extras of pyproject.toml that it serves.
-# `coordinator` and `peer` serve the dependencies; `torch` and `cuda` are two phases of `peer`.
+# `coordinator` and `peer` serve the dependencies, `torch` and `cuda` are phases of `peer`, `pip` installs all others.
 INCLUDES: dict[str, tuple[str, ...]] = {
+    "pip": (),
     "coordinator": (),
     "torch": (),
     "cuda": (),
@@ -167,6 +168,7 @@ class Project:
         needs = [*flat(project["dependencies"])]
         build = [*flat(table["build-system"]["requires"])]  # pmtrain itself is built without isolation
         roots = {
+            "pip": [Requirement("pip>=25.1")],  # which resumes a download; and reads an index in half the time of 23.0
             "coordinator": build + [n for n in needs if canonicalize_name(n.name) not in NOT_FOR_A_COORDINATOR],
             "torch": [n for n in needs if n.name == "torch"],
             "cuda": [],

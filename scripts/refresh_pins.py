@@ -43,6 +43,7 @@ from pins import INCLUDES, Build, Environment, Pin, Project, Release
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "requirements"
 HEADS = {
+    "pip": "pip itself: those that Pythons bring along are of any age.",
     "coordinator": "What leads a run: no torch. It has setuptools too, with which pmtrain itself is installed.",
     "torch": "torch, in every build that an index had. Builds with CUDA need cuda.txt as well.",
     "cuda": "What the CUDA builds of torch need on Linux. scripts/setup.sh installs it where torch asks for it.",

@@ -9,9 +9,9 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-peer="torch cuda coordinator peer"
+peer="pip torch cuda coordinator peer"
 case ${1:-user} in
-  coordinator) lists=coordinator ;;
+  coordinator) lists="pip coordinator" ;;
   peer) lists=$peer ;;
   user) lists="$peer user" ;;
   test) lists="$peer user test" ;;
@@ -27,7 +27,7 @@ installed=.venv/installed
 if [ -z "$venv" ]; then rm -rf $installed; fi
 todo=
 for list in $lists; do
-  if [ "$todo $list" = " torch cuda" ] || ! cmp -s "requirements/$list.txt" "$installed/$list.txt"; then todo+=" $list"; fi
+  if [[ "$todo $list" = *" torch cuda" ]] || ! cmp -s "requirements/$list.txt" $installed/$list.txt; then todo+=" $list"; fi
 done
 if [ -z "$todo" ] && cmp -s pyproject.toml $installed/pyproject.toml; then exit 0; fi
 
@@ -60,7 +60,11 @@ count=$(wc -w <<< "$todo pmtrain") number=0
 begin() { number=$((number + 1)); echo "[$number/$((count))] $1 … ($SECONDS s)" >&2; }
 # On a terminal pip shows its progress.
 pip() { .venv/bin/python -m pip --disable-pip-version-check "$@" --no-deps $([ -t 2 ] || echo --quiet) >&2; }
-install() { pip install --require-hashes --no-build-isolation --use-pep517 -r "$1"; }
+# A coordinator's packages are compiled here. The others are many, and most of their modules are never imported: their
+# bytecode is written when they are, torch's below.
+install() {
+  pip install --require-hashes --no-build-isolation --use-pep517 $([ "$list" = coordinator ] || echo --no-compile) -r "$1"
+}
 # pip prefers files whose hash an index tells to newer versions. A CPU build that it knows of, often in a folder, is asked
 # for by name: it spares gigabytes of CUDA.
 install_cpu_torch() {
@@ -96,8 +100,9 @@ for list in $todo; do
 done
 begin pmtrain
 pip install --no-build-isolation -e .
-# pip compiles all packages but this one, which is edited in place: where starts may not write bytecode
-# (PYTHONDONTWRITEBYTECODE, a read-only checkout), each would compile it again, a third of a coordinator's restart.
+# Where starts may not write bytecode (PYTHONDONTWRITEBYTECODE, a read-only checkout), each would compile pmtrain again, a
+# third of a coordinator's restart.
 .venv/bin/python -m compileall -q protomodels_cli
+if [[ " $todo " = *" torch "* ]]; then env -u PYTHONDONTWRITEBYTECODE .venv/bin/python -c 'import torch'; fi
 cp pyproject.toml $installed/pyproject.toml
 echo "installed in $SECONDS s" >&2

@@ -198,13 +198,14 @@ def test_setup_installs_a_list_after_those_that_it_builds_on():
     script = (ROOT / "scripts" / "setup.sh").read_text()
     [peer] = re.findall(r'^peer="(.*)"$', script, re.MULTILINE)
     modes = dict(re.findall(r"^  (\w+)\) lists=\"?(.*?)\"? ;;$", script, re.MULTILINE))
-    assert modes.keys() == pins.INCLUDES.keys() - {"torch", "cuda"}
+    assert modes.keys() == pins.INCLUDES.keys() - {"pip", "torch", "cuda"}
     for mode, lists in modes.items():
         names = lists.replace("$peer", peer).split()
         assert names[-1] == mode
         for position, name in enumerate(names):
             assert {*pins.INCLUDES[name]} <= {*names[:position]}
-        assert {*names} == closure(mode)
+        assert {*names} == closure(mode) | {"pip"}
+        assert names[0] == "pip"
 
 
 def closure(name: str) -> set[str]:

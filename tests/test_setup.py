@@ -105,8 +105,7 @@ class Checkout:
     def has(self) -> dict[str, str]:
         """Versions of the packages of lists that are there, and of pmtrain."""
         found = [path.name.removesuffix(".dist-info").partition("-") for path in self.site.glob("*.dist-info")]
-        names = {name.removeprefix("list_"): version for name, _, version in found}
-        return {name: version for name, version in names.items() if name not in ("pip", "setuptools")}
+        return {name.removeprefix("list_"): version for name, _, version in found if name not in ("pip", "setuptools")}
 
 
 @pytest.fixture(scope="module")
@@ -115,9 +114,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Checkout:
     checkout = Checkout(tmp_path_factory.mktemp("setup") / "checkout")
     code, said = checkout.run()
     assert code == 0, said
-    assert checkout.has() == dict.fromkeys(("torch", "coordinator", "peer", "user"), "1.0") | {"pmtrain": "1"}
+    assert checkout.has() == dict.fromkeys(("pip", "torch", "coordinator", "peer", "user"), "1.0") | {"pmtrain": "1"}
     numbers = re.findall(r"^\[(\d)/(\d)\]", said, re.MULTILINE)
-    assert numbers == [(str(n), "6") for n in range(1, 7)], said
+    assert numbers == [(str(n), "7") for n in range(1, 8)], said
     return checkout
 
 
@@ -215,7 +214,7 @@ def test_a_venv_whose_python_is_gone_is_made_afresh(checkout):
         link.symlink_to("/nowhere/python3")
     (checkout.folder / "pyproject.toml").write_text(PYPROJECT.format(max(HERE, 12)) + "\n")
     code, said = checkout.run("coordinator")
-    assert (code, checkout.has().keys()) == (0, {"coordinator", "pmtrain"}), said
+    assert (code, checkout.has().keys()) == (0, {"pip", "coordinator", "pmtrain"}), said
 
 
 @pytest.mark.parametrize("kind", ["closed", "silent"])
