@@ -81,6 +81,7 @@ NOT_RUN: dict[str, tuple[str, ...]] = {  # by the reason
     ),
     "needs a GPU, and hours of it": (
         "pmtrain lab frontier --scale gpu *",
+        "pmtrain lab replicas --scale gpu *",
         "pmtrain bench gpu --json *",
         "pmtrain bench gpu --devices *",
         "pmtrain bench gpu --shape 8b *",
