@@ -251,7 +251,7 @@ def who_needs(
 def text_of(name: str, own: list[Pin], releases: Mapping[str, Release], env: Environment) -> str:
     size = pins.download_size(own, releases, env) / 1e6
     lines = [f"# {HEADS[name]}", "# Made by `scripts/pins.sh refresh`, which CONTRIBUTING.md explains."]
-    lines += [f"# {len(own)} package{'s' * (len(own) != 1)}, {size:.0f} MB"]  # scripts/setup.sh says so
+    lines += [f"# {len(own)} package{'s' * (len(own) != 1)}, up to {size:.0f} MB"]  # scripts/setup.sh says so
     lines += [f"-r {included}.txt" for included in INCLUDES[name]]
     for pin in own:
         line = f"{pin.name}=={pin.version}" + (f" ; {pin.marker}" if pin.marker else "")

@@ -99,7 +99,7 @@ for list in $todo; do
   cp "requirements/$list.txt" "$installed/$list.txt"
 done
 begin pmtrain
-pip install --no-build-isolation -e .
+PYTHONWARNINGS=ignore pip install --no-build-isolation -e .
 # Where starts may not write bytecode (PYTHONDONTWRITEBYTECODE, a read-only checkout), each would compile pmtrain again, a
 # third of a coordinator's restart.
 .venv/bin/python -m compileall -q protomodels_cli
