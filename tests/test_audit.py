@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from tiers import first
 from told import events, wait_for_event
 from waiting import wait_for
 
+from protomodels_cli import timeouts
 from protomodels_cli.spec import RunSpec
 
 LIE = {"kind": "perturb", "share": 0.01, "by": 0.1}  # 1 % of the numbers of every message, by 10 %
@@ -111,7 +113,9 @@ def test_liar_after_liar_is_replaced_and_the_coordinator_leads_on(pool: Pool):
     for turn in range(4):
         liar, honest = f"liar-{turn}", f"honest-{turn}"
         pool.peers[holder].kill()
-        join(other, liar, LIE)  # nobody is spare: it is given the stage, and audits nobody
+        # Before the stage is free, the liar would be a spare, and audit the honest holder.
+        time.sleep(timeouts.SESSION_RECONNECT + 2 * timeouts.COORDINATOR_TICK)
+        join(other, liar, LIE)
         assigned_again()
         join(holder, honest)
         found = wait_for_event(run_dir, "peer_dismissed", name=liar)
