@@ -240,7 +240,7 @@ def test_without_the_device_it_is_one_clear_sentence(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    monkeypatch.setattr(hosts_module.shutil, "which", lambda name: name)
+    monkeypatch.setattr(hosts_module, "system_tool", lambda name: name)
     monkeypatch.setattr(hosts_module, "TUN", tmp_path / "tun")
     assert wanlab.main(["--hosts", "2", "--link", "80mbit,25ms", "--", "true"]) == EXIT_OUTSIDE
     what, fix = capsys.readouterr().err.splitlines()

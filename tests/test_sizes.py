@@ -194,6 +194,7 @@ def test_what_autograd_saves_is_what_is_counted_as_in_flight(way, model, place):
     first(1, [("two_stream", "segment"), ("reparam", "fixed"), ("constrained", "fixed"), ("dense", "fixed")]),
 )
 def test_so_it_is_where_operators_are_compiled(form, anchor):
+    torch._dynamo.reset()  # a process of a run compiles one form: code that also fits other shapes saves more
     check_saved(form, anchor, {}, 1, "bf16", compiled=True)
 
 
