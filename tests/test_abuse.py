@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import subprocess
@@ -11,19 +10,16 @@ import time
 from dataclasses import asdict
 from typing import Any
 
-import grpc
 import psutil
 import pytest
 from door_tools import needs_two_addresses
-from guest import a_guest
 from scene import a_spec
-from waiting import PATIENCE
 
 from protomodels_cli import PROTOCOL, __version__
 from protomodels_cli.bench import quota
 from protomodels_cli.bench.abuse import MEMORY_BOUND, compared, in_words
 from protomodels_cli.bench.attack import READY, Order
-from protomodels_cli.wire.join_link import JoinLink, UnreachableError
+from protomodels_cli.wire.join_link import JoinLink
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.tls import new_key, public_key_of
 
@@ -66,8 +62,7 @@ def test_phases_are_compared_with_the_same_attack_elsewhere(
 @pytest.mark.full
 def test_a_run_does_not_mind_all_attacks_at_once(scene):
     s = scene(a_spec(limits={"connections": 256, "connections_per_address": 64}))
-    s.start(3, {"kind": "slow", "seconds": 0.2})  # or the run would be over first
-    s.wait_for_step(1)
+    s.start(2)
     link = JoinLink.parse((s.run_dir / "link").read_text())
     coordinator = psutil.Process(s.pool.coordinator.pid)
     before = coordinator.memory_info().rss
@@ -79,20 +74,12 @@ def test_a_run_does_not_mind_all_attacks_at_once(scene):
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as attack:
         assert attack.stdout is not None
         assert attack.stdout.readline().strip() == READY
-
-        async def joins() -> None:
-            async with asyncio.timeout(PATIENCE):
-                while True:  # as `pmtrain join` does: in a crowd of strangers a newcomer may be the one who has to go
-                    try:
-                        async with a_guest(link):
-                            return
-                    except (grpc.aio.AioRpcError, UnreachableError):
-                        await asyncio.sleep(0.2)
-
-        asyncio.run(joins())
+        s.join(2)  # the run begins under attack, and ends under it
+        s.wait_for(lambda: s.events("snapshot_complete"), "it does not train")
         assert coordinator.memory_info().rss - before < MEMORY_BOUND
+        summary = s.ends_well()
         attack.communicate("\n", timeout=30)
-    assert s.ends_well()["generations"] == 1
+    assert summary["generations"] == 1
 
 
 @pytest.mark.parametrize("system", [True, False])

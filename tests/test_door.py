@@ -8,6 +8,7 @@ import secrets
 import socket
 import ssl
 import time
+from dataclasses import replace
 
 import grpc
 import pytest
@@ -123,7 +124,8 @@ async def test_a_handshake_has_a_limit_in_bytes(authority):
         while data := await reader.read(65536):
             received.extend(data)
 
-    async with a_server(silent) as backend_port, a_door(authority, backend_port) as (door, port):
+    unhurried = replace(QUICK, handshake_seconds=PATIENCE)
+    async with a_server(silent) as backend_port, a_door(authority, backend_port, unhurried) as (door, port):
         reader, writer = await dial(port, HELLO)
         with contextlib.suppress(ConnectionError):
             for _ in range(100):

@@ -24,7 +24,7 @@ GIB = 1 << 30
 NOTICES: list[tuple[n.Notice, str]] = [
     (
         n.CoordinatorUnreachable("nothing listens at 203.0.113.7:7420", 24 * 3600.0),
-        "nothing listens at 203.0.113.7:7420; this machine has joined the run before: retrying for up to 24 h",
+        "nothing listens at 203.0.113.7:7420; retrying for up to 24 h",
     ),
     (
         n.Joined("tiny", "desk", "p12", "cpu", 22 * GIB, 56.7e9),

@@ -78,13 +78,13 @@ class Operator:
             raise in_words(e) from None
 
 
-def in_words(error: grpc.aio.AioRpcError) -> UserError:
-    """A refusal carries a sentence and a fix of the coordinator's; anything else is a failure of the network."""
+def in_words(error: grpc.aio.AioRpcError, failure: type[UnreachableError] = UnreachableError) -> UserError:
+    """A refusal carries a sentence and a fix of the coordinator's; anything else is a `failure` of the network."""
     what, _, fix = (error.details() or "").partition("\n")
     if error.code() in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.FAILED_PRECONDITION) and fix:
         return Refused(what, fix, kind=str(dict(error.trailing_metadata() or ()).get("kind", "")))
     fix = "check this machine's connection, and that the coordinator still runs"
-    return UnreachableError(f"cannot reach the coordinator: {why_failed(error)}", fix, kind="unreachable")
+    return failure(f"cannot reach the coordinator: {why_failed(error)}", fix, kind="unreachable")
 
 
 def was_closed(error: grpc.aio.AioRpcError) -> bool:

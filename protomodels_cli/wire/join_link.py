@@ -55,6 +55,10 @@ class UnreachableError(UserError):
     exit_code = EXIT_OUTSIDE
 
 
+class CrowdedError(UnreachableError):
+    """The coordinator is there but has no room for this caller now: trying again helps."""
+
+
 @dataclass(frozen=True)
 class JoinLink:
     """Where the coordinator is or may come to be, the right to join, and how to know the coordinator. Always
@@ -162,7 +166,7 @@ async def fetch_authority(link: JoinLink, timeout: float = 10.0) -> bytes:
     if (kind := answer.removeprefix(REFUSED).strip().decode(errors="replace")) in NO_ROOM:
         many, limit = NO_ROOM[kind]
         fix = f"try again in a minute; the limit is {limit} in the spec"
-        raise UnreachableError(f"{where} has as many {many} as the spec of the run allows", fix, kind=kind)
+        raise CrowdedError(f"{where} has as many {many} as the spec of the run allows", fix, kind=kind)
     try:
         authority_pem = one_certificate(answer)
     except ValueError:

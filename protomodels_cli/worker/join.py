@@ -33,7 +33,7 @@ from protomodels_cli.spec.schema import RunSpec
 from protomodels_cli.wire.addresses import is_private, machine_id, own_addresses
 from protomodels_cli.wire.channels import MOST_FROM_COORDINATOR, is_loopback
 from protomodels_cli.wire.client import Metadata, Refused, coordinator_line, in_words
-from protomodels_cli.wire.join_link import JoinLink, UnreachableError, address, find_coordinator
+from protomodels_cli.wire.join_link import CrowdedError, JoinLink, UnreachableError, address, find_coordinator
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.pb import pmtrain_pb2_grpc as rpc
 from protomodels_cli.wire.port_mapping import Kept, NoMapping, mapped
@@ -73,12 +73,13 @@ class Options:
 async def join(options: Options, say: Callable[[str], None]) -> int:
     """Join, take part until the run is over or we leave, and return the exit code. `say` is the terminal's.
 
-    A coordinator that does not answer is a mistake in the link, unless this machine has been in its run before."""
+    A coordinator that does not answer is a mistake in the link, unless this machine has been in its run before. One that
+    answers and has no room is asked again."""
     backoff, tell = Backoff(*timeouts.SESSION_RETRY, give_up_after=options.give_up_after), PeerTeller(say)
     figures = Figures()
 
     def heard(error: Exception) -> None:
-        if not any(options.folder.glob(f"*-{options.join_link.fingerprint[:8]}")):
+        if not isinstance(error, CrowdedError) and not any(options.folder.glob(f"*-{options.join_link.fingerprint[:8]}")):
             raise error
         if backoff.failures == 1:
             tell(notices.CoordinatorUnreachable(str(error).splitlines()[0], options.give_up_after))
@@ -242,7 +243,7 @@ async def _enrol(stub: rpc.PeeringStub, options: Options, key: bytes) -> pb.Enro
     try:
         return await stub.Enrol(request, metadata=(("token", options.join_link.token),), timeout=30)
     except grpc.aio.AioRpcError as e:
-        raise in_words(e) from None
+        raise in_words(e, CrowdedError) from None  # the coordinator has just shown its certificate
 
 
 def _check_spec(enrolled: pb.EnrolReply) -> RunSpec:

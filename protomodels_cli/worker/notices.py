@@ -21,7 +21,7 @@ from protomodels_cli.worker import problems
 
 @dataclass(frozen=True)
 class CoordinatorUnreachable(Base):
-    """The coordinator does not answer; this machine has been in the run before, so it keeps trying."""
+    """The coordinator does not answer or has no room: the peer keeps trying."""
 
     level: ClassVar[int] = logging.WARNING
     detail: str

@@ -69,7 +69,7 @@ def sentence(notice: n.Notice) -> str:
 def _joining(notice: n.AboutJoining) -> str:
     match notice:
         case n.CoordinatorUnreachable(detail, seconds):
-            return f"{detail}; this machine has joined the run before: retrying for up to {duration(seconds)}"
+            return f"{detail}; retrying for up to {duration(seconds)}"
         case n.Joined(run, name, peer, device, memory, flops):
             return f"joined {run} as {name} ({peer}): {device}, {size(memory)} free, {rate(flops, 'FLOP/s')}"
         case n.Reachable(address):
