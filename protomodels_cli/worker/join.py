@@ -73,13 +73,14 @@ class Options:
 async def join(options: Options, say: Callable[[str], None]) -> int:
     """Join, take part until the run is over or we leave, and return the exit code. `say` is the terminal's.
 
-    A coordinator that does not answer is a mistake in the link, unless this machine has been in its run before. One that
-    answers and has no room is asked again."""
+    A coordinator that does not answer is a mistake in the link, unless this machine has been in its run before. A
+    coordinator that has no room is asked again."""
     backoff, tell = Backoff(*timeouts.SESSION_RETRY, give_up_after=options.give_up_after), PeerTeller(say)
     figures = Figures()
 
     def heard(error: Exception) -> None:
-        if not isinstance(error, CrowdedError) and not any(options.folder.glob(f"*-{options.join_link.fingerprint[:8]}")):
+        was_here = any(options.folder.glob(f"*-{options.join_link.fingerprint[:8]}"))
+        if not (was_here or isinstance(error, CrowdedError)):
             raise error
         if backoff.failures == 1:
             tell(notices.CoordinatorUnreachable(str(error).splitlines()[0], options.give_up_after))
