@@ -29,13 +29,13 @@ if [ $# -gt 0 ]; then
 fi
 
 # Three jobs at a time: tests that compute, tests that wait (many of them), and the type checker. Tests that compute also
-# wait for processes: three of them keep two cores busy.
+# wait for processes: four of them keep two cores busy.
 logs=$(mktemp -d)
 trap 'rm -rf "$logs"; kill $(jobs -p) 2>/dev/null || true' EXIT
 .venv/bin/mypy --no-error-summary > "$logs/types" 2>&1 & types=$!
 pytest "${tier[@]}" -m "waiting and not cuda" -n 5 $(grep -l 'mark\.waiting' tests/test_*.py) > "$logs/waiting" 2>&1 & waiting=$!
 failed=0
-pytest "${tier[@]}" -m "not waiting" -n 3 --dist worksteal || failed=1
+pytest "${tier[@]}" -m "not waiting" -n 4 --dist worksteal || failed=1
 echo "== tests that wait (leases, timeouts, retries)"
 wait "$waiting" || failed=1
 cat "$logs/waiting"

@@ -1,11 +1,12 @@
 """How a stage computes: bfloat16 products, what is computed again in the backward pass, compiled operators."""
 
+import itertools
 from dataclasses import replace
 
 import pytest
 import torch
 from conftest import make_spec
-from tiers import first
+from tiers import first, table
 
 from protomodels_cli.codecs import Carrier
 from protomodels_cli.data.prepare import prepare
@@ -32,8 +33,7 @@ def trained(steps=6, **sections):
     return r, losses
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("dtype", ["float32", "float64", "bf16"])
+@pytest.mark.parametrize(("dtype", "form"), table([*itertools.product(["float32", "float64", "bf16"], FORMS)]))
 def test_what_is_computed_again_changes_no_bit(form, dtype):
     hashes = set()
     for recompute in ("none", "block", "stage"):

@@ -38,6 +38,7 @@ def start(pool: Pool, spec: RunSpec, spares: int, fault: dict[str, Any] | None =
     return run_dir
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("wire", first(1, ["int8", "int4+ef21"]))
 def test_honest_peers_are_cleared_and_the_run_is_the_same(pool: Pool, wire: str):
     spec = a_spec(wire={"forward": wire, "backward": wire}, steps=40)

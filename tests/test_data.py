@@ -180,6 +180,8 @@ def test_a_truncated_token_shard_is_refused(spec, tmp_path):
     ],
 )
 def test_bad_data_is_explained(spec, tmp_path, source, content, kind, named):
+    if source == "parquet":
+        heavy("pyarrow")
     if content is not None:
         (tmp_path / f"d.{source}").write_text(content)
     with pytest.raises(DataError, match=named) as caught:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from conftest import corpus_of, make_spec
 from pool import Pool
+from tiers import first
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from protomodels_cli.codecs import Carrier
@@ -56,7 +57,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("form", "optimizer", "subspace", "compute"), CASES)
+@pytest.mark.parametrize(("form", "optimizer", "subspace", "compute"), first(3, CASES))
 def test_two_halves_end_with_the_bits_of_one_device_also_after_a_restore(form, optimizer, subspace, compute):
     sections = {
         "steps": 10,

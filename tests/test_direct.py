@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import make_spec
+from heavy import heavy
 from s3 import S3, URL, s3_server
 from s3_server_key import SECRET
 from test_exchange import STATE, exchange_of, uploaded
@@ -326,5 +327,7 @@ def test_peers_are_not_sent_to_a_store_that_takes_any_bytes(s3: S3, tmp_path: Pa
     ],
 )
 def test_the_spec_says_where_peers_use_the_store(snapshots: dict[str, Any], is_direct: bool):
+    if snapshots["copy_to"] == URL:
+        heavy("s3fs")
     spec = make_spec(snapshots=snapshots).snapshots
     assert (direct_to(spec, Copies(spec.copy_to or "", "home"), print) is not None) == is_direct

@@ -143,6 +143,7 @@ SHORT = {
 LABS = sorted(in_order(("lab",)), key=lambda command: "reconstruct" not in command)  # the quickest first
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("command", first(1, LABS))
 def test_lab_commands_write_their_numbers_and_their_picture(command, tmp_path):
     name, words = shlex.split(command)[2], shlex.split(command)[1:]

@@ -212,6 +212,7 @@ def test_help_comes_without_heavy_modules(tmp_path):
     assert found & {*HEAVY - rendering, "numpy", "grpc", "cryptography", "google.protobuf"} == set()
 
 
+@pytest.mark.full
 def test_a_checkpoint_is_cut_without_torch(no_torch, tmp_path):
     """In bfloat16, into the bytes that are cut where torch is."""
     spec = starting_from(save(tmp_path / "start", "qwen3", "bfloat16", "30KB", head_dim=16))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 from conftest import make_spec
 from safetensors.torch import load_file
+from tiers import table
 
 from protomodels_cli.codecs import Carrier
 from protomodels_cli.errors import RunStopped
@@ -27,8 +29,9 @@ def trained(reference, **sections):
     return r, [row["loss"] for row in rows if row["event"] == "step"]
 
 
-@pytest.mark.parametrize("muon", [True, False])
-@pytest.mark.parametrize("form", ["reparam", "constrained", "dense"])
+@pytest.mark.parametrize(
+    ("form", "muon"), table([*itertools.product(["reparam", "constrained", "dense"], [True, False])])
+)
 def test_the_same_spec_gives_the_same_bytes(reference, form, muon):
     optimizer = "muon" if muon else "row_adamw" if form == "constrained" else "adamw"
     update = {} if form == "dense" else UPDATES
@@ -39,12 +42,17 @@ def test_the_same_spec_gives_the_same_bytes(reference, form, muon):
     assert other.weights_sha256() != runs[0][0].weights_sha256()
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-@pytest.mark.parametrize("updates", [False, True])
-@pytest.mark.parametrize("form", ["reparam", "dense"])
+@pytest.mark.parametrize(
+    ("form", "updates", "optimizer"),
+    table(
+        [
+            ("dense", False, "adamw"),
+            ("dense", False, "muon"),
+            *itertools.product(["reparam"], [False, True], ["adamw", "muon"]),
+        ]
+    ),
+)
 def test_where_the_model_is_cut_changes_no_bit(reference, form, updates, optimizer):
-    if form == "dense" and updates:
-        pytest.skip("dense has no subspace to move")
     hashes = set()
     for stages in (1, 2, [1, 3], 4):
         r, _ = trained(

@@ -168,6 +168,8 @@ DATA: list[tuple[Callable[[Path], RunSpec], str, str]] = [
 @pytest.mark.parametrize(("make", "what", "fix"), DATA, ids=range(len(DATA)))
 def test_data(make: Callable[[Path], RunSpec], what: str, fix: str, tmp_path: Path):
     spec = make(tmp_path)
+    if spec.data.source == "parquet":
+        heavy("pyarrow")
     assert raised(lambda: prepare(spec, tmp_path), tmp_path) == (what, fix)
 
 

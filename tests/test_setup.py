@@ -128,11 +128,13 @@ def checkout(made: Checkout, tmp_path: Path) -> Checkout:
     return copy
 
 
+@pytest.mark.full
 def test_what_is_there_is_not_installed_again(checkout):
     for words in ((), ("user",), ("peer",), ("coordinator",)):
         assert checkout.run(*words) == (0, "")
 
 
+@pytest.mark.full
 def test_a_larger_list_only_adds_and_a_list_that_changed_is_installed_again(checkout):
     code, said = checkout.run("all")
     assert (code, checkout.has().keys()) == (0, {*pins.INCLUDES, "pmtrain"} - {"cuda"}), said
@@ -181,6 +183,7 @@ def test_a_wheel_with_another_hash_is_not_installed(checkout):
     assert "    fix:  " in said
 
 
+@pytest.mark.full
 def test_an_install_that_is_killed_is_mended(checkout):
     """Killed while pip unpacks a package whose metadata is there already: pip alone would take it for installed."""
     files = {f"many/file_{n}.py": "" for n in range(6000)}
@@ -197,6 +200,7 @@ def test_an_install_that_is_killed_is_mended(checkout):
     assert {f"many/{path.name}" for path in (checkout.site / "many").glob("*.py")} == files.keys()
 
 
+@pytest.mark.full
 def test_a_venv_that_is_half_made_is_mended(checkout):
     """Killed while pip came into it, and before anything else did."""
     [info] = checkout.site.glob("pip-*.dist-info")
@@ -208,6 +212,7 @@ def test_a_venv_that_is_half_made_is_mended(checkout):
     assert checkout.run() == (0, "")
 
 
+@pytest.mark.full
 def test_a_venv_whose_python_is_gone_is_made_afresh(checkout):
     for link in (checkout.folder / ".venv" / "bin").glob("python*"):
         link.unlink()

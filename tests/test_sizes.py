@@ -242,12 +242,15 @@ def test_a_stage_never_takes_more_than_its_memory_and_not_much_less(kind, place)
 
 @pytest.mark.parametrize(
     ("form", "anchor", "index", "recompute"),
-    [
-        ("two_stream", "segment", 1, "block"),
-        ("two_stream", "narrow", 1, "none"),
-        ("reparam", "segment", 1, "none"),
-        ("dense", "segment", 2, "block"),
-    ],
+    first(
+        1,
+        [
+            ("two_stream", "segment", 1, "block"),
+            ("two_stream", "narrow", 1, "none"),
+            ("reparam", "segment", 1, "none"),
+            ("dense", "segment", 2, "block"),
+        ],
+    ),
 )
 def test_so_it_is_with_several_segments_on_a_stage(form, anchor, index, recompute):
     spec = benched(form, "adamw", 300, in_flight=2, dtype="float32", anchor=anchor, layers=6, segments=6, hidden=32)

@@ -32,6 +32,7 @@ def reference_losses() -> list[float]:
     return [row["loss"] for row in make_reference(**DENSE).train(STEPS) if row["event"] == "step"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("schedule", "wire", "stages"), first(1, [("interleaved", "bf16", 2), ("1f1b", "fp32", 3)]))
 def test_ranks_take_the_reference_s_steps(schedule: str, wire: str, stages: int, tmp_path: Path) -> None:
     result = run(make_spec(**{**DENSE, "stages": stages}), wire, STEPS, tmp_path, schedule=schedule)
