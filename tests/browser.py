@@ -61,7 +61,10 @@ class Browser:
         return found["result"].get("value")
 
     def wait(self, expression: str, seconds: float = 60) -> Any:
-        return wait_for(lambda: self.look(expression), f"{expression} did not come", seconds)
+        return wait_for(lambda: self.look(expression), f"{expression} did not come", seconds, self._what_it_shows)
+
+    def _what_it_shows(self) -> str:
+        return str(self.look("JSON.stringify(document.body.dataset) + document.body.innerText.slice(0, 400)"))
 
     def open(self, url: str, width: int = 1280, dark: bool = False) -> None:
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=800, deviceScaleFactor=1, mobile=False)

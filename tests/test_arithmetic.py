@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from conftest import make_spec
-from tiers import first, table
+from tiers import table
 
 from protomodels_cli.codecs import Carrier
 from protomodels_cli.data.prepare import prepare
@@ -42,7 +42,8 @@ def test_what_is_computed_again_changes_no_bit(form, dtype):
     assert len(hashes) == 1
 
 
-@pytest.mark.parametrize("form", first(1, sorted(FORMS, reverse=True)))
+@pytest.mark.full
+@pytest.mark.parametrize("form", sorted(FORMS, reverse=True))
 def test_bf16_follows_float32(form):
     losses = [trained(30, subspace={"form": form}, compute={"dtype": dtype})[1] for dtype in ("float32", "bf16")]
     assert losses[0] != losses[1]

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 from audited_steps import LIE, WARM_UP, Peers, a_spec, audit
-from tiers import first
 
 CPU = torch.device("cpu")
 KINDS = [
@@ -19,7 +18,8 @@ KINDS = [
 ]
 
 
-@pytest.mark.parametrize(("theirs", "ours", "wire"), first(1, KINDS))
+@pytest.mark.full
+@pytest.mark.parametrize(("theirs", "ours", "wire"), KINDS)
 def test_honest_stages_are_cleared_and_liars_are_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, theirs: str, ours: str, wire: str
 ):

@@ -16,7 +16,7 @@ STEPS, INTERVAL = 30, 5
 
 def test_a_slow_holder_is_re_seated_at_a_snapshot_and_no_step_is_computed_twice(scene):
     s = scene(make_spec(stages=2, steps=STEPS, snapshots={"interval": INTERVAL}, subspace=MOVING))
-    s.start(1, {"kind": "slow", "seconds": 0.8})
+    s.start(1, {"kind": "slow", "seconds": 1.5})
     s.join(1, fault={"kind": "slow", "seconds": 0.0})
     s.wait_for(lambda: s.events("stages_assigned"), "nobody holds a stage")
     s.join(2, fault={"kind": "slow", "seconds": 0.0})

@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from tiers import table
+from tiers import first
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -64,12 +64,13 @@ def test_equals_the_plain_llama_for_any_number_of_unconstrained_layers(reference
 
 @pytest.mark.parametrize(
     ("form", "optimizer", "dtype"),
-    table(
+    first(
+        1,
         [
             (*kind, dtype)
-            for kind in (("constrained", "row_adamw"), ("constrained", "muon"), ("reparam", "muon"))
+            for kind in (("reparam", "muon"), ("constrained", "row_adamw"), ("constrained", "muon"))
             for dtype in ("float64", "float32")
-        ]
+        ],
     ),
 )
 def test_cut_equals_uncut_forward_and_backward_after_60_steps(reference, form, optimizer, dtype):

@@ -7,6 +7,7 @@ import torch
 from conftest import make_reference
 from hypothesis import given
 from hypothesis import strategies as st
+from tiers import first
 
 from protomodels_cli.forms.constrained import Constrained
 from protomodels_cli.forms.dense import Dense
@@ -134,7 +135,7 @@ def test_muon_takes_both_forms_along_the_same_path(reference):
     assert runs["reparam"][-1] < runs["reparam"][0] - 0.3
 
 
-@pytest.mark.parametrize(("name", "dtype"), [("row_adamw", "float64"), ("muon", "float32")])
+@pytest.mark.parametrize(("name", "dtype"), first(1, [("muon", "float32"), ("row_adamw", "float64")]))
 def test_100_steps_without_reprojection_stay_in_s(reference, name, dtype):
     r = reference(
         steps=100,  # in which the others below have left it
@@ -150,6 +151,7 @@ def test_100_steps_without_reprojection_stay_in_s(reference, name, dtype):
     assert drift(r) <= (1e-5 if dtype == "float32" else 1e-12)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["adamw", "sign"])
 def test_the_others_leave_s_within_100(reference, name):
     r = reference(steps=100, stages=1, subspace={"form": "constrained"}, batch={"size": 2, "microbatches": 1})

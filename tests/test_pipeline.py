@@ -17,7 +17,7 @@ from injection import fault
 from marks import injected
 from pool import Pool
 from safetensors.torch import load_file
-from tiers import table
+from tiers import first, table
 from told import events, peer_events
 
 from protomodels_cli.codecs import Carrier, parse_codec
@@ -134,13 +134,12 @@ def test_aqsgd_trains_three_epochs_as_the_reference_does(pool):
 
 @pytest.mark.parametrize(
     ("wire", "leg"),
-    table(
-        [
-            *itertools.product(
-                [("int4+ef", "int4+ef"), ("topk:0.3+ef21", "topk:mask+ef21"), ("int4+aqsgd", "int8+ef21")],
-                ["forward", "backward"],
-            )
-        ]
+    first(
+        1,
+        itertools.product(
+            [("int4+aqsgd", "int8+ef21"), ("int4+ef", "int4+ef"), ("topk:0.3+ef21", "topk:mask+ef21")],
+            ["forward", "backward"],
+        ),
     ),
 )
 def test_a_skipped_step_leaves_no_trace_in_what_codecs_remember(pool, tmp_path, wire, leg):

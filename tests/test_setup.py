@@ -146,6 +146,7 @@ def test_a_larger_list_only_adds_and_a_list_that_changed_is_installed_again(chec
     assert checkout.run() == (0, "")
 
 
+@pytest.mark.full
 def test_a_torch_that_needs_cuda_gets_it(checkout):
     """… by its own metadata, also where the list of CUDA packages did not change."""
     assert "cuda" not in checkout.has()
