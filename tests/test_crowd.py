@@ -28,6 +28,7 @@ from protomodels_cli.coordinator.sharing import offers
 from protomodels_cli.coordinator.state import Peer
 from protomodels_cli.coordinator.status import FRESH, Board, describe
 from protomodels_cli.wire.channels import HEARTBEATS
+from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 
 CROWD = 1000
 nothing: Any = None
@@ -142,6 +143,18 @@ def test_a_status_is_made_again_only_where_something_changed():
     assert board.show(b.state, b.now, 3) == describe(b.state, b.now, 0.0, 3)
     assert board._rows["p2"][1] is rows["p2"]
     assert board._rows.keys() == {"p2", "p3", "p4"}
+
+
+def test_the_end_is_shown_at_once():
+    """A page is told the last state a moment after the one before."""
+    b = Bench(make_spec(stages=2, steps=3))
+    b.join(0, 1)
+    to_step(b, 3)
+    board = Board(0.0)
+    assert board.show(b.state, b.now, 0).phase == pb.RunStatus.RUNNING
+    at = b.now
+    b.finish()
+    assert board.show(b.state, at, 0).phase == pb.RunStatus.DONE
 
 
 cards = st.sampled_from([(), ("x",), ("y",), ("x", "y")])

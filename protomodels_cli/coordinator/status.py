@@ -41,11 +41,12 @@ class Board:
         self._made: tuple[float, pb.RunStatus] | None = None
 
     def show(self, state: State, now: float, refused: int) -> pb.RunStatus:
-        if self._made is None or not 0 <= now - self._made[0] < FRESH:
+        made = self._made
+        if made is None or not 0 <= now - made[0] < FRESH or made[1].phase != phase_of(state):
             self._rows = {id_: self._row(state, peer, now) for id_, peer in state.peers.items()}
             rows = [row for _, row in self._rows.values()]
-            self._made = now, describe(state, now, self._started, refused, rows)
-        return self._made[1]
+            self._made = made = now, describe(state, now, self._started, refused, rows)
+        return made[1]
 
     def _row(self, state: State, peer: Peer, now: float) -> tuple[Peer, pb.PeerStatus]:
         known, row = self._rows.get(peer.id, (None, pb.PeerStatus()))
