@@ -39,7 +39,7 @@ backend-path = ["."]
 [project]
 name = "pmtrain"
 version = "1"
-requires-python = ">=3.11,!=3.12.1"
+requires-python = ">=3.11,!=3.12.99"
 classifiers = [
   "Programming Language :: Python :: 3.11",
   "Programming Language :: Python :: 3.{}",
@@ -247,7 +247,7 @@ def python_that_says(folder: Path, version: str) -> str:
     return str(stub)
 
 
-@pytest.mark.parametrize("version", ["3.10.12", "3.99.0", "2.7.18", "3.12.1"])
+@pytest.mark.parametrize("version", ["3.10.12", "3.99.0", "2.7.18", "3.12.99"])
 def test_a_python_that_is_not_promised_is_refused(tmp_path, version):
     checkout = Checkout(tmp_path / "checkout")
     code, said = checkout.run(PYTHON=python_that_says(tmp_path, version))
