@@ -127,17 +127,19 @@ def begin_afresh(*arguments: object, cwd: Path, **env: str) -> subprocess.Popen[
     return subprocess.Popen(_command(arguments), cwd=cwd, env=_env(env), text=True, **pipes)
 
 
-def pmtrain(*arguments: object, cwd: Path | None = None, **env: str) -> subprocess.CompletedProcess[str]:
+def pmtrain(
+    *arguments: object, cwd: Path | None = None, seconds: float = SECONDS, **env: str
+) -> subprocess.CompletedProcess[str]:
     """One of our commands, to its end. With an environment of its own it is started from the very beginning."""
     if env:
         return subprocess.run(
-            _command(arguments), capture_output=True, text=True, cwd=cwd, timeout=SECONDS, env=_env(env)
+            _command(arguments), capture_output=True, text=True, cwd=cwd, timeout=seconds, env=_env(env)
         )
     words = ["pmtrain", *map(str, arguments)]
     with open(os.devnull) as nothing, tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as errors:
         process = Started(COMMANDS, words, [nothing.fileno(), out.fileno(), errors.fileno()], cwd)
         try:
-            process.wait(SECONDS)
+            process.wait(seconds)
         finally:
             process.kill()
         said = [file.read() for file in (out, errors) if not file.seek(0)]

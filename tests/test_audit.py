@@ -11,7 +11,6 @@ import pytest
 from conftest import make_spec
 from pool import Pool
 from scene import expected
-from tiers import first
 from told import events, wait_for_event
 from waiting import wait_for
 
@@ -39,7 +38,7 @@ def start(pool: Pool, spec: RunSpec, spares: int, fault: dict[str, Any] | None =
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("wire", first(1, ["int8", "int4+ef21"]))
+@pytest.mark.parametrize("wire", ["int8", "int4+ef21"])
 def test_honest_peers_are_cleared_and_the_run_is_the_same(pool: Pool, wire: str):
     spec = a_spec(wire={"forward": wire, "backward": wire}, steps=40)
     run_dir = start(pool, spec, 1)

@@ -140,11 +140,8 @@ SHORT = {
 }
 
 
-LABS = sorted(in_order(("lab",)), key=lambda command: "reconstruct" not in command)  # the quickest first
-
-
 @pytest.mark.full
-@pytest.mark.parametrize("command", first(1, LABS))
+@pytest.mark.parametrize("command", in_order(("lab",)))
 def test_lab_commands_write_their_numbers_and_their_picture(command, tmp_path):
     name, words = shlex.split(command)[2], shlex.split(command)[1:]
     words = [str(tmp_path / w) if w.endswith((".json", ".png")) else w for w in words]

@@ -56,7 +56,7 @@ class UnreachableError(UserError):
 
 
 class CrowdedError(UnreachableError):
-    """The coordinator is there but has no room for this caller now: trying again helps."""
+    """The run's coordinator answered and could not take this caller now. Trying again helps."""
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from protomodels_cli.wire.channels import is_loopback
 
 MOST_CONNECTIONS, MOST_VIEWERS = 600, 500
 FIRST_SECONDS = 10.0  # for a connection's first request
-LAST_SECONDS = 5.0  # for viewers to be told the end, at most
+LAST_SECONDS = 1.0  # for viewers to be told the end
 FILES = {
     "/": ("index.html", "text/html"),
     "/page.css": ("page.css", "text/css"),
