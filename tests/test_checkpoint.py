@@ -16,7 +16,6 @@ from conftest import corpus_of
 from pool import Pool, wait_for_link
 from safetensors.torch import load_file
 from starting import pmtrain
-from tiers import first
 from told import events
 
 from protomodels_cli.codecs import Carrier
@@ -91,7 +90,8 @@ def test_the_references_first_row_is_what_the_checkpoint_was_worth(made):
     assert [row["event"] for row in rows[1:]] == ["step", "eval"]
 
 
-@pytest.mark.parametrize(("kind", "wire", "steps"), first(1, [("qwen3", "int8", 20), ("sharded", "fp32", 100)]))
+@pytest.mark.full
+@pytest.mark.parametrize(("kind", "wire", "steps"), [("qwen3", "int8", 20), ("sharded", "fp32", 100)])
 def test_many_steps_of_the_pipeline_are_the_references(pool: Pool, made, kind, wire, steps):
     stages = [1, 2] if kind == "sharded" else 3
     spec = starting_from(made(kind), steps=steps, stages=stages, wire={"forward": wire, "backward": wire})

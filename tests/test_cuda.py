@@ -8,6 +8,7 @@ import pytest
 import torch
 from conftest import make_spec
 from exporting import save_reference
+from starting import pmtrain
 
 from protomodels_cli.codecs import Carrier, End
 from protomodels_cli.data.prepare import prepare
@@ -110,12 +111,13 @@ def test_a_model_writes_and_scores_there_as_on_the_cpu(tmp_path):
     (tmp_path / "a.txt").write_text("The cat sat on the mat, and the dog — 狗 🐕 — ate the cat's déjeuner.\n" * 40)
     found, texts = {}, set()
     for device in ("cpu", "cuda:0"):
-        words = ["--device", device]
-        command = [sys.executable, "-m", "protomodels_cli", "generate", "model", "--prompt", "The cat", "--temperature"]
-        done = subprocess.run([*command, "0", *words], cwd=tmp_path, check=True, timeout=200, capture_output=True)
-        texts.add(done.stdout)
-        command = [sys.executable, "-m", "protomodels_cli", "eval", "model", "--data", "a.txt", "--json", "found.json"]
-        subprocess.run([*command, *words], cwd=tmp_path, check=True, timeout=200)
+        options = {"cwd": tmp_path, "seconds": 200, "OMP_NUM_THREADS": "1"}  # which starts it afresh
+        on = ["--device", device]
+        written = pmtrain("generate", "model", "--prompt", "The cat", "--temperature", "0", *on, **options)
+        assert written.returncode == 0, written.stderr
+        texts.add(written.stdout)
+        scored = pmtrain("eval", "model", "--data", "a.txt", "--json", "found.json", *on, **options)
+        assert scored.returncode == 0, scored.stderr
         found[device] = json.loads((tmp_path / "found.json").read_text())
     assert len(texts) == 1
     assert found["cuda:0"]["loss"] == pytest.approx(found["cpu"]["loss"], rel=1e-4)

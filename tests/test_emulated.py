@@ -137,8 +137,8 @@ def test_what_is_exchanged_with_the_coordinator_shares_the_lines():
         return pipe.came[0][0] - began, ended, connection.up.free_at - began
 
     neighbour, coordinator, up = asyncio.run(run())
-    assert neighbour > 1.5 * each + 0.05, "it had a fair share of the uplink, no more"
-    assert up >= 2.95 * each
+    assert neighbour > each + 0.05
+    assert up >= 2.95 * each, "the neighbour's bytes and the coordinator's left one after another"
     assert coordinator > 4 * each + 0.1, "both ways and a round trip"
 
 

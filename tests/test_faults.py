@@ -30,7 +30,7 @@ KILLS = [
 ]
 
 
-@pytest.mark.parametrize(("method", "phase", "stage", "step"), first(3, KILLS))
+@pytest.mark.parametrize(("method", "phase", "stage", "step"), first(2, KILLS))
 def test_a_killed_peer_is_replaced_by_a_spare(scene, method, phase, stage, step):
     s = scene(a_spec(method))
     s.start(4, s.fail_at(phase, stage, step))

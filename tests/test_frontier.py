@@ -81,6 +81,7 @@ def test_bytes_are_those_of_one_boundary_both_ways_with_the_token_id(result):
     assert ours["ratio_fp32"] == pytest.approx(2 * 4 * 16 / 22) == 2 * ours["ratio_bf16"]
 
 
+@pytest.mark.full
 def test_a_shared_anchor_stands_beside_a_larger_k_at_its_bytes(result):
     shared = [row for row in result["rows"] if row["sharing"] is not None]
     for row in shared:
@@ -89,6 +90,7 @@ def test_a_shared_anchor_stands_beside_a_larger_k_at_its_bytes(result):
         assert len(equal) == (k < TINY.width)
 
 
+@pytest.mark.full
 def test_every_family_has_as_many_trials_on_other_text_than_is_reported(result):
     found = {name: family["trials"] for name, family in result["families"].items()}
     assert {name: len(trials) for name, trials in found.items()} == dict.fromkeys(found, TINY.trials)
@@ -165,6 +167,7 @@ def test_report_and_picture(result, tmp_path):
     assert frontier.report(read) == text, "what is written can be reported again"
 
 
+@pytest.mark.full
 def test_rates_that_were_tuned_can_be_taken_up(result, tmp_path):
     write_json(result, tmp_path / "r.json")
     rates = tuned_rates(tmp_path / "r.json")
@@ -327,6 +330,7 @@ def test_k_is_the_largest_that_sends_so_little(width, ratio, codec):
     assert 8 * width / wires.bytes_a_token(codec, k + (8 if k >= 64 else 2)) < ratio
 
 
+@pytest.mark.full
 def test_bytes_of_a_wire_are_those_that_cross(result):
     for row in result["rows"]:
         if row["k"] is not None and row["sharing"] is None:

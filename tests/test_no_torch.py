@@ -23,7 +23,6 @@ from packaging.utils import canonicalize_name
 from starting import ROOT, begin, begin_afresh, pmtrain
 from test_pipeline import reference_of
 from test_run import ends, wait_for_line
-from tiers import first
 
 from protomodels_cli.bench.recovery import MEMORY_BOUND
 from protomodels_cli.coordinator.identity import RunIdentity
@@ -94,7 +93,8 @@ def samples(process: subprocess.Popen[str]) -> Iterator[int]:
             time.sleep(0.05)
 
 
-@pytest.mark.parametrize("form", first(1, ["reparam", "dense"]))
+@pytest.mark.full
+@pytest.mark.parametrize("form", ["reparam", "dense"])
 def test_a_coordinator_without_torch_leads_a_run_to_the_references_weights(no_torch, tmp_path, form):
     update = {"interval": 4, "window": 2, "delay": 1} if form == "reparam" else {}
     spec = make_spec(

@@ -98,6 +98,7 @@ def test_microbatches_change_rounding_only(reference):
     assert four[1] == pytest.approx(one[1], rel=1e-5)
 
 
+@pytest.mark.full
 def test_training_starts_at_ln_v_and_learns(reference):
     r, losses = trained(reference, steps=150, batch={"size": 8})
     assert losses[0] == pytest.approx(math.log(256), abs=0.1)

@@ -30,6 +30,7 @@ def said(*arguments: Any) -> list[str]:
     return str(error).split("\n    fix:  ")
 
 
+@pytest.mark.full
 def test_models(folder):
     (folder.parent / "empty").mkdir()
     assert said("generate", "empty") == [

@@ -155,6 +155,7 @@ def test_a_torch_that_needs_cuda_gets_it(checkout):
     assert (code, checkout.has()["torch"], checkout.has()["cuda"]) == (0, "2.0", "1.0"), said
 
 
+@pytest.mark.full
 def test_a_cpu_build_of_torch_is_preferred_if_pip_knows_one_with_a_listed_hash(checkout):
     """Other than in a folder, an index tells the hash of what it has, and pip would prefer that."""
     list_of_torch = checkout.folder / "requirements" / "torch.txt"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import make_spec
-from tiers import first, table
+from tiers import table
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -189,9 +189,10 @@ def test_what_autograd_saves_is_what_is_counted_as_in_flight(way, model, place):
     check_saved(form, anchor, model, index, dtype, compiled=False)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("form", "anchor"),
-    first(1, [("two_stream", "segment"), ("reparam", "fixed"), ("constrained", "fixed"), ("dense", "fixed")]),
+    [("two_stream", "segment"), ("reparam", "fixed"), ("constrained", "fixed"), ("dense", "fixed")],
 )
 def test_so_it_is_where_operators_are_compiled(form, anchor):
     torch._dynamo.reset()  # a process of a run compiles one form: code that also fits other shapes saves more
@@ -240,17 +241,15 @@ def test_a_stage_never_takes_more_than_its_memory_and_not_much_less(kind, place)
     check_memory(benched(form, optimizer, vocab, in_flight=2, dtype=dtype, anchor=anchor), index, dtype, recompute)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("form", "anchor", "index", "recompute"),
-    first(
-        1,
-        [
-            ("two_stream", "segment", 1, "block"),
-            ("two_stream", "narrow", 1, "none"),
-            ("reparam", "segment", 1, "none"),
-            ("dense", "segment", 2, "block"),
-        ],
-    ),
+    [
+        ("two_stream", "segment", 1, "block"),
+        ("two_stream", "narrow", 1, "none"),
+        ("reparam", "segment", 1, "none"),
+        ("dense", "segment", 2, "block"),
+    ],
 )
 def test_so_it_is_with_several_segments_on_a_stage(form, anchor, index, recompute):
     spec = benched(form, "adamw", 300, in_flight=2, dtype="float32", anchor=anchor, layers=6, segments=6, hidden=32)
