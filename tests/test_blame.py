@@ -12,13 +12,15 @@ from machine_bench import peer
 from waiting import PATIENCE
 
 from protomodels_cli.coordinator import events
+from protomodels_cli.coordinator.audit_reasons import AuditFailed, MessagesDiffer
 from protomodels_cli.coordinator.coordinator import Coordinator
 from protomodels_cli.coordinator.messages import peer_of
-from protomodels_cli.coordinator.reasons import UnprocessableMessage
+from protomodels_cli.coordinator.reasons import ConnectionClosed, PeerReport, UnprocessableMessage
 from protomodels_cli.coordinator.run_dir import open_run_dir
 from protomodels_cli.coordinator.service import ControlStream, EnrolledPeer
 from protomodels_cli.errors import EXIT_OUTSIDE, UserError
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
+from protomodels_cli.wire.troubles import LinkBroken
 
 
 def test_a_registration_that_breaks_the_machine_costs_the_peer_its_session_and_no_more(tmp_path: Path):
@@ -30,14 +32,59 @@ def test_a_registration_that_breaks_the_machine_costs_the_peer_its_session_and_n
         stream = ControlStream()
         coordinator._service._enrolled["p0"] = EnrolledPeer(0.0, stream=stream, unannounced=1)
         coordinator._blame(events.Joined(peer(0)), RuntimeError("a bug"))
-        with pytest.raises(RuntimeError):  # of nobody's making
-            coordinator._blame(events.Tick(), RuntimeError("a bug"))
         return stream.outbox.get_nowait(), coordinator._events.get_nowait()
 
     with contextlib.closing(folder.lock):
         message, event = asyncio.run(blame())
     assert message.dismissal.kind == UnprocessableMessage.kind
     assert event == events.Trouble("p0", UnprocessableMessage("Joined"))
+
+
+BUG = RuntimeError("a bug")
+
+
+def blamed(tmp_path: Path, *raising: events.Event) -> tuple[list[events.Event], BaseException | None]:
+    """What a coordinator submits to itself when these events raise in turn, and the error that ends it."""
+    spec = make_spec(stages=2)
+    folder = open_run_dir(tmp_path / "run", spec, tmp_path)
+
+    async def blame() -> tuple[list[events.Event], BaseException | None]:
+        coordinator = Coordinator(corpus_of(spec), folder, print)
+        for event in raising:
+            coordinator._blame(event, BUG)
+        submitted = [coordinator._events.get_nowait() for _ in range(coordinator._events.qsize())]
+        return submitted, coordinator._over.exception() if coordinator._over.done() else None
+
+    with contextlib.closing(folder.lock):
+        return asyncio.run(blame())
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        events.Leaving("p0"),
+        events.Trouble("p0", PeerReport(LinkBroken(1)), 1, 1),  # the accused stays
+        events.Left("p0", ConnectionClosed()),
+    ],
+)
+def test_only_the_sender_of_an_event_that_raises_is_dismissed(tmp_path, event):
+    fault = events.Trouble("p0", UnprocessableMessage(type(event).__name__))
+    assert blamed(tmp_path, event, event) == ([fault, fault], None)
+
+
+@pytest.mark.parametrize("found", [MessagesDiffer(3, 0), AuditFailed(0, 3, "forward", 5, 10, ("peer-9",))])
+def test_an_audit_that_breaks_the_machine_costs_nobody_anything(tmp_path, found):
+    assert blamed(tmp_path, events.Trouble("p0", found, 1, 1)) == ([], None)
+
+
+@pytest.mark.parametrize(
+    "event", [events.Tick(), events.PauseRun(), events.Trouble("p0", UnprocessableMessage("Leaving"))]
+)
+def test_a_fault_without_a_sender_ends_the_run_with_a_sentence(tmp_path, event):
+    submitted, error = blamed(tmp_path, event)
+    assert submitted == []
+    assert isinstance(error, UserError)
+    assert (error.kind, error.exit_code) == ("own_fault", EXIT_OUTSIDE)
 
 
 def test_a_stage_that_is_not_in_its_own_cut_is_no_registration():

@@ -365,7 +365,8 @@ def lose_snapshot(moves: Moves, event: SnapshotLost) -> None:
     if not known or snapshot not in [m.key for m in history.snapshots if m.parts]:
         return
     if event.whole_here:
-        assign_again(moves, reasons.PartUnreadable(event.step), event.peer)
+        if event.peer in state.peers:  # it may have left while its word was checked
+            assign_again(moves, reasons.PartUnreadable(event.step), event.peer)
         return
     if snapshot == history.snapshots[0].key:
         return  # there is nothing before it: the coordinator ends

@@ -16,12 +16,13 @@ from typing import Any, assert_never
 
 from protomodels_cli import timeouts
 from protomodels_cli.coordinator import events, machine, notices
+from protomodels_cli.coordinator.audit_reasons import OfAudits
 from protomodels_cli.coordinator.auditing import Audits
 from protomodels_cli.coordinator.books import open_books
 from protomodels_cli.coordinator.claims import Claims
 from protomodels_cli.coordinator.deposit import Deposit
 from protomodels_cli.coordinator.dispatch import Dispatch
-from protomodels_cli.coordinator.failing import cannot_write, no_memory
+from protomodels_cli.coordinator.failing import cannot_write, no_memory, own_fault
 from protomodels_cli.coordinator.feed import Feed
 from protomodels_cli.coordinator.file_names import BASES, JOURNAL, METRICS, SNAPSHOTS, SUMMARY
 from protomodels_cli.coordinator.history import Decided, History, Record
@@ -339,12 +340,19 @@ class Coordinator:
         return self._clock + time.monotonic()
 
     def _blame(self, event: events.Event, error: Exception) -> None:
-        """What a peer said broke the machine, whose state is as before: the peer goes, the traceback stays for us."""
-        peer = event.peer.id if isinstance(event, events.Joined) else getattr(event, "peer", None)
-        if not isinstance(peer, str) or isinstance(event, events.Trouble):
-            raise error
+        """An event broke the machine, whose state is as before. The peer that caused it is dismissed, nobody else.
+
+        Without such a peer the fault is ours, and the coordinator stops. What audits found is ours too, but the run
+        does not depend on it."""
         traceback.print_exception(error)
         logs.bug(error)
+        peer = event.peer.id if isinstance(event, events.Joined) else getattr(event, "peer", None)
+        trouble = event.what if isinstance(event, events.Trouble) else None
+        if isinstance(trouble, OfAudits):
+            return
+        if not isinstance(peer, str) or isinstance(trouble, UnprocessableMessage):  # not even its dismissal works
+            self._end_with(own_fault(type(event).__name__, error))
+            return
         why = UnprocessableMessage(type(event).__name__)
         if isinstance(event, events.Joined):  # the machine does not know this peer, and would not dismiss it
             self._service.joined_processed(peer)

@@ -33,6 +33,13 @@ def no_beginning(stage: int, checkpoint: str) -> UserError:
     )
 
 
+def own_fault(event: str, error: Exception) -> UserError:
+    """The state machine raised, and no peer's message is to blame."""
+    what = f"a fault in pmtrain itself stopped the coordinator: {type(error).__name__} while it processed {event}"
+    again = "start the coordinator again with the same command: the journal has every decision"
+    return UserError(what, f"{again}; and report the traceback above", kind="own_fault")
+
+
 def cannot_write(folder: Path, error: OSError) -> UserError:
     again = "start the coordinator again with the same command: the journal has every decision"
     if isinstance(error, FileExistsError):
