@@ -7,6 +7,7 @@
 #   scripts/setup.sh test          what scripts/test.sh needs as well
 #   scripts/setup.sh all           what scripts/test.sh --all and scripts/site.sh need as well
 set -euo pipefail
+trap 'exit 130' INT  # pip answers Ctrl-C as it answers an error, and this would go on with the next list
 cd "$(dirname "$0")/.."
 
 peer="pip torch cuda coordinator peer"
@@ -63,6 +64,7 @@ pip() { .venv/bin/python -m pip --disable-pip-version-check "$@" --no-deps $([ -
 # A coordinator's packages are compiled here. The others are many, and most of their modules are never imported: their
 # bytecode is written when they are, torch's below.
 install() {
+  rm -f "$installed/$list.txt"  # until it is whole again
   pip install --require-hashes --no-build-isolation --use-pep517 $([ "$list" = coordinator ] || echo --no-compile) -r "$1"
 }
 # pip prefers files whose hash an index tells to newer versions. A CPU build that it knows of, often in a folder, is asked

@@ -13,18 +13,18 @@ case "${1-}" in
   --gpu) tier=(-m cuda); shift ;;
 esac
 scripts/setup.sh "$list"
+pytest=".venv/bin/python -m pytest"
 unset PYTHONDONTWRITEBYTECODE  # pytest would rewrite all test files again in every process
-pytest() { .venv/bin/python -m pytest "$@"; }
 
 if [ "${tier[0]-}" = -m ]; then
-  pytest "${tier[@]}" -n 4 "$@"
+  $pytest ${tier[@]+"${tier[@]}"} -n 4 "$@"
   exit
 fi
 .venv/bin/ruff format --check --quiet .
 .venv/bin/ruff check --quiet .
 if [ $# -gt 0 ]; then
   .venv/bin/mypy --no-error-summary
-  pytest "${tier[@]}" -n 3 "$@"
+  $pytest ${tier[@]+"${tier[@]}"} -n 3 "$@"
   exit
 fi
 
@@ -33,9 +33,9 @@ fi
 logs=$(mktemp -d)
 trap 'rm -rf "$logs"; kill $(jobs -p) 2>/dev/null || true' EXIT
 .venv/bin/mypy --no-error-summary > "$logs/types" 2>&1 & types=$!
-pytest "${tier[@]}" -m "waiting and not cuda" -n 5 $(grep -l 'mark\.waiting' tests/test_*.py) > "$logs/waiting" 2>&1 & waiting=$!
+$pytest ${tier[@]+"${tier[@]}"} -m "waiting and not cuda" -n 5 $(grep -l 'mark\.waiting' tests/test_*.py) > "$logs/waiting" 2>&1 & waiting=$!
 failed=0
-pytest "${tier[@]}" -m "not waiting" -n 4 --dist worksteal || failed=1
+$pytest ${tier[@]+"${tier[@]}"} -m "not waiting" -n 4 --dist worksteal || failed=1
 echo "== tests that wait (leases, timeouts, retries)"
 wait "$waiting" || failed=1
 cat "$logs/waiting"

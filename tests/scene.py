@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import signal
@@ -16,12 +15,11 @@ from conftest import make_spec
 from marks import injected, marks, write_mark
 from pool import Pool, Process
 from test_pipeline import reference_of
-from told import events
+from told import events, status_of
 from waiting import wait_for
 
 from protomodels_cli.launch.cable import Cable
 from protomodels_cli.spec import RunSpec
-from protomodels_cli.wire.client import operator
 from protomodels_cli.wire.join_link import JoinLink
 
 NOT_MARKED = ("seconds", "once")  # options of faults that say how, not where
@@ -163,11 +161,7 @@ class Scene:
             return [json.loads(body) for (body,) in db.execute("SELECT body FROM records WHERE kind = ?", (kind,))]
 
     def status(self) -> Any:
-        async def ask() -> Any:
-            async with operator(JoinLink.parse((self.run_dir / "link").read_text())) as coordinator:
-                return await coordinator.status()
-
-        return asyncio.run(ask())
+        return status_of(self.run_dir)
 
     def wait_for_step(self, step: int) -> None:
         self.wait_for(lambda: self.status().step >= step, f"step {step} did not come")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +10,9 @@ import pytest
 from conftest import make_spec
 from pool import Pool
 from scene import expected
-from told import events, wait_for_event
+from told import events, status_of, wait_for_event
 from waiting import wait_for
 
-from protomodels_cli import timeouts
 from protomodels_cli.spec import RunSpec
 
 LIE = {"kind": "perturb", "share": 0.01, "by": 0.1}  # 1 % of the numbers of every message, by 10 %
@@ -93,7 +91,7 @@ def test_without_a_spare_it_is_said_that_nobody_looks(pool: Pool):
 @pytest.mark.full
 def test_liar_after_liar_is_replaced_and_the_coordinator_leads_on(pool: Pool):
     """Four times in one run: a holder is killed, a liar takes its stage, is accused and dismissed, a spare goes on."""
-    spec = a_spec(steps=100_000)
+    spec = a_spec(steps=100_000, limits={"connections_per_address": 1024})  # its status is asked for without rest
     run_dir = start(pool, spec, 0)
     link = (run_dir / "link").read_text().strip()
 
@@ -114,7 +112,7 @@ def test_liar_after_liar_is_replaced_and_the_coordinator_leads_on(pool: Pool):
         liar, honest = f"liar-{turn}", f"honest-{turn}"
         pool.peers[holder].kill()
         # Before the stage is free, the liar would be a spare, and audit the honest holder.
-        time.sleep(timeouts.SESSION_RECONNECT + 2 * timeouts.COORDINATOR_TICK)
+        wait_for(lambda: status_of(run_dir).waiting_kind == "stages_without_peer", "its stage is not free")
         join(other, liar, LIE)
         assigned_again()
         join(holder, honest)

@@ -129,13 +129,10 @@ def test_a_journal_is_copied_once_a_store_that_was_down_is_back(desk: Desk):
     async def lead() -> None:
         desk.store.touch()  # so that it cannot be a folder
         desk.decide(1)
-        await asyncio.sleep(0.2)
+        await until(lambda: len(desk.told) == 2, "it was not told")
         assert [type(notice) for notice in desk.told] == [StoreKeyMade, JournalNotCopied]
         desk.store.unlink()
-        for _ in range(100):
-            if desk.store.exists() and desk.journals():
-                break
-            await asyncio.sleep(0.05)
+        await until(lambda: desk.store.exists() and desk.journals(), "the journal was not copied")
 
     asyncio.run(lead())
     assert [copy.history.step for copy in desk.journals().values()] == [1]

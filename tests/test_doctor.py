@@ -184,6 +184,8 @@ def test_a_line_is_measured_and_refusals_are_told_apart(pool: Pool, tmp_path: Pa
         seen = asyncio.run(contacts.look(JoinLink.parse(link)))
         if seen.upload and seen.download:
             break
+    assert seen.upload, "too little arrived in five tries"
+    assert seen.download, "too little arrived in five tries"
     assert seen.failure is None
     assert seen.version == __version__
     assert abs(seen.ahead) < 5

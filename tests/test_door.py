@@ -33,6 +33,7 @@ from door_tools import (
 from waiting import PATIENCE, until
 
 from protomodels_cli.coordinator import door as doors
+from protomodels_cli.coordinator.admission import Admission
 from protomodels_cli.coordinator.door import Door, DoorLimits
 from protomodels_cli.errors import EXIT_OUTSIDE, UserError
 from protomodels_cli.wire import tls
@@ -254,6 +255,20 @@ async def a_crowd(authority, limits):
         yield door, port, known
 
 
+def test_strangers_make_way_those_that_were_silent_longest_first():
+    """A handshake that makes progress is finished, however many come meanwhile and say nothing."""
+    for crowd in ("one network", "a network each"):
+        kept = Admission(DoorLimits(connections=48, connections_per_address=12), 48)
+        networks = {"one network": ["a"], "a network each": [*"abcdefghijkl"]}[crowd]
+        honest = kept.come("honest" if crowd == "a network each" else "a", 0.0).number
+        left = []
+        for i in range(30):
+            left.append(kept.come(networks[i % len(networks)], float(i)).instead_of)
+            kept.heard(honest)
+        assert honest not in left
+        assert [number for number in left if number] == [*range(honest + 1, honest + 1 + 30 - left.count(None))]
+
+
 @needs_two_addresses
 @in_loop
 async def test_strangers_make_way_the_oldest_of_the_largest_crowd_first(authority):
@@ -325,24 +340,26 @@ async def test_a_stranger_has_a_limit_in_bytes_and_time_until_it_is_known(author
         writer.write(b"x" * 1_000_000)
         await writer.drain()
 
-    limits = DoorLimits(stranger_seconds=0.5, stranger_bytes=5_000, stranger_most_bytes=40_000)
-    async with a_server(backend) as backend_port, a_door(authority, backend_port, limits) as (door, port):
+    async def shaken(port):
+        reader, writer = await dial(port, HELLO)
+        await reader.readexactly(6)
+        writer.write(b"reply")
+        return reader, writer
 
-        async def shaken():
-            reader, writer = await dial(port, HELLO)
-            await reader.readexactly(6)
-            writer.write(b"reply")
-            return reader, writer
-
+    hurried = DoorLimits(stranger_seconds=0.5)
+    async with a_server(backend) as backend_port, a_door(authority, backend_port, hurried) as (door, port):
         began = time.monotonic()
-        assert await to_the_end((await shaken())[0]) == b""
+        assert await to_the_end((await shaken(port))[0]) == b""
         assert time.monotonic() - began > 0.4
         assert door.refused == {"stranger_too_long": 1}
-        reader, writer = await shaken()
+
+    limits = DoorLimits(stranger_seconds=3.0, stranger_bytes=5_000, stranger_most_bytes=40_000)
+    async with a_server(backend) as backend_port, a_door(authority, backend_port, limits) as (door, port):
+        reader, writer = await shaken(port)
         writer.write(b"x" * 40_000)
         assert await to_the_end(reader) == b""
         assert door.refused["stranger_too_much"] == 1
-        reader, writer = await shaken()
+        reader, writer = await shaken(port)
         writer.write(b"x" * 20_000)
         await asyncio.sleep(0.1)
         more = asyncio.create_task(send_more(writer))
@@ -351,7 +368,7 @@ async def test_a_stranger_has_a_limit_in_bytes_and_time_until_it_is_known(author
         door.known(ports[-1])
         await more
         await until(lambda: received[-1] > 1_000_000, "and then all of it")
-        await asyncio.sleep(0.6)
+        await asyncio.sleep(limits.stranger_seconds + 0.1)
         assert door.connections == 1
         assert not reader.at_eof()
 

@@ -191,8 +191,7 @@ def test_a_silent_holder_is_waited_for_while_that_costs_less_than_a_rollback(sce
     s.start(4, s.fail_at(phase, stage, step, "SIGSTOP"))
     s.wait_for_fault("fail_at")
     s.wait_for(lambda: s.events("holder_away"), "nobody noticed")
-    time.sleep(0.5)  # in all longer than its lease, shorter than two
-    s.go_on()
+    s.go_on()  # after more than its lease, and well before what a rollback would cost
     summary = s.ends_well()
     assert (summary["steps_redone"], summary["generations"]) == (0, 1)
 
@@ -230,7 +229,7 @@ def test_a_peer_that_claims_the_stage_of_a_silent_holder_is_named_and_sent_away(
 
 
 def test_a_peer_that_is_silent_for_less_than_its_lease_is_not_missed(scene):
-    s = scene(a_spec(limits={"lease_seconds": 5.0}))
+    s = scene(a_spec(limits={"lease_seconds": 30.0}))
     s.start(4, s.fail_at("forward", 1, 8, "SIGSTOP"))
     s.wait_for_fault("fail_at")
     time.sleep(2.0)  # less than its lease

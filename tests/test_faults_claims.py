@@ -12,7 +12,7 @@ from protomodels_cli.spec import RunSpec
 
 pytestmark = pytest.mark.waiting
 
-LIMIT = 5.0  # seconds to restore a stage
+LIMIT = 15.0  # seconds to restore a stage: on a busy machine an honest spare takes some
 
 
 def dismissed(s: Scene, *names: str) -> dict[str, Any]:

@@ -62,7 +62,7 @@ def test_bytes_that_a_relay_changes_are_not_used(scene):
 
 def test_nothing_waits_for_a_slow_disk_but_what_is_written_to_it(scene):
     s = scene(a_spec())
-    slow = {"kind": "slow_disk", "seconds": 0.4}  # five times for each snapshot, against three steps
+    slow = {"kind": "slow_disk", "seconds": 1.5}  # five times for each snapshot, against three steps
     s.start(3, slow, coordinator_fault=slow)
     summary = s.ends_well()
     assert summary["steps_redone"] == 0

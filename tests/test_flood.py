@@ -135,7 +135,8 @@ def test_what_waits_for_the_machine_is_bounded(tmp_path: Path, monkeypatch):
         async with a_service(tmp_path, told, take=False) as (service, link), a_guest(link) as guest:
             call, _ = await joined(guest, told)
             await flood(call, WORD, 2000, 0.2)
-            await asyncio.sleep(0.3)
+            await until(lambda: sum(isinstance(event, ev.Done) for event in told) == 20)
+            await asyncio.sleep(0.3)  # in which no more of them are read
             words = [event for event in told if isinstance(event, ev.Done)]
             assert len(words) == 20
             for event in words:

@@ -26,6 +26,7 @@ from protomodels_cli.wire.pb import pmtrain_pb2_grpc as rpc
 from protomodels_cli.wire.relaying import Relay, RelayLimits
 from protomodels_cli.wire.splice import KEEPALIVE
 from protomodels_cli.wire.tickets import Ticket
+from protomodels_cli.worker import control as controls
 from protomodels_cli.worker import problems
 from protomodels_cli.worker.control import ControlStream
 from protomodels_cli.worker.listener import Listener
@@ -216,6 +217,19 @@ def test_a_stream_that_ends_while_the_peer_writes_was_closed_by_the_coordinator(
     assert {*asyncio.run(story())} == {problems.ConnectionClosed()}
 
 
+@pytest.mark.parametrize(
+    ("code", "detail", "reason"),
+    [
+        (grpc.StatusCode.INTERNAL, "x", problems.ConnectionClosed()),  # with gRPC's words for it
+        (grpc.StatusCode.UNAVAILABLE, "x\ny", problems.NetworkFailed("x")),
+        (grpc.StatusCode.UNAVAILABLE, "", problems.ConnectionClosed()),
+    ],
+)
+def test_what_a_failed_call_says_of_the_connection(code, detail, reason):
+    error = grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details=detail)
+    assert controls._failure(error) == reason
+
+
 def test_a_connection_that_was_left_ends_with_its_last_call():
     """Or a peer that reconnects time and again uses up what its address may have at the coordinator's door."""
 
@@ -294,6 +308,8 @@ def test_an_idle_call_lives_on_pings_that_the_server_allows(agree):
             for name, value in sooner(SERVER_OPTIONS)
             if agree or ("min_ping" not in name and "keepalive" not in name)
         ]
+        if agree:  # it may take a busy machine longer than a twentieth to answer
+            server_options.append(("grpc.keepalive_timeout_ms", 5_000))
         server = grpc.aio.server(options=[*server_options, ("grpc.max_connection_idle_ms", 60_000)])
 
         async def wait(request: bytes, context: object) -> bytes:

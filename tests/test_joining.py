@@ -45,16 +45,17 @@ REFUSED = [  # by the coordinator, or by the peer itself before it asks for a st
     ("little_memory", 3, "device_too_small"),
     ("disk", 3, "folder_not_writable"),
 ]
+BUILD = 15.0  # seconds: on a busy machine honest peers take some
 DISMISSED = [
     ("other_table", 5, {"kind": "hash_mismatch", "what": "T_fixed"}),
     ("other_basis", 5, {"kind": "hash_mismatch", "what": "U"}),
-    ("never_ready", 3, {"kind": "too_slow", "stage": 0, "doing": "build", "seconds": 3.0}),
+    ("never_ready", 3, {"kind": "too_slow", "stage": 0, "doing": "build", "seconds": BUILD}),
 ]
 
 
 def test_bad_peers_get_one_sentence_and_the_run_goes_on(pool: Pool, tmp_path: Path):
     """One coordinator; every kind of bad peer in turn; then a good one, which finishes the run."""
-    spec = make_spec(stages=1, steps=3, limits={"build_seconds": 3.0})
+    spec = make_spec(stages=1, steps=3, limits={"build_seconds": BUILD})
     run_dir = pool.start(spec, [])
     link = (run_dir / "link").read_text().strip()
     (tmp_path / "file").write_text("")
@@ -200,7 +201,7 @@ def test_extra_peers_wait_as_spares_and_say_so(pool: Pool):
 
 
 def test_a_holder_that_never_becomes_ready_is_replaced(pool: Pool):
-    spec = make_spec(stages=2, steps=3, limits={"build_seconds": 15.0})  # on a busy machine honest peers take seconds
+    spec = make_spec(stages=2, steps=3, limits={"build_seconds": BUILD})
     run_dir = pool.start(spec, [{"fault": {"kind": "never_ready"}}, {}])
     wait_for_event(run_dir, "stages_assigned", generation=1)  # both hold a stage
     link = (run_dir / "link").read_text().strip()

@@ -132,6 +132,18 @@ class Slow:
         self.got.append(json.loads(event.removeprefix(b"data: ")))
 
 
+class Behind:
+    """A viewer that takes as long for each event as another one for four."""
+
+    def __init__(self, other: Slow):
+        self.other, self.hurry, self.got = other, False, list[dict[str, Any]]()
+
+    async def write(self, event: bytes) -> None:
+        seen = len(self.other.got)
+        await until(lambda: self.hurry or len(self.other.got) >= seen + 4)
+        self.got.append(json.loads(event.removeprefix(b"data: ")))
+
+
 def contents(folder: Path, **more: Any) -> Contents:
     return Contents(Sources(a_status, Beside, folder / "metrics.jsonl", folder / "events.jsonl", **more), Veil())
 
@@ -163,17 +175,20 @@ def test_the_event_loop_reads_no_file_for_viewers(tmp_path, monkeypatch):
 
 def test_a_slow_viewer_holds_up_nobody_and_skips_to_what_is_now(tmp_path, monkeypatch):
     monkeypatch.setattr(viewing, "EVERY", 0.02)
-    monkeypatch.setattr(viewing, "PATIENCE", 0.5)
     rows = (tmp_path / "events.jsonl").open("w")
 
-    async def watch() -> tuple[Slow, Slow, bool]:
-        viewers, quick, slow, stuck = Viewers(contents(tmp_path)), Slow(0.0), Slow(0.15), Slow(60.0)
-        watching = [asyncio.create_task(viewers.serve(v.write)) for v in (quick, slow)]
+    async def watch() -> tuple[Slow, Behind, bool]:
+        viewers, quick, stuck = Viewers(contents(tmp_path)), Slow(0.0), Slow(3600.0)
+        slow = Behind(quick)
+        monkeypatch.setattr(viewing, "PATIENCE", 0.5)
         is_read = await viewers.serve(stuck.write)
+        monkeypatch.setattr(viewing, "PATIENCE", PATIENCE)
+        watching = [asyncio.create_task(viewers.serve(v.write)) for v in (quick, slow)]
         for i in range(30):
             print(json.dumps({"kind": "k", "at": 1.0, "text": f"event {i}"}), file=rows, flush=True)
             await asyncio.sleep(0.02)
         await until(lambda: any(e["n"] == 30 for got in quick.got for e in got["events"]))
+        slow.hurry = True
         await until(lambda: any(e["n"] == 30 for got in slow.got for e in got["events"]))
         await viewers.close()
         await asyncio.wait_for(asyncio.gather(*watching), PATIENCE)

@@ -18,7 +18,7 @@ import pytest
 from conftest import make_spec
 from guest import a_guest
 from pool import Pool
-from waiting import PATIENCE
+from waiting import PATIENCE, until
 
 from protomodels_cli import PROTOCOL
 from protomodels_cli.coordinator import gate
@@ -261,8 +261,10 @@ def test_strangers_cannot_take_all_files_of_a_peer(authority: Authority, monkeyp
     async def story() -> list[bool]:
         async with a_listener(authority) as listener:
             crowd = [await asyncio.open_connection("127.0.0.1", listener.port) for _ in range(12)]
-            await asyncio.sleep(0.5)
-            left = [not reader.at_eof() and reader.exception() is None for reader, _ in crowd]
+            open_yet = lambda: [not reader.at_eof() and reader.exception() is None for reader, _ in crowd]  # noqa: E731
+            await until(lambda: sum(open_yet()) <= 4, "too many stay")
+            await asyncio.sleep(0.2)  # in which no more of them are closed
+            left = open_yet()
             for _, writer in crowd:
                 writer.transport.abort()
             return left

@@ -10,7 +10,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,6 +17,7 @@ from pathlib import Path
 import pins
 import pytest
 from starting import ROOT
+from waiting import wait_for
 
 # Builds pmtrain without setuptools: not every Python's .venv has one.
 BACKEND = """
@@ -191,12 +191,11 @@ def test_an_install_that_is_killed_is_mended(checkout):
     files = {f"many/file_{n}.py": "" for n in range(6000)}
     checkout.write_list("user", "1.1", files=files)
     process = checkout.begin()
-    while not (checkout.site / "list_user-1.1.dist-info" / "METADATA").exists():
-        assert process.poll() is None, process.communicate()[0]
-        time.sleep(0.001)
+    wait_for(lambda: (checkout.site / "list_user-1.1.dist-info" / "METADATA").exists() or process.poll() is not None)
+    assert process.poll() is None, process.communicate()[0]
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
-    assert not (checkout.site / "many" / "file_5999.py").exists()
+    assert not (checkout.site / "many" / "file_5999.py").exists(), "pip had finished before it could be killed"
     code, said = checkout.run()
     assert (code, checkout.has()["user"]) == (0, "1.1"), said
     assert {f"many/{path.name}" for path in (checkout.site / "many").glob("*.py")} == files.keys()

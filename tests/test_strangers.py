@@ -22,11 +22,9 @@ from protomodels_cli.wire.join_link import JoinLink
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.tls import new_key, public_key_of
 
-pytestmark = pytest.mark.waiting
+pytestmark = [pytest.mark.waiting, needs_two_addresses]
 
 MIB = 1 << 20
-
-pytestmark = needs_two_addresses
 
 
 @pytest.fixture

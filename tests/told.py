@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
 
 from waiting import wait_for
+
+from protomodels_cli.wire.client import operator
+from protomodels_cli.wire.join_link import JoinLink
 
 
 def events(run_dir: Path, kind: str | None = None, since: float = 0.0, **fields: Any) -> list[dict[str, Any]]:
@@ -46,3 +50,13 @@ def wait_for_peer_event(folder: Path, kind: str, since: float = 0.0, **fields: A
         details=lambda: str([e["text"] for e in peer_events(folder)][-20:]),
     )
     return found[0]
+
+
+def status_of(run_dir: Path) -> Any:
+    """What the coordinator says of the run."""
+
+    async def ask() -> Any:
+        async with operator(JoinLink.parse((run_dir / "link").read_text())) as coordinator:
+            return await coordinator.status()
+
+    return asyncio.run(ask())

@@ -8,7 +8,7 @@ who has something to say.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from protomodels_cli import timeouts
 from protomodels_cli.wire.rates import Buckets, Rate
@@ -29,7 +29,7 @@ class DoorLimits:
     stranger_seconds: float = 20.0  # from the beginning to the first authenticated call
     stranger_bytes: int = 16 * 1024  # that are read until then
     stranger_most_bytes: int = 96 * 1024  # … with what was on its way; HTTP/2 lets a client begin with 64 KiB
-    relay_seconds: float = timeouts.RELAY_WAIT
+    relay_seconds: float = field(default_factory=lambda: timeouts.RELAY_WAIT)
 
     @property
     def strangers(self) -> int:
@@ -58,7 +58,7 @@ class Admission:
         self._next = 0
         self._networks: dict[int, str] = {}  # of everybody who is connected
         self._by_network: Counter[str] = Counter()
-        self._strangers: dict[str, dict[int, None]] = {}  # by network, the oldest first
+        self._strangers: dict[str, dict[int, None]] = {}  # by network; in both, those that were silent longest first
         self._strange = 0  # all of them
         self._comings = Buckets(limits.comings)
         self._shunned: dict[str, float] = {}  # networks, and until when
@@ -93,6 +93,14 @@ class Admission:
         self._shunned[network] = until
         if len(self._shunned) > MOST_SHUNNED:
             del self._shunned[next(iter(self._shunned))]
+
+    def heard(self, number: int) -> None:
+        """A stranger has sent something: others make way before it does. On a busy machine a handshake takes seconds,
+        and in place of the oldest nobody would ever finish one under an attack."""
+        network = self._networks.get(number, "")
+        if number in self._strangers.get(network, {}):
+            strangers = self._strangers[network] = self._strangers.pop(network)
+            strangers[number] = strangers.pop(number)
 
     def known(self, number: int) -> None:
         """This caller has shown that it belongs to the run."""

@@ -127,7 +127,7 @@ class Door:
         if place.instead_of is not None:
             self._tasks[place.instead_of].cancel()
             self._refuse("made_way")
-        caller = _Caller(place.number, ip, writer, self.limits)
+        caller = _Caller(place.number, ip, writer, self.limits, self._admission)
         self._tasks[caller.number] = task = asyncio.create_task(self._serve((reader, writer), caller))
         task.add_done_callback(lambda _: self._went(caller.number, writer))
 
@@ -211,8 +211,8 @@ class Door:
 class _Caller:
     """Whoever sends TLS, and what it may do until a call of it was authenticated."""
 
-    def __init__(self, number: int, ip: str, writer: StreamWriter, limits: DoorLimits):
-        self.number, self.ip, self.writer = number, ip, writer
+    def __init__(self, number: int, ip: str, writer: StreamWriter, limits: DoorLimits, admission: Admission):
+        self.number, self.ip, self.writer, self._admission = number, ip, writer, admission
         self._limits, self._until = limits, asyncio.get_running_loop().time() + limits.stranger_seconds
         self.clock = asyncio.timeout(limits.handshake_seconds)
         self._sent, self._answered, self._known, self._paused = len(TLS_RECORD), False, False, False
@@ -232,6 +232,7 @@ class _Caller:
             self._answered = True
             return
         self._sent += count
+        self._admission.heard(self.number)
         if self._answered and not self.replied:
             self.replied = True
             self._let(self._until)

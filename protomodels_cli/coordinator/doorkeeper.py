@@ -82,8 +82,10 @@ class Doorkeeper:
         """The id of a peer that joins with this token and key. Blocks."""
         with self._one_change:
             new, found = f"p{secrets.token_hex(4)}", self.guests.find(token)
-            if found is None or _same(token, self.token):
+            if _same(token, self.token):
                 return new
+            if found is None:  # it was replaced while the caller waited
+                return refusals.WrongToken()
             if (before := found.peer_with(key_hash := hashlib.sha256(key).hexdigest())) is not None:
                 return before
             if (end := found.end(self._clock())) is not None:

@@ -64,8 +64,8 @@ class _Side:
 class Meetings:
     """The relay's part: who may meet, who waits, who is connected."""
 
-    def __init__(self, wait_seconds: float = timeouts.RELAY_WAIT):
-        self._wait_seconds = wait_seconds
+    def __init__(self, wait_seconds: float | None = None):
+        self._wait_seconds = timeouts.RELAY_WAIT if wait_seconds is None else wait_seconds
         self._tickets: set[str] = set()
         self._waiting: dict[tuple[str, str], _Side] = {}
         self._pairs: dict[str, list[tuple[Stream, Stream]]] = {}

@@ -42,7 +42,7 @@ class RelayLimits:
     bits_per_peer: float = 0.0
     first_seconds: float = 5.0  # for the first line
     line_bytes: int = 256
-    wait_seconds: float = timeouts.RELAY_WAIT
+    wait_seconds: float = field(default_factory=lambda: timeouts.RELAY_WAIT)
     questions_a_second: float = 100.0  # where they are seen, of all callers together
     questions_per_network: float = 4.0  # a second
 

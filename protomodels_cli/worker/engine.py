@@ -327,13 +327,13 @@ class Engine(threading.Thread):
             raise WrongOrder(f"{type(order).__name__} where no stage is in memory")
         match order:
             case Reuse(assignment, decision):
-                self._generation = assignment.generation
-                self._run = self._pass = None
                 is_owed = decision is not None and work.prepared and decision.step == work.step + 1
                 if (self._lineage, work.step + bool(is_owed)) != (assignment.lineage, assignment.step):
                     raise WrongOrder(
                         f"asked to reuse step {assignment.step} of lineage {assignment.lineage}, which is not in memory"
                     )
+                self._generation = assignment.generation
+                self._run = self._pass = None
                 if decision is not None and is_owed:
                     self._decide(decision, work)  # what it says of the subspace then is asked for with the assignment
                 work.abandon()

@@ -64,15 +64,17 @@ class Snapshots:
         path.parent.mkdir(exist_ok=True)
         for other in path.parent.glob(f"stage-{stage}.*.partial"):
             if sha256 not in other.name:
-                other.unlink()
+                other.unlink(missing_ok=True)
         return path
 
     def needed_from(self, lineage: int, step: int, stage: int, sha256: str) -> int | None:
         """The byte from which on this part has still to come; None: it has arrived."""
         if self.has(lineage, step, stage):
             return None
-        path = self.coming(lineage, step, stage, sha256)
-        return path.stat().st_size if path.exists() else 0
+        try:
+            return self.coming(lineage, step, stage, sha256).stat().st_size
+        except FileNotFoundError:
+            return 0
 
     def begin_anew(self, lineage: int, step: int) -> Path:
         """An empty folder for one whose parts are made here."""

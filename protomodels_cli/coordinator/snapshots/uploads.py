@@ -269,6 +269,7 @@ class Uploads:
         finally:
             if writing is not None:  # a peer that goes ends the wait for it, not the write
                 await asyncio.wait([writing])
+                writing.exception()  # looked at: a write that fails after its peer has gone is nobody's loss
             await asyncio.to_thread(_end, file, unwritten)
         return arrived
 
