@@ -12,6 +12,7 @@ from machine_bench import Bench
 from protomodels_cli.coordinator import events as ev
 from protomodels_cli.coordinator import reasons
 from protomodels_cli.coordinator.audit_reasons import AuditFailed, MessagesDiffer
+from protomodels_cli.coordinator.message_fields import check
 from protomodels_cli.coordinator.messages import event_of, peer_of
 from protomodels_cli.coordinator.snapshots.failures import NotWritten
 from protomodels_cli.spec import RunSpec
@@ -186,6 +187,7 @@ class Liars:
         for who in missing:
             register = self.liar.message("register").register
             try:
+                check(register, self.b.state.spec)
                 said = peer_of(who, register, "127.0.0.1", (), self.b.now)
             except ValueError:
                 said = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import Any, assert_never
 
-from protomodels_cli.coordinator import events, sentences
+from protomodels_cli.coordinator import events, message_fields, sentences
 from protomodels_cli.coordinator.history import Decided, History, Mark
 from protomodels_cli.coordinator.reasons import PeerReport
 from protomodels_cli.coordinator.routes import MOST_RELAYS
@@ -37,8 +37,6 @@ def report_of(done: pb.Done, spec: RunSpec) -> Report:
     """Raises ValueError on what no honest stage says."""
     if len(done.norms) > spec.model.layers + 2 or len(done.parameters) > MOST_PARAMETERS:
         raise ValueError("a report with more parts than the model has")
-    if any(n.squared < 0 for n in done.norms):
-        raise ValueError("a squared norm below zero")
     return Report(
         hashes=Hashes(done.basis_version, done.basis_sha256, done.t_fixed_version, done.t_fixed_sha256)
         if done.basis_sha256
@@ -54,14 +52,14 @@ def report_of(done: pb.Done, spec: RunSpec) -> Report:
 
 def _recorded_of(recorded: pb.Recorded, spec: RunSpec) -> Recorded:
     said = [recorded.forward_in, recorded.forward_out, recorded.backward_in, recorded.backward_out]
-    if any(len(hashes) > spec.batch.microbatches or any(len(h) != 32 for h in hashes) for hashes in said):
+    if any(len(hashes) > spec.batch.microbatches for hashes in said):
         raise ValueError("hashes of messages that no step has")
     return Recorded(recorded.step, *(tuple(hashes) for hashes in said))
 
 
 def verdict_of(peer: str, verdict: pb.Verdict) -> events.Verdict:
     names = {number: leg for leg, number in LEG_NUMBERS.items()}
-    if len(verdict.compared) > 2 or any(c.leg not in names or c.wild > c.numbers for c in verdict.compared):
+    if len(verdict.compared) > 2 or any(c.wild > c.numbers for c in verdict.compared):
         raise ValueError("a verdict on messages that no stage sends")
     compared = tuple(Compared(names[c.leg], c.numbers, c.wild) for c in verdict.compared)
     return events.Verdict(peer, verdict.audit, compared, clean(verdict.failed))
@@ -69,6 +67,7 @@ def verdict_of(peer: str, verdict: pb.Verdict) -> events.Verdict:
 
 def event_of(peer: str, message: pb.PeerMessage, spec: RunSpec) -> events.Event | events.Aside | None:
     """What a peer says; None: that it is still there. Raises ValueError on what no honest peer says."""
+    message_fields.check(message, spec)
     match message.WhichOneof("body"):
         case "done":
             done = message.done
@@ -128,8 +127,6 @@ def ports_of(said: pb.ReachabilityRequest | pb.Register) -> tuple[int, int, str]
 
 def peer_of(peer_id: str, register: pb.Register, address: str, reached: Collection[str], now: float) -> Peer:
     """`reached`: addresses at which we have dialled it ourselves. It does not choose what strangers dial."""
-    if max(register.port, register.outside_port) > 65535:
-        raise ValueError("a port that there is not")
     if len(register.parts) > MOST_PARTS:
         raise ValueError("more parts of snapshots than a peer can have")
     return Peer(

@@ -13,7 +13,7 @@ from typing import Any, assert_never
 
 import grpc
 
-from protomodels_cli.coordinator import bad_requests, calls, events, refusals, sessions
+from protomodels_cli.coordinator import bad_requests, calls, events, message_fields, refusals, sessions
 from protomodels_cli.coordinator.admission import DoorLimits
 from protomodels_cli.coordinator.auditing import Audits
 from protomodels_cli.coordinator.bad_requests import BadRequest
@@ -260,6 +260,7 @@ class Service(rpc.PeeringServicer):
         stream = ControlStream(address, calls.port(context))
         reached = known.reached if known.seen == (address, ports_of(register)) else ()
         try:
+            message_fields.check(register, self._spec)
             joined = events.Joined(peer_of(peer, register, address, reached, time.time()))
         except ValueError as e:
             await calls.reject(context, bad_requests.InvalidRegistration(str(e)))
