@@ -268,6 +268,15 @@ def impatient(patch: Any, seconds: float) -> None:
     mark(seconds=seconds)
 
 
+def no_record(patch: Any) -> None:
+    """Reports on every step without the hashes of its messages, by which audits are held."""
+
+    def nothing(self: Any, step: int) -> None:
+        mark(step=step)
+
+    patch.setattr("protomodels_cli.worker.recording.Recording.reported", nothing)
+
+
 def reseats_nobody(patch: Any) -> None:
     """A coordinator that leaves stages where they are: on a busy machine any holder may look slow."""
     patch.setattr("protomodels_cli.coordinator.reseating.consider", lambda moves: None)

@@ -59,6 +59,15 @@ def test_a_liar_is_found_by_two_and_dismissed(pool: Pool):
     wait_for_event(run_dir, "stages_assigned", generation=2)  # a spare goes on in its place
 
 
+def test_a_peer_that_reports_no_record_cannot_switch_audits_off(pool: Pool):
+    run_dir = start(pool, a_spec(steps=20), 1, {"kind": "no_record"})
+    found = wait_for_event(run_dir, "peer_dismissed")
+    assert (found["name"], found["reason"]["kind"]) == ("peer-0", "invalid_message")
+    assert pool.peers[0].result()["exit"] == 3
+    assert pool.coordinator.result()["exit"] == 0
+    assert len(events(run_dir, "peer_dismissed")) == 1
+
+
 @pytest.mark.full
 def test_with_one_spare_its_word_counts(pool: Pool):
     run_dir = start(pool, a_spec(), 1, LIE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from conftest import make_spec
@@ -22,6 +23,7 @@ from protomodels_cli.coordinator.history import (
     fold,
 )
 from protomodels_cli.coordinator.snapshots.failures import NotWritten
+from protomodels_cli.protocol.audit import Recorded
 from protomodels_cli.protocol.steps import clip_coefficient, learning_rate
 
 
@@ -236,3 +238,16 @@ def test_whatever_happens_the_machine_has_a_word_for_it(events, moves):
         b.tell(ev.Tick())
         b.tell(ev.ResumeRun())
         b.finish()
+
+
+def test_a_report_on_a_step_that_may_be_audited_has_a_record_or_its_sender_goes():
+    recorded = Recorded(2, (), (bytes(32),), (bytes(32),), ())
+    for record, stays in ((recorded, True), (None, False), (replace(recorded, step=1), False)):
+        b = Bench(make_spec(stages=2, snapshots={"interval": 1}, audit=0.5))
+        b.join(0, 1)
+        b.answer_until(lambda b=b: b.state.task and b.state.task.recorded)
+        assert (b.state.task.kind, b.state.task.step) == ("step", 2)
+        holder = b.state.history.holders[0]
+        b.done(0, recorded=record)
+        assert (holder in b.state.peers) is stays
+        assert b.state.history.holders[1] in b.state.peers

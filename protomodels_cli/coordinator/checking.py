@@ -46,6 +46,17 @@ def check_hashes(moves: Moves, task: Task, stage: int, report: Report) -> bool:
     return False
 
 
+def check_recorded(moves: Moves, task: Task, stage: int, report: Report) -> bool:
+    """Whether a report on a step that may be audited says which messages crossed. Otherwise its holder is dismissed:
+    without its word the step could not be audited on any stage."""
+    recorded = report.recorded
+    if not task.recorded or (recorded is not None and recorded.step == task.step):
+        return True
+    why = reasons.InvalidMessage(f"the report of stage {stage} lacks the hashes of its messages in step {task.step}")
+    assigning.dismiss(moves, why, moves.state.history.holders[stage])
+    return False
+
+
 def check_units(moves: Moves, stage: int, report: Report) -> bool:
     """Whether the report has a norm of every unit of its stage: with one missing, the whole gradient's norm would be
     wrong on all stages, and nobody would notice. Otherwise its holder is dismissed."""

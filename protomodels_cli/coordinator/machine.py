@@ -206,7 +206,9 @@ def _hear(moves: Moves, task: Task, stage: int, report: Report) -> None:
         return
     if task.kind in ("build", "sync") and not checking.check_hashes(moves, task, stage, report):
         return
-    if task.kind == "step" and not checking.check_units(moves, stage, report):
+    if task.kind == "step" and not (
+        checking.check_units(moves, stage, report) and checking.check_recorded(moves, task, stage, report)
+    ):
         return
     moves.set(heard={**state.heard, stage: report})
     if task.kind == "build":

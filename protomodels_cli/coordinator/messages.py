@@ -255,7 +255,7 @@ def turn_message(
         case "step":
             microbatches = state.spec.batch.microbatches
             turn.step.CopyFrom(pb.Step(step=task.step, microbatches=microbatches, basis_version=version))
-            turn.step.record = _may_be_audited(state, task.step, version)
+            turn.step.record = task.recorded
         case "evaluation":
             turn.evaluation.CopyFrom(
                 pb.Evaluation(step=task.step, microbatches=evaluation_microbatches, basis_version=version)
@@ -275,9 +275,3 @@ def turn_message(
         case "build":
             raise AssertionError("an assignment is sent to each peer by itself")
     return turn
-
-
-def _may_be_audited(state: State, step: int, basis_version: int) -> bool:
-    """Whether a snapshot of the step before was begun: an audit starts from that, with the same basis."""
-    marks = (m for m in state.history.pending if m.lineage == state.history.lineage)
-    return state.spec.audit > 0 and any((m.step, m.basis_version) == (step - 1, basis_version) for m in marks)

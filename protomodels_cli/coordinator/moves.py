@@ -36,6 +36,7 @@ class Moves:
         self.do(WriteRow({"event": event, "lineage": self.state.history.lineage, "step": step, **fields}))
 
     def begin(self, kind: TaskKind, step: int) -> Task:
-        task = Task(self.state.tasks + 1, kind, step, self.now)
+        recorded = kind == "step" and self.state.is_recorded(step)
+        task = Task(self.state.tasks + 1, kind, step, self.now, recorded)
         self.set(task=task, blocked=None, heard={}, tasks=task.number)
         return task

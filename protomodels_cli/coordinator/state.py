@@ -105,6 +105,7 @@ class Task:
     kind: TaskKind
     step: int
     started: float
+    recorded: bool = False  # a step whose messages every stage keeps, in case it is audited
 
 
 @dataclass(frozen=True)
@@ -211,6 +212,13 @@ class State:
     def stands_still(self) -> bool:
         """Somebody is missing."""
         return not self.placed or bool(self.absent)
+
+    def is_recorded(self, step: int) -> bool:
+        """Whether the messages of this step are kept: an audit starts from a snapshot of the step before, with the
+        same basis, and such a snapshot was begun."""
+        version, _ = self.history.basis_for(step)
+        marks = (mark for mark in self.history.pending if mark.lineage == self.history.lineage)
+        return self.spec.audit > 0 and any((m.step, m.basis_version) == (step - 1, version) for m in marks)
 
     @property
     def absent_stages(self) -> tuple[int, ...]:
