@@ -53,5 +53,17 @@ REFUSALS: list[tuple[no.Refusal, str, str]] = [
     ),
     (no.NoSuchToken("a1"), "the run has no token 'a1'", "name a token as `pmtrain token list` shows it"),
     (no.TooManyTokens(1000), "1,000 tokens of this run let peers join already", "revoke some that are not needed"),
+    (no.NoSession(), "parts of snapshots go only to peers with an open session", "open a session first"),
+    (
+        no.PartNotAssigned(1, 6),
+        "stage 1's part of the snapshot at step 6 goes only to peers that were told to hold, build, audit or prefetch "
+        "that stage",
+        "wait until the coordinator assigns the stage to this peer",
+    ),
+    (
+        no.AuditNotAsked(7),
+        "the messages of audit 7 go only to the spare that was asked for it",
+        "wait until the coordinator asks this peer for an audit",
+    ),
     (no.OtherSpec(), "this peer's spec is not the run's (hash mismatch)", "join again with this run's link"),
 ]

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
+import hmac
 import json
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
@@ -16,8 +18,9 @@ from typing import Any
 import grpc
 import pytest
 from conftest import make_spec
-from guest import a_guest
+from guest import Guest, a_guest
 from pool import Pool
+from told import wait_for_event
 from waiting import PATIENCE, until
 
 from protomodels_cli import PROTOCOL
@@ -26,7 +29,7 @@ from protomodels_cli.coordinator.run_dir import open_run_dir, private_of
 from protomodels_cli.spec import spec_from
 from protomodels_cli.spec.load import for_peers
 from protomodels_cli.wire.channels import CHANNEL_OPTIONS
-from protomodels_cli.wire.client import Metadata, coordinator_channel
+from protomodels_cli.wire.client import Metadata, coordinator_channel, operator
 from protomodels_cli.wire.join_link import JoinLink, fetch_authority
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.pb import pmtrain_pb2_grpc as rpc
@@ -186,6 +189,154 @@ def test_what_is_said_of_another_generation_counts_for_nothing(run: Run):
             assert last.dismissal.kind == "asked_to_leave", "it stayed until it left"
 
     asyncio.run(story())
+
+
+# --- parts of snapshots -----------------------------------------------------------------------------------------------
+
+PART_CALLS = "Fetch", "Locate"
+EVERY_SECOND_STEP = {"interval": 2, "keep": 100}
+
+
+async def answer_of(guest: Guest, call: str, metadata: Metadata, **request: int) -> str | bytes:
+    """The kind of the refusal, or the first bytes of the part; of Locate, an empty URL."""
+    asked = pb.FetchRequest(size=1000, **request)
+    try:
+        if call == "Locate":
+            return (await guest.stub.Locate(asked, metadata=metadata, timeout=PATIENCE)).url
+        stream = guest.stub.Fetch(iter([asked]), metadata=metadata, timeout=PATIENCE)
+        return b"".join([piece.data async for piece in stream])
+    except grpc.aio.AioRpcError as error:
+        return str(dict(error.trailing_metadata() or ()).get("kind", error.code().name))
+
+
+def shown_by(folder: Path, peer: str) -> Metadata:
+    """What a real peer shows."""
+    until = 1 << 33
+    key = bytes.fromhex(private_of(folder).peers_key)
+    secret = hmac.new(key, f"{peer} {until}".encode(), hashlib.sha256).hexdigest()
+    return (("peer", peer), ("secret", f"{until}.{secret}"))
+
+
+def a_long_run(pool: Pool, snapshots: dict[str, Any], **sections: Any) -> tuple[Path, tuple[int, int]]:
+    """Two holders of a run that goes on, and lineage and step of a complete snapshot."""
+    spec = make_spec(**{"stages": 2, "steps": 100_000, "snapshots": snapshots, **sections})
+    folder = pool.start(spec, [{}, {}], fault={"kind": "reseats_nobody"})
+    saved = wait_for_event(folder, "snapshot_complete")
+    return folder, (1, saved["step"])
+
+
+@contextlib.asynccontextmanager
+async def a_spare(link: JoinLink) -> AsyncIterator[tuple[Guest, asyncio.Queue[pb.CoordinatorMessage]]]:
+    """With an open session, and what the coordinator says to it."""
+    async with a_guest(link) as guest:
+        call, said = guest.session(), asyncio.Queue[pb.CoordinatorMessage]()
+
+        async def listen() -> None:
+            while (message := await call.read()) is not grpc.aio.EOF:
+                said.put_nowait(message)
+
+        async def beat() -> None:
+            while True:
+                await asyncio.sleep(1)
+                await call.write(pb.PeerMessage(heartbeat=pb.Heartbeat()))
+
+        await call.write(guest.register())
+        async with asyncio.TaskGroup() as tasks:
+            at_work = [tasks.create_task(work()) for work in (listen, beat)]
+            yield guest, said
+            for task in at_work:
+                task.cancel()
+
+
+async def said_of(said: asyncio.Queue[pb.CoordinatorMessage], kind: str) -> Any:
+    async with asyncio.timeout(PATIENCE):
+        while (message := await said.get()).WhichOneof("body") != kind:
+            pass
+    return getattr(message, kind)
+
+
+def test_a_part_is_given_to_the_holder_of_its_stage_and_to_nobody_else(pool: Pool):
+    folder, (lineage, step) = a_long_run(pool, EVERY_SECOND_STEP)
+    link = JoinLink.parse((folder / "link").read_text())
+
+    async def story() -> dict[tuple[str, str, int], str | bytes]:
+        found = {}
+        async with a_spare(link) as (spare, said), a_guest(link) as enrolled:
+            await said_of(said, "spare")
+            async with operator(link) as looking_on:
+                status = await looking_on.status()
+            callers = {"enrolled": enrolled.metadata, "spare": spare.metadata}
+            for stage in status.stages:
+                callers[f"holder {stage.stage}"] = shown_by(folder, stage.holders[0].peer)
+            for call in PART_CALLS:
+                for who, metadata in callers.items():
+                    for stage in (0, 1):
+                        asked = {"lineage": lineage, "step": step, "stage": stage}
+                        found[call, who, stage] = await answer_of(spare, call, metadata, **asked)
+                    found[call, who, -1] = await answer_of(spare, call, metadata, audit=7)
+            beyond = {"lineage": lineage, "step": step, "stage": 0, "offset": 2**64 - 1}
+            assert await answer_of(spare, "Fetch", callers["holder 0"], **beyond) == "invalid_offset"
+        return found
+
+    found = asyncio.run(story())
+    for (call, who, stage), answer in found.items():
+        if stage == -1:
+            assert answer == "audit_not_asked", (call, who)
+        elif who == f"holder {stage}":
+            assert (answer == "") if call == "Locate" else len(answer) == 1000, (call, who)
+        else:
+            right = "no_session" if who == "enrolled" else "part_not_assigned"
+            assert answer == right, (call, who, stage)
+    assert pool.coordinator.at_work
+    pool.coordinator.renew()
+
+
+def test_a_warm_spare_may_have_the_newest_snapshot_that_it_is_told_to_prefetch(pool: Pool):
+    """And no older one."""
+    folder, _ = a_long_run(pool, EVERY_SECOND_STEP | {"warm_spares": True, "interval": 20})
+    link = JoinLink.parse((folder / "link").read_text())
+
+    async def story() -> None:
+        async with a_spare(link) as (spare, said):
+            await said_of(said, "spare")
+            told = await said_of(said, "keep")
+            for part in told.newest:
+                asked = {"lineage": part.lineage, "step": part.step, "stage": part.stage}
+                answer = await answer_of(spare, "Fetch", spare.metadata, **asked)
+                assert len(answer) == 1000 or answer == "part_not_assigned", "a newer one was complete meanwhile"
+                given.append(answer)
+            first = {"lineage": told.newest[0].lineage, "step": told.newest[0].step}
+            newer = await said_of(said, "keep")
+            while not newer.newest or newer.newest[0].step == first["step"]:
+                newer = await said_of(said, "keep")
+            assert await answer_of(spare, "Fetch", spare.metadata, **first, stage=0) == "part_not_assigned"
+
+    given: list[str | bytes] = []
+    asyncio.run(story())
+    assert any(len(answer) == 1000 for answer in given)
+    pool.coordinator.renew()
+
+
+def test_what_an_audit_needs_is_given_to_the_spare_that_was_asked_and_to_nobody_else(pool: Pool):
+    folder, _ = a_long_run(pool, {"interval": 5, "keep": 20}, audit=0.2)
+    link = JoinLink.parse((folder / "link").read_text())
+
+    async def story() -> None:
+        async with a_spare(link) as (spare, said), a_guest(link) as enrolled:
+            asked: pb.Audit = await said_of(said, "audit")
+            restore, stage = asked.stage.restore, asked.stage.stage
+            part = {"lineage": restore.lineage, "step": restore.step}
+            for metadata, right in ((spare.metadata, None), (enrolled.metadata, "audit_not_asked")):
+                frames = await answer_of(spare, "Fetch", metadata, audit=asked.audit)
+                assert frames == right if right else len(frames) == min(1000, asked.size)
+            assert len(await answer_of(spare, "Fetch", spare.metadata, **part, stage=stage)) == 1000
+            assert await answer_of(spare, "Locate", spare.metadata, **part, stage=stage) == ""
+            for call in PART_CALLS:
+                other = await answer_of(spare, call, spare.metadata, **part, stage=1 - stage)
+                assert other == "part_not_assigned"
+
+    asyncio.run(story())
+    pool.coordinator.renew()
 
 
 # --- a peer's own port ------------------------------------------------------------------------------------------

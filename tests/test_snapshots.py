@@ -32,7 +32,7 @@ from protomodels_cli.coordinator.snapshots.copies import Copies
 from protomodels_cli.coordinator.snapshots.store import Snapshots
 from protomodels_cli.coordinator.snapshots.upkeep import Upkeep
 from protomodels_cli.coordinator.snapshots.uploads import Damaged, Later, Uploads
-from protomodels_cli.coordinator.state import State
+from protomodels_cli.coordinator.state import Peer, State
 from protomodels_cli.cost.part import part_contents
 from protomodels_cli.errors import UserError
 from protomodels_cli.safetensors_file import write_safetensors
@@ -62,9 +62,10 @@ class Desk:
     """A coordinator's side of a run whose snapshot of step 3 was begun."""
 
     def __init__(self, folder: Path):
-        begun = Mark(1, 3, 0, "u")
+        begun = Mark(1, 3, 0, "u", layers=(2, 2))
         history = replace(beginning("u"), layers=(2, 2), stage_holders=(("p0",), ("p1",)), step=3, pending=(begun,))
-        self.state = State(SPEC, (1, "t"), history)
+        peers = {id: Peer(id, id, "cpu", 1 << 30, 1e9, "", 0, 0.0) for id in ("p0", "p1")}
+        self.state = State(SPEC, (1, "t"), history, peers, placed=True)
         self.told: list[events.Event] = []
         self.snapshots = Snapshots(folder / "snapshots", RUN, (1, "t"), folder / "basis")
         self.uploads = Uploads(lambda: self.state, None, self.snapshots, self.told.append, self.fail)

@@ -28,6 +28,7 @@ from protomodels_cli.coordinator.snapshots.uploads import Chunks, bytes_of
 from protomodels_cli.coordinator.state import Peer, State
 from protomodels_cli.observe import logs
 from protomodels_cli.protocol.audit import Compared, Recorded, digest, disputed, drawn, noise_between
+from protomodels_cli.protocol.parts import Part
 from protomodels_cli.wire.channels import PIECE
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 
@@ -71,6 +72,7 @@ class Audits:
         self._busy = self._without_spare = self._began = False
         self._shown: dict[tuple[int, str], asyncio.Future[bytes | None]] = {}
         self._verdicts: dict[tuple[int, str], asyncio.Future[events.Verdict | None]] = {}
+        self._asked: dict[tuple[int, str], Part] = {}  # audit and spare → the part that it builds the stage from
         self._accused: dict[str, dict[str, Peer]] = {}  # suspect → by whom, where another could not say
         self._frames: dict[int, bytes] = {}  # of audits that are under way
         spec = state().spec
@@ -273,7 +275,12 @@ class Audits:
         audit.sha256 = (await asyncio.to_thread(hashlib.sha256, frames)).hexdigest()
         restore = pb.Restore(lineage=mark.lineage, step=mark.step, sha256=mark.parts[stage])
         audit.stage.CopyFrom(pb.Assignment(stage=stage, layers_per_stage=known.layers, step=mark.step, restore=restore))
-        return await self._answer(self._verdicts, (number, auditor.id), VERDICT_SECONDS, auditor.id, audit=audit)
+        key = number, auditor.id
+        self._asked[key] = Part(mark.lineage, mark.step, stage, mark.parts[stage])
+        try:
+            return await self._answer(self._verdicts, key, VERDICT_SECONDS, auditor.id, audit=audit)
+        finally:
+            del self._asked[key]
 
     async def _answer(
         self,
@@ -322,6 +329,14 @@ class Audits:
             raise BadRequest(bad_requests.OtherBytes()) from None
         if not answer.done():
             answer.set_result(content)
+
+    def is_asked(self, peer: str, audit: int) -> bool:
+        """Whether this peer was asked for this audit, and owes its verdict."""
+        return (audit, peer) in self._asked
+
+    def parts_of(self, peer: str) -> list[Part]:
+        """The parts that this peer needs for audits which it was asked for."""
+        return [part for (_, asked), part in self._asked.items() if asked == peer]
 
     async def read(self, first: pb.FetchRequest, others: AsyncIterator[pb.FetchRequest]) -> AsyncIterator[bytes]:
         """The frames of an audit. Raises FileNotFoundError."""

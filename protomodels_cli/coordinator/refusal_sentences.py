@@ -56,6 +56,15 @@ def refusal(reason: no.Refusal) -> tuple[str, str]:
             return f"this peer's key cannot be signed: {detail}", f"install pmtrain {our_version} here"
         case no.OtherSpec():
             return "this peer's spec is not the run's (hash mismatch)", "join again with this run's link"
+        case no.NoSession():
+            return "parts of snapshots go only to peers with an open session", "open a session first"
+        case no.PartNotAssigned(stage, step):
+            rule = "goes only to peers that were told to hold, build, audit or prefetch that stage"
+            fix = "wait until the coordinator assigns the stage to this peer"
+            return f"stage {stage}'s part of the snapshot at step {step} {rule}", fix
+        case no.AuditNotAsked(audit):
+            fix = "wait until the coordinator asks this peer for an audit"
+            return f"the messages of audit {audit} go only to the spare that was asked for it", fix
         case no.NoSuchPeer(name, 0):
             return f"the run has no peer {name!r}", "name a peer as `pmtrain peers` shows it"
         case no.NoSuchPeer(name, peers):

@@ -101,6 +101,33 @@ class OtherSpec(Fact):
     kind: Literal["other_spec"] = "other_spec"
 
 
+# What a peer fetches
+
+
+@dataclass(frozen=True)
+class NoSession(Fact):
+    """The peer has no open session. One that has just broken opens again."""
+
+    kind: Literal["no_session"] = "no_session"
+
+
+@dataclass(frozen=True)
+class PartNotAssigned(Fact):
+    """The peer was not told to hold, build, audit or prefetch this stage."""
+
+    stage: int
+    step: int  # of the snapshot
+    kind: Literal["part_not_assigned"] = "part_not_assigned"
+
+
+@dataclass(frozen=True)
+class AuditNotAsked(Fact):
+    """The peer was not asked for this audit, or is not any more."""
+
+    audit: int
+    kind: Literal["audit_not_asked"] = "audit_not_asked"
+
+
 # What the owner asked for
 
 
@@ -125,6 +152,7 @@ class TooManyTokens(Fact):
 
 # The caller has not shown the right to call.
 Denial = WrongToken | EndedToken | NotOwner | NotEnrolled | CertificateExpired | Kicked | Dismissed
+NotNeeded = NoSession | PartNotAssigned | AuditNotAsked  # not now: an honest peer asks again
 Mistake = NoSuchPeer | NoSuchToken | TooManyTokens
 Crowd = CoolingOff | TooManyJoins | TooManyRenewals | TooManyPeers
-Refusal = Denial | Crowd | OtherProtocol | InvalidKey | OtherSpec | Mistake
+Refusal = Denial | Crowd | OtherProtocol | InvalidKey | OtherSpec | NotNeeded | Mistake

@@ -359,6 +359,7 @@ class Service(rpc.PeeringServicer):
         peer = calls.metadata(context, "peer")
         if first is None:
             return
+        await self._check_need(peer, first, context)
         try:
             read = self._audits.read if first.audit and self._audits else self._uploads.read_part
             async for piece in read(first, request_iterator):
@@ -374,7 +375,20 @@ class Service(rpc.PeeringServicer):
             await context.abort(grpc.StatusCode.DATA_LOSS, f"the coordinator cannot read the part: {e.strerror or e}")
 
     async def Locate(self, request: pb.FetchRequest, context: grpc.aio.ServicerContext) -> pb.Location:
+        await self._check_need(calls.metadata(context, "peer"), request, context)
         return pb.Location(url=await self._uploads.locate(request))
+
+    async def _check_need(self, peer: str, request: pb.FetchRequest, context: grpc.aio.ServicerContext) -> None:
+        """End the call of a peer that was not told to use what it fetches. One that fetches already goes on."""
+        refusal: refusals.NotNeeded | None
+        if request.audit:
+            asked = self._audits is not None and self._audits.is_asked(peer, request.audit)
+            refusal = None if asked else refusals.AuditNotAsked(request.audit)
+        else:
+            audited = self._audits.parts_of(peer) if self._audits is not None else ()
+            refusal = self._uploads.refusal(peer, request, audited)
+        if refusal is not None:
+            await calls.refuse(context, refusal)
 
 
 async def _confirmed(

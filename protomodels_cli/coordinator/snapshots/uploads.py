@@ -7,12 +7,12 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from io import BufferedWriter
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
-from protomodels_cli.coordinator import bad_requests, events, reasons
+from protomodels_cli.coordinator import bad_requests, events, part_rights, reasons, refusals
 from protomodels_cli.coordinator.bad_requests import BadRequest
 from protomodels_cli.coordinator.history import Mark
 from protomodels_cli.coordinator.sentences import part_failure
@@ -29,6 +29,7 @@ from protomodels_cli.cost.memory import stage_memory
 from protomodels_cli.files import hash_file
 from protomodels_cli.observe.logs import SNAPSHOTS
 from protomodels_cli.protocol import steps
+from protomodels_cli.protocol.parts import Part
 from protomodels_cli.spec.cut import spans
 from protomodels_cli.wire.channels import PIECE
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
@@ -162,6 +163,12 @@ class Uploads:
         SNAPSHOTS.info("stage %d's part of the snapshot at step %d is in the store", header.stage, header.step)
         await self.look(header.lineage, header.step)
         return pb.OfferReply(stored=True)
+
+    def refusal(
+        self, peer: str, request: pb.FetchRequest, audited: Collection[Part]
+    ) -> refusals.NoSession | refusals.PartNotAssigned | None:
+        """Why this peer may not fetch this part, or locate it."""
+        return part_rights.refusal(self._state(), peer, (request.lineage, request.step), request.stage, audited)
 
     async def locate(self, request: pb.FetchRequest) -> str:
         """Where a peer finds this part of a complete snapshot in the store; empty: here, or nowhere."""
