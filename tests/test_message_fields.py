@@ -44,7 +44,7 @@ def verdict(**fields: int) -> pb.PeerMessage:
     ("message", "field"),
     [
         *((usage(compute_s=value), "done.usage.compute_s") for value in (SUBNORMAL, -1.0, NAN, INF, 1e300)),
-        (usage(round_trip_s=NAN), "done.usage.round_trip_s"),
+        *((usage(wait_s=value), "done.usage.wait_s") for value in (-SUBNORMAL, NAN, INF, 1e300)),
         (usage(grown_forward=-1.0), "done.usage.grown_forward"),
         (usage(forward_bytes=2**64 - 1), "done.usage.forward_bytes"),
         (pb.PeerMessage(done=pb.Done(norms=[pb.UnitNorm(unit="head", squared=-SUBNORMAL)])), "done.norms.squared"),
@@ -55,7 +55,6 @@ def verdict(**fields: int) -> pb.PeerMessage:
         (pb.PeerMessage(register=pb.Register(holding=pb.Holding(layers_per_stage=[0]))), "register.holding.layers"),
         (pb.PeerMessage(prefetched=pb.Part(stage=4)), "prefetched.stage"),
         (pb.PeerMessage(trouble=pb.Trouble(about=2**32 - 1)), "trouble.about"),
-        (pb.PeerMessage(trouble=pb.Trouble(detail="é" * 3000)), "trouble.detail"),
         (verdict(leg=1, numbers=2**60), "verdict.compared.numbers"),
         (verdict(numbers=1), "verdict.compared.leg"),
     ],

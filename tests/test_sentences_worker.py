@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from conftest import make_spec
 from wording import check_kinds, check_row, check_wording, facts_of, members
 
 from protomodels_cli.coordinator.messages import event_of
@@ -362,7 +363,7 @@ def test_a_problem_ends_a_peer_with_its_exit_code_and_its_fix(found: p.Problem, 
 @pytest.mark.parametrize("trouble", [row[0] for row in TROUBLES], ids=lambda trouble: trouble.kind)
 def test_a_trouble_reaches_the_coordinator_as_what_it_is(trouble: t.Trouble):
     message = pb.PeerMessage(trouble=t.to_message(trouble, 3))
-    event = event_of("p1", pb.PeerMessage.FromString(message.SerializeToString()), None)  # type: ignore[arg-type]
+    event = event_of("p1", pb.PeerMessage.FromString(message.SerializeToString()), make_spec())
     assert event.what == PeerReport(trouble)
     assert event.generation == 3
     assert event.about == getattr(trouble, "stage", None), "none: the fault is the peer's own"
@@ -370,7 +371,7 @@ def test_a_trouble_reaches_the_coordinator_as_what_it_is(trouble: t.Trouble):
 
 def test_a_trouble_of_a_kind_that_nobody_knows_is_the_peers_own():
     message = pb.Trouble(kind="toothache", detail="it\nhurts", about=1, generation=3)
-    event = event_of("p1", pb.PeerMessage(trouble=message), None)  # type: ignore[arg-type]
+    event = event_of("p1", pb.PeerMessage(trouble=message), make_spec())
     assert event.what == PeerReport(t.Failed("it hurts"))
     assert event.about is None
     assert dataclasses.asdict(event)["generation"] == 3

@@ -19,9 +19,8 @@ from protomodels_cli.wire.frames import LEG_NUMBERS
 
 # Larger than any honest number of steps, bytes or messages. Above it, a float does not hold every whole number.
 MOST = 2**53
-LEAST_SECONDS, MOST_SECONDS = 1e-9, 1e9  # that something took, where it took any time
+LEAST_COMPUTING, MOST_SECONDS = 1e-9, 1e9  # seconds that a stage computed, if it did; that anything took
 LEAST_FLOPS, MOST_FLOPS = 1.0, 1e21  # a second
-MOST_TEXT_BYTES = 4096  # of a text for people, before it is shortened
 LEGS = frozenset(LEG_NUMBERS.values())
 
 
@@ -39,14 +38,15 @@ COUNT = Rule(f"a whole number up to {MOST}", lambda value, _: value <= MOST)
 STAGE = Rule("a stage of the run", lambda value, spec: value < spec.model.layers)
 LAYERS = Rule("a number of layers of the model", lambda value, spec: 0 < value <= spec.model.layers)
 PORT = Rule("a port", lambda value, _: value <= 65535)
-SECONDS = Rule("0 or a time in seconds", _number(LEAST_SECONDS, MOST_SECONDS))
+SECONDS = Rule("a time in seconds", _number(0.0, MOST_SECONDS))
+COMPUTING = Rule("0 or a time of computing in seconds", _number(LEAST_COMPUTING, MOST_SECONDS))
 FLOPS = Rule("0 or a number of operations a second", _number(LEAST_FLOPS, MOST_FLOPS))
 SQUARE = Rule("a square", lambda value, _: not value < 0)  # of a run that diverges it may be infinite, or no number
 RATIO = Rule("a ratio", lambda value, _: not value < 0)  # likewise
 LOSS = Rule("a sum of losses", lambda value, _: True)  # likewise
 YES_OR_NO = Rule("yes or no", lambda value, _: True)
 LEG = Rule("a leg", lambda value, _: value in LEGS)
-TEXT = Rule(f"up to {MOST_TEXT_BYTES} bytes of text", lambda value, _: len(value.encode()) <= MOST_TEXT_BYTES)
+TEXT = Rule("text", lambda value, _: True)  # a message has a largest size; what is shown of a text is shortened
 HASH = Rule("a SHA-256 in hexadecimal", lambda value, _: not value or re.fullmatch("[0-9a-f]{64}", value) is not None)
 DIGEST = Rule("the 32 bytes of a SHA-256", lambda value, _: len(value) == 32)
 NONCE = Rule("up to 64 bytes", lambda value, _: len(value) <= 64)
@@ -105,7 +105,8 @@ FIELDS: dict[str, dict[str, Rule]] = {
     "UnitNorm": {"unit": TEXT, "squared": SQUARE},
     "ParameterHash": {"name": TEXT, "sha256": HASH},
     "Usage": {
-        **dict.fromkeys(("compute_s", "wait_s", "wire_s", "cpu_s", "round_trip_s", "path_s"), SECONDS),
+        "compute_s": COMPUTING,
+        **dict.fromkeys(("wait_s", "wire_s", "cpu_s", "round_trip_s", "path_s"), SECONDS),
         **dict.fromkeys(
             ("forward_bytes", "backward_bytes", "peak_memory", "forecast_memory", "reserved_memory"), COUNT
         ),
