@@ -96,7 +96,7 @@ class Admission:
 
     def heard(self, number: int) -> None:
         """A stranger has sent something: others make way before it does. On a busy machine a handshake takes seconds,
-        and in place of the oldest nobody would ever finish one under an attack."""
+        and where the oldest makes way, an attack leaves no handshake that long."""
         network = self._networks.get(number, "")
         if number in self._strangers.get(network, {}):
             strangers = self._strangers[network] = self._strangers.pop(network)
