@@ -42,10 +42,10 @@ def test_a_killed_peer_is_replaced_by_a_spare(scene, method, phase, stage, step)
 
 def test_a_peer_whose_device_hangs_goes_and_says_so(scene):
     """Its process lives, and sends heartbeats."""
-    s = scene(a_spec(limits={"device_seconds": 10.0}))  # more than any piece of work takes on a busy machine
+    s = scene(a_spec(limits={"device_seconds": 30.0}))  # more than any piece of work takes on a busy machine
     s.start(4, {"kind": "stuck_device", "stage": 1, "step": 8})
     [sent_away] = s.wait_for(lambda: s.events("peer_dismissed"), "nobody noticed")
-    assert sent_away["reason"]["trouble"] == {"kind": "device_stuck", "seconds": 10.0}
+    assert sent_away["reason"]["trouble"] == {"kind": "device_stuck", "seconds": 30.0}
     assert sent_away["stage"] == 1
     gone = int(sent_away["name"].removeprefix("peer-"))
     ended = s.pool.peers[gone].result()
