@@ -59,6 +59,7 @@ def whole(gradients: Sequence[Gradients]) -> list[Tensor]:
 @pytest.mark.parametrize("bits", LEVELS)
 def test_rounding_is_the_codecs(bits):
     key, shape = MessageKey(3, 2, 1, "backward"), (1, 5, BLOCK)
+    torch.manual_seed(0)  # of another, a scale may lie at the bound between two of the codec's
     x = torch.randn(shape) * torch.tensor([1.0, 1e-20, 1e20, 0.0, 3.0])[:, None]
     slot, codec = Slot(key, shape, torch.float32, seed=7), Eden(bits)
     right = codec.decode(codec.encode(x, slot), slot)
