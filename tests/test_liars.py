@@ -1,4 +1,4 @@
-"""Nothing that registered peers say raises in the machine, whatever they say and whenever."""
+"""No message of a registered peer raises an exception in the state machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may fetch a stage's part of a snapshot: the rule, and honest peers whose right comes and goes meanwhile."""
+"""Who may fetch a stage's part of a snapshot: the rule, and honest peers that gain and lose the right."""
 
 from __future__ import annotations
 

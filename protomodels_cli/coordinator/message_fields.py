@@ -51,7 +51,7 @@ HASH = Rule("a SHA-256 in hexadecimal", lambda value, _: not value or re.fullmat
 DIGEST = Rule("the 32 bytes of a SHA-256", lambda value, _: len(value) == 32)
 NONCE = Rule("up to 64 bytes", lambda value, _: len(value) <= 64)
 
-# By message and field. A field that is not here is a message whose own fields are.
+# By message and field. Fields that hold a message are not listed; the fields of that message are.
 FIELDS: dict[str, dict[str, Rule]] = {
     "Proof": {"nonce": NONCE, "sha256": HASH},
     "Verdict": {"audit": Rule("the number of an audit", lambda value, _: value < 2**63), "failed": TEXT},

@@ -41,6 +41,6 @@ def _builds(state: State, peer: str, snapshot: tuple[int, int], stage: int) -> b
 
 
 def _prefetches(state: State, peer: str, snapshot: tuple[int, int]) -> bool:
-    """Whether it is a spare of a run whose spares are told, with `Keep.newest`, to prefetch all parts."""
+    """Whether it is a spare, and the run tells its spares to prefetch all parts (`Keep.newest`)."""
     is_spare = state.stage_of(peer) is None and peer not in state.preparing
     return state.spec.snapshots.warm_spares and is_spare and snapshot == state.history.newest.key
