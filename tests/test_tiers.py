@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
 from itertools import product
@@ -59,3 +61,61 @@ def test_a_tier_runs_its_tests_and_names_those_that_take_too_long(tmp_path, argu
     *_, closing = done.stdout.splitlines()
     assert int(closing.split()[0]) in passed, done.stdout
     assert [line.split()[-1].rpartition("::")[2] for line in done.stdout.splitlines() if "::" in line] == named
+
+
+TREE = """
+from pathlib import Path
+
+import pytest
+
+FAILURES = {failures}
+
+
+def fails(name: str) -> None:
+    mark = Path(__file__).with_name(name)
+    count = len(mark.read_text()) if mark.exists() else 0
+    mark.write_text("x" * (count + 1))
+    assert count >= FAILURES
+
+
+@pytest.mark.parametrize("number", range({tests}))
+def test_computes(number: int) -> None:
+    fails(f"computes-{{number}}")
+
+
+@pytest.mark.waiting
+def test_waits() -> None:
+    fails("waits")
+"""
+SETTINGS = """
+[tool.mypy]
+files = ["tests"]
+[tool.pytest.ini_options]
+markers = ["waiting: waits", "cuda: needs a card"]
+"""
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("tests", "failures", "code", "runs"),
+    [(2, 1, 0, 2), (2, 0, 0, 1), (2, 2, 1, 2), (13, 1, 1, 1)],
+    ids=["failed once", "never failed", "failed again", "too many failed"],
+)
+def test_what_failed_while_others_ran_is_run_once_more_alone(tmp_path, tests, failures, code, runs):
+    for folder in ("scripts", "tests"):
+        (tmp_path / folder).mkdir()
+    shutil.copy(ROOT / "scripts" / "test.sh", tmp_path / "scripts")
+    (tmp_path / "scripts" / "setup.sh").write_text("#!/bin/sh\n")
+    (tmp_path / "scripts" / "setup.sh").chmod(0o755)
+    (tmp_path / ".venv").symlink_to(sys.prefix)
+    (tmp_path / "pyproject.toml").write_text(SETTINGS)
+    (tmp_path / "tests" / "test_some.py").write_text(TREE.format(tests=tests, failures=failures).lstrip())
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+    done = subprocess.run([tmp_path / "scripts" / "test.sh"], capture_output=True, text=True, env=environment)
+    assert done.returncode == code, done.stdout + done.stderr
+    assert [len((tmp_path / "tests" / name).read_text()) for name in ("computes-0", "waits")] == [
+        runs,
+        2 if failures else 1,
+    ]
+    named = [line for line in done.stdout.splitlines() if line.strip().startswith('"tests/test_some.py::')]
+    assert len(named) == (tests + 1 if runs == 2 else 1 if failures else 0)
