@@ -2,7 +2,7 @@
 #   docker build --target coordinator -t pmtrain:coordinator .    leads a run: no torch
 #   docker build --target peer-cuda   -t pmtrain:peer-cuda .      joins with an NVIDIA card
 #   docker build --target peer-cpu    -t pmtrain:peer-cpu .       joins without one; the demo and all other commands
-# docs/at-home.md and docs/in-the-cloud.md say how they are run, and what of this file was built and what was not.
+# docs/services.md and docs/in-the-cloud.md say how they are run, and what of this file was built and what was not.
 ARG PYTHON=docker.io/library/python:3.12-slim
 
 # Packages go into an environment without pip, which is all that the images take over. Their lists are complete and have

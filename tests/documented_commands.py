@@ -66,6 +66,9 @@ NOT_RUN: dict[str, tuple[str, ...]] = {  # by the reason
         "pmtrain relay --host 203.0.113.9",
         "pmtrain coordinator run.yaml --host 203.0.113.7 --relay relay.link",
     ),
+    "… stands for a link; every test of a run joins it with the link that its coordinator prints": (
+        "pmtrain join 'pm://…'",
+    ),
     "a synopsis, not a command": ("pmtrain export RUN_DIR OUT [*",),
     "installs an environment first, as every run of the tests has done": (
         "scripts/demo.sh",
