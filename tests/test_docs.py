@@ -19,7 +19,8 @@ from typer.testing import CliRunner
 
 from protomodels_cli import PROTOCOL, errors
 from protomodels_cli.cli.main import app
-from protomodels_cli.spec.document import document
+from protomodels_cli.spec.document import EXAMPLE, document
+from protomodels_cli.spec.load import load_spec
 from protomodels_cli.wire.pb import pmtrain_pb2
 
 ROOT = Path(__file__).parent.parent
@@ -29,6 +30,13 @@ OWN_RUN, RESEARCHERS = ((ROOT / "docs" / f"{name}.md").read_text() for name in (
 
 def test_the_spec_page_is_made_from_the_schema():
     assert (ROOT / "docs" / "spec.md").read_text() == document(), "run scripts/docs.sh"
+
+
+def test_the_example_of_the_spec_page_is_a_spec(tmp_path):
+    (tmp_path / "friends.yaml").write_text(EXAMPLE)
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "one.txt").write_text("My fellow citizens")
+    assert load_spec(tmp_path / "friends.yaml").stages == [2, 2, 2, 2]
 
 
 def commands() -> list[str]:

@@ -15,13 +15,39 @@ from protomodels_cli.codecs.registry import registry
 from protomodels_cli.spec.fields import Section
 from protomodels_cli.spec.schema import RunSpec
 
+EXAMPLE = """\
+name: friends               # also of the run's directory
+steps: 30_000
+stages: 4                   # slices of the model; or `auto`: cut to fit the peers that join
+model:
+  layers: 8
+  segments: 4               # of the model; a stage is one or more of them
+  width: 768                # d, of the residual stream
+  heads: 12
+  hidden: auto
+  context: 1024             # tokens that the model sees at once
+subspace:
+  k: 96                     # numbers a token that cross from peer to peer: an eighth of the width
+wire: {forward: int8, backward: int8}          # docs/benchmarks.md: what others cost
+batch: {size: 64, microbatches: 16}            # 65,536 tokens a step
+optimizer: {lr: 3e-3, schedule: {warmup_steps: 1000}}
+data: {source: text, files: [texts/*.txt]}      # your own files; docs/data.md has other sources
+tokenizer: {kind: bpe, vocab_size: 16384}      # trained on the data
+snapshots: {keep: 2}
+eval: {interval: 1000}
+"""
 HEAD = """\
 # The run spec
 
 One YAML file describes a run. Only `steps` and the model's `layers`, `width` and `heads` (or `init`, which says them)
 must be given; every other field has a default. `pmtrain validate SPEC` checks a file and prints every mistake with its
 line, rule and fix. Numbers may be written as `1e-4` or `8_000_000`; only `true` and `false` are booleans. Paths are
-relative to the spec file. Examples with comments are in `configs/`.
+relative to the spec file. Examples with comments are in `configs/`, and `pmtrain init` writes one for your group.
+
+The fields that people change, in a spec of 126 M parameters for four peers:
+
+```yaml
+{EXAMPLE}```
 
 This page is made from `protomodels_cli/spec/` and `protomodels_cli/codecs/` by `scripts/docs.sh`.
 """
@@ -40,7 +66,9 @@ KINDS: tuple[tuple[type[Word], str], ...] = ((BaseCodec, "base"), (Feedback, "fe
 
 
 def document() -> str:
-    return HEAD + "".join(_section(RunSpec, "", "Top level")) + CODECS + "".join(_codecs())
+    return (
+        HEAD.replace("{EXAMPLE}", EXAMPLE) + "".join(_section(RunSpec, "", "Top level")) + CODECS + "".join(_codecs())
+    )
 
 
 def _codecs() -> Iterator[str]:
