@@ -53,6 +53,7 @@ def test_a_guest_list():
     guests = GuestList((A,)).use("a", "k", "p1")
     assert guests.find("x" * 22) == guests.named("a") == guests.token_of("p1")
     assert guests.find("y" * 22) is None
+    assert guests.token_of("p2") is None
     assert guests.named("a").peer_with("k") == "p1"  # type: ignore[union-attr]
     kicked = guests.kick("p1")
     assert kicked.kicked == ("p1",)
@@ -76,7 +77,10 @@ def test_a_doorkeeper_keeps_hashes_over_a_restart_and_the_run_its_own_token(tmp_
     assert keeper.admit(token, b"key 1") == first, "the same peer again"
     assert keeper.admit(token, b"key 2") == refusals.EndedToken("used")
     assert keeper.may_come(token) is None, "its peer may look on"
-    assert keeper.admit(keeper.token, b"key 1") != first
+    of_the_run = keeper.admit(keeper.token, b"key 1")
+    assert of_the_run != first
+    assert keeper.joined_with(first) == (made.id, "")
+    assert keeper.joined_with(str(of_the_run)) == ("run", "")
     secret, old = folder.secret_of(first, 2000), keeper.token
     assert keeper.may_call(first, secret) is None
     assert keeper.may_call(first, secret.replace("2000", "9999", 1)) == refusals.NotEnrolled(), "its end is signed too"

@@ -93,6 +93,11 @@ class Doorkeeper:
             self._keep(self.guests.use(found.id, key_hash, new))
             return new
 
+    def joined_with(self, peer: str) -> tuple[str, str]:
+        """The id of the token that it came with, and whom that was made for."""
+        token = self.guests.token_of(peer)
+        return (OWN, "") if token is None else (token.id, token.person)
+
     # What the owner decides. All of it blocks.
 
     def create(self, uses: int, seconds: float | None) -> tuple[Token, str]:

@@ -12,6 +12,7 @@ from protomodels_cli.coordinator.routes import MOST_RELAYS
 from protomodels_cli.coordinator.sharing import share_of
 from protomodels_cli.coordinator.snapshots.failures import NotWritten
 from protomodels_cli.coordinator.state import Hashes, Holding, Peer, Report, State, Task
+from protomodels_cli.coordinator.tokens import OWN
 from protomodels_cli.cost.activations import Computation
 from protomodels_cli.protocol.audit import Compared, Recorded
 from protomodels_cli.spec.schema import RunSpec
@@ -125,8 +126,17 @@ def ports_of(said: pb.ReachabilityRequest | pb.Register) -> tuple[int, int, str]
     return said.port, said.outside_port, said.outside_host
 
 
-def peer_of(peer_id: str, register: pb.Register, address: str, reached: Collection[str], now: float) -> Peer:
-    """`reached`: addresses at which we have dialled it ourselves. It does not choose what strangers dial."""
+def peer_of(
+    peer_id: str,
+    register: pb.Register,
+    address: str,
+    reached: Collection[str],
+    now: float,
+    token: str = OWN,
+    person: str = "",
+) -> Peer:
+    """`reached`: addresses at which we have dialled it ourselves. It does not choose what strangers dial. `token`: the
+    id of what it joined with, and the person whom that was made for."""
     if len(register.parts) > MOST_PARTS:
         raise ValueError("more parts of snapshots than a peer can have")
     return Peer(
@@ -141,6 +151,8 @@ def peer_of(peer_id: str, register: pb.Register, address: str, reached: Collecti
         outside_port=register.outside_port,
         outside_host=register.outside_host if is_address(register.outside_host) else "",
         since=now,
+        token=token,
+        person=person,
         holding=_holding_of(register),
         parts=frozenset(map(part_of, register.parts)),
         computation=_computation_of(register),

@@ -261,7 +261,8 @@ class Service(rpc.PeeringServicer):
         reached = known.reached if known.seen == (address, ports_of(register)) else ()
         try:
             message_fields.check(register, self._spec)
-            joined = events.Joined(peer_of(peer, register, address, reached, time.time()))
+            token = self.doorkeeper.joined_with(peer)
+            joined = events.Joined(peer_of(peer, register, address, reached, time.time(), *token))
         except ValueError as e:
             await calls.reject(context, bad_requests.InvalidRegistration(str(e)))
         if known.stream is not None:  # of a connection that broke unnoticed

@@ -66,6 +66,8 @@ class Peer:
     relay_trips: tuple[tuple[str, float], ...] = ()  # relay → seconds from this peer to it and back
     outside_port: int = 0  # of `outside_host`, that leads to `port`; 0: the same
     outside_host: str = ""  # the address of its router, where that maps a port
+    token: str = ""  # the id of the token that it joined with: `tokens.OWN` for the run's own
+    person: str = ""  # whom the owner made that token for; empty: not said
 
 
 @dataclass(frozen=True)

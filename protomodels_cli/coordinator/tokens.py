@@ -11,6 +11,7 @@ import hashlib
 import hmac
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
 End = Literal["used", "expired", "revoked"]
@@ -32,6 +33,7 @@ class Token:
     uses: int = 1  # how many peers may join with it
     guests: tuple[tuple[str, str], ...] = ()  # the hashes of keys that came with it, and the peers' ids
     revoked: bool = False
+    person: str = ""  # whom the owner made it for; empty: not said
 
     def end(self, now: float) -> End | None:
         """Why nobody can join with it any more."""
@@ -84,7 +86,12 @@ class GuestList:
         return barred if came_with is None else barred.revoke(came_with.id)
 
     def token_of(self, peer: str) -> Token | None:
-        return next((one for one in self.tokens if any(peer == guest for _, guest in one.guests)), None)
+        return self._by_peer.get(peer)
+
+    @cached_property
+    def _by_peer(self) -> dict[str, Token]:
+        """Asked for with every session, of up to a million guests."""
+        return {peer: one for one in self.tokens for _, peer in one.guests}
 
     def _with(self, id: str, change: Callable[[Token], Token]) -> GuestList:
         return replace(self, tokens=tuple(change(one) if one.id == id else one for one in self.tokens))
