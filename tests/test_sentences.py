@@ -49,6 +49,7 @@ NOTICES: list[tuple[n.Notice, str]] = [
         n.HolderAway("p2", "desk", 2, 42, 504.0),
         "waiting for desk (stage 2) to reconnect: a rollback would redo 42 steps (8 min 24 s)",
     ),
+    (n.NoSpareLeft(), "no spare left: the next loss stops the run until one more peer joins"),
     (n.PeerLeft("p2", "desk", 2), "desk (stage 2) left the run as requested"),
     (
         n.PeerDismissed("p2", "desk", 2, r.HashMismatch("T_fixed")),
@@ -296,14 +297,22 @@ WAITS: list[tuple[r.Waiting, str]] = [
         "peers with more host memory: a stage needs up to 381 GiB of it for codecs, besides the memory of the device, "
         "and too few of the joined peers have that",
     ),
-    (r.StagesWithoutPeer((r.StageNeed(0, 12 * MIB),)), "a peer with the memory for stage 0 (12 MiB)"),
+    (r.StagesWithoutPeer((r.StageNeed(0, 12 * MIB),)), "one more peer: nobody holds stage 0 (12 MiB)"),
     (
         r.StagesWithoutPeer((r.StageNeed(0, 12 * MIB, 2 * GIB),)),
-        "a peer with the memory for stage 0 (12 MiB + 2 GiB of host memory)",
+        "one more peer: nobody holds stage 0 (12 MiB + 2 GiB of host memory)",
     ),
     (
         r.StagesWithoutPeer((r.StageNeed(0, 12 * MIB), r.StageNeed(2, 1023 * MIB))),
-        "2 peers with the memory for stage 0 (12 MiB), stage 2 (1,023 MiB)",
+        "2 more peers: nobody holds stage 0 (12 MiB) and stage 2 (1,023 MiB)",
+    ),
+    (
+        r.StagesWithoutPeer((r.StageNeed(0, 12 * MIB),), 1),
+        "one more peer with more memory: nobody holds stage 0 (12 MiB), and the free peer has too little for it",
+    ),
+    (
+        r.StagesWithoutPeer((r.StageNeed(0, 12 * MIB),), 2),
+        "one more peer with more memory: nobody holds stage 0 (12 MiB), and the 2 free peers have too little for it",
     ),
     (r.HoldersDisconnected((0,)), "the holder of stage 0 to reconnect"),
     (r.HoldersDisconnected((0, 2)), "the holders of stages 0, 2 to reconnect"),

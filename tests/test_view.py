@@ -12,15 +12,16 @@ from rich.console import Console
 from protomodels_cli.observe import progress
 from protomodels_cli.observe.fields import fields
 from protomodels_cli.observe.view import picture
+from protomodels_cli.protocol import throughput
 from protomodels_cli.quantities import duration
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 
 RUNNING = pb.RunStatus.RUNNING
 
 
-def lines(status: pb.RunStatus) -> list[str]:
+def lines(status: pb.RunStatus, width: int = 140) -> list[str]:
     out = io.StringIO()
-    Console(file=out, width=120, force_terminal=False).print(picture(status))
+    Console(file=out, width=width, force_terminal=False).print(picture(status))
     return [line.rstrip() for line in out.getvalue().splitlines()]
 
 
@@ -65,12 +66,52 @@ def test_trouble_with_a_link_is_shown_until_it_is_cured():
 
 def test_programs_read_enums_in_lower_case_and_a_stage_where_there_is_one():
     holds = pb.PeerStatus(peer="p1", state=pb.PeerStatus.HOLDING, stage=0)
-    stage = pb.StageStatus(state=pb.StageStatus.LOST, holders=[pb.Holder(peer="p2")])
+    stage = pb.StageStatus(state=pb.StageStatus.LOST, holders=[pb.Holder(peer="p2", presence=pb.KICKED)])
     spare = pb.PeerStatus(peer="p3", state=pb.PeerStatus.SPARE)
     found = fields(pb.RunStatus(phase=pb.RunStatus.WAITING_FOR_PEERS, peers=[holds, spare], stages=[stage]))
     assert found["phase"] == "waiting_for_peers"
     assert [(p["state"], p.get("stage")) for p in found["peers"]] == [("holding", 0), ("spare", None)]
-    assert [(s["state"], s["holders"]) for s in found["stages"]] == [("lost", [{"peer": "p2", "name": ""}])]
+    assert [(s["state"], s["holders"]) for s in found["stages"]] == [
+        ("lost", [{"peer": "p2", "name": "", "presence": "kicked"}])
+    ]
+
+
+def test_a_stage_without_a_holder_says_how_that_went_and_a_run_at_rest_shows_no_shares():
+    here = pb.StageStatus(state=pb.StageStatus.WAITING, holders=[pb.Holder(name="attic", presence=pb.HERE)], stage=1)
+    vacant = pb.StageStatus(state=pb.StageStatus.LOST, holders=[pb.Holder(name="desk", presence=pb.KICKED)])
+    gone = [pb.GonePeer(name="desk", how=pb.KICKED, gone_s=90.0)]
+    shown = lines(pb.RunStatus(phase=pb.RunStatus.WAITING, step=3, steps=9, stages=[vacant, here], gone=gone))
+    [first, second] = [line.split() for line in shown if line.split()[:1] in (["0"], ["1"])]
+    assert first[2:7] == ["desk", "kicked", "–", "–", "–"]
+    assert second[2:4] == ["attic", "waiting"]
+    assert shown[-1].split()[:3] == ["gone:", "desk", "(kicked"]
+
+
+def test_the_memory_of_a_process_is_not_called_the_stages():
+    stage = pb.StageStatus(stage=0, peak_memory=1 << 30, forecast_memory=1 << 20, process_memory=True)
+    for whole, name in ((True, "process"), (False, "memory")):
+        stage.process_memory = whole
+        head = next(line for line in lines(pb.RunStatus(phase=RUNNING, steps=9, stages=[stage])) if "layers" in line)
+        assert re.split(r"  +", head)[-2].strip() == name
+
+
+def test_columns_for_which_there_is_no_room_are_named():
+    stages = [pb.StageStatus(stage=i, peak_memory=1 << 30, path="loopback", round_trip_s=0.001) for i in range(2)]
+    status = pb.RunStatus(phase=RUNNING, steps=9, stages=stages)
+    wide = lines(status, 140)
+    shown = lines(status, 78)
+    assert max(map(len, shown)) <= 78
+    head = next(line for line in shown if "compute" in line)
+    named = " ".join(shown)
+    for column in ("memory", "stage needs", "vs bf16", "B/token ←"):
+        assert column not in head
+        assert column in named
+    assert len(shown) > len(wide)
+
+
+def test_that_there_is_no_spare_has_a_line():
+    with_spare, without = (lines(pb.RunStatus(phase=RUNNING, steps=9, no_spare=no_spare)) for no_spare in (False, True))
+    assert len(without) == len(with_spare) + 1
 
 
 def test_a_phase_that_only_a_newer_coordinator_has():
@@ -94,6 +135,29 @@ def test_the_line_of_a_step_survives_going_back_behind_the_first_one_shown(monke
     assert [line.split(" ")[1].split("/")[0] for line in found] == ["230", "231", "229", "", "300"]
     assert found[2].endswith(f"eta {duration(71 * 3)}")
     assert found[4].endswith(f"eta {duration(0)}")
+
+
+def test_the_coordinators_line_has_the_speed_and_the_time_that_its_status_has(monkeypatch: pytest.MonkeyPatch):
+    line = progress.Progress(300).line(a_step(100), 512.0)
+    assert line is not None
+    assert line.endswith(f"512 tok/s | eta {duration(200 * 1024 / 512)}")
+    unknown = progress.Progress(300).line(a_step(100), 0.0)
+    assert unknown is not None
+    assert "eta" not in unknown
+
+
+def test_the_speed_is_of_the_last_steps_from_where_the_first_of_them_began():
+    moments: tuple[float, ...] = ()
+    assert throughput.tokens_per_s(moments, 10) == 0.0
+    moments = throughput.with_step(moments, 100.0, 102.0)
+    assert throughput.tokens_per_s(moments, 10) == 5.0
+    moments = throughput.with_step(moments, 0.0, 104.0)
+    assert throughput.tokens_per_s(moments, 10) == 5.0
+    for step in range(200):
+        moments = throughput.with_step(moments, 0.0, 105.0 + step)
+    assert (len(moments), throughput.tokens_per_s(moments, 10)) == (throughput.KEPT, 10.0), "of the last ones alone"
+    assert throughput.seconds_left(3, 10, 5.0) == 6.0
+    assert throughput.seconds_left(3, 10, 0.0) is None
 
 
 def test_two_steps_at_one_moment_of_a_coarse_clock(monkeypatch: pytest.MonkeyPatch):

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from protomodels_cli.coordinator import notices, readiness, reasons, speeds
 from protomodels_cli.coordinator.audit_reasons import MessagesDiffer
+from protomodels_cli.coordinator.departures import Departed, how_it_went, with_new
 from protomodels_cli.coordinator.events import (
     AssignStage,
     CheckpointCut,
@@ -60,6 +61,7 @@ def join(moves: Moves, peer: Peer) -> None:
         peers={**state.peers, peer.id: peer},
         absent={p: absence for p, absence in state.absent.items() if p != peer.id},
         holds={p: stage for p, stage in state.holds.items() if p != peer.id},
+        departed={p: departed for p, departed in state.departed.items() if p != peer.id},
     )
     if not was_holder:  # with the session before it went what it was told to build
         moves.set(preparing={p: preparation for p, preparation in state.preparing.items() if p != peer.id})
@@ -70,7 +72,7 @@ def join(moves: Moves, peer: Peer) -> None:
     moves.tell(kind(peer.id, peer.name, peer.device))
     if _is_in_its_generation(state, peer):
         assert peer.holding is not None
-        moves.set(holds={**moves.state.holds, peer.id: peer.holding.stage}, resumed=moves.now)
+        moves.set(holds={**moves.state.holds, peer.id: peer.holding.stage}, resumed=moves.now, decided_at=())
         moves.do(GoOn(peer.id))
     elif not state.placed or was_holder:
         if is_current(state.history, peer.holding):
@@ -124,9 +126,18 @@ def part_with(moves: Moves, gone: Mapping[str, reasons.Loss]) -> None:
         holds={i: stage for i, stage in state.holds.items() if i not in gone},
         leaving=state.leaving - gone.keys(),
         preparing={i: preparation for i, preparation in state.preparing.items() if i not in gone},
+        departed=with_new(state.departed, _departed(moves, gone), state.history.holders),
     )
     for peer in lost:
         moves.tell(_parting(peer, _stage(state, peer.id), gone[peer.id]))
+
+
+def _departed(moves: Moves, gone: Mapping[str, reasons.Loss]) -> dict[str, Departed]:
+    state, found = moves.state, dict[str, Departed]()
+    for peer, why in gone.items():
+        if (known := state.peers.get(peer) or state.departed.get(peer)) is not None:
+            found[peer] = Departed(known.name, how_it_went(why), moves.now)
+    return found
 
 
 def _parting(peer: Peer, stage: int | None, why: reasons.Loss) -> notices.Notice:
@@ -244,7 +255,7 @@ def reseat(moves: Moves, stage: int, peer: str) -> None:
 def _end_generation(moves: Moves) -> None:
     state = moves.state
     moves.set(speeds={**state.speeds, **speeds.measured(state)}, timed=(), reseat=None)
-    moves.set(placed=False, task=None, blocked=None, heard={}, took_basis=frozenset(), usage={})
+    moves.set(placed=False, task=None, blocked=None, heard={}, took_basis=frozenset(), usage={}, decided_at=())
 
 
 def fill(state: State, held: dict[int, str], now: float) -> dict[int, str] | reasons.StagesWithoutPeer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from pathlib import Path
 
 from protomodels_cli.coordinator import notices
 from protomodels_cli.coordinator.file_names import EVENTS, JOURNAL, METRICS
@@ -12,8 +13,10 @@ from protomodels_cli.coordinator.journal import Journal
 from protomodels_cli.coordinator.rebuild import rebuild
 from protomodels_cli.coordinator.run_dir import RunDir
 from protomodels_cli.coordinator.trust import check_beside
-from protomodels_cli.observe.metrics import JsonLines
+from protomodels_cli.observe.metrics import JsonLines, rows_from_last
 from protomodels_cli.observe.notices import Teller
+
+LOOKED_AT = 5000  # events from the end, among which peers' names are looked for
 
 
 def open_books(
@@ -32,6 +35,24 @@ def open_books(
     for notice in found:
         teller(notice)
     return journal, metrics
+
+
+def known_names(events: Path) -> dict[str, str]:
+    """The names of peers by id, as far as the last events tell. Blocks."""
+    found = dict[str, str]()
+    try:
+        for row, _ in zip(rows_from_last(events), range(LOOKED_AT), strict=False):
+            holders = row.get("holders")
+            for named in (row, *(holders if isinstance(holders, list) else ())):
+                if (
+                    isinstance(named, dict)
+                    and isinstance(named.get("peer"), str)
+                    and isinstance(named.get("name"), str)
+                ):
+                    found.setdefault(named["peer"], named["name"])
+    except OSError:
+        pass
+    return {peer: name for peer, name in found.items() if name}
 
 
 def _suppressing(close: Callable[[], None]) -> None:

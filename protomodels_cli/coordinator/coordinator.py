@@ -18,13 +18,13 @@ from protomodels_cli import timeouts
 from protomodels_cli.coordinator import events, machine, notices
 from protomodels_cli.coordinator.audit_reasons import OfAudits
 from protomodels_cli.coordinator.auditing import Audits
-from protomodels_cli.coordinator.books import open_books
+from protomodels_cli.coordinator.books import known_names, open_books
 from protomodels_cli.coordinator.claims import Claims
 from protomodels_cli.coordinator.deposit import Deposit
 from protomodels_cli.coordinator.dispatch import Dispatch
 from protomodels_cli.coordinator.failing import cannot_write, no_memory, own_fault
 from protomodels_cli.coordinator.feed import Feed
-from protomodels_cli.coordinator.file_names import BASES, JOURNAL, METRICS, SNAPSHOTS, SUMMARY
+from protomodels_cli.coordinator.file_names import BASES, EVENTS, JOURNAL, METRICS, SNAPSHOTS, SUMMARY
 from protomodels_cli.coordinator.history import Decided, History, Record
 from protomodels_cli.coordinator.journal import create
 from protomodels_cli.coordinator.reasons import NoHeartbeat, UnprocessableMessage
@@ -49,6 +49,7 @@ from protomodels_cli.observe import logs
 from protomodels_cli.observe.notices import Teller
 from protomodels_cli.observe.page.address import Where
 from protomodels_cli.observe.progress import Progress
+from protomodels_cli.protocol.throughput import tokens_per_s
 from protomodels_cli.spec.load import with_absolute_paths
 from protomodels_cli.wire.join_link import Address, address
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
@@ -134,8 +135,10 @@ class Coordinator:
     async def _run(self, bind: str, host: str, port: int, announce: Callable[[str], None]) -> int:
         try:
             if self.run_dir.resumed:  # a journal that cannot be believed opens no door
+                names = await asyncio.to_thread(known_names, self.run_dir.path / EVENTS)
                 await asyncio.to_thread(self._restore)
-                self.state = machine.resume(self.spec, self.state.t_fixed, self._journal.history, self._now())
+                history = self._journal.history
+                self.state = machine.resume(self.spec, self.state.t_fixed, history, self._now(), names)
             elif self._first is not None:
                 await asyncio.to_thread(self._first.check)
             port = await self._service.open(bind, port)
@@ -384,8 +387,8 @@ class Coordinator:
             case events.PrepareStage():
                 self._dispatch.prepare(self.state, command)
             case events.SendTurn(_, task):
-                if task is not None and task.kind == "step" and self._totals.saw_grant():
-                    self._progress.start_clock()
+                if task is not None and task.kind == "step":
+                    self._totals.saw_grant()
                 self._dispatch.turn(self.state, command)
             case events.SendBasis(version):
                 self._dispatch.basis(self.state, version)
@@ -411,7 +414,8 @@ class Coordinator:
         self._metrics.write(row)
         if row["event"] == "step":
             self._totals.add(row)
-        if line := self._progress.line(row):
+        speed = tokens_per_s(self.state.decided_at, self.spec.batch.size * self.spec.model.context)
+        if line := self._progress.line(row, speed):
             self.say(line)
 
     async def _write_summary(self) -> None:

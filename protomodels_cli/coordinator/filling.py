@@ -39,7 +39,8 @@ def fill(
     seats = _cheapest(costs) if empty else []
     without = [i for i, seat in zip(empty, seats, strict=True) if seat is None]
     if without:
-        return reasons.StagesWithoutPeer(tuple(reasons.StageNeed(i, needs[i], on_host[i]) for i in without))
+        too_small = len(offers) - (len(empty) - len(without))
+        return reasons.StagesWithoutPeer(tuple(reasons.StageNeed(i, needs[i], on_host[i]) for i in without), too_small)
     return {i: offers[seat].peer for i, seat in zip(empty, seats, strict=True) if seat is not None}
 
 

@@ -7,10 +7,22 @@ was decided, and reach the journal before the commands that follow from them lea
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import assert_never
 
 from protomodels_cli import timeouts
-from protomodels_cli.coordinator import absences, assigning, checking, notices, patience, reasons, recovery, reseating
+from protomodels_cli.coordinator import (
+    absences,
+    assigning,
+    checking,
+    notices,
+    patience,
+    reasons,
+    recovery,
+    reseating,
+    spares,
+)
+from protomodels_cli.coordinator.departures import Departed
 from protomodels_cli.coordinator.events import (
     BasisTaken,
     CheckpointCut,
@@ -59,6 +71,7 @@ from protomodels_cli.coordinator.snapshots import blame, policy
 from protomodels_cli.coordinator.state import Absence, Report, State, Task
 from protomodels_cli.protocol import steps
 from protomodels_cli.protocol.hashes import weights_sha256
+from protomodels_cli.protocol.throughput import with_step
 from protomodels_cli.spec.schema import RunSpec
 from protomodels_cli.wire.usage import columns
 
@@ -67,14 +80,18 @@ def start(spec: RunSpec, basis_sha256: str, t_fixed: tuple[int, str]) -> State:
     return State(spec, t_fixed, beginning(basis_sha256))
 
 
-def resume(spec: RunSpec, t_fixed: tuple[int, str], history: History, now: float) -> State:
-    """From a journal: the holders are waited for, since what they have in memory is usually all there."""
+def resume(
+    spec: RunSpec, t_fixed: tuple[int, str], history: History, now: float, names: Mapping[str, str] | None = None
+) -> State:
+    """From a journal: the holders are waited for, since what they have in memory is usually all there. `names`: of
+    peers, as far as they are known."""
     absence = Absence(now, until=now + recovery.LEASES * spec.limits.lease_seconds)
     return State(
         spec,
         t_fixed,
         history,
         absent=dict.fromkeys(history.holders, absence),
+        departed={peer: Departed((names or {}).get(peer, ""), "lost", now) for peer in history.holders},
         missing=reasons.CoordinatorRestarted(),
     )
 
@@ -151,6 +168,7 @@ def _take(moves: Moves, event: Event) -> None:
         case ResumeRun():
             if state.history.paused is not None:
                 moves.record(Resumed())
+                moves.set(decided_at=())
                 moves.tell(notices.Resumed())
                 _go_on_if_idle(moves)
         case StopRun():
@@ -172,6 +190,7 @@ def _take(moves: Moves, event: Event) -> None:
         reseating.watch(moves)
         if moves.state.reseat is None:
             _go_on_if_idle(moves)
+    spares.watch(moves, state)
 
 
 def _pause(moves: Moves, why: reasons.Pause) -> None:
@@ -282,7 +301,7 @@ def _decide(moves: Moves, task: Task, reports: list[Report]) -> None:
         broken=0,
         stalled=0,
         trouble=None,
-        decided_at=(*state.decided_at[-49:], moves.now),
+        decided_at=with_step(state.decided_at, max(task.started, state.resumed), moves.now),
         step_seconds=(*state.step_seconds[-49:], seconds),
     )
     reseating.note_step(moves, seconds, reports)

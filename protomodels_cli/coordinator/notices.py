@@ -94,6 +94,14 @@ class PeerDismissed(Base):
     kind: Literal["peer_dismissed"] = "peer_dismissed"
 
 
+@dataclass(frozen=True)
+class NoSpareLeft(Base):
+    """There was a spare for every stage, and now there is none: the next loss stops the run."""
+
+    level: ClassVar[int] = logging.WARNING
+    kind: Literal["no_spare_left"] = "no_spare_left"
+
+
 # Stages
 
 
@@ -386,7 +394,15 @@ class Ended(Base):
 
 
 AboutPeers = (
-    PeerJoined | PeerReturned | PeerLost | HolderAway | OutsizedMessages | PeerLeft | PeerDismissed | PartNotThere
+    PeerJoined
+    | PeerReturned
+    | PeerLost
+    | HolderAway
+    | OutsizedMessages
+    | PeerLeft
+    | PeerDismissed
+    | PartNotThere
+    | NoSpareLeft
 )
 AboutStages = StagesAssigned | StagesLinked | StagePrepared | AboutReseating | Relinking | Stalled | RolledBack
 AboutSnapshots = (

@@ -190,6 +190,7 @@ class StagesWithoutPeer(Fact):
     """A cut that stands has stages that nobody who is free has the memory for."""
 
     stages: tuple[StageNeed, ...]
+    too_small: int = 0  # peers that are free, and have too little memory
     kind: Literal["stages_without_peer"] = "stages_without_peer"
 
 

@@ -45,6 +45,8 @@ def sentence(notice: n.Notice) -> str:
         case n.HolderAway(_, name, stage, steps, seconds):
             redo = f"a rollback would redo {plural(steps, 'step')} ({duration(seconds)})"
             return f"waiting for {_peer(name, stage)} to reconnect: {redo}"
+        case n.NoSpareLeft():
+            return "no spare left: the next loss stops the run until one more peer joins"
         case n.PeerLeft(_, name, stage):
             return f"{_peer(name, stage)} left the run as requested"
         case n.PeerDismissed(_, name, stage, reason):
@@ -306,9 +308,13 @@ def waiting(what: r.Waiting) -> str:
             return f"the first snapshot to be cut from {path}"
         case r.HoldersDisconnected(stages):
             return f"the {'holder' if len(stages) == 1 else 'holders'} of {_numbers(stages)} to reconnect"
-        case r.StagesWithoutPeer(stages):
-            needs = ", ".join(f"stage {s.stage} ({_with_host(s)})" for s in stages)
-            return f"{'a peer' if len(stages) == 1 else plural(len(stages), 'peer')} with the memory for {needs}"
+        case r.StagesWithoutPeer(stages, too_small):
+            vacant = " and ".join(f"stage {s.stage} ({_with_host(s)})" for s in stages)
+            more = "one more peer" if len(stages) == 1 else f"{len(stages)} more peers"
+            if not too_small:
+                return f"{more}: nobody holds {vacant}"
+            have = "the free peer has" if too_small == 1 else f"the {too_small} free peers have"
+            return f"{more} with more memory: nobody holds {vacant}, and {have} too little for it"
         case _:
             unusable = f" ({plural(what.unusable, 'more peer')} reported an unusable speed)" if what.unusable else ""
             return no_placement(what) + unusable

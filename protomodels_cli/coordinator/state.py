@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 
+from protomodels_cli.coordinator.departures import Departed
 from protomodels_cli.coordinator.history import History
 from protomodels_cli.coordinator.notices import Relinking
 from protomodels_cli.coordinator.reasons import (
@@ -150,6 +151,8 @@ class State:
     placed: bool = False  # the history's holders have been told so in this generation, and are here or absent
     holds: Mapping[str, int] = field(default_factory=dict)  # peer → the stage that it has in memory as it must be now
     absent: Mapping[str, Absence] = field(default_factory=dict)  # holders that may come back
+    departed: Mapping[str, Departed] = field(default_factory=dict)  # peers that are gone, the last one last
+    replaceable: bool | None = None  # whether any one holder could be lost; None: not known yet
     returned: Mapping[str, float] = field(default_factory=dict)  # holder → its longest absence that it came back from
     resumed: float = 0.0  # when a holder last came back into its generation
     preparing: Mapping[str, Preparation] = field(default_factory=dict)  # peer → what it was told to build
@@ -184,7 +187,7 @@ class State:
     missing: Missing = field(default_factory=NoPeers)  # while there is no placement: why
     tasks: int = 0
     usage: Mapping[int, Usage] = field(default_factory=dict)  # stage → what its last step took
-    decided_at: tuple[float, ...] = ()  # when the last decisions were made
+    decided_at: tuple[float, ...] = ()  # when the last steps were decided (protocol/throughput.py)
     step_seconds: tuple[float, ...] = ()  # what the steps of these took, from the grant on
     timed: tuple[Timed, ...] = ()  # the last steps of this generation
     speeds: Mapping[str, float] = field(default_factory=dict)  # peer → operations a second, when it last held a stage
@@ -227,9 +230,14 @@ class State:
         return tuple(stage for stage, peer in enumerate(self.history.holders) if peer in self.absent)
 
     def holders_of(self, stages: Iterable[int]) -> tuple[Holder, ...]:
-        """The holders of these stages with their names, for notices; one that is not connected has no name."""
+        """The holders of these stages with their names, for notices."""
         ids = self.history.holders
-        return tuple(Holder(i, ids[i], self.peers[ids[i]].name if ids[i] in self.peers else "") for i in stages)
+        return tuple(Holder(i, ids[i], self.name_of(ids[i])) for i in stages)
+
+    def name_of(self, peer: str) -> str:
+        """Also of one that is gone; empty where that is not known any more."""
+        known = self.peers.get(peer) or self.departed.get(peer)
+        return known.name if known is not None else ""
 
 
 @lru_cache(maxsize=4)

@@ -13,10 +13,11 @@ from protomodels_cli.coordinator.next_task import waiting_for
 from protomodels_cli.coordinator.reasons import TaskKind
 from protomodels_cli.coordinator.sentences import not_direct, pause, sentence, waiting
 from protomodels_cli.coordinator.state import Peer, State
+from protomodels_cli.protocol.throughput import seconds_left, tokens_per_s
 from protomodels_cli.spec.cut import spans
 from protomodels_cli.wire.path import PUNCHED, is_relayed
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
-from protomodels_cli.wire.usage import Usage
+from protomodels_cli.wire.usage import Usage, at_rest
 
 DOING: dict[TaskKind, pb.StageStatus.State] = {
     "build": pb.StageStatus.BUILDING,
@@ -60,15 +61,16 @@ def describe(
     state: State, now: float, started: float, refused: int, peers: Sequence[pb.PeerStatus] | None = None
 ) -> pb.RunStatus:
     """`peers`: where they are known already."""
-    history, spec, waits = state.history, state.spec, waiting_for(state, now)
+    history, spec, waits, phase = state.history, state.spec, waiting_for(state, now), phase_of(state)
+    a_step = spec.batch.size * spec.model.context
     status = pb.RunStatus(
         name=spec.name,
-        phase=phase_of(state),
+        phase=phase,
         waiting_for="" if waits is None else waiting(waits),
         waiting_kind="" if waits is None else waits.kind,
         step=history.step,
         steps=spec.steps,
-        tokens_per_s=tokens_per_s(state),
+        tokens_per_s=tokens_per_s(state.decided_at, a_step) if phase == pb.RunStatus.RUNNING else 0.0,
         generation=history.generation,
         basis_version=history.basis_version,
         spec_sha256=spec.sha256(),
@@ -81,21 +83,23 @@ def describe(
         steps_redone=history.redone,
         rollbacks=history.rollbacks,
         uptime_s=now - started,
-        tokens=history.step * spec.batch.size * spec.model.context,
+        tokens=history.step * a_step,
+        tokens_total=spec.steps * a_step,
         refused_connections=refused,
         waiting_s=max(0.0, now - state.task.started) if state.task else 0.0,
         trouble="" if state.trouble is None else sentence(state.trouble),
         trouble_kind="" if state.trouble is None else _kind(state.trouble.reason),
-        stages=_stages(state),
+        stages=_stages(state, phase),
         peers=_peers(state, now) if peers is None else peers,
+        gone=_gone(state, now),
+        no_spare=state.replaceable is False and not (state.stands_still or history.over),
     )
     if history.decision is not None:
         status.loss = history.decision.loss
     if history.eval_loss is not None:
         status.eval_loss = history.eval_loss
-    if status.tokens_per_s:
-        left = (spec.steps - history.step) * spec.batch.size * spec.model.context
-        status.eta_s = left / status.tokens_per_s
+    if (left := seconds_left(spec.steps - history.step, a_step, status.tokens_per_s)) is not None:
+        status.eta_s = left
     if state.step_seconds and not history.over:
         status.crash_redo_s = (history.step - history.newest.step) * statistics.median(state.step_seconds)
         if (seconds := _restore_seconds(state)) is not None:
@@ -130,20 +134,14 @@ def phase_of(state: State) -> pb.RunStatus.Phase:
     return pb.RunStatus.PAUSED if state.history.paused and state.task is None else pb.RunStatus.RUNNING
 
 
-def tokens_per_s(state: State) -> float:
-    """Over the last decisions; a step that was redone counts again."""
-    if len(state.decided_at) < 2:
-        return 0.0
-    first, last = state.decided_at[0], state.decided_at[-1]
-    tokens = (len(state.decided_at) - 1) * state.spec.batch.size * state.spec.model.context
-    return tokens / (last - first) if last > first else 0.0
-
-
-def _stages(state: State) -> list[pb.StageStatus]:
+def _stages(state: State, phase: pb.RunStatus.Phase) -> list[pb.StageStatus]:
+    """Where no step is under way, what the last one took is not shown: it would pass for what happens now."""
     history, tokens = state.history, state.spec.batch.size * state.spec.model.context
     rows = []
     for i, (holder, span) in enumerate(zip(history.holders, spans(history.layers), strict=True)):
-        peer, used = state.peers.get(holder), state.usage.get(i, Usage())
+        used = state.usage.get(i, Usage())
+        if phase != pb.RunStatus.RUNNING:
+            used = at_rest(used)
         whole = used.compute_s + used.wait_s + used.wire_s or 1.0
         forward, backward = used.forward_bytes / tokens, used.backward_bytes / tokens
         legs = (forward > 0) + (backward > 0)
@@ -152,7 +150,7 @@ def _stages(state: State) -> list[pb.StageStatus]:
                 stage=i,
                 first_layer=span.start,
                 end_layer=span.stop,
-                holders=[pb.Holder(peer=holder, name=peer.name if peer else "")],
+                holders=[pb.Holder(peer=holder, name=state.name_of(holder), presence=_presence(state, holder))],
                 state=_doing(state, i),
                 compute_share=used.compute_s / whole,
                 wait_share=used.wait_s / whole,
@@ -162,6 +160,7 @@ def _stages(state: State) -> list[pb.StageStatus]:
                 ratio_bf16=legs * 2 * state.spec.model.width / (forward + backward) if legs else 0.0,
                 most_in_flight=used.most_in_flight,
                 peak_memory=used.peak_memory,
+                process_memory=used.peak_memory > 0 and not used.reserved_memory,
                 forecast_memory=used.forecast_memory,
                 round_trip_s=used.round_trip_s,
                 path=used.path,
@@ -190,9 +189,28 @@ def _why_not_direct(state: State, stage: int) -> path_reasons.NotDirect | None:
 def _doing(state: State, stage: int) -> pb.StageStatus.State:
     if state.history.holders[stage] not in state.peers:
         return pb.StageStatus.LOST
-    if state.task is None or stage in state.heard:
+    if state.task is None or stage in state.heard or state.stands_still:
         return pb.StageStatus.WAITING
     return DOING[state.task.kind]
+
+
+def _presence(state: State, peer: str) -> pb.Presence:
+    if peer in state.peers:
+        return pb.HERE
+    if peer in state.absent:
+        return pb.AWAY
+    departed = state.departed.get(peer)
+    return pb.LOST if departed is None else pb.Presence.Value(departed.how.upper())
+
+
+def _gone(state: State, now: float) -> list[pb.GonePeer]:
+    """The last first; without those that are back under their name as other peers."""
+    here = {peer.name for peer in state.peers.values()}
+    return [
+        pb.GonePeer(peer=id_, name=d.name, how=_presence(state, id_), gone_s=max(0.0, now - d.at))
+        for id_, d in reversed(list(state.departed.items()))
+        if d.name not in here
+    ]
 
 
 def _peers(state: State, now: float) -> list[pb.PeerStatus]:
@@ -217,8 +235,11 @@ def _peer(peer: Peer) -> pb.PeerStatus:
 
 def _update(row: pb.PeerStatus, state: State, peer: Peer, now: float) -> None:
     row.joined_s, row.outsized = now - peer.since, state.outsized.get(peer.id, 0)
-    if (stage := state.stage_of(peer.id)) is None:
-        row.state = pb.PeerStatus.SPARE
+    stage = state.stage_of(peer.id)
+    if stage is None and not state.placed:  # it waits with what it has in memory for a holder of another stage
+        stage = state.holds.get(peer.id)
+    if stage is None:
+        row.state = pb.PeerStatus.SPARE if state.history.holders else pb.PeerStatus.UNPLACED
         row.ClearField("stage")
     else:
         row.state = pb.PeerStatus.LEAVING if peer.id in state.leaving else pb.PeerStatus.HOLDING

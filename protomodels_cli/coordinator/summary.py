@@ -25,13 +25,11 @@ class Totals:
         self._most_in_flight: list[int] = []
         self._last: list[Usage] = []
 
-    def saw_grant(self) -> bool:
-        """A step was granted. Whether that is the first since this process began."""
-        if self._cpu_s is not None:
-            return False
-        self._cpu_s = time.process_time(), time.process_time()
-        self.began = self.began or time.time()
-        return True
+    def saw_grant(self) -> None:
+        """A step was granted: the first since this process began counts."""
+        if self._cpu_s is None:
+            self._cpu_s = time.process_time(), time.process_time()
+            self.began = self.began or time.time()
 
     def saw_decision(self) -> None:
         self.decided, cpu = time.time(), time.process_time()

@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from protomodels_cli.protocol.throughput import seconds_left, tokens_per_s, with_step
 from protomodels_cli.quantities import duration, rate
 
 EVERY = 2.0  # seconds between two steps that are shown
@@ -16,17 +17,13 @@ class Progress:
 
     def __init__(self, steps: int):
         self.steps, self._shown = steps, -1e9
-        self.start_clock()
+        self._began, self._moments = time.monotonic(), tuple[float, ...]()
 
-    def start_clock(self) -> None:
-        """The first step is granted now: what came before takes no part in tokens a second."""
-        self._started, self._done, self._tokens = time.monotonic(), 0, 0
-
-    def line(self, row: Mapping[str, Any]) -> str | None:
-        """What there is to show of this row, if anything."""
+    def line(self, row: Mapping[str, Any], speed: float | None = None) -> str | None:
+        """What there is to show of this row, if anything. `speed`: tokens a second, where the caller knows them."""
         match row["event"]:
             case "step":
-                return self._step(row)
+                return self._step(row, speed)
             case "eval":
                 return f"eval  at step {row['step']}: held-out loss {row['loss']:.4f}"
             case "subspace" if "first_step" in row:
@@ -34,21 +31,22 @@ class Progress:
             case _:
                 return None
 
-    def _step(self, row: Mapping[str, Any]) -> str | None:
+    def _step(self, row: Mapping[str, Any], speed: float | None) -> str | None:
         """A step that is redone counts again: it took its time again."""
-        now, step, applied = time.monotonic(), row["step"], row["applied"]
-        self._tokens += row["tokens"]
-        self._done += 1
-        if self._done > 1 and step != self.steps and applied and now - self._shown < EVERY:
+        now, step, applied, tokens = time.monotonic(), row["step"], row["applied"], row["tokens"]
+        is_first, self._moments = not self._moments, with_step(self._moments, self._began, now)
+        if not is_first and step != self.steps and applied and now - self._shown < EVERY:
             return None
         self._shown = now
-        elapsed = max(now - self._started, 1e-9)
+        if speed is None:
+            speed = tokens_per_s(self._moments, tokens)
+        left = seconds_left(self.steps - step, tokens, speed)
+        pace = "" if left is None else f" | {rate(speed, 'tok/s')} | eta {duration(left)}"
         width = len(str(self.steps))
         skipped = "" if applied else " | SKIPPED: not finite"
         return (
             f"step {step:{width}d}/{self.steps} ({100 * step / self.steps:5.1f}%) | loss {row['loss']:.4f} | "
-            f"lr {row['lr']:.1e} | norm {row['grad_norm']:.2f} | {rate(self._tokens / elapsed, 'tok/s')} | "
-            f"eta {duration((self.steps - step) * elapsed / self._done)}{skipped}"
+            f"lr {row['lr']:.1e} | norm {row['grad_norm']:.2f}{pace}{skipped}"
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from rich import box
@@ -18,6 +19,7 @@ from protomodels_cli.quantities import duration, plural, rate, size
 from protomodels_cli.wire.path import is_relayed
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 
+NO_SPARE = "no spare: the next loss stops the run until one more peer joins"
 LONG = 2.0  # seconds: shorter waits of a running run are not shown
 
 
@@ -59,6 +61,10 @@ def picture(s: pb.RunStatus) -> RenderableType:
     rows += [Text(line, style="dim") for line in why_not_direct(s)]
     if waiting := spares(s):
         rows.append(Text(waiting, style="dim"))
+    if s.no_spare:
+        rows.append(Text(NO_SPARE, style="yellow"))
+    if went := gone(s):
+        rows.append(Text(went, style="dim"))
     if s.checkpoint_sha256:
         rows.append(Text(f"started from {s.checkpoint} (sha256 {s.checkpoint_sha256})", style="dim"))
     if s.snapshot_step or s.steps_redone:
@@ -80,15 +86,18 @@ def crash(s: pb.RunStatus) -> str:
 
 
 class Fitting:
-    """The first of these tables that fits into the terminal, else the last."""
+    """The first of these tables that fits into the terminal, else the last; and which columns that leaves out."""
 
-    def __init__(self, tables: Sequence[Table]):
-        self._tables = tables
+    def __init__(self, tables: Sequence[Table], left_out: Sequence[Sequence[str]]):
+        self._tables, self._left_out = tables, left_out
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         room = options.update(max_width=10_000)
-        fits = (t for t in self._tables if Measurement.get(console, room, t).maximum <= options.max_width)
-        yield next(fits, self._tables[-1])
+        widths = [Measurement.get(console, room, table).maximum for table in self._tables]
+        chosen = next((i for i, width in enumerate(widths) if width <= options.max_width), len(widths) - 1)
+        yield self._tables[chosen]
+        if left_out := self._left_out[chosen]:
+            yield Text(f"not shown below {widths[0]} columns: {', '.join(left_out)}", style="dim")
 
 
 @dataclass(frozen=True)
@@ -102,7 +111,7 @@ def _fitting(columns: Sequence[Column], dispensable: Sequence[str]) -> Fitting:
     """`dispensable`: columns that may go where there is too little room, the first one first."""
 
     def without(names: Sequence[str]) -> Table:
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="dim")
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
         kept = [column for column in columns if column.name not in names]
         for column in kept:
             table.add_column(column.name, justify="right" if column.right else "left", no_wrap=True)
@@ -110,7 +119,9 @@ def _fitting(columns: Sequence[Column], dispensable: Sequence[str]) -> Fitting:
             table.add_row(*row)
         return table
 
-    return Fitting([without(dispensable[:n]) for n in range(len(dispensable) + 1)])
+    there = [column.name for column in columns]
+    less = [dispensable[:n] for n in range(len(dispensable) + 1)]
+    return Fitting([without(names) for names in less], [[name for name in there if name in names] for names in less])
 
 
 def stage_table(s: pb.RunStatus) -> Fitting:
@@ -125,18 +136,31 @@ def stage_table(s: pb.RunStatus) -> Fitting:
         Column("layers", cells(lambda t: f"{t.first_layer}–{t.end_layer - 1}")),
         # Peers choose their names: no markup of theirs.
         Column("peer", cells(lambda t: Text(", ".join(holder.name or holder.peer for holder in t.holders)))),
-        Column("state", cells(lambda t: _words(pb.StageStatus.State, t.state))),
-        Column("compute", cells(lambda t: f"{t.compute_share:.0%}"), right=True),
-        Column("wait", cells(lambda t: f"{t.wait_share:.0%}"), right=True),
-        Column("wire", cells(lambda t: f"{t.wire_share:.0%}"), right=True),
+        Column("state", cells(stage_state)),
+        *(Column(what, cells(partial(_share, what=what)), right=True) for what in ("compute", "wait", "wire")),
         figure("B/token →", lambda t: t.forward_bytes_per_token, lambda b: f"{b:.1f}"),
         figure("B/token ←", lambda t: t.backward_bytes_per_token, lambda b: f"{b:.1f}"),
         figure("vs bf16", lambda t: t.ratio_bf16, lambda ratio: f"{ratio:.1f} ×"),
         Column("link to the next", cells(lambda t: Text(_link(t) if t.stage + 1 < len(s.stages) else ""))),
-        figure("memory", lambda t: t.peak_memory, size),
-        figure("forecast", lambda t: t.forecast_memory, size),
+        # On a CPU nobody can tell what the stage takes: the process has torch in it, which no forecast counts.
+        figure("process" if any(t.process_memory for t in s.stages) else "memory", lambda t: t.peak_memory, size),
+        figure("stage needs", lambda t: t.forecast_memory, size),
     ]
-    return _fitting(columns, ("forecast", "memory", "vs bf16", "link to the next", "B/token ←", "B/token →", "layers"))
+    return _fitting(
+        columns,
+        ("stage needs", "process", "memory", "vs bf16", "B/token ←", "B/token →", "link to the next", "layers"),
+    )
+
+
+def stage_state(t: pb.StageStatus) -> str:
+    """A stage without a connected holder: how that went."""
+    how = next((holder.presence for holder in t.holders if holder.presence > pb.HERE), None)
+    return _words(pb.StageStatus.State, t.state) if how is None else _words(pb.Presence, how)
+
+
+def _share(t: pb.StageStatus, what: str) -> str:
+    share: float = getattr(t, f"{what}_share")
+    return f"{share:.0%}" if t.compute_share or t.wait_share or t.wire_share else "–"
 
 
 def _link(t: pb.StageStatus) -> str:
@@ -184,11 +208,20 @@ def spares(s: pb.RunStatus) -> str:
     return f"{plural(len(names), 'spare')}: {shown}" if names else ""
 
 
+def gone(s: pb.RunStatus) -> str:
+    """Peers that were here lately; empty where there are none."""
+    each = [f"{g.name or g.peer} ({_words(pb.Presence, g.how)} {duration(round(g.gone_s))} ago)" for g in s.gone[:4]]
+    more = f" and {len(s.gone) - 4} more" if len(s.gone) > 4 else ""
+    return f"gone: {', '.join(each)}{more}" if each else ""
+
+
 def _state(p: pb.PeerStatus) -> str:
     match p.state:
         case pb.PeerStatus.HOLDING:
             return f"holds stage {p.stage}"
         case pb.PeerStatus.LEAVING:
             return f"leaving stage {p.stage}"
+        case pb.PeerStatus.UNPLACED:
+            return "waits for others"
         case _:
             return "spare"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from protomodels_cli.wire.path import checked_path, checked_punch
@@ -41,6 +41,11 @@ class Usage:
 
     def to_message(self) -> pb.Usage:
         return pb.Usage(**asdict(self))
+
+
+def at_rest(used: Usage) -> Usage:
+    """Without what belongs to a step: what a stage occupies, and its link, stay as they are."""
+    return replace(used, compute_s=0.0, wait_s=0.0, wire_s=0.0, forward_bytes=0, backward_bytes=0, most_in_flight=0)
 
 
 def columns(stages: Sequence[Usage]) -> dict[str, list[Any]]:

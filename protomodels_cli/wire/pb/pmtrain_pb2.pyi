@@ -7,6 +7,23 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class Presence(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    UNKNOWN: _ClassVar[Presence]
+    HERE: _ClassVar[Presence]
+    AWAY: _ClassVar[Presence]
+    LOST: _ClassVar[Presence]
+    LEFT: _ClassVar[Presence]
+    KICKED: _ClassVar[Presence]
+    DISMISSED: _ClassVar[Presence]
+UNKNOWN: Presence
+HERE: Presence
+AWAY: Presence
+LOST: Presence
+LEFT: Presence
+KICKED: Presence
+DISMISSED: Presence
+
 class EnrolRequest(_message.Message):
     __slots__ = ("version", "protocol", "public_key_pem")
     VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -387,7 +404,7 @@ class Trouble(_message.Message):
     def __init__(self, detail: _Optional[str] = ..., about: _Optional[int] = ..., generation: _Optional[int] = ..., kind: _Optional[str] = ..., seconds: _Optional[float] = ...) -> None: ...
 
 class CoordinatorMessage(_message.Message):
-    __slots__ = ("spare", "assignment", "turn", "feed", "basis", "dismissal", "wait", "keep", "heartbeat", "prepare", "addresses", "prove", "routes", "show", "audit", "number")
+    __slots__ = ("spare", "assignment", "turn", "feed", "basis", "dismissal", "wait", "keep", "heartbeat", "prepare", "addresses", "prove", "routes", "show", "audit", "paused", "number")
     SPARE_FIELD_NUMBER: _ClassVar[int]
     ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
     TURN_FIELD_NUMBER: _ClassVar[int]
@@ -403,6 +420,7 @@ class CoordinatorMessage(_message.Message):
     ROUTES_FIELD_NUMBER: _ClassVar[int]
     SHOW_FIELD_NUMBER: _ClassVar[int]
     AUDIT_FIELD_NUMBER: _ClassVar[int]
+    PAUSED_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     spare: Spare
     assignment: Assignment
@@ -419,8 +437,9 @@ class CoordinatorMessage(_message.Message):
     routes: Routes
     show: Show
     audit: Audit
+    paused: Paused
     number: int
-    def __init__(self, spare: _Optional[_Union[Spare, _Mapping]] = ..., assignment: _Optional[_Union[Assignment, _Mapping]] = ..., turn: _Optional[_Union[Turn, _Mapping]] = ..., feed: _Optional[_Union[Feed, _Mapping]] = ..., basis: _Optional[_Union[NewBasis, _Mapping]] = ..., dismissal: _Optional[_Union[Dismissal, _Mapping]] = ..., wait: _Optional[_Union[Wait, _Mapping]] = ..., keep: _Optional[_Union[Keep, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., prepare: _Optional[_Union[Assignment, _Mapping]] = ..., addresses: _Optional[_Union[Addresses, _Mapping]] = ..., prove: _Optional[_Union[Prove, _Mapping]] = ..., routes: _Optional[_Union[Routes, _Mapping]] = ..., show: _Optional[_Union[Show, _Mapping]] = ..., audit: _Optional[_Union[Audit, _Mapping]] = ..., number: _Optional[int] = ...) -> None: ...
+    def __init__(self, spare: _Optional[_Union[Spare, _Mapping]] = ..., assignment: _Optional[_Union[Assignment, _Mapping]] = ..., turn: _Optional[_Union[Turn, _Mapping]] = ..., feed: _Optional[_Union[Feed, _Mapping]] = ..., basis: _Optional[_Union[NewBasis, _Mapping]] = ..., dismissal: _Optional[_Union[Dismissal, _Mapping]] = ..., wait: _Optional[_Union[Wait, _Mapping]] = ..., keep: _Optional[_Union[Keep, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., prepare: _Optional[_Union[Assignment, _Mapping]] = ..., addresses: _Optional[_Union[Addresses, _Mapping]] = ..., prove: _Optional[_Union[Prove, _Mapping]] = ..., routes: _Optional[_Union[Routes, _Mapping]] = ..., show: _Optional[_Union[Show, _Mapping]] = ..., audit: _Optional[_Union[Audit, _Mapping]] = ..., paused: _Optional[_Union[Paused, _Mapping]] = ..., number: _Optional[int] = ...) -> None: ...
 
 class Prove(_message.Message):
     __slots__ = ("part", "nonce")
@@ -499,6 +518,14 @@ class Addresses(_message.Message):
     def __init__(self, hosts: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Spare(_message.Message):
+    __slots__ = ("why", "kind")
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    why: str
+    kind: str
+    def __init__(self, why: _Optional[str] = ..., kind: _Optional[str] = ...) -> None: ...
+
+class Paused(_message.Message):
     __slots__ = ("why", "kind")
     WHY_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
@@ -1001,7 +1028,7 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class RunStatus(_message.Message):
-    __slots__ = ("name", "phase", "waiting_for", "step", "steps", "loss", "eval_loss", "tokens_per_s", "eta_s", "generation", "basis_version", "stages", "peers", "spec_sha256", "reason", "uptime_s", "tokens", "refused_connections", "waiting_s", "lineage", "snapshot_step", "steps_redone", "rollbacks", "waiting_kind", "reason_kind", "trouble", "trouble_kind", "checkpoint", "checkpoint_sha256", "crash_redo_s", "crash_restore_s")
+    __slots__ = ("name", "phase", "waiting_for", "step", "steps", "loss", "eval_loss", "tokens_per_s", "eta_s", "generation", "basis_version", "stages", "peers", "spec_sha256", "reason", "uptime_s", "tokens", "refused_connections", "waiting_s", "lineage", "snapshot_step", "steps_redone", "rollbacks", "waiting_kind", "reason_kind", "trouble", "trouble_kind", "checkpoint", "checkpoint_sha256", "crash_redo_s", "crash_restore_s", "started", "tokens_total", "contributions", "gone", "no_spare")
     class Phase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         UNSPECIFIED: _ClassVar[RunStatus.Phase]
@@ -1051,6 +1078,11 @@ class RunStatus(_message.Message):
     CHECKPOINT_SHA256_FIELD_NUMBER: _ClassVar[int]
     CRASH_REDO_S_FIELD_NUMBER: _ClassVar[int]
     CRASH_RESTORE_S_FIELD_NUMBER: _ClassVar[int]
+    STARTED_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    CONTRIBUTIONS_FIELD_NUMBER: _ClassVar[int]
+    GONE_FIELD_NUMBER: _ClassVar[int]
+    NO_SPARE_FIELD_NUMBER: _ClassVar[int]
     name: str
     phase: RunStatus.Phase
     waiting_for: str
@@ -1082,18 +1114,51 @@ class RunStatus(_message.Message):
     checkpoint_sha256: str
     crash_redo_s: float
     crash_restore_s: float
-    def __init__(self, name: _Optional[str] = ..., phase: _Optional[_Union[RunStatus.Phase, str]] = ..., waiting_for: _Optional[str] = ..., step: _Optional[int] = ..., steps: _Optional[int] = ..., loss: _Optional[float] = ..., eval_loss: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., eta_s: _Optional[float] = ..., generation: _Optional[int] = ..., basis_version: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[StageStatus, _Mapping]]] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ..., spec_sha256: _Optional[str] = ..., reason: _Optional[str] = ..., uptime_s: _Optional[float] = ..., tokens: _Optional[int] = ..., refused_connections: _Optional[int] = ..., waiting_s: _Optional[float] = ..., lineage: _Optional[int] = ..., snapshot_step: _Optional[int] = ..., steps_redone: _Optional[int] = ..., rollbacks: _Optional[int] = ..., waiting_kind: _Optional[str] = ..., reason_kind: _Optional[str] = ..., trouble: _Optional[str] = ..., trouble_kind: _Optional[str] = ..., checkpoint: _Optional[str] = ..., checkpoint_sha256: _Optional[str] = ..., crash_redo_s: _Optional[float] = ..., crash_restore_s: _Optional[float] = ...) -> None: ...
+    started: float
+    tokens_total: int
+    contributions: _containers.RepeatedCompositeFieldContainer[Contribution]
+    gone: _containers.RepeatedCompositeFieldContainer[GonePeer]
+    no_spare: bool
+    def __init__(self, name: _Optional[str] = ..., phase: _Optional[_Union[RunStatus.Phase, str]] = ..., waiting_for: _Optional[str] = ..., step: _Optional[int] = ..., steps: _Optional[int] = ..., loss: _Optional[float] = ..., eval_loss: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., eta_s: _Optional[float] = ..., generation: _Optional[int] = ..., basis_version: _Optional[int] = ..., stages: _Optional[_Iterable[_Union[StageStatus, _Mapping]]] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ..., spec_sha256: _Optional[str] = ..., reason: _Optional[str] = ..., uptime_s: _Optional[float] = ..., tokens: _Optional[int] = ..., refused_connections: _Optional[int] = ..., waiting_s: _Optional[float] = ..., lineage: _Optional[int] = ..., snapshot_step: _Optional[int] = ..., steps_redone: _Optional[int] = ..., rollbacks: _Optional[int] = ..., waiting_kind: _Optional[str] = ..., reason_kind: _Optional[str] = ..., trouble: _Optional[str] = ..., trouble_kind: _Optional[str] = ..., checkpoint: _Optional[str] = ..., checkpoint_sha256: _Optional[str] = ..., crash_redo_s: _Optional[float] = ..., crash_restore_s: _Optional[float] = ..., started: _Optional[float] = ..., tokens_total: _Optional[int] = ..., contributions: _Optional[_Iterable[_Union[Contribution, _Mapping]]] = ..., gone: _Optional[_Iterable[_Union[GonePeer, _Mapping]]] = ..., no_spare: bool = ...) -> None: ...
 
-class Holder(_message.Message):
-    __slots__ = ("peer", "name")
+class Contribution(_message.Message):
+    __slots__ = ("name", "steps", "tokens", "seconds", "sent_bytes")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    SENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    steps: int
+    tokens: int
+    seconds: float
+    sent_bytes: int
+    def __init__(self, name: _Optional[str] = ..., steps: _Optional[int] = ..., tokens: _Optional[int] = ..., seconds: _Optional[float] = ..., sent_bytes: _Optional[int] = ...) -> None: ...
+
+class GonePeer(_message.Message):
+    __slots__ = ("peer", "name", "how", "gone_s")
     PEER_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
+    HOW_FIELD_NUMBER: _ClassVar[int]
+    GONE_S_FIELD_NUMBER: _ClassVar[int]
     peer: str
     name: str
-    def __init__(self, peer: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
+    how: Presence
+    gone_s: float
+    def __init__(self, peer: _Optional[str] = ..., name: _Optional[str] = ..., how: _Optional[_Union[Presence, str]] = ..., gone_s: _Optional[float] = ...) -> None: ...
+
+class Holder(_message.Message):
+    __slots__ = ("peer", "name", "presence")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PRESENCE_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    name: str
+    presence: Presence
+    def __init__(self, peer: _Optional[str] = ..., name: _Optional[str] = ..., presence: _Optional[_Union[Presence, str]] = ...) -> None: ...
 
 class StageStatus(_message.Message):
-    __slots__ = ("stage", "first_layer", "end_layer", "holders", "state", "compute_share", "wait_share", "wire_share", "forward_bytes_per_token", "backward_bytes_per_token", "ratio_bf16", "most_in_flight", "peak_memory", "forecast_memory", "round_trip_s", "path", "path_why", "path_kind", "path_s", "punch")
+    __slots__ = ("stage", "first_layer", "end_layer", "holders", "state", "compute_share", "wait_share", "wire_share", "forward_bytes_per_token", "backward_bytes_per_token", "ratio_bf16", "most_in_flight", "peak_memory", "forecast_memory", "round_trip_s", "path", "path_why", "path_kind", "path_s", "punch", "process_memory")
     class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         UNSPECIFIED: _ClassVar[StageStatus.State]
@@ -1134,6 +1199,7 @@ class StageStatus(_message.Message):
     PATH_KIND_FIELD_NUMBER: _ClassVar[int]
     PATH_S_FIELD_NUMBER: _ClassVar[int]
     PUNCH_FIELD_NUMBER: _ClassVar[int]
+    PROCESS_MEMORY_FIELD_NUMBER: _ClassVar[int]
     stage: int
     first_layer: int
     end_layer: int
@@ -1154,7 +1220,8 @@ class StageStatus(_message.Message):
     path_kind: str
     path_s: float
     punch: str
-    def __init__(self, stage: _Optional[int] = ..., first_layer: _Optional[int] = ..., end_layer: _Optional[int] = ..., holders: _Optional[_Iterable[_Union[Holder, _Mapping]]] = ..., state: _Optional[_Union[StageStatus.State, str]] = ..., compute_share: _Optional[float] = ..., wait_share: _Optional[float] = ..., wire_share: _Optional[float] = ..., forward_bytes_per_token: _Optional[float] = ..., backward_bytes_per_token: _Optional[float] = ..., ratio_bf16: _Optional[float] = ..., most_in_flight: _Optional[int] = ..., peak_memory: _Optional[int] = ..., forecast_memory: _Optional[int] = ..., round_trip_s: _Optional[float] = ..., path: _Optional[str] = ..., path_why: _Optional[str] = ..., path_kind: _Optional[str] = ..., path_s: _Optional[float] = ..., punch: _Optional[str] = ...) -> None: ...
+    process_memory: bool
+    def __init__(self, stage: _Optional[int] = ..., first_layer: _Optional[int] = ..., end_layer: _Optional[int] = ..., holders: _Optional[_Iterable[_Union[Holder, _Mapping]]] = ..., state: _Optional[_Union[StageStatus.State, str]] = ..., compute_share: _Optional[float] = ..., wait_share: _Optional[float] = ..., wire_share: _Optional[float] = ..., forward_bytes_per_token: _Optional[float] = ..., backward_bytes_per_token: _Optional[float] = ..., ratio_bf16: _Optional[float] = ..., most_in_flight: _Optional[int] = ..., peak_memory: _Optional[int] = ..., forecast_memory: _Optional[int] = ..., round_trip_s: _Optional[float] = ..., path: _Optional[str] = ..., path_why: _Optional[str] = ..., path_kind: _Optional[str] = ..., path_s: _Optional[float] = ..., punch: _Optional[str] = ..., process_memory: bool = ...) -> None: ...
 
 class PeerStatus(_message.Message):
     __slots__ = ("peer", "name", "state", "stage", "device", "memory", "flops", "address", "reachable", "joined_s", "outsized")
@@ -1164,10 +1231,12 @@ class PeerStatus(_message.Message):
         SPARE: _ClassVar[PeerStatus.State]
         HOLDING: _ClassVar[PeerStatus.State]
         LEAVING: _ClassVar[PeerStatus.State]
+        UNPLACED: _ClassVar[PeerStatus.State]
     UNSPECIFIED: PeerStatus.State
     SPARE: PeerStatus.State
     HOLDING: PeerStatus.State
     LEAVING: PeerStatus.State
+    UNPLACED: PeerStatus.State
     PEER_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
