@@ -277,6 +277,23 @@ def no_record(patch: Any) -> None:
     patch.setattr("protomodels_cli.worker.recording.Recording.reported", nothing)
 
 
+def false_verdicts(patch: Any) -> None:
+    """A liar: finds in audits the contrary of what is true."""
+    from dataclasses import replace
+
+    from protomodels_cli.worker import auditing
+
+    right = auditing.recomputed
+
+    def wrong(*arguments: Any) -> Any:
+        mark()
+        found = right(*arguments)
+        lied = any(one.is_lie for one in found)
+        return [replace(one, wild=0 if lied else one.numbers) for one in found]
+
+    patch.setattr(auditing, "recomputed", wrong)
+
+
 def reseats_nobody(patch: Any) -> None:
     """A coordinator that leaves stages where they are: on a busy machine any holder may look slow."""
     patch.setattr("protomodels_cli.coordinator.reseating.consider", lambda moves: None)

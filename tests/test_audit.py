@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import make_spec
+from given_tokens import link_for
 from pool import Pool
 from scene import expected
 from told import events, status_of, wait_for_event
@@ -25,15 +28,30 @@ def a_spec(**sections: Any) -> RunSpec:
     return make_spec(**{"stages": 2, "steps": 400, **OFTEN, **sizes, **sections})
 
 
+@pytest.fixture(scope="module")
+def six(tmp_path_factory: pytest.TempPathFactory, token_cache: None) -> Iterator[Pool]:
+    pool = Pool(tmp_path_factory.mktemp("six"), peers=6)
+    yield pool
+    pool.close()
+
+
 def start(pool: Pool, spec: RunSpec, spares: int, fault: dict[str, Any] | None = None) -> Path:
-    """Two holders, of which the first may have a fault, then spares."""
-    run_dir = pool.start(spec, [{"fault": fault or {}}, {}], fault={"kind": "reseats_nobody"})
+    """Two holders, of which the first may have a fault, then spares. Each is another person."""
+    run_dir = pool.start(spec, [], fault={"kind": "reseats_nobody"})
+    for i, options in enumerate([fault or {}, {}]):
+        join(pool, run_dir, i, f"peer-{i}", options)
     wait_for_event(run_dir, "stages_assigned")
-    link = (run_dir / "link").read_text().strip()
     for i in range(2, 2 + spares):
-        pool.peers[i].start(kind="join", link=link, name=f"spare-{i}", dir=str(run_dir / f"p{i}"))
-        wait_for_event(run_dir, "peer_joined", name=f"spare-{i}")
+        join(pool, run_dir, i, f"spare-{i}")
     return run_dir
+
+
+def join(pool: Pool, run_dir: Path, i: int, name: str, fault: dict[str, Any] | None = None, person: str = "") -> None:
+    """In a folder of its own: nobody comes back as who was dismissed."""
+    link = link_for(run_dir, person or name)
+    pool.peers[i].start(kind="join", link=link, name=name, dir=str(run_dir / name), fault=fault or {})
+    joined = wait_for_event(run_dir, "peer_joined", name=name)
+    assert joined["person"] == (person or name)
 
 
 @pytest.mark.full
@@ -69,12 +87,60 @@ def test_a_peer_that_reports_no_record_cannot_switch_audits_off(pool: Pool):
 
 
 @pytest.mark.full
-def test_with_one_spare_its_word_counts(pool: Pool):
-    run_dir = start(pool, a_spec(), 1, LIE)
+def test_one_spare_alone_has_nobody_dismissed_and_the_owner_is_told(pool: Pool):
+    run_dir = start(pool, a_spec(steps=60), 1, LIE)
+    assert pool.coordinator.result()["exit"] == 0
+    [watched] = events(run_dir, "holder_watched")
+    assert (watched["name"], watched["words"], watched["needed"]) == ("peer-0", 1, 2)
+    assert watched["reason"]["auditors"] == ["spare-2"]
+    assert len(events(run_dir, "stage_accused")) == 1
+    assert not events(run_dir, "peer_dismissed")
+
+
+def test_a_lone_lying_spare_is_sent_away_and_no_honest_holder_is(pool: Pool):
+    run_dir = start(pool, a_spec(steps=100_000), 0)
+    join(pool, run_dir, 2, "liar", {"kind": "false_verdicts"})
     found = wait_for_event(run_dir, "peer_dismissed")
-    assert found["name"] == "peer-0"
-    [auditor] = found["reason"]["auditors"]
-    assert auditor in ("spare-2", "peer-1"), "who fell out for a moment on a busy machine is the spare then"
+    assert (found["name"], found["reason"]["kind"]) == ("liar", "false_verdicts")
+    assert pool.peers[2].result()["exit"] == 3
+    join(pool, run_dir, 2, "liar again", {"kind": "false_verdicts"}, person="liar")
+    wait_for_event(run_dir, "audit_given_up", why="no_independent")
+    assert {e["name"] for e in events(run_dir, "peer_dismissed")} == {"liar"}
+
+
+@pytest.mark.full
+def test_three_liars_with_one_token_get_no_stage(six: Pool):
+    run_dir = start(six, a_spec(steps=60), 1)
+    for i in (3, 4, 5):
+        join(six, run_dir, i, f"liar-{i}", {"kind": "false_verdicts"}, person="liar")
+    assert six.coordinator.result()["exit"] == 0
+    assert {e["person"] for e in events(run_dir, "peer_joined") if e["name"].startswith("liar")} == {"liar"}
+    assert all(e["name"].startswith("liar") for e in events(run_dir, "peer_dismissed"))
+    assert len(events(run_dir, "stages_assigned")) == 1
+
+
+@pytest.mark.full
+def test_without_tokens_one_address_is_one_person_and_that_is_said(pool: Pool):
+    run_dir = pool.start(a_spec(steps=30), [{}, {}, {}])
+    assert pool.coordinator.result()["exit"] == 0
+    assert not events(run_dir, "stage_audited")
+    assert {e["why"] for e in events(run_dir, "audit_given_up")} == {"no_independent"}
+    assert len(events(run_dir, "audit_given_up")) == 2, "once for each stage"
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("run", range(int(os.environ.get("PMTRAIN_AUDITED_RUNS", "1"))))
+def test_liars_are_found_up_to_a_third_of_the_tokens(six: Pool, run: int):
+    """Six people, two of them liars: one in its stage, one in its audits. With `audit: 0.05`, a snapshot every 5
+    steps."""
+    spec = a_spec(steps=100_000, audit=0.05, wire={"forward": "int8", "backward": "int8"})
+    run_dir = start(six, spec, 3, LIE)
+    join(six, run_dir, 5, "liar", {"kind": "false_verdicts"})
+    found = wait_for_event(run_dir, "peer_dismissed", name="peer-0")
+    assert found["reason"]["kind"] == "audit_failed"
+    print(f"found in step {found['reason']['step']}")
+    assert {e["name"] for e in events(run_dir, "peer_dismissed")} <= {"peer-0", "liar"}
+    assert not {e["name"] for e in events(run_dir, "stage_accused")} - {"peer-0", "peer-1"}
 
 
 @pytest.mark.full
@@ -92,7 +158,7 @@ def test_two_ends_that_report_different_messages_are_parted(pool: Pool):
 def test_without_a_spare_it_is_said_that_nobody_looks(pool: Pool):
     run_dir = start(pool, a_spec(steps=30), 0)
     assert pool.coordinator.result()["exit"] == 0
-    assert {e["why"] for e in events(run_dir, "audit_given_up")} == {"no_spare"}
+    assert [e["why"] for e in events(run_dir, "audit_given_up")] == ["no_spare"] * 2, "once for each stage"
     [at_the_start] = events(run_dir, "nobody_audits")
     [*_, first] = [e for e in events(run_dir) if e["at"] <= events(run_dir, "audit_given_up")[0]["at"]]
     assert at_the_start["at"] < first["at"], "not only after the first snapshot"
@@ -103,13 +169,6 @@ def test_liar_after_liar_is_replaced_and_the_coordinator_leads_on(pool: Pool):
     """Four times in one run: a holder is killed, a liar takes its stage, is accused and dismissed, a spare goes on."""
     spec = a_spec(steps=100_000, limits={"connections_per_address": 1024})  # its status is asked for without rest
     run_dir = start(pool, spec, 0)
-    link = (run_dir / "link").read_text().strip()
-
-    def join(i: int, name: str, fault: dict[str, Any] | None = None) -> None:
-        folder = str(run_dir / name)  # of its own: nobody comes back as who was dismissed
-        pool.peers[i].start(kind="join", link=link, name=name, dir=folder, fault=fault or {})
-        wait_for_event(run_dir, "peer_joined", name=name)
-
     assignments = 1
 
     def assigned_again() -> None:
@@ -117,19 +176,20 @@ def test_liar_after_liar_is_replaced_and_the_coordinator_leads_on(pool: Pool):
         wait_for(lambda: len(events(run_dir, "stages_assigned")) > assignments, "the stage has no holder")
         assignments = len(events(run_dir, "stages_assigned"))
 
-    holder, other = 0, 2  # processes: of a holder, and one that is not in the run
     for turn in range(4):
-        liar, honest = f"liar-{turn}", f"honest-{turn}"
-        pool.peers[holder].kill()
+        for i in (0, 3):  # a holder, and from the second turn on the only spare
+            pool.peers[i].kill()
         # Before the stage is free, the liar would be a spare, and audit the honest holder.
         wait_for(lambda: status_of(run_dir).waiting_kind in FREE, "its stage is not free")
-        join(other, liar, LIE)
+        join(pool, run_dir, 2, f"liar-{turn}", LIE)
         assigned_again()
-        join(holder, honest)
-        found = wait_for_event(run_dir, "peer_dismissed", name=liar)
+        for i in (0, 3):
+            join(pool, run_dir, i, f"honest-{turn}-{i}")
+        found = wait_for_event(run_dir, "peer_dismissed", name=f"liar-{turn}")
         assert found["reason"]["kind"] == "audit_failed"
+        assert len(found["reason"]["auditors"]) == 2
         assigned_again()
-        assert pool.peers[other].result()["exit"] == 3
+        assert pool.peers[2].result()["exit"] == 3
         before = steps_of(run_dir)
         wait_for(lambda n=before: steps_of(run_dir) > n + 5, "it does not go on")
         assert pool.coordinator.at_work, pool.coordinator.result()

@@ -145,7 +145,7 @@ def test_the_set_of_commands_and_options_is_deliberate():
         "resume": [],
         "stop": [],
         "kick": [],
-        "token create": ["--hours", "--uses"],
+        "token create": ["--for", "--hours", "--uses"],
         "token list": ["--format"],
         "token revoke": [],
         "join": sorted(

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
-from sentences_of_audits import AUDITS, DIFFER, FIX, FOUND, LIE, LIED
+from sentences_of_audits import AUDITS, CONTRADICTED, DIFFER, FALSE, FIX, FOUND, LIE, LIED
 from sentences_of_copies import OF_COPIES, STORE_WAITS
 from sentences_of_refusals import AGAIN, REFUSALS
 from sentences_of_reseating import RESEATING, RESEATINGS
@@ -37,6 +37,7 @@ NARROW = r.SpoiltSnapshots(2, 3, failures.WrongTensor("weights/x", "F32 [1]", "F
 
 NOTICES: list[tuple[n.Notice, str]] = [
     (n.PeerJoined("p2", "desk", "cuda:0"), "desk (p2) joined with cuda:0"),
+    (n.PeerJoined("p2", "desk", "cuda:0", "anna"), "desk (p2, with the token for anna) joined with cuda:0"),
     (n.PeerReturned("p2", "desk", "cuda:0"), "desk (p2) reconnected with cuda:0"),
     (n.PeerLost("p2", "desk", 2, r.NoHeartbeat(5.0)), "lost desk (stage 2): no heartbeat for 5 s"),
     (n.PeerLost("p2", "desk", None, r.ConnectionClosed()), "lost desk (spare): the connection closed"),
@@ -224,6 +225,7 @@ DISMISSALS: list[tuple[r.Dismissal, str, str]] = [
     ),
     (r.InvalidBasis("x"), "dismissed: sent an invalid basis: x", AGAIN),
     (LIE, f"dismissed: {LIED}", FIX),
+    (FALSE, f"dismissed: {CONTRADICTED}", FIX),
     (DIFFER, "dismissed: stages 1 and 2 report different messages of step 41", AGAIN),
 ]
 

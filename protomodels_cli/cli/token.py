@@ -23,14 +23,26 @@ def create(
     hours: Annotated[
         float | None, typer.Option(min=0.001, help="For how long peers can join with it. Default: until it is revoked.")
     ] = None,
+    person: Annotated[
+        str,
+        typer.Option(
+            "--for",
+            metavar="NAME",
+            help="Whom it is for. All tokens of one name have one vote in audits.",
+            show_default=False,
+        ),
+    ] = "",
 ) -> None:
     """Make a join link of its own, for one peer unless you say otherwise. It is shown this once.
 
-    A peer that comes again from the same folder counts once."""
-    _, link, made = ask_owner(run, lambda desk: desk.create_token(uses, 0.0 if hours is None else 3600 * hours))
+    A peer that comes again from the same folder counts once. Peers with one token do not audit each other: give each
+    person one."""
+    seconds = 0.0 if hours is None else 3600 * hours
+    _, link, made = ask_owner(run, lambda desk: desk.create_token(uses, seconds, person))
     from dataclasses import replace
 
-    say(f"token {made.id}: others join with\n\n    pmtrain join '{replace(link, token=made.token)}'\n")
+    new = replace(link, token=made.token)
+    say(f"token {_titled(made.id, person)}: {person or 'others'} can join with\n\n    pmtrain join '{new}'\n")
 
 
 @app.command("list")
@@ -52,7 +64,11 @@ def list_tokens(run: RunDirArgument, output: FormatOption = "text") -> None:
         until = f", for another {duration(left)}" if token.expires and left > 0 else ""
         state = token.ended or f"lets peers join{until}"
         joined = f"{token.used} of {plural(token.uses, 'peer')} joined"
-        say(f"{token.id}: {joined} ({', '.join(token.peers) or 'none'}); {state}")
+        say(f"{_titled(token.id, token.person)}: {joined} ({', '.join(token.peers) or 'none'}); {state}")
+
+
+def _titled(token: str, person: str) -> str:
+    return f"{token} for {person}" if person else token
 
 
 @app.command()

@@ -26,11 +26,13 @@ from protomodels_cli.coordinator.events import (
     SnapshotLost,
     Wait,
 )
+from protomodels_cli.coordinator.filling import MOST_COST
 from protomodels_cli.coordinator.history import Forgot, History, Initialised, Mark, Placed, RolledBack
 from protomodels_cli.coordinator.moves import Moves
 from protomodels_cli.coordinator.placement import Placement
 from protomodels_cli.coordinator.sharing import fill_on_cards, place_on_cards
 from protomodels_cli.coordinator.state import Holding, Peer, Preparation, State
+from protomodels_cli.coordinator.voices import voice_of
 from protomodels_cli.errors import EXIT_OUTSIDE
 from protomodels_cli.wire.troubles import InvalidInput
 
@@ -69,7 +71,7 @@ def join(moves: Moves, peer: Peer) -> None:
         longest = max(moves.now - absence.since, state.returned.get(peer.id, 0.0))
         moves.set(returned={**state.returned, peer.id: longest})
     kind = notices.PeerReturned if again else notices.PeerJoined
-    moves.tell(kind(peer.id, peer.name, peer.device))
+    moves.tell(kind(peer.id, peer.name, peer.device, peer.person))
     if _is_in_its_generation(state, peer):
         assert peer.holding is not None
         moves.set(holds={**moves.state.holds, peer.id: peer.holding.stage}, resumed=moves.now, decided_at=())
@@ -238,6 +240,7 @@ def regroup(moves: Moves) -> None:
     if not isinstance(found, dict):
         _wait(moves, found)
         return
+    found = _without_accusers(moves.state, held, found, moves.now)
     if absent and history.newest.step != history.step:
         roll_back(moves, history.newest, reasons.StagesLost(tuple(absent), history.step))
     _assign(moves, history.layers, {**held, **found})
@@ -264,9 +267,32 @@ def fill(state: State, held: dict[int, str], now: float) -> dict[int, str] | rea
     slower = functools.cache(functools.partial(speeds.slower, state))
 
     def cost(peer: str, stage: int) -> float:
+        if has_accused(state, peer, stage):
+            return MOST_COST
         return readiness.seconds_left(state, peer, stage, now) + HOUR * slower(stage).get(peer, 0.0)
 
     return fill_on_cards(state.spec, state.history.layers, held, state.peers.values(), cost)
+
+
+def has_accused(state: State, peer: str, stage: int) -> bool:
+    """Whether this peer's voice accused a holder of this stage: it would gain by a lie."""
+    return voice_of(state.peers[peer]) in state.accusers.get(stage, ())
+
+
+def _without_accusers(state: State, held: dict[int, str], found: dict[int, str], now: float) -> dict[int, str]:
+    """The same, but where only its accusers could take a stage, another holder takes it, and one of them that
+    holder's: nobody gets a seat that it accused, unless nobody else has the memory for it."""
+
+    def has_none(found: dict[int, str]) -> bool:
+        return not any(has_accused(state, peer, stage) for stage, peer in found.items())
+
+    if has_none(found):
+        return found
+    for moved in held:
+        other = fill(state, {stage: peer for stage, peer in held.items() if stage != moved}, now)
+        if isinstance(other, dict) and has_none(other):
+            return other
+    return found
 
 
 def are_replaceable(state: State, now: float, *holders: str) -> bool:
@@ -309,7 +335,7 @@ def _assign(moves: Moves, layers: tuple[int, ...], held: dict[int, str]) -> None
         return
     generation = state.history.generation + 1
     moves.record(Placed(generation, layers, tuple((peer,) for peer in holders)))
-    reuse = {peer for peer in holders if peer in state.holds}
+    reuse = {peer for stage, peer in enumerate(holders) if state.holds.get(peer) == stage}
     # Peers that reuse their memory hold their stage at once; the others once they report it.
     moves.set(placed=True, absent={}, undelivered=False, holds={p: s for p, s in state.holds.items() if p in reuse})
     task = moves.begin("build", state.history.step)

@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 from protomodels_cli.coordinator.audit_reasons import AuditFailed
 from protomodels_cli.observe.notices import Notice as Base
 
-WhyNot = Literal["no_spare", "not_shown", "no_verdict"]
+WhyNot = Literal["no_spare", "no_independent", "spares_busy", "not_shown", "no_verdict"]
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class StageAccused(Base):
 
 @dataclass(frozen=True)
 class AuditorsDisagree(Base):
-    """A spare found a lie, and another one did not: one of the two is wrong, and nobody is dismissed for it."""
+    """A spare found a lie, and another one did not: one of the two is wrong, and others are asked."""
 
     level: ClassVar[int] = logging.WARNING
     peer: str
@@ -48,7 +48,22 @@ class AuditorsDisagree(Base):
 
 
 @dataclass(frozen=True)
+class HolderWatched(Base):
+    """Fewer auditors accuse it than it takes to dismiss it: the owner is told, and others are asked as they come."""
+
+    level: ClassVar[int] = logging.WARNING
+    peer: str
+    name: str
+    reason: AuditFailed
+    words: int  # people who contradict it
+    needed: int
+    kind: Literal["holder_watched"] = "holder_watched"
+
+
+@dataclass(frozen=True)
 class AuditGivenUp(Base):
+    """Told once for each reason, until the stage is audited."""
+
     level: ClassVar[int] = logging.WARNING
     stage: int
     step: int
@@ -58,11 +73,12 @@ class AuditGivenUp(Base):
 
 @dataclass(frozen=True)
 class NobodyAudits(Base):
-    """The run begins, asks for audits, and has no spare for them."""
+    """The run begins, asks for audits, and has no spare for them, or none that is independent of a holder."""
 
     level: ClassVar[int] = logging.WARNING
     share: float  # the spec's `audit`
+    why: WhyNot
     kind: Literal["nobody_audits"] = "nobody_audits"
 
 
-AboutAudits = NobodyAudits | StageAudited | StageAccused | AuditorsDisagree | AuditGivenUp
+AboutAudits = NobodyAudits | StageAudited | StageAccused | AuditorsDisagree | HolderWatched | AuditGivenUp

@@ -31,4 +31,13 @@ class AuditFailed(Fact):
     kind: Literal["audit_failed"] = "audit_failed"
 
 
-OfAudits = MessagesDiffer | AuditFailed
+@dataclass(frozen=True)
+class FalseVerdicts(Fact):
+    """An auditor that is contradicted by more of the others than can lie."""
+
+    contradicted: int  # by so many people
+    people: int  # … of so many in the run
+    kind: Literal["false_verdicts"] = "false_verdicts"
+
+
+OfAudits = MessagesDiffer | AuditFailed | FalseVerdicts

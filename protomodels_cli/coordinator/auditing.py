@@ -1,7 +1,7 @@
-"""Audits, beside the machine: which stages are recomputed, who shows what crossed their boundaries, who recomputes it.
+"""Audits, in parallel to the machine: which stages are recomputed, and who shows what crossed their boundaries.
 
 Drawn in secret once a step is over and the snapshot before it is whole; both neighbours of a stage have then committed
-to what they sent it and got from it. The machine hears of it where somebody lied. It must not know tensors.
+to what they sent it and got from it. Who recomputes it, and what follows, is in judging.py. It must not know tensors.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 import random
 import secrets
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -19,22 +19,22 @@ from google.protobuf.message import DecodeError
 from protomodels_cli.codecs import parse_codec
 from protomodels_cli.coordinator import audit_notices as told
 from protomodels_cli.coordinator import bad_requests, events
-from protomodels_cli.coordinator.audit_reasons import AuditFailed, MessagesDiffer
+from protomodels_cli.coordinator.audit_reasons import MessagesDiffer
 from protomodels_cli.coordinator.bad_requests import BadRequest
 from protomodels_cli.coordinator.feed import Feed
 from protomodels_cli.coordinator.history import Mark
-from protomodels_cli.coordinator.sharing import fits_beside
+from protomodels_cli.coordinator.judging import Hearing, Judge
 from protomodels_cli.coordinator.snapshots.uploads import Chunks, bytes_of
 from protomodels_cli.coordinator.state import Peer, State
+from protomodels_cli.coordinator.voices import are_independent, voice_of
 from protomodels_cli.observe import logs
-from protomodels_cli.protocol.audit import Compared, Recorded, digest, disputed, drawn, noise_between
+from protomodels_cli.protocol.audit import Recorded, digest, disputed, drawn, noise_between
 from protomodels_cli.protocol.parts import Part
 from protomodels_cli.wire.channels import PIECE
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 
 SHOW_SECONDS = 300.0  # for a neighbour to upload two messages
 VERDICT_SECONDS = 1200.0  # for a spare to fetch a part, build the stage and compute with it
-ENOUGH = 2  # auditors who find the same, where there are so many
 T = TypeVar("T")
 
 
@@ -48,6 +48,7 @@ class Witnessed:
     layers: tuple[int, ...]
     holders: tuple[str, ...]
     recorded: dict[int, Recorded] = field(default_factory=dict)
+    peers: dict[int, Peer] = field(default_factory=dict)  # the holders, as they were when they reported it
 
     @property
     def is_whole(self) -> bool:
@@ -69,11 +70,12 @@ class Audits:
         self._chore, self._draw = chore, draw or random.SystemRandom()
         self._witnessed: Witnessed | None = None  # the last step that was recorded
         self._before = 0  # the step of the snapshot that was considered last
-        self._busy = self._without_spare = self._began = False
+        self._judge = Judge()
+        self._busy = self._began = False
+        self._given_up: set[tuple[int, told.WhyNot]] = set()  # of stages, since they were audited last
         self._shown: dict[tuple[int, str], asyncio.Future[bytes | None]] = {}
         self._verdicts: dict[tuple[int, str], asyncio.Future[events.Verdict | None]] = {}
         self._asked: dict[tuple[int, str], Part] = {}  # audit and spare → the part that it builds the stage from
-        self._accused: dict[str, dict[str, Peer]] = {}  # suspect → by whom, where another could not say
         self._frames: dict[int, bytes] = {}  # of audits that are under way
         spec = state().spec
         tokens = spec.batch.size // spec.batch.microbatches * (spec.model.context + 1)
@@ -105,18 +107,21 @@ class Audits:
         if self._began or not state.history.holders:
             return
         self._began = True
-        if not set(state.peers) - set(state.history.holders):
-            self._tell(told.NobodyAudits(state.spec.audit))
+        holders = [state.peers[peer] for peer in state.history.holders if peer in state.peers]
+        spares = [peer for peer in state.peers.values() if peer not in holders]
+        if not any(are_independent(spare, holder) for spare in spares for holder in holders):
+            self._tell(told.NobodyAudits(state.spec.audit, "no_independent" if spares else "no_spare"))
 
     def _note(self, peer: str, generation: int, recorded: Recorded) -> None:
         state, history = self._state(), self._state().history
         stage, known = state.stage_of(peer), self._witnessed
-        if stage is None or generation != history.generation:
+        if stage is None or generation != history.generation or peer not in state.peers:
             return
         if known is None or (known.generation, known.step) != (generation, recorded.step):
             known = Witnessed(history.lineage, recorded.step, generation, history.layers, history.holders)
             self._witnessed = known
         known.recorded.setdefault(stage, recorded)
+        known.peers.setdefault(stage, state.peers[peer])
         if known.is_whole:
             for boundary in disputed([known.recorded[i] for i in range(len(known.holders))]):
                 why = MessagesDiffer(known.step, boundary)
@@ -132,6 +137,8 @@ class Audits:
             return
         self._witnessed, steps, self._before = None, newest.step - self._before, newest.step
         stages = drawn(self._state().spec.audit, max(1, steps), len(known.holders), self._draw)
+        others = [i for i in range(len(known.holders)) if i not in stages]
+        stages += [i for i in others if self._judge.wants(self._state(), _hearing(known, i), self._draw)]
         self._draw.shuffle(stages)
         if stages:
             self._busy = True
@@ -141,17 +148,12 @@ class Audits:
         """What they recorded is collected at once: they do not keep it for long."""
         microbatch = self._microbatch()
         try:
-            if not any(any(self._auditors(known, stage, [])) for stage in stages):
-                if not self._without_spare:  # which is said once
-                    self._give_up(known, stages, "no_spare")
-                self._without_spare = True
-                return
-            self._without_spare = False
+            stages = [stage for stage in stages if self._can_audit(known, stage)]
             crossings = await self._collect(known, stages, microbatch)
             for stage in stages:
                 frames = self._frames_of(known, stage, microbatch, crossings)
                 if frames is None:
-                    self._give_up(known, [stage], "not_shown")
+                    self._give_up(known, stage, "not_shown")
                 else:
                     await self._audit(known, mark, stage, microbatch, frames)
         except Exception as e:
@@ -162,48 +164,47 @@ class Audits:
     # One audit
 
     async def _audit(self, known: Witnessed, mark: Mark, stage: int, microbatch: int, frames: bytes) -> None:
-        """Another spare is asked where the first one found a lie: it may be the liar."""
-        number = self._new_number()
-        suspect, accusers, lies = known.holders[stage], list[Peer](), list[Compared]()
-        asked: list[str] = []
+        """One auditor after another is asked, until it is settled who lies, or nobody is left."""
+        number, hearing = self._new_number(), _hearing(known, stage)
         self._frames[number] = frames
         try:
-            while len(accusers) < ENOUGH and (auditor := next(self._auditors(known, stage, asked), None)):
-                asked.append(auditor.id)
+            while not self._judge.is_over(self._state(), hearing):
+                auditor = next(self._judge.auditors(self._state(), hearing, self._draw), None)
+                if auditor is None:
+                    break
+                hearing.asked.append(auditor)
                 verdict = await self._ask(auditor, known, mark, stage, number, microbatch)
                 if verdict is None or verdict.failed or not verdict.compared:
                     logs.COORDINATOR.info("%s has no verdict on stage %d: %s", auditor.name, stage, verdict)
+                    self._judge.no_result(auditor)
                     continue
-                lies = [one for one in verdict.compared if one.is_lie] or lies
-                if not any(one.is_lie for one in verdict.compared):
-                    self._clear(known, stage, auditor, accusers, lies)
-                    return
-                accusers.append(auditor)
-                why = _failed(known, stage, lies, accusers)
-                self._tell(told.StageAccused(suspect, self._name(suspect), why))
+                for notice in self._judge.take(hearing, auditor, verdict.compared):
+                    self._tell(notice)
+                if hearing.accusers:
+                    self._submit(events.Accused(stage, frozenset(map(voice_of, hearing.accusers))))
         finally:
             del self._frames[number]
-        if accusers:
-            before = self._accused.setdefault(suspect, {})
-            before |= {peer.id: peer for peer in accusers}
-            if len(before) >= ENOUGH or len(asked) == 1:  # … or nobody else was there to be asked
-                self._submit(events.Trouble(suspect, _failed(known, stage, lies, [*before.values()])))
-        else:
-            self._give_up(known, [stage], "no_verdict")
+        if not hearing.accusers and not hearing.clearers:
+            self._give_up(known, stage, "no_verdict")
+            return
+        self._given_up = {one for one in self._given_up if one[0] != stage}
+        notices, dismissed = self._judge.conclude(self._state(), hearing)
+        for notice in notices:
+            self._tell(notice)
+        for trouble in dismissed:
+            self._submit(trouble)
 
-    def _clear(
-        self, known: Witnessed, stage: int, auditor: Peer, accusers: list[Peer], lies: Sequence[Compared]
-    ) -> None:
-        suspect = known.holders[stage]
-        self._accused.pop(suspect, None)
-        if accusers:
-            why = _failed(known, stage, lies, accusers)
-            self._tell(told.AuditorsDisagree(suspect, self._name(suspect), auditor.name, why))
-        else:
-            self._tell(told.StageAudited(stage, known.step, suspect, self._name(suspect), auditor.name))
+    def _can_audit(self, known: Witnessed, stage: int) -> bool:
+        state, hearing = self._state(), _hearing(known, stage)
+        if any(self._judge.auditors(state, hearing, self._draw)):
+            return True
+        self._give_up(known, stage, self._judge.why_nobody(state, hearing))
+        return False
 
-    def _give_up(self, known: Witnessed, stages: Sequence[int], why: told.WhyNot) -> None:
-        for stage in stages:
+    def _give_up(self, known: Witnessed, stage: int, why: told.WhyNot) -> None:
+        """Told once, until the stage is audited."""
+        if (stage, why) not in self._given_up:
+            self._given_up.add((stage, why))
             self._tell(told.AuditGivenUp(stage, known.step, why))
 
     def _new_number(self) -> int:
@@ -214,16 +215,6 @@ class Audits:
         spec = self._state().spec
         remembers = any(parse_codec(wire).codec.remembers for wire in (spec.wire.forward, spec.wire.backward))
         return 0 if remembers else self._draw.randrange(spec.batch.microbatches)
-
-    def _auditors(self, known: Witnessed, stage: int, asked: Sequence[str]) -> Iterator[Peer]:
-        """Peers that hold nothing and could hold this stage, at random."""
-        state = self._state()
-        busy = {*state.history.holders, *known.holders, *state.preparing, *state.leaving, *asked}
-        free = [peer for peer in state.peers if peer not in busy]
-        self._draw.shuffle(free)
-        for peer in free:
-            if fits_beside(state.spec, state.peers, known.layers, known.holders, stage, peer):
-                yield state.peers[peer]
 
     async def _collect(self, known: Witnessed, stages: Sequence[int], microbatch: int) -> dict[int, pb.Crossing]:
         """What crossed the boundaries of these stages, as far as somebody shows it. From either end, which makes no
@@ -300,10 +291,6 @@ class Audits:
         finally:
             del waiting[key]
 
-    def _name(self, peer: str) -> str:
-        known = self._state().peers.get(peer)
-        return known.name if known is not None else peer
-
     # What peers send
 
     def look_at(self, event: events.Event | events.Aside) -> Coroutine[Any, Any, None] | None:
@@ -355,10 +342,8 @@ def _answer_none(waiting: Mapping[tuple[int, str], asyncio.Future[Any]], peer: s
             answer.set_result(None)
 
 
-def _failed(known: Witnessed, stage: int, lies: Sequence[Compared], accusers: Sequence[Peer]) -> AuditFailed:
-    worst = max(lies, key=lambda one: one.wild / max(1, one.numbers))
-    names = tuple(peer.name for peer in accusers)
-    return AuditFailed(stage, known.step, worst.leg, worst.wild, worst.numbers, names)
+def _hearing(known: Witnessed, stage: int) -> Hearing:
+    return Hearing(stage, known.step, known.layers, known.holders, known.peers[stage])
 
 
 def _arithmetic(state: State, peer: Peer | None) -> str:

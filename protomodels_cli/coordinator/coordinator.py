@@ -351,7 +351,7 @@ class Coordinator:
         logs.bug(error)
         peer = event.peer.id if isinstance(event, events.Joined) else getattr(event, "peer", None)
         trouble = event.what if isinstance(event, events.Trouble) else None
-        if isinstance(trouble, OfAudits):
+        if isinstance(trouble, OfAudits) or isinstance(event, events.Accused):
             return
         if not isinstance(peer, str) or isinstance(trouble, UnprocessableMessage):  # not even its dismissal works
             self._end_with(own_fault(type(event).__name__, error))

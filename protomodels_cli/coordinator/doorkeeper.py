@@ -100,10 +100,11 @@ class Doorkeeper:
 
     # What the owner decides. All of it blocks.
 
-    def create(self, uses: int, seconds: float | None) -> tuple[Token, str]:
+    def create(self, uses: int, seconds: float | None, person: str = "") -> tuple[Token, str]:
         """Raises ValueError where there are too many."""
         token, now = new_token(), self._clock()
-        made = Token(secrets.token_hex(3), hash_of(token), now, None if seconds is None else now + seconds, uses)
+        expires = None if seconds is None else now + seconds
+        made = Token(secrets.token_hex(3), hash_of(token), now, expires, uses, person=person)
         logs.hide(token)
         with self._one_change:
             self._keep(self.guests.add(made, now))

@@ -183,6 +183,14 @@ class Ready:
 
 
 @dataclass(frozen=True)
+class Accused:
+    """The coordinator has heard these voices accuse the holder of a stage."""
+
+    stage: int
+    voices: frozenset[str]
+
+
+@dataclass(frozen=True)
 class PauseRun:
     pass
 
@@ -206,7 +214,7 @@ OfParts = SnapshotLost | StoreAway | Prefetched | Lacking | Ready
 FromPeers = Joined | Left | Leaving | Trouble | Done | BasisTaken | SubspaceReported | OfParts
 FromOwner = PauseRun | ResumeRun | StopRun
 Aside = Proof | Verdict  # what the machine does not hear of
-Event = FromPeers | FromOwner | PartFailed | PartsArrived | SnapshotWhole | CheckpointCut | Tick
+Event = FromPeers | FromOwner | Accused | PartFailed | PartsArrived | SnapshotWhole | CheckpointCut | Tick
 
 
 # Commands

@@ -24,6 +24,7 @@ from protomodels_cli.coordinator import (
 )
 from protomodels_cli.coordinator.departures import Departed
 from protomodels_cli.coordinator.events import (
+    Accused,
     BasisTaken,
     CheckpointCut,
     Command,
@@ -161,6 +162,9 @@ def _take(moves: Moves, event: Event) -> None:
         case Ready(peer_id, part):
             absences.hear_ready(moves, peer_id, part)
             absences.weigh(moves)
+        case Accused(accused, voices):
+            before = state.accusers.get(accused, frozenset())
+            moves.set(accusers={**state.accusers, accused: before | voices})
         case PauseRun():
             if state.history.paused is None:
                 _pause(moves, reasons.ByOwner())

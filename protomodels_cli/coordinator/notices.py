@@ -25,6 +25,7 @@ class PeerJoined(Base):
     peer: str
     name: str
     device: str
+    person: str = ""  # whom its token was made for; empty: not said
     kind: Literal["peer_joined"] = "peer_joined"
 
 
@@ -33,6 +34,7 @@ class PeerReturned(Base):
     peer: str
     name: str
     device: str
+    person: str = ""  # whom its token was made for; empty: not said
     kind: Literal["peer_returned"] = "peer_returned"
 
 

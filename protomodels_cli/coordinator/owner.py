@@ -13,10 +13,10 @@ import grpc
 
 from protomodels_cli.coordinator import bad_requests, calls, events, refusals
 from protomodels_cli.coordinator.doorkeeper import Doorkeeper, Revoked
-from protomodels_cli.coordinator.messages import owners_event
+from protomodels_cli.coordinator.messages import clean, owners_event
 from protomodels_cli.coordinator.reasons import Kicked
 from protomodels_cli.coordinator.snapshots.upkeep import beside
-from protomodels_cli.coordinator.tokens import MOST_GUESTS, MOST_TOKENS, OWN, Token
+from protomodels_cli.coordinator.tokens import MOST_GUESTS, MOST_NAME, MOST_TOKENS, OWN, Token
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.pb import pmtrain_pb2_grpc as rpc
 
@@ -46,8 +46,9 @@ class Desk(rpc.OperatorServicer):
         self, request: pb.CreateTokenRequest, context: grpc.aio.ServicerContext
     ) -> pb.CreateTokenReply:
         uses = max(1, min(request.uses, MOST_GUESTS))
+        seconds = request.seconds if request.seconds > 0 else None
         try:
-            made, token = await beside(self._doorkeeper.create, uses, request.seconds if request.seconds > 0 else None)
+            made, token = await beside(self._doorkeeper.create, uses, seconds, clean(request.person)[:MOST_NAME])
         except ValueError:
             await calls.refuse(context, refusals.TooManyTokens(MOST_TOKENS))
         return pb.CreateTokenReply(id=made.id, token=token)
@@ -90,4 +91,5 @@ def _shown(token: Token, now: float) -> pb.TokenStatus:
         used=len(token.guests),
         peers=[peer for _, peer in token.guests],
         ended=token.end(now) or "",
+        person=token.person,
     )

@@ -55,7 +55,8 @@ def _fastest(state: State, stage: int, spares: Mapping[str, float]) -> str | Non
     """Of these, the one with the memory for this stage that would compute it soonest."""
     layers, holders, most = state.history.layers, state.history.holders, max(spares.values())
     held = {i: peer for i, peer in enumerate(holders) if i != stage}
-    able = {i for i in spares if fits_beside(state.spec, state.peers, layers, holders, stage, i)}
+    others = [i for i in spares if not assigning.has_accused(state, i, stage)]
+    able = {i for i in others if fits_beside(state.spec, state.peers, layers, holders, stage, i)}
     peers = [peer for i, peer in state.peers.items() if i in able or i in held.values()]
 
     def cost(peer: str, stage: int) -> float:

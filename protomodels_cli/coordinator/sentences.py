@@ -11,8 +11,8 @@ from protomodels_cli.coordinator import path_reasons as paths
 from protomodels_cli.coordinator import reasons as r
 from protomodels_cli.coordinator import rebuild_notices as rebuilding
 from protomodels_cli.coordinator import reseat_notices as reseat
-from protomodels_cli.coordinator.audit_reasons import AuditFailed, MessagesDiffer
-from protomodels_cli.coordinator.audit_sentences import about_audits, differ, lied
+from protomodels_cli.coordinator.audit_reasons import AuditFailed, FalseVerdicts, MessagesDiffer
+from protomodels_cli.coordinator.audit_sentences import about_audits, contradicted, differ, lied
 from protomodels_cli.coordinator.placement_sentences import no_placement
 from protomodels_cli.coordinator.reseat_sentences import about_reseating, faster
 from protomodels_cli.coordinator.snapshots import failures as f
@@ -31,10 +31,10 @@ def _mark(step: int) -> str:
 def sentence(notice: n.Notice) -> str:
     """What the owner reads."""
     match notice:
-        case n.PeerJoined(peer, name, device):
-            return f"{name} ({peer}) joined with {device}"
-        case n.PeerReturned(peer, name, device):
-            return f"{name} ({peer}) reconnected with {device}"
+        case n.PeerJoined(peer, name, device, person):
+            return f"{name} ({peer}{_of(person)}) joined with {device}"
+        case n.PeerReturned(peer, name, device, person):
+            return f"{name} ({peer}{_of(person)}) reconnected with {device}"
         case n.PeerLost(_, name, stage, reason):
             return f"lost {_peer(name, stage)}: {loss(reason)}"
         case n.OutsizedMessages(_, name, stage, by, step, times, many):
@@ -64,7 +64,9 @@ def sentence(notice: n.Notice) -> str:
             return about_reseating(notice)
         case audit.NobodyAudits():
             return about_audits(notice)
-        case audit.StageAudited() | audit.StageAccused() | audit.AuditorsDisagree() | audit.AuditGivenUp():
+        case audit.StageAudited() | audit.AuditGivenUp():
+            return about_audits(notice)
+        case audit.StageAccused() | audit.AuditorsDisagree() | audit.HolderWatched():
             return about_audits(notice)
         case n.Relinking(_, name, stage, reason):
             return f"trouble at {_peer(name, stage)}: {loss(reason)}; relinking all stages"
@@ -173,6 +175,8 @@ def loss(reason: r.Loss) -> str:
             return differ(reason)
         case AuditFailed():
             return lied(reason)
+        case FalseVerdicts():
+            return contradicted(reason)
         case _:
             assert_never(reason)
 
@@ -194,7 +198,7 @@ def dismissal(reason: r.Dismissal) -> tuple[str, str]:
             fix = "ask the run's owner"
         case r.SpoiltSnapshots():
             fix = "check this machine's disk, upload speed and version of pmtrain, then join again"
-        case AuditFailed():
+        case AuditFailed() | FalseVerdicts():
             fix = "test this machine's memory and GPU, and install the coordinator's version of pmtrain"
         case (
             r.DamagedBasis()
@@ -348,6 +352,10 @@ def _with_host(need: r.StageNeed) -> str:
 
 def _peer(name: str, stage: int | None) -> str:
     return f"{name} ({'spare' if stage is None else f'stage {stage}'})"
+
+
+def _of(person: str) -> str:
+    return f", with the token for {person}" if person else ""
 
 
 def _saved(step: int) -> str:

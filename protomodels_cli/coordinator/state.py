@@ -179,6 +179,7 @@ class State:
     room: int | None = None  # bytes that are free on the disk for snapshots; None: nobody has looked
     suspects: frozenset[str] = frozenset()  # peers that were seen to use other bytes of U or T_fixed, once
     quarrels: Mapping[frozenset[str], int] = field(default_factory=dict)  # two peers → how often one blamed the other
+    accusers: Mapping[int, frozenset[str]] = field(default_factory=dict)  # stage → voices that accused a holder of it
     outsized: Mapping[str, int] = field(default_factory=dict)  # peer → reports of far larger numbers than of late
     broken: int = 0  # generations in a row that ended before a step was decided
     stalled: int = 0  # … because a task did not end

@@ -230,6 +230,8 @@ def _peer(peer: Peer) -> pb.PeerStatus:
         flops=peer.flops,
         address=peer.address,
         reachable=bool(peer.reached),
+        token=peer.token,
+        person=peer.person,
     )
 
 

@@ -17,6 +17,7 @@ from typing import Literal
 End = Literal["used", "expired", "revoked"]
 MOST_TOKENS = 1000
 MOST_GUESTS = 1000  # of one token
+MOST_NAME = 64  # characters of whom a token is for
 OWN = "run"  # the id of the run's own token
 
 

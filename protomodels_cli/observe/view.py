@@ -190,6 +190,7 @@ def peer_table(s: pb.RunStatus) -> RenderableType:
     columns = [
         Column("peer", cells(lambda p: p.peer)),
         Column("name", cells(lambda p: Text(p.name))),
+        *([Column("token for", cells(lambda p: Text(p.person)))] if any(p.person for p in s.peers) else []),
         Column("state", cells(_state)),
         Column("device", cells(lambda p: Text(p.device))),
         Column("free memory", cells(lambda p: size(p.memory))),
@@ -198,7 +199,7 @@ def peer_table(s: pb.RunStatus) -> RenderableType:
         Column("dialled", cells(lambda p: "directly" if p.reachable else "by relay")),
         Column("joined", cells(lambda p: f"{duration(p.joined_s)} ago")),
     ]
-    return _fitting(columns, ("peer", "joined", "speed", "free memory", "dialled"))
+    return _fitting(columns, ("peer", "joined", "speed", "free memory", "dialled", "token for"))
 
 
 def spares(s: pb.RunStatus) -> str:

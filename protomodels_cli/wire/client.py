@@ -54,8 +54,8 @@ class Operator:
     async def control(self, action: str) -> None:
         await self._call(self._stub.Control, pb.ControlRequest(action=pb.ControlRequest.Action.Value(action)))
 
-    async def create_token(self, uses: int, seconds: float) -> pb.CreateTokenReply:
-        request = pb.CreateTokenRequest(uses=uses, seconds=seconds)
+    async def create_token(self, uses: int, seconds: float, person: str = "") -> pb.CreateTokenReply:
+        request = pb.CreateTokenRequest(uses=uses, seconds=seconds, person=person)
         made: pb.CreateTokenReply = await self._call(self._stub.CreateToken, request)
         return made
 

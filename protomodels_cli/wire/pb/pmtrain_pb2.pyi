@@ -932,12 +932,14 @@ class Punch(_message.Message):
     def __init__(self, number: _Optional[int] = ..., host: _Optional[str] = ..., port: _Optional[int] = ..., why: _Optional[str] = ...) -> None: ...
 
 class CreateTokenRequest(_message.Message):
-    __slots__ = ("uses", "seconds")
+    __slots__ = ("uses", "seconds", "person")
     USES_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
+    PERSON_FIELD_NUMBER: _ClassVar[int]
     uses: int
     seconds: float
-    def __init__(self, uses: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...
+    person: str
+    def __init__(self, uses: _Optional[int] = ..., seconds: _Optional[float] = ..., person: _Optional[str] = ...) -> None: ...
 
 class CreateTokenReply(_message.Message):
     __slots__ = ("id", "token")
@@ -958,7 +960,7 @@ class ListTokensReply(_message.Message):
     def __init__(self, tokens: _Optional[_Iterable[_Union[TokenStatus, _Mapping]]] = ...) -> None: ...
 
 class TokenStatus(_message.Message):
-    __slots__ = ("id", "made", "expires", "uses", "used", "peers", "ended")
+    __slots__ = ("id", "made", "expires", "uses", "used", "peers", "ended", "person")
     ID_FIELD_NUMBER: _ClassVar[int]
     MADE_FIELD_NUMBER: _ClassVar[int]
     EXPIRES_FIELD_NUMBER: _ClassVar[int]
@@ -966,6 +968,7 @@ class TokenStatus(_message.Message):
     USED_FIELD_NUMBER: _ClassVar[int]
     PEERS_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
+    PERSON_FIELD_NUMBER: _ClassVar[int]
     id: str
     made: float
     expires: float
@@ -973,7 +976,8 @@ class TokenStatus(_message.Message):
     used: int
     peers: _containers.RepeatedScalarFieldContainer[str]
     ended: str
-    def __init__(self, id: _Optional[str] = ..., made: _Optional[float] = ..., expires: _Optional[float] = ..., uses: _Optional[int] = ..., used: _Optional[int] = ..., peers: _Optional[_Iterable[str]] = ..., ended: _Optional[str] = ...) -> None: ...
+    person: str
+    def __init__(self, id: _Optional[str] = ..., made: _Optional[float] = ..., expires: _Optional[float] = ..., uses: _Optional[int] = ..., used: _Optional[int] = ..., peers: _Optional[_Iterable[str]] = ..., ended: _Optional[str] = ..., person: _Optional[str] = ...) -> None: ...
 
 class RevokeTokenRequest(_message.Message):
     __slots__ = ("id",)
@@ -1224,7 +1228,7 @@ class StageStatus(_message.Message):
     def __init__(self, stage: _Optional[int] = ..., first_layer: _Optional[int] = ..., end_layer: _Optional[int] = ..., holders: _Optional[_Iterable[_Union[Holder, _Mapping]]] = ..., state: _Optional[_Union[StageStatus.State, str]] = ..., compute_share: _Optional[float] = ..., wait_share: _Optional[float] = ..., wire_share: _Optional[float] = ..., forward_bytes_per_token: _Optional[float] = ..., backward_bytes_per_token: _Optional[float] = ..., ratio_bf16: _Optional[float] = ..., most_in_flight: _Optional[int] = ..., peak_memory: _Optional[int] = ..., forecast_memory: _Optional[int] = ..., round_trip_s: _Optional[float] = ..., path: _Optional[str] = ..., path_why: _Optional[str] = ..., path_kind: _Optional[str] = ..., path_s: _Optional[float] = ..., punch: _Optional[str] = ..., process_memory: bool = ...) -> None: ...
 
 class PeerStatus(_message.Message):
-    __slots__ = ("peer", "name", "state", "stage", "device", "memory", "flops", "address", "reachable", "joined_s", "outsized")
+    __slots__ = ("peer", "name", "state", "stage", "device", "memory", "flops", "address", "reachable", "joined_s", "outsized", "token", "person")
     class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         UNSPECIFIED: _ClassVar[PeerStatus.State]
@@ -1248,6 +1252,8 @@ class PeerStatus(_message.Message):
     REACHABLE_FIELD_NUMBER: _ClassVar[int]
     JOINED_S_FIELD_NUMBER: _ClassVar[int]
     OUTSIZED_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    PERSON_FIELD_NUMBER: _ClassVar[int]
     peer: str
     name: str
     state: PeerStatus.State
@@ -1259,4 +1265,6 @@ class PeerStatus(_message.Message):
     reachable: bool
     joined_s: float
     outsized: int
-    def __init__(self, peer: _Optional[str] = ..., name: _Optional[str] = ..., state: _Optional[_Union[PeerStatus.State, str]] = ..., stage: _Optional[int] = ..., device: _Optional[str] = ..., memory: _Optional[int] = ..., flops: _Optional[float] = ..., address: _Optional[str] = ..., reachable: bool = ..., joined_s: _Optional[float] = ..., outsized: _Optional[int] = ...) -> None: ...
+    token: str
+    person: str
+    def __init__(self, peer: _Optional[str] = ..., name: _Optional[str] = ..., state: _Optional[_Union[PeerStatus.State, str]] = ..., stage: _Optional[int] = ..., device: _Optional[str] = ..., memory: _Optional[int] = ..., flops: _Optional[float] = ..., address: _Optional[str] = ..., reachable: bool = ..., joined_s: _Optional[float] = ..., outsized: _Optional[int] = ..., token: _Optional[str] = ..., person: _Optional[str] = ...) -> None: ...
