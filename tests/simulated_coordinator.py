@@ -7,13 +7,14 @@ from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from simulated_audits import Audits
 from simulated_peer import Process
 from simulated_words import T_FIXED, Assignment, Keep, NewBasis, PartFile, Turn, digest
 
 from protomodels_cli.coordinator import events as ev
 from protomodels_cli.coordinator import machine
 from protomodels_cli.coordinator.history import History, Record, fold
-from protomodels_cli.coordinator.notices import Notice
+from protomodels_cli.coordinator.notices import Notice, PeerDismissed
 from protomodels_cli.coordinator.reseat_notices import StageNotReseated, StageReseated, StageReseating
 from protomodels_cli.coordinator.sentences import sentence
 from protomodels_cli.observe.notices import as_row
@@ -50,6 +51,7 @@ class CoordinatorProcess:
         self.hears_at: dict[str, float] = {}  # … and when it will have heard of all
         self.unseated: set[str] = set()  # holders that were too slow, since this start
         self.alive = True
+        self.audits = Audits(self) if world.spec.audit else None
         self._look_at_parts()
         world.after(0.5, self._tick)
 
@@ -98,6 +100,8 @@ class CoordinatorProcess:
             return
         for command in commands:
             self._do(command)
+        if self.audits is not None and self.alive:
+            self.audits.hear(event)
 
     def _is_whole(self, lost: ev.SnapshotLost) -> bool:
         """Looks for itself, as the shell does."""
@@ -150,6 +154,8 @@ class CoordinatorProcess:
                 self._say(peer, command)
             case ev.Tell(notice):
                 self._note_reseating(notice)
+                if isinstance(notice, PeerDismissed) and self.audits is not None:
+                    self.world.rules.check_dismissed(notice)
                 self.world.trace(sentence(notice))
                 json.dumps(as_row(notice), allow_nan=False)  # as for events.jsonl
             case ev.Quit():

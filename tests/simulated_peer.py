@@ -13,6 +13,7 @@ from protomodels_cli.coordinator.history import Decided
 from protomodels_cli.coordinator.snapshots.failures import NotWritten
 from protomodels_cli.coordinator.state import Hashes, Holding, Peer, Report
 from protomodels_cli.protocol import steps
+from protomodels_cli.protocol.audit import Recorded
 from protomodels_cli.protocol.parts import Part
 from protomodels_cli.wire.usage import Usage
 
@@ -92,7 +93,8 @@ class Process:
             holding = Holding(m.lineage, m.stage, m.layers, m.applied, prepared, m.generation)
         parts = frozenset(Part(*p.key, p.sha256) for p in self.home.disk.values())
         speed = 1e9 / self.home.claims
-        return Peer(self.id, self.id, "cpu", 1 << 34, speed, "", 0, self.world.now, holding, parts)
+        now, token = self.world.now, self.home.token
+        return Peer(self.id, self.id, "cpu", 1 << 34, speed, "", 0, now, holding, parts, token=token)
 
     def hear(self, session: int, number: int, word: Any) -> None:
         """A word of the coordinator's arrives."""
@@ -323,7 +325,8 @@ class Process:
             bad = step in self.world.bad_steps and m.stage == 0
             norms = tuple((unit, float("inf") if bad else 0.25) for unit in steps.units(m.layers, m.stage))
             usage = Usage(compute_s=self.world.compute_seconds(self.home, m.layers)[m.stage])
-            report = Report(norms=norms, loss_sum=64.0, tokens=64, usage=usage)
+            recorded = Recorded(step) if self.world.spec.audit else None
+            report = Report(norms=norms, loss_sum=64.0, tokens=64, usage=usage, recorded=recorded)
             self._report_done(m, task, report)
 
     def _consume(self, leg: str, step: int) -> Frame:

@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING
 
 from simulated_words import StageMemory, Violation
 
+from protomodels_cli.coordinator.audit_reasons import AuditFailed, FalseVerdicts
 from protomodels_cli.coordinator.history import Decided, Forgot, History, Placed, Record, RolledBack, fold
 from protomodels_cli.coordinator.next_task import waiting_for
+from protomodels_cli.coordinator.notices import PeerDismissed
 from protomodels_cli.coordinator.reasons import NonFinite
 from protomodels_cli.coordinator.reseat_notices import StageReseated
 from protomodels_cli.coordinator.state import State
@@ -61,6 +63,13 @@ class Rules:
             case Forgot(_, step):
                 if step == 0:
                     raise Violation("the beginning was forgotten")
+
+    def check_dismissed(self, notice: PeerDismissed) -> None:
+        if isinstance(notice.reason, AuditFailed | FalseVerdicts):
+            token = f"t{notice.peer[1:].partition('.')[0]}"
+            if token not in self._world.liars:
+                raise Violation(f"{notice.peer}, which is honest, was dismissed: {notice.reason}")
+            self._world.found.add(token)
 
     def check_reseated(self, state: State, done: StageReseated, unseated: set[str]) -> None:
         history = state.history

@@ -80,6 +80,7 @@ class Machine:
 
     def __init__(self, number: int, slow: float = 1.0, claims: float = 1.0):
         self.number, self.slow, self.claims = number, slow, claims  # how slow it is, and how slow a benchmark says
+        self.token = f"t{number}"
         self.disk: dict[tuple[int, int, int], PartFile] = {}
         self.process: Process | None = None
         self.frozen = self.cut = self.disk_full = False

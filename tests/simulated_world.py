@@ -28,7 +28,9 @@ QUIET = 20000.0  # virtual seconds in which an undisturbed network must finish t
 
 
 class World:
-    def __init__(self, seed: int, peers: int = 0, calm: bool = False, log: list[str] | None = None):
+    def __init__(
+        self, seed: int, peers: int = 0, calm: bool = False, log: list[str] | None = None, audited: bool | None = None
+    ):
         self.random, self.log, self.now = random.Random(seed), log, 0.0
         self.accuses = seed % 4 == 1  # whether audits find liars here
         self.spec, self.bad_steps = a_spec(self.random)
@@ -40,6 +42,10 @@ class World:
         self.uneven = seed % 8 == 3 and not peers
         if self.uneven:
             self._make_uneven(random.Random(f"speeds of {seed}"))
+        self.liars: dict[str, str] = {}  # tokens of a third of the machines, and how each of them audits
+        if audited if audited is not None else seed % 4 == 2:
+            self._audit(random.Random(f"liars of {seed}"))
+        self.found: set[str] = set()  # liars' tokens that were dismissed for a lie
         self.reseated = self.kept = 0  # stages that were, and that were not after all
         self.seated: set[int] = set()  # machines whose process has a stage in memory
         self.death = 0.0 if calm else self.random.choice([0.0, 0.0, 0.01, 0.03])
@@ -62,6 +68,14 @@ class World:
         for home in self.machines if not self.calm else ():
             home.slow = rng.choice([1.0, 8.0, 30.0])
             home.claims = rng.choice([1.0, home.slow])
+
+    def _audit(self, rng: random.Random) -> None:
+        """A third of the machines lie in all that they send, and in audits as they like."""
+        self.accuses = False
+        saving = self.spec.snapshots.model_copy(update={"interval": rng.choice([1, 2, 3])})
+        self.spec = self.spec.model_copy(update={"steps": 60, "audit": rng.choice([0.05, 0.5]), "snapshots": saving})
+        for home in rng.sample(self.machines, len(self.machines) // 3) if not self.calm else ():
+            self.liars[home.token] = rng.choice(["contrary", "contrary", "accuses", "clears", "silent"])
 
     def compute_seconds(self, home: Machine, layers: tuple[int, ...]) -> list[float]:
         """What each stage takes of a step there: as long as `Process.compute_soon`, on average over the stages."""

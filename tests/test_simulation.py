@@ -15,7 +15,7 @@ from simulated_world import World
 from simulation import simulate
 from tiers import first
 
-from protomodels_cli.coordinator import absences, assigning, checking, machine, patience, reseating
+from protomodels_cli.coordinator import absences, assigning, checking, contradictions, machine, patience, reseating
 from protomodels_cli.coordinator.history import RECORDS, Placed, RolledBack
 from protomodels_cli.coordinator.snapshots import policy
 
@@ -71,6 +71,17 @@ def test_where_some_are_slow_stages_change_hands_or_stay_where_they_are():
     worlds = [tried(seed) for seed in RESEATING]
     assert sum(world.reseated for world in worlds) > 5
     assert sum(world.kept for world in worlds) > 2
+
+
+@pytest.mark.parametrize("start", first(1, range(0, 60, 6)))
+def test_liars_are_found_and_nobody_else(start: int):
+    """Three of nine peers lie, in what they send and in audits, and come back with other ids."""
+    lied = found = 0
+    for seed in range(start, start + 6):
+        world = World(seed, peers=9, audited=True)
+        world.live(12)
+        lied, found = lied + len(world.liars), found + len(world.found)
+    assert found >= 2, f"of {lied}; one that never holds a stage nor audits is not found"
 
 
 def test_a_thousand_peers():
@@ -220,6 +231,11 @@ def forgets_what_it_measured(patch: Any) -> None:
     patch.setattr(assigning, "_end_generation", and_forget)
 
 
+def believes_one_auditor(patch: Any) -> None:
+    """The word of one is enough."""
+    patch.setattr(contradictions, "quorum", lambda voices: 1)
+
+
 # With the first seed to try: what is rare is looked for where it was last seen, and then everywhere.
 BROKEN: list[tuple[Callable[[Any], None], str, int]] = [
     (believes_anyone, "keeps|was told|was granted|not those of a run", 26),
@@ -234,6 +250,7 @@ BROKEN: list[tuple[Callable[[Any], None], str, int]] = [
     (does_not_check, "not those of a run", 0),
     (says_nothing, "does not say for what", 0),
     (reseats_from_any_snapshot, "as it was at|was granted|was told|not those of a run", 3),
+    (believes_one_auditor, "which is honest, was dismissed", 2),
     (believes_in_every_reseating, "still waits for Reseating", 3),
     (forgets_what_it_measured, "known to be slower", 579),
     (speaks_before_it_writes, "beyond|not decided|keeps|was told|twice|both hold", 0),
