@@ -161,17 +161,24 @@ def test_who_wants_to_leave_goes_after_the_step_with_a_snapshot_and_nothing_is_r
     assert b.state.history.lineage == 1
 
 
-def test_who_cannot_work_with_each_other_is_linked_anew_and_at_last_sent_away():
+@pytest.mark.parametrize("spares", [0, 2])
+def test_who_cannot_work_with_each_other_is_linked_anew_and_at_last_parted_or_sent_away(spares):
+    """All of them are one person's: without a spare, both go."""
     b = Bench(make_spec(stages=3, steps=3))
-    b.join(0, 1, 2, 3, 4)
-    b.answer(), b.answer()
-    for _ in range(1, 6):
-        blamer, blamed, _ = b.state.history.holders
-        b.tell(ev.Trouble(blamer, BROKEN, 1, b.state.history.generation))
-        assert {blamer, blamed} <= set(b.state.peers)
+    b.join(*range(3 + spares))
+    blamer, blamed, _ = b.state.history.holders
+    for _ in range(2 if spares else 5):
         b.answer(), b.answer()
+        b.tell(ev.Trouble(blamer, BROKEN, 1, b.state.history.generation))
+        assert b.state.history.holders[:2] == (blamer, blamed)
+        b.now += timeouts.LINK_MEND
     b.tell(ev.Trouble(blamer, BROKEN, 1, b.state.history.generation))
-    assert not {blamer, blamed} & set(b.state.peers)
+    if spares:
+        assert blamer in b.state.peers
+        assert blamer not in b.state.history.holders
+    else:
+        assert not {blamer, blamed} & set(b.state.peers)
+        b.join(3, 4)
     b.finish()
 
 

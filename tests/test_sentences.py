@@ -75,6 +75,10 @@ NOTICES: list[tuple[n.Notice, str]] = [
         "trouble at desk (stage 1): the link to stage 2 broke; relinking all stages",
     ),
     (
+        n.StageGivenUp("p2", "desk", 1, r.PeerReport(t.LinkBroken(2))),
+        "desk (stage 1) becomes a spare and is asked last for an hour: the link to stage 2 broke",
+    ),
+    (
         n.Stalled(WORK),
         "stalled, still waiting for stage 1 (desk) to finish step 5 (10 min so far); relinking all stages",
     ),

@@ -8,11 +8,10 @@ lineage; if that is true of no peer, all stages are restored from the newest com
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
-from protomodels_cli.coordinator import notices, readiness, reasons, speeds
-from protomodels_cli.coordinator.audit_reasons import MessagesDiffer
+from protomodels_cli.coordinator import notices, readiness, reasons, speeds, turns
 from protomodels_cli.coordinator.departures import Departed, how_it_went, with_new
 from protomodels_cli.coordinator.events import (
     AssignStage,
@@ -34,11 +33,10 @@ from protomodels_cli.coordinator.sharing import fill_on_cards, place_on_cards
 from protomodels_cli.coordinator.state import Holding, Peer, Preparation, State
 from protomodels_cli.coordinator.voices import voice_of
 from protomodels_cli.errors import EXIT_OUTSIDE
-from protomodels_cli.wire.troubles import InvalidInput
 
 HOUR = 3600.0
+MOST_SECONDS = 1e6  # that a peer may be later than others, and still be asked before one that had its turn
 DISMISS_AFTER = 6  # generations in a row that ended before a step was decided
-QUARRELS = 2  # between the same two: one may be a bit that fell over in a memory
 
 
 def fresh(history: History) -> bool:
@@ -170,47 +168,26 @@ def dismiss(moves: Moves, what: reasons.Fault, *peers: str) -> None:
         regroup(moves)
 
 
-def break_up(moves: Moves, what: reasons.Complaint, peer: str, about: int) -> None:
-    """Two holders cannot work with each other: relink all stages, and after several tries dismiss these two.
-
-    The complaint may be about the words of a holder that is away by now. It counts, and nobody relinks for it."""
-    other = moves.state.history.holders[about]
-    if isinstance(what, MessagesDiffer) or (isinstance(what, reasons.PeerReport) and _blames(what)):
-        quarrels = _with_quarrel(moves.state.quarrels, peer, other)
-        moves.set(quarrels=quarrels)
-        if culprits := culprits_of(quarrels, peer, other):
-            dismiss(moves, what, *culprits)
-            return
-    if peer in moves.state.peers:
-        assign_again(moves, what, peer, other)
-
-
-def _blames(report: reasons.PeerReport) -> bool:
-    """For what no honest peer sends; a link that breaks is nobody's fault."""
-    return isinstance(report.trouble, InvalidInput)
-
-
-def _with_quarrel(quarrels: Mapping[frozenset[str], int], peer: str, other: str) -> dict[frozenset[str], int]:
-    pair = frozenset((peer, other))
-    return {**quarrels, pair: quarrels.get(pair, 0) + 1}
-
-
-def culprits_of(quarrels: Mapping[frozenset[str], int], *pair: str) -> list[str]:
-    """Of two that quarrel over what one sent the other: whoever does so with others too, again and again. No honest
-    peer sends or reports what its neighbour blames it for, but a neighbour may lie: one alone proves nothing against
-    either, unless it never ends; then it is both, as nobody can tell."""
-    repeated = [peers for peers, times in quarrels.items() if times >= QUARRELS and len(peers) == 2]
-    known = [peer for peer in dict.fromkeys(pair) if sum(peer in peers for peers in repeated) >= 2]
-    if not known and quarrels.get(frozenset(pair), 0) >= DISMISS_AFTER:
-        return list(dict.fromkeys(pair))
-    return known
+def stand_aside(moves: Moves, gone: Mapping[str, reasons.Fault]) -> None:
+    """These holders give their stages up, and are spares that are asked last. Nobody is dismissed."""
+    state = moves.state
+    here = {peer: why for peer, why in gone.items() if peer in state.peers}
+    for peer, why in here.items():
+        moves.tell(notices.StageGivenUp(peer, state.peers[peer].name, _stage(state, peer), why))
+    moves.set(
+        turns=turns.after(state, here, moves.now),
+        holds={i: stage for i, stage in state.holds.items() if i not in here},
+        preparing={i: preparation for i, preparation in state.preparing.items() if i not in here},
+    )
+    regroup(moves)
 
 
 def assign_again(moves: Moves, what: reasons.Complaint | reasons.PartUnreadable, *peers: str) -> None:
-    """Assign all stages again, in a new generation; after several tries, dismiss these peers."""
+    """Assign all stages again, in a new generation; after several tries, dismiss these peers, where all of them are
+    one person's. Otherwise it is one person's word against another's."""
     broken = moves.state.broken + 1
     moves.set(broken=broken)
-    if broken >= DISMISS_AFTER:
+    if broken >= DISMISS_AFTER and are_one_persons(moves.state, *peers):
         dismiss(moves, what, *dict.fromkeys(peers))
         return
     peer = moves.state.peers[peers[0]]
@@ -218,6 +195,12 @@ def assign_again(moves: Moves, what: reasons.Complaint | reasons.PartUnreadable,
     moves.set(trouble=trouble)
     moves.tell(trouble)
     regroup(moves)
+
+
+def are_one_persons(state: State, *peers: str) -> bool:
+    """Whether these peers have one voice, as far as they are known."""
+    known = [state.peers.get(peer) or state.parties.get(peer) for peer in peers]
+    return len({voice_of(peer) for peer in known if peer is not None}) == 1 and None not in known
 
 
 def regroup(moves: Moves) -> None:
@@ -269,7 +252,8 @@ def fill(state: State, held: dict[int, str], now: float) -> dict[int, str] | rea
     def cost(peer: str, stage: int) -> float:
         if has_accused(state, peer, stage):
             return MOST_COST
-        return readiness.seconds_left(state, peer, stage, now) + HOUR * slower(stage).get(peer, 0.0)
+        seconds = readiness.seconds_left(state, peer, stage, now) + HOUR * slower(stage).get(peer, 0.0)
+        return min(seconds, MOST_SECONDS) + MOST_SECONDS * turns.weight(state, peer, now)
 
     return fill_on_cards(state.spec, state.history.layers, held, state.peers.values(), cost)
 
@@ -297,11 +281,23 @@ def _without_accusers(state: State, held: dict[int, str], found: dict[int, str],
 
 def are_replaceable(state: State, now: float, *holders: str) -> bool:
     """Whether others who are here could hold their stages in their place."""
+    return _could_go_on_without(state, now, holders, state.peers)
+
+
+def is_replaceable_after_its_turn(state: State, now: float, holder: str, equal: bool = False) -> bool:
+    """The same, by peers that had fewer turns than this holder once it has had this one, or `equal`ly many."""
+    had = turns.after(state, [holder], now)
+    most = turns.count(had, state, holder, now) - (not equal)
+    fewer = [peer for peer in state.peers if turns.count(had, state, peer, now) <= most]
+    return _could_go_on_without(state, now, [holder], fewer)
+
+
+def _could_go_on_without(state: State, now: float, holders: Collection[str], others: Collection[str]) -> bool:
     if state.stands_still or not set(holders) <= set(state.history.holders):
         return False
     held = {stage: peer for stage, peer in enumerate(state.history.holders) if peer not in holders}
-    others = {i: peer for i, peer in state.peers.items() if i not in holders}
-    return isinstance(fill(replace(state, peers=others), held, now), dict)
+    peers = {i: peer for i, peer in state.peers.items() if i not in holders and (i in others or i in held.values())}
+    return isinstance(fill(replace(state, peers=peers), held, now), dict)
 
 
 def roll_back(moves: Moves, mark: Mark, why: reasons.Rollback, answered: int = 0) -> None:
@@ -317,7 +313,11 @@ def roll_back(moves: Moves, mark: Mark, why: reasons.Rollback, answered: int = 0
 def _assign_afresh(moves: Moves) -> None:
     state, cut = moves.state, moves.state.history.newest.layers
     spec = state.spec.model_copy(update={"stages": list(cut)}) if cut else state.spec
-    found = place_on_cards(spec, state.peers.values())
+    had = {i: turns.weight(state, i, moves.now) for i in state.peers}
+    for most in sorted(set(had.values()) or {0.0}):  # who gave up a stage is placed where the others do not suffice
+        found = place_on_cards(spec, [peer for i, peer in state.peers.items() if had[i] <= most])
+        if isinstance(found, Placement):
+            break
     moves.set(holds={}, absent={})
     if isinstance(found, Placement):
         _assign(moves, found.layers, dict(enumerate(found.holders)))

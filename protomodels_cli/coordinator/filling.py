@@ -13,7 +13,7 @@ from protomodels_cli.cost.memory import stage_memory
 from protomodels_cli.spec.cut import spans
 from protomodels_cli.spec.schema import RunSpec
 
-MOST_COST, COST_STEP = 1e6, 0.1  # seconds: what a seat counts as at most, and what makes a difference
+MOST_COST, COST_STEP = 2.5e7, 0.1  # seconds: what a seat counts as at most, and what makes a difference
 
 
 def fill(

@@ -15,6 +15,7 @@ from protomodels_cli.coordinator import (
     absences,
     assigning,
     checking,
+    disputes,
     notices,
     patience,
     reasons,
@@ -128,7 +129,7 @@ def _take(moves: Moves, event: Event) -> None:
             if about is None:
                 assigning.dismiss(moves, what, peer_id)
             elif known and about < state.stages and state.history.holders[about] not in state.absent:
-                assigning.break_up(moves, what, peer_id, about)
+                disputes.hear(moves, what, peer_id, about)
         case Done(peer_id, generation, number, report):
             stage = state.stage_of(peer_id)
             known = stage is not None and generation == state.history.generation

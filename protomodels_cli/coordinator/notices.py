@@ -155,6 +155,18 @@ class Relinking(Base):
 
 
 @dataclass(frozen=True)
+class StageGivenUp(Base):
+    """A holder became a spare that is asked last: for a fault of its own, or of one of two that blame each other."""
+
+    level: ClassVar[int] = logging.WARNING
+    peer: str
+    name: str
+    stage: int | None
+    reason: reasons.Fault
+    kind: Literal["stage_given_up"] = "stage_given_up"
+
+
+@dataclass(frozen=True)
 class Stalled(Base):
     level: ClassVar[int] = logging.WARNING
     waiting: reasons.Stall
@@ -406,7 +418,8 @@ AboutPeers = (
     | PartNotThere
     | NoSpareLeft
 )
-AboutStages = StagesAssigned | StagesLinked | StagePrepared | AboutReseating | Relinking | Stalled | RolledBack
+AboutHolders = Relinking | StageGivenUp
+AboutStages = StagesAssigned | StagesLinked | StagePrepared | AboutReseating | AboutHolders | Stalled | RolledBack
 AboutSnapshots = (
     SnapshotComplete | CheckpointCut | SnapshotSkipped | SnapshotWithoutRoom | SnapshotFailed | SnapshotUnusable
 )

@@ -70,6 +70,8 @@ def sentence(notice: n.Notice) -> str:
             return about_audits(notice)
         case n.Relinking(_, name, stage, reason):
             return f"trouble at {_peer(name, stage)}: {loss(reason)}; relinking all stages"
+        case n.StageGivenUp(_, name, stage, reason):
+            return f"{_peer(name, stage)} becomes a spare and is asked last for an hour: {loss(reason)}"
         case n.Stalled(work):
             return f"stalled, still waiting for {waiting(work)}; relinking all stages"
         case n.RolledBack(reason, step, redone):

@@ -112,6 +112,15 @@ class Task:
 
 
 @dataclass(frozen=True)
+class BrokenLink:
+    """A holder said that its link to a neighbour does not work."""
+
+    peer: str
+    other: str
+    at: float
+
+
+@dataclass(frozen=True)
 class Timed:
     """What a step took: from the grant on, and each stage in the model."""
 
@@ -181,6 +190,9 @@ class State:
     quarrels: Mapping[frozenset[str], int] = field(default_factory=dict)  # two peers → how often one blamed the other
     accusers: Mapping[int, frozenset[str]] = field(default_factory=dict)  # stage → voices that accused a holder of it
     outsized: Mapping[str, int] = field(default_factory=dict)  # peer → reports of far larger numbers than of late
+    complaints: tuple[BrokenLink, ...] = ()  # of the last hour
+    parties: Mapping[str, Peer] = field(default_factory=dict)  # peers that had a quarrel or a complaint
+    turns: Mapping[str, tuple[float, ...]] = field(default_factory=dict)  # peer or voice → when it gave up a stage
     broken: int = 0  # generations in a row that ended before a step was decided
     stalled: int = 0  # … because a task did not end
     trouble: Relinking | None = None  # the last of these generations' end, as it was told

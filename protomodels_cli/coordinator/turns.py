@@ -1,0 +1,45 @@
+"""Peers that had their turn: who gave up a stage for a fault is asked last for an hour, with all peers of its person.
+
+Pure. It must not know what the fault was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from protomodels_cli.coordinator.state import State
+from protomodels_cli.coordinator.voices import voice_of
+
+FORGOTTEN = 3600.0  # seconds after which a turn counts no more
+MOST_KEPT = 1000  # peers and persons
+MOST_COUNTED = 10
+
+Turns = Mapping[str, tuple[float, ...]]  # peer or voice → when it had a turn
+
+
+def after(state: State, peers: Iterable[str], now: float) -> Turns:
+    """All turns, these peers' included: one for each peer, and one for its voice. Peers of one voice have one turn."""
+    known = [state.peers[peer] for peer in peers if peer in state.peers]
+    names = {name for peer in known for name in (f"peer {peer.id}", voice_of(peer))}
+    recent = {name: tuple(at for at in times if now - at < FORGOTTEN) for name, times in state.turns.items()}
+    for name in sorted(names):
+        recent[name] = (*recent.pop(name, ()), now)[-MOST_COUNTED:]
+    return dict([(name, times) for name, times in recent.items() if times][-MOST_KEPT:])
+
+
+def count(turns: Turns, state: State, peer: str, now: float) -> int:
+    """How many turns this peer and its voice had within the last hour."""
+    return len(_ages(turns, state, peer, now))
+
+
+def weight(state: State, peer: str, now: float) -> float:
+    """The same, where an older turn counts for less: whoever has the least is asked first."""
+    return sum(1 - age / FORGOTTEN for age in _ages(state.turns, state, peer, now))
+
+
+def _ages(turns: Turns, state: State, peer: str, now: float) -> list[float]:
+    known = state.peers.get(peer)
+    if known is None or not turns:
+        return []
+    names = f"peer {peer}", voice_of(known)
+    return [now - at for name in names for at in turns.get(name, ()) if now - at < FORGOTTEN]
