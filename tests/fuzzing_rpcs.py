@@ -254,7 +254,7 @@ def a_run(pool: Pool) -> Path:
         steps=100_000,
         audit=0.01,
         snapshots={"interval": 50},
-        limits={"connections_per_address": 100_000},  # or calls that fail would have it shunned
+        limits={"connections_per_address": 100_000},  # or calls that fail would have it cut off
     )
     run_dir = pool.start(spec, [{}])
     wait_for_event(run_dir, "stages_linked")

@@ -34,6 +34,7 @@ REFUSALS: list[tuple[no.Refusal, str, str]] = [
         "a peer from this network was dismissed for sending too many messages",
         "join again in 42 s",
     ),
+    (no.TooManyCalls(), "too many calls from this address wait for an answer", "try again in a minute"),
     (
         no.OtherProtocol("0.2", 3, "0.3", 4),
         "this peer has pmtrain 0.2 (protocol 3), the coordinator 0.3 (protocol 4)",

@@ -81,7 +81,7 @@ def test_limits_of_connections_are_those_of_the_spec(tmp_path):
             await service.open("127.0.0.1", 0)
             assert service.door is not None
             assert (service.door.limits.connections, service.door.limits.connections_per_address) == (77, 7)
-            assert service._failures.rate.burst == 16, "few connections: a home's second mistake does not shun it"
+            assert service._failures.rate.burst == 16, "few connections: a home's second mistake does not cut it off"
             await service.close()
 
     asyncio.run(story())

@@ -269,6 +269,27 @@ def test_strangers_make_way_those_that_were_silent_longest_first():
         assert [number for number in left if number] == [*range(honest + 1, honest + 1 + 30 - left.count(None))]
 
 
+def test_a_known_caller_makes_way_that_was_served_a_while_ago_and_has_no_session():
+    kept = Admission(DoorLimits(connections=64, connections_per_address=4), 64)
+    callers = []
+    for served in (0.0, 1.0, 2.0, 2.0):
+        callers.append(kept.come("home", served).number)
+        kept.known(callers[-1], served)
+    session, idle, was_served, other = callers
+    kept.busy(session)
+    assert kept.come("home", 10.9) == "too_many_from_one_address", "all of them may wait for an answer"
+    newcomer = kept.come("home", 11.0)
+    assert newcomer.instead_of == idle
+    assert kept.come("home", 11.1).instead_of == newcomer.number, "a stranger, where nobody is idle for so long"
+    kept.idle(session, 20.0)
+    left = [kept.come("home", now).instead_of for now in (29.0, 29.5, 30.0)]
+    assert left[:2] == [was_served, other]
+    assert left[2] == session, "its session has ended a while ago"
+    for number in list(kept._networks):
+        kept.go(number)
+    assert [*kept._networks, *kept._by_network, *kept._strangers, *kept._idle, kept._strange] == [0]
+
+
 @needs_two_addresses
 @in_loop
 async def test_strangers_make_way_the_oldest_of_the_largest_crowd_first(authority):
@@ -290,13 +311,18 @@ async def test_strangers_make_way_the_oldest_of_the_largest_crowd_first(authorit
             writer.close()
         await until(lambda: door.connections == 0)
         kept = door._admission
-        assert [*kept._networks, *kept._by_network, *kept._strangers] == [], "addresses do not pile up"
+        left = [*kept._networks, *kept._by_network, *kept._strangers, *kept._idle]
+        assert left == [], "addresses do not pile up"
 
 
 @needs_two_addresses
 @in_loop
 async def test_known_callers_cannot_take_all_the_room_from_one_address(authority):
-    async with a_crowd(authority, DoorLimits(connections=5, connections_per_address=3)) as (door, port, known):
+    async with a_crowd(authority, DoorLimits(connections=5, connections_per_address=3, line_seconds=0.0)) as (
+        door,
+        port,
+        known,
+    ):
         friends = [await known(HERE) for _ in range(3)]
         with pytest.raises(UnreachableError) as error:
             await fetch_authority(link_to(port, authority), 5)
@@ -307,7 +333,7 @@ async def test_known_callers_cannot_take_all_the_room_from_one_address(authority
         friends += [await known(f"127.0.0.{n}") for n in (3, 4)]
         assert await answer_to(port, b"PMTRAIN 1 CA\n", "127.0.0.5") == refusal("too_many_connections")
         assert door.refused["too_many_connections"] == 1
-        silent = [await dial(port, source=f"127.0.1.{n}") for n in range(1, doors.MOST_TOLD + 2)]
+        silent = [await dial(port, source=f"127.0.1.{n}") for n in range(1, doors.MOST_WAITING + 2)]
         assert await to_the_end(silent[-1][0]) == b"", "only so many are listened to, to be told"
         for _, writer in friends:
             writer.close()
@@ -317,7 +343,7 @@ async def test_known_callers_cannot_take_all_the_room_from_one_address(authority
 
 @in_loop
 async def test_one_address_cannot_come_again_and_again(authority):
-    async with a_door(authority, limits=DoorLimits(connections_per_address=4)) as (_, port):
+    async with a_door(authority, limits=DoorLimits(connections_per_address=4, line_seconds=0.0)) as (_, port):
         answers = [await answer_to(port, b"PMTRAIN 1 CA\n") for _ in range(20)]
         assert answers[:8] == [authority.certificate_pem] * 8
         assert answers[-1] == refusal("too_many_from_one_address")

@@ -175,11 +175,12 @@ def test_what_waits_for_a_peer_that_does_not_read_is_bounded_and_its_stream_is_c
 
 def test_others_may_join_from_elsewhere_at_once_and_from_there_after_a_while():
     cooling = sessions.CoolingOff()
-    cooling.begin("2001:db8::1", 10.0)
-    cooling.begin("192.0.2.7", 20.0)
-    assert cooling.seconds_left("2001:db8::2", 10.0) == sessions.COOLING_SECONDS, "of the same household"
+    cooling.begin("run", "2001:db8::1", 10.0)
+    cooling.begin("run", "192.0.2.7", 20.0)
+    assert cooling.seconds_left("run", "2001:db8::2", 10.0) == sessions.COOLING_SECONDS, "of the same household"
+    assert not cooling.seconds_left("a1", "2001:db8::2", 10.0), "with a token of its own"
     for ip, now in (("192.0.2.8", 20.0), ("2001:db8:1::1", 10.0), ("2001:db8::1", 71.0), ("", 10.0)):
-        assert not cooling.seconds_left(ip, now)
+        assert not cooling.seconds_left("run", ip, now)
 
 
 def test_heartbeats_do_not_pile_up():

@@ -23,7 +23,10 @@ from protomodels_cli.bench.strangers import Batches, Http2, loopback_addresses, 
 READY = "ready"  # said when all of it has begun
 BEGINS = {"idle connections", "slow bytes", "nonsense"}  # what an attack has done that has begun
 BEGINS_SECONDS = 60.0
-ADDRESSES, CROWD = 64, 2048  # … from which messages that are none come: each is shunned after a few
+ADDRESSES, CROWD = (
+    64,
+    2048,
+)  # … from which messages that are none come: after a few, each costs its sender the connection
 ENROLLING = 16  # addresses from which one token is used
 HALF_SENT, SIZE = 40, 2 << 20  # connections, of 16 calls each; bytes that each announces, and sends all but one of
 AT_ONCE = 16  # handshakes

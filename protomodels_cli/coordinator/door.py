@@ -8,6 +8,7 @@ not know keys, tokens, gRPC or messages.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import ipaddress
 import resource
@@ -15,9 +16,10 @@ import socket
 import time
 from asyncio import StreamReader, StreamWriter
 from collections import Counter
+from collections.abc import Iterator
 from typing import cast
 
-from protomodels_cli.coordinator.admission import Admission, DoorLimits
+from protomodels_cli.coordinator.admission import Admission, Admitted, DoorLimits
 from protomodels_cli.errors import UserError
 from protomodels_cli.observe import logs
 from protomodels_cli.wire.addresses import network_of
@@ -30,7 +32,9 @@ from protomodels_cli.wire.splice import BACK, Stream, send_last, splice, tune
 TLS_RECORD = b"\x16\x03"  # a handshake record of any TLS version
 FILES_EACH = 3  # descriptors a connection takes: the caller's, ours to gRPC, and gRPC's end of that
 FILES_FOR_OTHERS = 256  # and what the journal and snapshots must always find free
-MOST_TOLD = 64  # callers at a time that are told why there is no room for them
+MOST_WAITING = 128  # callers at a time that wait in line, or are told why there is no room for them
+LINE_LOOK_SECONDS = 0.05  # between two looks of the first in line
+CROWDED = "too_many_from_one_address"
 
 
 class _Refused(Exception):
@@ -47,7 +51,8 @@ class Door:
         self._admission = Admission(limits, limits.connections)
         self._server: asyncio.Server | None = None
         self._tasks: dict[int, asyncio.Task[None]] = {}  # by the caller's number
-        self._telling: set[asyncio.Task[None]] = set()
+        self._waiting: set[asyncio.Task[None]] = set()
+        self._lines: dict[str, dict[int, None]] = {}  # callers that wait, by network, in the order in which they came
         self._meetings = Meetings(self.limits.relay_seconds)
         self._callers: dict[int, _Caller] = {}  # by the port of loopback
 
@@ -68,7 +73,7 @@ class Door:
     async def close(self) -> None:
         if self._server is not None:
             self._server.close()
-        tasks = [*self._tasks.values(), *self._telling]
+        tasks = [*self._tasks.values(), *self._waiting]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -93,15 +98,34 @@ class Door:
     def known(self, loopback_port: int) -> None:
         """A call on that connection was authenticated: its caller is no stranger."""
         if (caller := self._callers.get(loopback_port)) is not None:
-            self._admission.known(caller.number)
+            self._admission.known(caller.number, time.monotonic())
             caller.believe()
 
-    def shun(self, loopback_port: int, seconds: float) -> None:
-        """Cut that connection, and let nobody new in from its network for so long."""
+    @contextlib.contextmanager
+    def session(self, loopback_port: int) -> Iterator[None]:
+        """While the block lasts, its caller does not make way for others."""
+        caller = self._callers.get(loopback_port)
+        if caller is not None:
+            caller.sessions += 1
+            self._admission.busy(caller.number)
+        try:
+            yield
+        finally:
+            if caller is not None:
+                caller.sessions -= 1
+                if not caller.sessions:
+                    self._admission.idle(caller.number, time.monotonic())
+
+    def number_of(self, loopback_port: int) -> int:
+        """Of the connection: a newer one has a higher number. 0: it is gone."""
+        caller = self._callers.get(loopback_port)
+        return caller.number if caller else 0
+
+    def cut(self, loopback_port: int) -> None:
+        """End that connection, for what was said over it."""
         if (caller := self._callers.get(loopback_port)) is not None:
-            self._admission.shun(network_of(caller.ip), time.monotonic() + seconds)
             self._tasks[caller.number].cancel()
-            self._refuse("shunned")
+            self._refuse("cut_off")
 
     def round_trip_of(self, loopback_port: int) -> float | None:
         """To whoever is behind that connection and back, in seconds."""
@@ -115,25 +139,58 @@ class Door:
             writer.transport.abort()
             return
         ip = _plain_ip(peer[0])
-        place = self._admission.come(network_of(ip), time.monotonic())
-        if isinstance(place, str):
+        network, now = network_of(ip), time.monotonic()
+        line = self._lines.get(network, {})
+        place = CROWDED if line else self._admission.come(network, now)
+        if not isinstance(place, str):
+            self._let_in((reader, writer), ip, place)
+        elif len(self._waiting) >= MOST_WAITING:
             self._refuse(place)
-            if len(self._telling) < MOST_TOLD:
-                self._telling.add(telling := asyncio.create_task(self._tell((reader, writer), place)))
-                telling.add_done_callback(self._telling.discard)
-            else:
-                writer.transport.abort()
-            return
+            writer.transport.abort()
+        else:
+            in_line = place == CROWDED and len(line) < self.limits.in_line
+            work = self._wait_in_line((reader, writer), ip) if in_line else self._tell((reader, writer), place)
+            self._waiting.add(waiting := asyncio.create_task(work))
+            waiting.add_done_callback(self._waiting.discard)
+
+    async def _wait_in_line(self, stream: Stream, ip: str) -> None:
+        """Until there is room for callers from this network, in the order in which they came. Nothing is read."""
+        network, transport = network_of(ip), cast(asyncio.Transport, stream[1].transport)
+        line = self._lines.setdefault(network, {})
+        number, until = id(stream), time.monotonic() + self.limits.line_seconds
+        line[number] = None
+        place: str | Admitted = CROWDED
+        try:
+            transport.pause_reading()
+            while isinstance(place, str) and time.monotonic() < until:
+                await asyncio.sleep(LINE_LOOK_SECONDS)
+                if next(iter(line)) == number:
+                    place = self._admission.come(network, time.monotonic())
+        except asyncio.CancelledError:
+            transport.abort()
+            raise
+        finally:
+            del line[number]
+            if not line and self._lines.get(network) is line:
+                del self._lines[network]
+        transport.resume_reading()
+        if isinstance(place, str):
+            await self._tell(stream, place)
+        else:
+            self._let_in(stream, ip, place)
+
+    def _let_in(self, stream: Stream, ip: str, place: Admitted) -> None:
         if place.instead_of is not None:
             self._tasks[place.instead_of].cancel()
             self._refuse("made_way")
-        caller = _Caller(place.number, ip, writer, self.limits, self._admission)
-        self._tasks[caller.number] = task = asyncio.create_task(self._serve((reader, writer), caller))
-        task.add_done_callback(lambda _: self._went(caller.number, writer))
+        caller = _Caller(place.number, ip, stream[1], self.limits, self._admission)
+        self._tasks[caller.number] = task = asyncio.create_task(self._serve(stream, caller))
+        task.add_done_callback(lambda _: self._went(caller.number, stream[1]))
 
     async def _tell(self, stream: Stream, kind: str) -> None:
         """Why there is no room. Within TLS nothing can be said before a handshake; but whoever joins asks for the CA
         first, and its question has to be read: a socket that is closed over unread bytes takes the answer with it."""
+        self._refuse(kind)
         try:
             if await self._opening(stream[0]) == ASK_AUTHORITY:
                 await send_last(stream[1], refusal(kind))
@@ -163,7 +220,8 @@ class Door:
                 await send_last(stream[1], seen_at(stream[1].get_extra_info("peername")))
             elif relay := RELAY.fullmatch(opening):
                 if self._meetings.allows(relay[1].decode()):
-                    self._admission.known(caller.number)
+                    self._admission.known(caller.number, time.monotonic())
+                    self._admission.busy(caller.number)
                 if not await self._meetings.attend(stream, relay[1].decode(), relay[2].decode()):
                     raise _Refused("unknown_ticket")
             else:
@@ -216,6 +274,7 @@ class _Caller:
         self._limits, self._until = limits, asyncio.get_running_loop().time() + limits.stranger_seconds
         self.clock = asyncio.timeout(limits.handshake_seconds)
         self._sent, self._answered, self._known, self._paused = len(TLS_RECORD), False, False, False
+        self.sessions = 0  # that are open
         self.replied = False  # to the server's first answer: as near as bytes tell to a handshake's end
 
     def believe(self) -> None:

@@ -62,6 +62,11 @@ class Doorkeeper:
             return refusals.EndedToken(end)
         return refusals.WrongToken() if found is None else None
 
+    def id_of(self, token: str) -> str:
+        """Of a token that is good."""
+        found = self.guests.find(token)
+        return OWN if found is None else found.id
+
     def may_call(self, peer: str, secret: str) -> refusals.Refusal | None:
         until = self.end_of(secret)
         if not peer or not _same(secret, self._run_dir.secret_of(peer, until)):

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 import grpc
@@ -20,10 +19,13 @@ from google.protobuf.message import DecodeError
 
 from protomodels_cli.coordinator import calls, refusals
 from protomodels_cli.coordinator.bad_requests import NotAMessage
+from protomodels_cli.coordinator.call_queue import Changes, Turns
 from protomodels_cli.wire.channels import PIECE
 
 FIRST_SECONDS, STRANGER_SECONDS = 30.0, 1.0  # for the first message of a call
-MOST_CALLS = 16  # of one peer, or of one network's others, at a time
+TURN_SECONDS = 20.0  # that a call may wait for its turn: less than any caller of ours waits for the answer
+MOST_CALLS = 16  # of one peer, or of one network's others, that are served at a time; others wait for their turn
+MOST_SILENT, MOST_WAITING = 64, 64  # of the same, without a message yet, and for their turn
 KIB = 1 << 10
 
 
@@ -58,22 +60,53 @@ GATE_OPTIONS = [  # of gRPC, beside those of all servers: strangers come here
 ]
 
 
+@dataclass(frozen=True)
+class Caller:
+    name: str  # calls of the same are counted together
+    connection: int  # a newer one has a higher number
+
+
+@dataclass
+class _Call:
+    clock: asyncio.Timeout | None = None  # of its waiting
+    turn: asyncio.Event = field(default_factory=asyncio.Event)
+    late: bool = False
+    dropped: bool = False  # to make room
+
+    @asynccontextmanager
+    async def waits(self, seconds: float) -> AsyncIterator[None]:
+        """For so long at most, or until it is dropped, which ends the wait without an exception."""
+        try:
+            async with asyncio.timeout(0 if self.dropped else seconds) as self.clock:
+                yield
+        except TimeoutError:
+            self.late = not self.dropped
+        finally:
+            self.clock = None
+
+    def drop(self) -> None:
+        self.dropped = True
+        if self.clock is not None and not self.clock.expired():
+            self.clock.reschedule(0.0)
+
+
 class Guard(Protocol):
     """Says who is calling."""
 
     def refusal(self, right: Right, context: grpc.aio.ServicerContext) -> refusals.Refusal | None: ...
 
-    def believe(self, right: Right, context: grpc.aio.ServicerContext) -> str:
-        """The caller has this right. Returns whose calls are counted together."""
+    def believe(self, right: Right, context: grpc.aio.ServicerContext) -> Caller:
+        """The caller has this right."""
 
     def failed(self, context: grpc.aio.ServicerContext) -> None:
-        """A call with a token was refused or rejected for what it said."""
+        """A call with a token was refused or rejected."""
 
 
 class Gate(grpc.aio.ServerInterceptor):
     def __init__(self, guard: Guard):
         self._guard = guard
-        self._calls: Counter[str] = Counter()
+        self._turns = Turns(MOST_CALLS, MOST_SILENT, MOST_WAITING)
+        self._calls: dict[int, _Call] = {}
 
     async def intercept_service(
         self,
@@ -133,20 +166,41 @@ class Gate(grpc.aio.ServerInterceptor):
             with contextlib.suppress(TimeoutError):
                 await _first(messages, STRANGER_SECONDS)
             await calls.refuse(context, refusal)
-        who = self._guard.believe(right, context)
-        if self._calls[who] >= MOST_CALLS:
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{MOST_CALLS} calls at a time are enough")
-        self._calls[who] += 1
+        async with self._turn(self._guard.believe(right, context), right.most_bytes, messages, context) as first:
+            yield first
+
+    @asynccontextmanager
+    async def _turn(
+        self, caller: Caller, most_bytes: int, messages: AsyncIterator[bytes], context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[bytes | None]:
+        """Wait for the call's first message, then for its turn. What is too large for a message need not wait: it is
+        rejected, and must not be kept for so long."""
+        number, changes = self._turns.come(caller.name, caller.connection)
+        call, first = _Call(), None
+        self._calls[number] = call
+        self._apply(changes)
         try:
-            try:
-                first = await _first(messages, FIRST_SECONDS)
-            except TimeoutError:
-                await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, f"no message came within {FIRST_SECONDS:g} s")
+            async with call.waits(FIRST_SECONDS):
+                first = await anext(aiter(messages), None)
+            if call.late:
+                why = f"no message came within {FIRST_SECONDS:g} s"
+                await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, why)
+            if len(first or b"") <= most_bytes:
+                self._apply(self._turns.said(number))
+                async with call.waits(TURN_SECONDS):
+                    await call.turn.wait()
+                if call.late or call.dropped:
+                    await calls.refuse(context, refusals.TooManyCalls())
             yield first
         finally:
-            self._calls[who] -= 1
-            if not self._calls[who]:
-                del self._calls[who]
+            del self._calls[number]
+            self._apply(self._turns.end(number))
+
+    def _apply(self, changes: Changes) -> None:
+        for number in changes.served:
+            self._calls[number].turn.set()
+        for number in changes.dropped:
+            self._calls[number].drop()
 
 
 async def _first(messages: AsyncIterator[bytes], seconds: float) -> bytes | None:

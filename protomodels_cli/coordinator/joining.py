@@ -40,24 +40,28 @@ class Joining:
         self.cooling = CoolingOff()
         most, self._life = spec.limits.connections_per_address, spec.limits.certificate_seconds
         self._joins = Buckets(Rate(most / JOINS_SECONDS, most))
+        # A connection's first join takes no other's place, or a caller who joins again and again would leave none to
+        # newcomers. How many connections come is limited already (admission.py).
+        self._first_joins = Buckets(Rate(1 / JOINS_SECONDS, 1))
         self._renewals = Buckets(Rate(RENEWALS / self._life, RENEWALS))
 
     async def enrol(
-        self, request: pb.EnrolRequest, context: grpc.aio.ServicerContext, address: str, here: int
+        self, request: pb.EnrolRequest, context: grpc.aio.ServicerContext, address: str, connection: int, here: int
     ) -> pb.EnrolReply:
-        """`here`: how many peers are in session."""
+        """`connection`: the number of the caller's. `here`: how many peers are in session."""
         network = network_of(address) if address else ""
         if request.protocol != PROTOCOL:
             theirs = clean(request.version), request.protocol
             await calls.refuse(context, refusals.OtherProtocol(*theirs, __version__, PROTOCOL))
-        if left := self.cooling.seconds_left(address, time.monotonic()):
+        token, now = calls.metadata(context, "token"), time.monotonic()
+        if left := self.cooling.seconds_left(self._doorkeeper.id_of(token), address, now):
             await calls.refuse(context, refusals.CoolingOff(left))
-        if not self._joins.take(network, time.monotonic()):
+        if not (self._first_joins.take(str(connection), now) or self._joins.take(network, now)):
             await calls.refuse(context, refusals.TooManyJoins(1 / self._joins.rate.per_second))
         if here >= MOST_PEERS:
             await calls.refuse(context, refusals.TooManyPeers(MOST_PEERS))
         await self._check_key(request.public_key_pem, context)
-        peer = await beside(self._doorkeeper.admit, calls.metadata(context, "token"), request.public_key_pem)
+        peer = await beside(self._doorkeeper.admit, token, request.public_key_pem)
         if not isinstance(peer, str):
             await calls.refuse(context, peer)
             return pb.EnrolReply()

@@ -44,6 +44,8 @@ def refusal(reason: no.Refusal) -> tuple[str, str]:
         case no.TooManyJoins(seconds):
             wait = f"join again in {duration(math.ceil(seconds))}"
             return "too many peers have joined from this network in a short time", wait
+        case no.TooManyCalls():
+            return "too many calls from this address wait for an answer", "try again in a minute"
         case no.OtherProtocol(version, protocol, our_version, our_protocol):
             theirs, ours = f"{version} (protocol {protocol})", f"{our_version} (protocol {our_protocol})"
             return f"this peer has pmtrain {theirs}, the coordinator {ours}", f"install pmtrain {our_version} here"

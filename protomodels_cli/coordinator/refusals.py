@@ -60,7 +60,7 @@ class Kicked(Fact):
 
 @dataclass(frozen=True)
 class CoolingOff(Fact):
-    """A peer from the same network was sent away for sending too much."""
+    """A peer from the same network, that came with the same token, was sent away for sending too much."""
 
     seconds: float  # until another may join
     kind: Literal["cooling_off"] = "cooling_off"
@@ -72,6 +72,13 @@ class TooManyJoins(Fact):
 
     seconds: float  # until another may join
     kind: Literal["too_many_joins"] = "too_many_joins"
+
+
+@dataclass(frozen=True)
+class TooManyCalls(Fact):
+    """From one network or of one peer: this one waited for its turn for too long, or had to make room."""
+
+    kind: Literal["too_many_calls"] = "too_many_calls"
 
 
 @dataclass(frozen=True)
@@ -154,5 +161,5 @@ class TooManyTokens(Fact):
 Denial = WrongToken | EndedToken | NotOwner | NotEnrolled | CertificateExpired | Kicked | Dismissed
 NotNeeded = NoSession | PartNotAssigned | AuditNotAsked  # not now: an honest peer asks again
 Mistake = NoSuchPeer | NoSuchToken | TooManyTokens
-Crowd = CoolingOff | TooManyJoins | TooManyRenewals | TooManyPeers
+Crowd = CoolingOff | TooManyJoins | TooManyRenewals | TooManyPeers | TooManyCalls  # trying again helps
 Refusal = Denial | Crowd | OtherProtocol | InvalidKey | OtherSpec | NotNeeded | Mistake

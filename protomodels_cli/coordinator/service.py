@@ -7,6 +7,7 @@ not know what an event means.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, assert_never
@@ -20,7 +21,7 @@ from protomodels_cli.coordinator.bad_requests import BadRequest
 from protomodels_cli.coordinator.dial_back import dial_back
 from protomodels_cli.coordinator.door import Door
 from protomodels_cli.coordinator.doorkeeper import Doorkeeper
-from protomodels_cli.coordinator.gate import GATE_OPTIONS, Gate, Right
+from protomodels_cli.coordinator.gate import GATE_OPTIONS, Caller, Gate, Right
 from protomodels_cli.coordinator.joining import Joining
 from protomodels_cli.coordinator.measuring import Measuring, NotNow
 from protomodels_cli.coordinator.messages import event_of, peer_of, port_at, ports_of
@@ -39,6 +40,7 @@ from protomodels_cli.coordinator.sessions import ControlStream, EnrolledPeer, mo
 from protomodels_cli.coordinator.snapshots.copies import OutOfReach
 from protomodels_cli.coordinator.snapshots.failures import NotWritten
 from protomodels_cli.coordinator.snapshots.uploads import Damaged, Later, Refused, Uploads
+from protomodels_cli.coordinator.tokens import OWN
 from protomodels_cli.spec.schema import RunSpec
 from protomodels_cli.wire.addresses import MOST_OWN, is_address, is_private, network_of
 from protomodels_cli.wire.channels import SERVER_OPTIONS
@@ -53,8 +55,8 @@ MOST_ABSENT = 1000  # of whom something is remembered
 MOST_DISMISSED = 10_000
 MOST_UPLOADS = 2  # of one peer: a basis and a part of a snapshot may fall together
 FAILURES_SECONDS = 32.0  # in which as many calls with a token may fail from one network as may connect from there
+TOO_EARLY = Rate(per_second=0.1, burst=4)
 LEAST_FAILURES = 16  # of those: where one connection is allowed, a mistake or two are nothing bad yet
-SHUN_SECONDS = 20.0  # for which nobody new comes from a network with more of them
 SESSION_WITHIN = 600.0  # seconds after a peer's first call
 
 
@@ -82,6 +84,7 @@ class Service(rpc.PeeringServicer):
         self._joining = Joining(spec, run_dir, self.doorkeeper)
         most = max(LEAST_FAILURES, spec.limits.connections_per_address)
         self._failures = Buckets(Rate(most / FAILURES_SECONDS, most))  # of calls with a token, by network
+        self._too_early = Buckets(TOO_EARLY)  # calls while there are too many, by connection
         self._dismissed: dict[str, None] = {}  # for good: they are not let in again under these names
         self._server = grpc.aio.server(interceptors=[Gate(self)], options=[*SERVER_OPTIONS, *GATE_OPTIONS])
         rpc.add_PeeringServicer_to_server(self, self._server)
@@ -169,32 +172,43 @@ class Service(rpc.PeeringServicer):
             case _:
                 assert_never(right.shows)
 
-    def believe(self, right: Right, context: grpc.aio.ServicerContext) -> str:
+    def believe(self, right: Right, context: grpc.aio.ServicerContext) -> Caller:
         if self.door is not None:
             self.door.known(calls.port(context))
+        connection = self._connection(context)
         if right.shows != "peer":
-            return self._network(context)
+            return Caller(self._network(context), connection)
         peer = calls.metadata(context, "peer")
         if peer not in self._enrolled:
             self._forget_the_absent()
             self._enrolled[peer] = EnrolledPeer(time.monotonic())
         known = self._enrolled[peer]
         known.until = max(known.until, self.doorkeeper.end_of(calls.metadata(context, "secret")))
-        return peer
+        return Caller(peer, connection)
 
     def failed(self, context: grpc.aio.ServicerContext) -> None:
-        """An honest caller tries again now and then. A thousand such calls a second would take a whole core."""
-        if self.door is not None and not self._failures.take(self._network(context), time.monotonic()):
-            self.door.shun(calls.port(context), SHUN_SECONDS)
+        """An honest caller tries again now and then. A thousand such calls a second would take a whole core: then each
+        costs its sender the connection, and with it a handshake. Others from there have done nothing, and one that
+        came when there were too many has only called too often over its own connection."""
+        if self.door is None:
+            return
+        crowded, now = calls.was_busy(context), time.monotonic()
+        counted, name = (self._too_early, str(self._connection(context))) if crowded else (self._failures, "")
+        if not counted.take(name or self._network(context), now):
+            self.door.cut(calls.port(context))
 
     async def Enrol(self, request: pb.EnrolRequest, context: grpc.aio.ServicerContext) -> pb.EnrolReply:
         here = sum(known.stream is not None for known in self._enrolled.values())
-        return await self._joining.enrol(request, context, self._address(context), here)
+        return await self._joining.enrol(request, context, self._address(context), self._connection(context), here)
 
     async def Renew(self, request: pb.RenewRequest, context: grpc.aio.ServicerContext) -> pb.RenewReply:
         reply, until = await self._joining.renew(request, context)
         self._enrolled[calls.metadata(context, "peer")].until = until
         return reply
+
+    def _token_of(self, peer: str) -> str:
+        came_with = self.doorkeeper.guests.token_of(peer)
+        return OWN if came_with is None else came_with.id
 
     def _forget_the_absent(self) -> None:
         """Peers that made a call and opened no session, or left. One that comes back is known by its secret."""
@@ -208,6 +222,9 @@ class Service(rpc.PeeringServicer):
     def _address(self, context: grpc.aio.ServicerContext) -> str:
         """The caller's real address: gRPC sees the door's loopback connection only."""
         return (self.door.address_of(calls.port(context)) if self.door else None) or ""
+
+    def _connection(self, context: grpc.aio.ServicerContext) -> int:
+        return self.door.number_of(calls.port(context)) if self.door else 0
 
     def _network(self, context: grpc.aio.ServicerContext) -> str:
         address = self._address(context)
@@ -273,8 +290,9 @@ class Service(rpc.PeeringServicer):
         reading = asyncio.create_task(self._receive(peer, stream, request_iterator))
         reading.add_done_callback(lambda _: stream.outbox.put_nowait(None))  # the peer has closed the stream
         try:
-            while (message := await stream.outbox.get()) is not None:
-                yield message
+            with self.door.session(stream.port) if self.door else contextlib.nullcontext():
+                while (message := await stream.outbox.get()) is not None:
+                    yield message
         finally:
             reading.cancel()
             self._end(peer, stream, events.Left(peer, ConnectionClosed()))
@@ -286,7 +304,7 @@ class Service(rpc.PeeringServicer):
                 return  # the peer has opened another stream
             if not self._enrolled[peer].may_say(message, stream.last_received):
                 stream.refused = True
-                self._joining.cooling.begin(stream.address, stream.last_received)
+                self._joining.cooling.begin(self._token_of(peer), stream.address, stream.last_received)
                 self._submit(events.Trouble(peer, TooManyMessages(sessions.FROM_PEER.per_second)))
             if stream.refused:
                 await asyncio.Event().wait()  # nothing more is read: the stream ends once the peer has been told why

@@ -21,7 +21,7 @@ from protomodels_cli.wire.rates import Bucket, Rate
 # Of a peer's messages, each of which costs a token and another for every so many bytes. What the coordinator says
 # brings some: most of what an honest peer sends is an answer, however short the steps are. The rest are heartbeats.
 FROM_PEER, TOKEN_BYTES, FOR_EACH_MESSAGE = Rate(per_second=20.0, burst=500.0), 4096, 2
-COOLING_SECONDS = 60.0  # in which nobody joins from where a peer was sent away for sending more
+COOLING_SECONDS = 60.0  # in which nobody joins with the token, and from where, a peer was sent away for sending more
 MOST_UNTAKEN = 1000  # events of one peer that may wait for the machine; then nothing is read from it for a while
 UNTAKEN_SECONDS = 0.05  # until the next look
 FOR_OTHERS = 1000  # messages that may wait for a peer beside its token ids
@@ -72,17 +72,19 @@ class ControlStream:
 
 
 class CoolingOff:
-    """Networks from which nobody may join for a while: whoever is sent away could be back at once as another."""
+    """Tokens with which nobody may join from a network for a while: a peer that is sent away could be back at once as
+    another. Others from there, with tokens of their own, have done nothing."""
 
     def __init__(self) -> None:
-        self._until: dict[str, float] = {}
+        self._until: dict[tuple[str, str], float] = {}
 
-    def begin(self, ip: str, now: float) -> None:
+    def begin(self, token: str, ip: str, now: float) -> None:
+        """`token`: its id."""
         self._until = {known: until for known, until in self._until.items() if until > now}
-        self._until[network_of(ip)] = now + COOLING_SECONDS
+        self._until[token, network_of(ip)] = now + COOLING_SECONDS
 
-    def seconds_left(self, ip: str, now: float) -> float:
-        return max(0.0, self._until.get(network_of(ip), now) - now) if ip else 0.0
+    def seconds_left(self, token: str, ip: str, now: float) -> float:
+        return max(0.0, self._until.get((token, network_of(ip)), now) - now) if ip else 0.0
 
 
 @dataclass

@@ -18,6 +18,7 @@ from protomodels_cli.wire.channels import CHANNEL_OPTIONS
 from protomodels_cli.wire.emulated import Connection
 from protomodels_cli.wire.join_link import (
     Address,
+    CrowdedError,
     JoinLink,
     LinkError,
     UnreachableError,
@@ -79,10 +80,14 @@ class Operator:
 
 
 def in_words(error: grpc.aio.AioRpcError, failure: type[UnreachableError] = UnreachableError) -> UserError:
-    """A refusal carries a sentence and a fix of the coordinator's; anything else is a `failure` of the network."""
+    """A refusal carries a sentence and a fix of the coordinator's; anything else is a `failure` of the network. One
+    that had too many callers is no refusal: the caller tries again."""
     what, _, fix = (error.details() or "").partition("\n")
+    kind = str(dict(error.trailing_metadata() or ()).get("kind", ""))
     if error.code() in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.FAILED_PRECONDITION) and fix:
-        return Refused(what, fix, kind=str(dict(error.trailing_metadata() or ()).get("kind", "")))
+        return Refused(what, fix, kind=kind)
+    if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and fix:
+        return CrowdedError(what, fix, kind=kind)
     fix = "check this machine's connection, and that the coordinator still runs"
     return failure(f"cannot reach the coordinator: {why_failed(error)}", fix, kind="unreachable")
 
@@ -105,10 +110,11 @@ def _channel(where: Address, authority_pem: bytes, most_bytes: int) -> grpc.aio.
         ("grpc.ssl_target_name_override", COORDINATOR_NAME),
         ("grpc.max_receive_message_length", most_bytes),
         # By default gRPC waits up to two minutes between attempts: reconnect sooner. What gRPC calls the minimum
-        # backoff is also the time that one attempt may take, which a slow or full connection needs.
+        # backoff is also the time that one attempt may take, which a slow or full connection needs, and a coordinator's
+        # port where a caller waits in line.
         ("grpc.initial_reconnect_backoff_ms", 200),
         ("grpc.max_reconnect_backoff_ms", 1000),
-        ("grpc.min_reconnect_backoff_ms", 4000),
+        ("grpc.min_reconnect_backoff_ms", 8000),
     ]
     return grpc.aio.secure_channel(address(*where), grpc.ssl_channel_credentials(authority_pem), options)
 
