@@ -96,7 +96,7 @@ def test_one_bad_number_anywhere_skips_the_step_everywhere(bad):
     b.done(1)
     why = reasons.NonFinite(2, 2, b.state.spec.optimizer.lr)
     assert b.state.history.paused == Paused(why)
-    assert told(b.commands, notices.Paused) == [notices.Paused(why)]
+    assert told(b.commands, notices.Paused) == [notices.Paused(why, b.state.spec.name)]
     b.answer(), b.answer(), b.answer()
     assert b.state.task is None
     assert b.waits() == reasons.OwnersResume()

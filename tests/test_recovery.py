@@ -212,7 +212,7 @@ def test_the_owner_pauses_resumes_and_stops():
         b.answer()
     assert b.state.history.newest.step == 4, "and saved"
     assert b.waits() == reasons.OwnersResume()
-    assert told(b.commands, notices.Paused) == [notices.Paused(reasons.ByOwner())]
+    assert told(b.commands, notices.Paused) == [notices.Paused(reasons.ByOwner(), b.state.spec.name)]
     b.tell(ev.ResumeRun())
     assert (b.state.task.kind, b.state.task.step) == ("step", 5)
     b.tell(ev.StopRun())

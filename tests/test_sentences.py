@@ -21,7 +21,16 @@ from protomodels_cli.coordinator import rebuild_notices as rebuilding
 from protomodels_cli.coordinator import refusals as no
 from protomodels_cli.coordinator import reseat_notices as reseat
 from protomodels_cli.coordinator.refusal_sentences import refusal
-from protomodels_cli.coordinator.sentences import dismissal, loss, pause, rollback, sentence, spare, waiting
+from protomodels_cli.coordinator.sentences import (
+    dismissal,
+    loss,
+    pause,
+    pause_for_peers,
+    rollback,
+    sentence,
+    spare,
+    waiting,
+)
 from protomodels_cli.coordinator.snapshots import failures
 from protomodels_cli.facts import Fact
 from protomodels_cli.wire import troubles as t
@@ -121,18 +130,18 @@ NOTICES: list[tuple[n.Notice, str]] = [
         "the snapshot at step 6 is unusable: hash mismatch; what is left of it is set aside",
     ),
     *OF_COPIES,
-    (n.Paused(r.ByOwner()), "paused by the owner; continue with `pmtrain resume RUN_DIR`"),
+    (n.Paused(r.ByOwner(), "tiny"), "paused by the owner; continue with `pmtrain resume tiny`"),
     (n.Resumed(), "resumed by the owner"),
     (n.Continuing(5, 9, 3), "continuing after step 5 of 9 (snapshot at step 3)"),
     (n.Continuing(2, 9, 0), "continuing after step 2 of 9 (no snapshot yet)"),
     (n.RunDone(9), "the run is done after 9 steps"),
     (
-        n.RunStopped(5),
-        "stopped by the owner, saved up to step 5; continue with `pmtrain coordinator --resume --run-dir RUN_DIR`",
+        n.RunStopped(5, "runs/tiny"),
+        "stopped by the owner, saved up to step 5; continue with `pmtrain coordinator --resume --run-dir runs/tiny`",
     ),
     (
-        n.RunStopped(0),
-        "stopped by the owner, nothing was saved yet; continue with `pmtrain coordinator --resume --run-dir RUN_DIR`",
+        n.RunStopped(0, "runs/tiny"),
+        "stopped by the owner, nothing was saved yet; continue with `pmtrain coordinator --resume --run-dir runs/tiny`",
     ),
     (
         n.Interrupted(5, "runs/home"),
@@ -234,11 +243,20 @@ DISMISSALS: list[tuple[r.Dismissal, str, str]] = [
 ]
 
 PAUSES: list[tuple[r.Pause, str]] = [
-    (r.ByOwner(), "paused by the owner; continue with `pmtrain resume RUN_DIR`"),
+    (r.ByOwner(), "paused by the owner; continue with `pmtrain resume tiny`"),
     (
         r.NonFinite(3, 9, LR),
         "paused: 3 steps in a row, up to step 9, had a non-finite loss or gradient; lower optimizer.lr (0.001) or "
-        "lengthen the warm-up in a new run, or continue with `pmtrain resume RUN_DIR`",
+        "lengthen the warm-up in a new run, or continue with `pmtrain resume tiny`",
+    ),
+]
+
+FOR_PEERS: list[tuple[r.Pause, str]] = [
+    (r.ByOwner(), "tiny is paused by the owner after this step"),
+    (
+        r.NonFinite(3, 9, LR),
+        "tiny is paused until the owner resumes the run: 3 steps in a row, up to step 9, had a non-finite loss or "
+        "gradient",
     ),
 ]
 
@@ -357,7 +375,8 @@ TABLE: list[tuple[Fact, str, str]] = [
     *((fact, loss(fact), text) for fact, text in LOSSES),
     *((fact, _joined(dismissal(fact)), _joined(text)) for fact, *text in DISMISSALS),
     *((fact, _joined(refusal(fact)), _joined(text)) for fact, *text in REFUSALS),
-    *((fact, pause(fact), text) for fact, text in PAUSES),
+    *((fact, pause(fact, "tiny"), text) for fact, text in PAUSES),
+    *((fact, pause_for_peers(fact, "tiny"), text) for fact, text in FOR_PEERS),
     *((fact, rollback(fact), text) for fact, text in ROLLBACKS),
     *((fact, spare(fact), text) for fact, text in SPARES),
     *((fact, waiting(fact), text) for fact, text in WAITS),

@@ -103,10 +103,16 @@ NOTICES: list[tuple[n.Notice, str]] = [
         "host memory could not be pinned (CUDA error: out of memory): messages go through ordinary memory, slower; "
         "where a limit on locked memory is the cause, raise it (`ulimit -l`; Docker: `--ulimit memlock=-1`)",
     ),
-    (n.StepDecided(1, 300, 7.65812, True), "step 1/300 | loss 7.6581"),
     (
-        n.StepDecided(2, 300, float("nan"), False),
-        "step 2/300 | loss nan (skipped: the loss or a gradient is not finite)",
+        n.StepDecided(1, 300, 7.65812, True, 980.0, 90.0, 1, 2 << 20),
+        "step 1/300 | loss 7.6581 | 980 tok/s | eta 1 min 30 s | done here: 1 step, 2 MiB sent",
+    ),
+    (n.Paused("by_owner", "tiny is paused by the owner", 2), "tiny is paused by the owner; stage 2 stays in memory"),
+    (n.Paused("by_owner", "tiny is paused by the owner", None), "tiny is paused by the owner"),
+    (n.Resumed(), "the run goes on"),
+    (
+        n.StepDecided(2, 300, float("nan"), False, 0.0, None, 2, 0),
+        "step 2/300 | loss nan (skipped: the loss or a gradient is not finite) | done here: 2 steps, 0 B sent",
     ),
     (
         n.HashMismatch("T_fixed", 2),

@@ -20,7 +20,7 @@ def events(run_dir: Path, kind: str | None = None, since: float = 0.0, **fields:
 
 def peer_events(folder: Path, kind: str | None = None, since: float = 0.0, **fields: Any) -> list[dict[str, Any]]:
     """Of the peer that keeps its files below this folder (`join --dir`)."""
-    return [row for file in sorted(folder.glob("*/events.jsonl")) for row in _those(file, kind, since, fields)]
+    return [row for file in sorted(folder.glob("*/events*.jsonl")) for row in _those(file, kind, since, fields)]
 
 
 def _those(file: Path, kind: str | None, since: float, fields: dict[str, Any]) -> list[dict[str, Any]]:

@@ -40,11 +40,13 @@ def events(
     from protomodels_cli.coordinator.file_names import EVENTS
     from protomodels_cli.observe.event_rows import Wanted, in_words
     from protomodels_cli.observe.tail import EVERY, Tail
+    from protomodels_cli.worker.own_log import own_logs
 
     end_with_the_reader()
     wanted = Wanted(tuple(kind or ()), None if since is None else moment_of(since, time.time()))
-    folder, _ = folder_of(run)
-    reading = _Reading(Tail(folder / EVENTS))
+    folder, found = folder_of(run)
+    file = folder / EVENTS if found == "run" else own_logs(folder)[0].events
+    reading = _Reading(Tail(file))
     shown: Iterator[dict[str, Any]] = filter(wanted, reading.rows())
     if last is not None:
         shown = iter(deque(shown, last))
@@ -61,7 +63,7 @@ def events(
             shown = filter(wanted, reading.rows())
     except KeyboardInterrupt:
         raise typer.Exit(0) from None
-    reading.finish(folder, wanted.kinds)
+    reading.finish(file, wanted.kinds)
 
 
 class _Reading:
@@ -80,14 +82,14 @@ class _Reading:
             self._kinds |= kinds_of(row)
             yield row
 
-    def finish(self, folder: Path, kinds: tuple[str, ...]) -> None:
+    def finish(self, file: Path, kinds: tuple[str, ...]) -> None:
         """Raises OptionError where a kind was asked for that no event has."""
         from protomodels_cli.observe.event_rows import unknown
 
         if self._unreadable:
             from protomodels_cli.quantities import plural
 
-            typer.echo(f"{plural(self._unreadable, 'line')} of {folder}/events.jsonl cannot be read", err=True)
+            typer.echo(f"{plural(self._unreadable, 'line')} of {file} cannot be read", err=True)
         missing = unknown(kinds, self._kinds)
         if missing and (missing := unknown(missing, known_kinds())):
             import difflib

@@ -25,7 +25,9 @@ def logs(
     follow: FollowOption = False,
     output: FormatOption = "text",
 ) -> None:
-    """Show the log of a run's coordinator, or with --peer of a peer; of a peer's folder, its own."""
+    """Show the log of a run's coordinator, or with --peer of a peer; of a peer's folder, its own.
+
+    Where several peers of this machine share a folder, --peer says which; otherwise it is the one that wrote last."""
     from protomodels_cli.observe.tail import EVERY, Tail
 
     end_with_the_reader()
@@ -59,18 +61,19 @@ def _show(lines: Iterable[str], last: int | None, as_json: bool, at_once: bool) 
 
 
 def _file(run: str, peer: str | None) -> Path:
-    from protomodels_cli.cli.on_disk import PEER_LOG, peers_of
+    from protomodels_cli.cli.on_disk import peers_in, peers_of
     from protomodels_cli.coordinator.file_names import LOG
+    from protomodels_cli.worker.own_log import own_logs
 
     folder, kind = folder_of(run)
     if peer is None:
-        file = folder / (LOG if kind == "run" else PEER_LOG)
+        file = folder / LOG if kind == "run" else own_logs(folder)[0].log
         if not file.exists():
             raise UserError(f"{file} does not exist", "the program has begun no log yet: look again later", "no_log")
         return file
-    here = peers_of(folder) if kind == "run" else {}
+    here = peers_of(folder) if kind == "run" else peers_in(folder)
     if peer not in here:
         known = f"here are the logs of {', '.join(sorted(here))}" if here else "no peer of this run keeps its log here"
         fix = f"{known}; a peer's log is on its own machine: `pmtrain logs {folder.name}` there"
         raise UserError(f"--peer {peer}: no peer of this name has run on this machine", fix, "no_peer")
-    return here[peer] / PEER_LOG
+    return here[peer].log

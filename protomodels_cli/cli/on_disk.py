@@ -18,6 +18,7 @@ from protomodels_cli.coordinator.file_names import EVENTS, JOURNAL, LINK, LOCK, 
 from protomodels_cli.coordinator.identity import FORMAT
 from protomodels_cli.files import peer_homes
 from protomodels_cli.observe.metrics import rows_from_last
+from protomodels_cli.worker.own_log import OwnLog, own_logs
 
 Kind = Literal["run", "reference", "peer", "model"]
 State = Literal["running", "done", "not_running", "other_version", "unreadable", "exported"]
@@ -103,7 +104,7 @@ def _name(path: Path, kind: Kind) -> str:
 def _progress(path: Path, kind: Kind) -> tuple[int | None, int | None]:
     """The last step and the number of steps."""
     if kind == "peer":
-        row = _last(path / EVENTS, lambda row: row.get("kind") == "step_decided")
+        row = _last(own_logs(path)[0].events, lambda row: row.get("kind") == "step_decided")
         return _whole(row, "step"), _whole(row, "steps")
     if kind == "model":
         return None, None
@@ -138,7 +139,7 @@ def _state(path: Path, kind: Kind, step: int | None, steps: int | None) -> State
         case "reference":
             return "done" if step is not None and step == steps else "not_running"
         case "peer":
-            over = _last(path / EVENTS, lambda row: True)
+            over = _last(own_logs(path)[0].events, lambda row: True)
             if is_locked(path / LOCK):
                 return "running"
             return "done" if (over.get("kind"), over.get("reason")) == ("released", "run_finished") else "not_running"
@@ -176,6 +177,7 @@ def is_locked(path: Path) -> bool:
 def _size_and_age(path: Path) -> tuple[int, float]:
     """Bytes of all files below, and when the newest of those that are written while it is in use was."""
     live, total, newest = {METRICS, EVENTS, LOG, PEER_LOG, SPEC, "config.json"}, 0, 0.0
+    live |= {file.name for own in own_logs(path) for file in (own.log, own.events)}
     for folder, _, files in os.walk(path):
         for file in files:
             try:
@@ -196,14 +198,22 @@ def fingerprint_of(path: Path) -> str | None:
         return None
 
 
-def peers_of(run: Path) -> dict[str, Path]:
-    """The folders on this machine of peers of a run, by the names that they joined with."""
-    run_is, found = fingerprint_of(run), dict[str, Path]()
+def peers_of(run: Path) -> dict[str, OwnLog]:
+    """The logs on this machine of peers of a run, by the names that they joined with."""
+    run_is, found = fingerprint_of(run), dict[str, OwnLog]()
     if run_is is None:
         return found
     for home in (*peer_homes(), *_below(run / "peers")):
         for path in _below(home):
             if path.name.endswith(f"-{run_is}"):
-                row = _last(path / EVENTS, lambda row: row.get("kind") == "joined")
-                found[str(row.get("name") or path.parent.name)] = path
+                found |= peers_in(path)
+    return found
+
+
+def peers_in(folder: Path) -> dict[str, OwnLog]:
+    """The same, of one peer's folder, which several may share."""
+    found = dict[str, OwnLog]()
+    for own in own_logs(folder):  # the newest first
+        joined = {} if own.name else _last(own.events, lambda row: row.get("kind") == "joined")
+        found.setdefault(own.name or str(joined.get("name") or folder.parent.name), own)
     return found

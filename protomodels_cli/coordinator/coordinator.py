@@ -74,7 +74,8 @@ class Coordinator:
         bases, has_basis = run_dir.path / BASES, self.spec.subspace.has_basis
         self._subspace = Subspace(self.spec, bases, run_dir.resumed) if has_basis else None
         basis, t_fixed = ("", (0, "")) if self._subspace is None else self._subspace.first_hashes
-        self.state = machine.start(self.spec, basis, t_fixed)
+        self._folder = str(run_dir.path)
+        self.state = replace(machine.start(self.spec, basis, t_fixed), folder=self._folder)
         self._snapshots = Snapshots(run_dir.path / SNAPSHOTS, run_dir.identity, t_fixed, bases)
         here = with_absolute_paths(self.spec, run_dir.base)
         copy_to, init = here.snapshots.copy_to, here.model.init
@@ -138,7 +139,8 @@ class Coordinator:
                 names = await asyncio.to_thread(known_names, self.run_dir.path / EVENTS)
                 await asyncio.to_thread(self._restore)
                 history = self._journal.history
-                self.state = machine.resume(self.spec, self.state.t_fixed, history, self._now(), names)
+                resumed = machine.resume(self.spec, self.state.t_fixed, history, self._now(), names)
+                self.state = replace(resumed, folder=self._folder)
             elif self._first is not None:
                 await asyncio.to_thread(self._first.check)
             port = await self._service.open(bind, port)
@@ -324,7 +326,7 @@ class Coordinator:
             if isinstance(event, events.Joined):
                 self._silent.pop(event.peer.id, None)
                 self._service.joined_processed(event.peer.id)
-                self._dispatch.greet(event.peer.id)
+                self._dispatch.greet(self.state, event.peer.id)
                 if len(self._hosts) > 1:
                     self._service.send(event.peer.id, addresses=pb.Addresses(hosts=self._hosts))
             for command in commands:
@@ -373,6 +375,8 @@ class Coordinator:
         match command:
             case events.Tell(notice):
                 self._teller(notice)
+                if isinstance(notice, notices.Paused | notices.Resumed):
+                    self._dispatch.pause(self.state)
             case events.WriteRow(row):
                 self._write_row(row)
             case events.MakeSpare() | events.Wait() | events.Dismiss():

@@ -14,6 +14,7 @@ from protomodels_cli.coordinator.messages import (
     assignment_message,
     explanation,
     keep_message,
+    paused_message,
     preparation_message,
     turn_message,
 )
@@ -32,7 +33,8 @@ class Dispatch:
         self._service, self._feed, self._subspace, self._history = service, feed, subspace, history
         self._routes = service.routes
         self._spares: dict[str, Spare] = {}  # peers that know that they hold nothing, and why
-        self._later: dict[str, set[str]] = {}  # peer → "spare", "keep": what it is told in its turn, as it is then
+        self._later: dict[str, set[str]] = {}  # peer → "spare", "keep", "paused": told in its turn, as it is then
+        self._paused = pb.Paused()
         self._fed = 0  # the last step whose ids stage 0 has
 
     def _to_holders(self, state: State, **body: Any) -> None:
@@ -64,10 +66,21 @@ class Dispatch:
             if peer not in holders:
                 self._tell_later(peer, "keep")
 
-    def greet(self, peer: str) -> None:
+    def pause(self, state: State) -> None:
+        """Tell all peers that the run is paused, or goes on."""
+        self._paused = paused_message(state)
+        self._to_holders(state, paused=self._paused)
+        holders = set(state.history.holders)
+        for peer in state.peers:
+            if peer not in holders:
+                self._tell_later(peer, "paused")
+
+    def greet(self, state: State, peer: str) -> None:
         """Of a new stream: it may have parts that are not needed, or that never arrived."""
         self.forget(peer)
         self._service.send(peer, keep=keep_message(self._history()))
+        if state.history.paused is not None:
+            self._service.send(peer, paused=paused_message(state))
 
     def forget(self, peer: str) -> None:
         """It is gone, or has opened another stream, on which it has not heard anything."""
@@ -85,6 +98,8 @@ class Dispatch:
             told = self._later.pop(peer)
             if "keep" in told:
                 self._service.send(peer, keep=keep)
+            if "paused" in told:
+                self._service.send(peer, paused=self._paused)
             if "spare" in told and (why := self._spares.get(peer)) is not None:
                 self._service.send(peer, **explanation(events.MakeSpare(peer, why)))
         if self._later:

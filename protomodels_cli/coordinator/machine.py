@@ -201,7 +201,7 @@ def _take(moves: Moves, event: Event) -> None:
 def _pause(moves: Moves, why: reasons.Pause) -> None:
     """After the step that is under way."""
     moves.record(Paused(why))
-    moves.tell(notices.Paused(why))
+    moves.tell(notices.Paused(why, moves.state.called))
 
 
 def _hear_leaving(moves: Moves, peer: str) -> None:
@@ -377,7 +377,7 @@ def _stop(moves: Moves) -> None:
     moves.set(stopped=True, task=None)
     saved = moves.state.history.newest.step
     moves.do(*(Dismiss(peer, reasons.RunStopped(saved)) for peer in moves.state.peers))
-    moves.tell(notices.RunStopped(saved))
+    moves.tell(notices.RunStopped(saved, moves.state.folder))
     moves.do(Quit())
 
 

@@ -251,6 +251,14 @@ def explanation(command: events.MakeSpare | events.Wait | events.Dismiss) -> dic
             assert_never(command)
 
 
+def paused_message(state: State) -> pb.Paused:
+    """Without a reason where the run goes on."""
+    paused = state.history.paused
+    if paused is None:
+        return pb.Paused()
+    return pb.Paused(why=sentences.pause_for_peers(paused.why, state.called), kind=paused.why.kind)
+
+
 def turn_message(
     state: State, decision: Decided | None, task: Task | None, save: bool, evaluation_microbatches: int
 ) -> pb.Turn:

@@ -348,6 +348,7 @@ class TookOver(Base):
 @dataclass(frozen=True)
 class Paused(Base):
     reason: reasons.Pause
+    run: str  # its name
     kind: Literal["paused"] = "paused"
 
 
@@ -377,6 +378,7 @@ class RunStopped(Base):
     """By the owner."""
 
     step: int  # of the newest snapshot
+    path: str
     kind: Literal["run_stopped"] = "run_stopped"
 
 

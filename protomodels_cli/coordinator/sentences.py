@@ -21,8 +21,6 @@ from protomodels_cli.observe import troubles
 from protomodels_cli.observe.punches import not_punched
 from protomodels_cli.quantities import duration, figures, plural, size
 
-CONTINUE = "continue with `pmtrain resume RUN_DIR`"
-
 
 def _mark(step: int) -> str:
     return f"the snapshot at step {step}" if step else "the beginning"
@@ -104,8 +102,8 @@ def sentence(notice: n.Notice) -> str:
             return about_store(notice)
         case rebuilding.JournalRefused() | rebuilding.SnapshotSetAside() | rebuilding.JournalRebuilt():
             return about_rebuilding(notice)
-        case n.Paused(reason):
-            return pause(reason)
+        case n.Paused(reason, run):
+            return pause(reason, run)
         case n.Resumed():
             return "resumed by the owner"
         case n.Continuing(step, steps, snapshot):
@@ -113,8 +111,8 @@ def sentence(notice: n.Notice) -> str:
             return f"continuing after step {step} of {steps} ({newest})"
         case n.RunDone(steps):
             return f"the run is done after {plural(steps, 'step')}"
-        case n.RunStopped(step):
-            command = "`pmtrain coordinator --resume --run-dir RUN_DIR`"
+        case n.RunStopped(step, path):
+            command = f"`pmtrain coordinator --resume --run-dir {path}`"
             return f"stopped by the owner, {_saved(step)}; continue with {command}"
         case n.Interrupted(step, path):
             command = f"`pmtrain coordinator --resume --run-dir {path}`"
@@ -245,14 +243,26 @@ def part_failure(reason: f.PartFailure) -> str:
             assert_never(reason)
 
 
-def pause(reason: r.Pause) -> str:
-    """The whole sentence."""
+def pause(reason: r.Pause, run: str) -> str:
+    """The whole sentence, for the owner."""
+    resume = f"continue with `pmtrain resume {run}`"
     match reason:
         case r.ByOwner():
-            return f"paused by the owner; {CONTINUE}"
+            return f"paused by the owner; {resume}"
         case r.NonFinite(lr=lr):
             advice = f"lower optimizer.lr ({lr:g}) or lengthen the warm-up in a new run"
-            return f"paused: {rollback(reason)}; {advice}, or {CONTINUE}"
+            return f"paused: {rollback(reason)}; {advice}, or {resume}"
+        case _:
+            assert_never(reason)
+
+
+def pause_for_peers(reason: r.Pause, run: str) -> str:
+    """Likewise, for those who can only wait."""
+    match reason:
+        case r.ByOwner():
+            return f"{run} is paused by the owner after this step"
+        case r.NonFinite():
+            return f"{run} is paused until the owner resumes the run: {rollback(reason)}"
         case _:
             assert_never(reason)
 

@@ -197,6 +197,7 @@ class State:
     stalled: int = 0  # … because a task did not end
     trouble: Relinking | None = None  # the last of these generations' end, as it was told
     home: str = ""  # the coordinator's address in the join link
+    folder: str = ""  # the run directory, as the owner named it
     missing: Missing = field(default_factory=NoPeers)  # while there is no placement: why
     tasks: int = 0
     usage: Mapping[int, Usage] = field(default_factory=dict)  # stage → what its last step took
@@ -208,6 +209,11 @@ class State:
     @property
     def stages(self) -> int:
         return len(self.history.holders)
+
+    @property
+    def called(self) -> str:
+        """The name under which the owner's commands find the run."""
+        return self.folder.rpartition("/")[2] or self.spec.name
 
     @property
     def owed(self) -> int | None:

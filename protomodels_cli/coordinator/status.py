@@ -76,7 +76,7 @@ def describe(
         spec_sha256=spec.sha256(),
         checkpoint=Path(spec.model.init or "").name,  # not where the owner keeps it
         checkpoint_sha256=history.snapshots[0].source,
-        reason=pause(history.paused.why) if history.paused else "",
+        reason=pause(history.paused.why, state.called) if history.paused else "",
         reason_kind=history.paused.why.kind if history.paused else "",
         lineage=history.lineage,
         snapshot_step=history.newest.step,

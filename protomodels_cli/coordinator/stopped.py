@@ -17,7 +17,7 @@ def from_journal(run_dir: Path) -> pb.RunStatus:
     """Raises UserError where the journal cannot be believed."""
     spec, identity = run_of(run_dir)
     history, last = believe(run_dir, identity)
-    status = describe(State(spec, (0, ""), history), last, last, 0)
+    status = describe(State(spec, (0, ""), history, folder=str(run_dir.resolve())), last, last, 0)
     if not history.over:
         stopped = CoordinatorStopped()
         status.phase = pb.RunStatus.NOT_RUNNING

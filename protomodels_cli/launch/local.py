@@ -78,7 +78,7 @@ def process_failed(who: str, code: int, log: Path, why: str | None = None) -> Us
 
 def _why_ended(folder: Path, who: str) -> str | None:
     """As the process itself put it down last; None where it ended before it had a folder, or without knowing why."""
-    files = [folder / "events.jsonl"] if who == "coordinator" else _peer_folder(folder, who).glob("*/events.jsonl")
+    files = [folder / "events.jsonl"] if who == "coordinator" else _peer_folder(folder, who).glob("*/events*.jsonl")
     rows = [row for path in files if path.exists() and (row := next(rows_from_last(path), None)) is not None]
     newest = max(rows, key=lambda row: float(row["at"]), default={"kind": ""})
     return str(newest["detail"]) if newest["kind"] == "ended" else None

@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from protomodels_cli.observe.page.address import cannot_listen, parse_place
+from protomodels_cli.protocol.throughput import seconds_left, tokens_per_s, with_step
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
+from protomodels_cli.worker.notices import StepDecided
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -28,6 +30,9 @@ class Figures:
     memory: int = 0  # bytes, at most
     seconds: Counter[str] = field(default_factory=Counter)
     sent: Counter[str] = field(default_factory=Counter)  # bytes to neighbours, by leg
+    steps: int = 0  # decided with this peer's stage in them; one that was redone counts again
+    _began: float = 0.0
+    _moments: tuple[float, ...] = ()  # when the last steps were decided
 
     def finished(self, done: pb.Done, stage: int) -> None:
         used = done.usage
@@ -37,8 +42,24 @@ class Figures:
         for leg in LEGS:
             self.sent[leg] += getattr(used, f"{leg}_bytes")
 
-    def decided(self, decision: pb.Decision) -> None:
-        self.step, self.loss = decision.step, decision.loss
+    def granted(self, now: float) -> None:
+        if not self._moments:
+            self._began = now
+
+    def decided(self, decision: pb.Decision, now: float) -> None:
+        self.step, self.loss, self.steps = decision.step, decision.loss, self.steps + 1
+        self._moments = with_step(self._moments, self._began or now, now)
+
+    def at_rest(self) -> None:
+        """The run waits or is paused: how long says nothing about steps."""
+        self._moments = ()
+
+    def as_notice(self, decision: pb.Decision, steps: int, tokens: int) -> StepDecided:
+        """`tokens`: of a step."""
+        speed = tokens_per_s(self._moments, tokens)
+        left = seconds_left(steps - decision.step, tokens, speed)
+        sent = sum(self.sent.values())
+        return StepDecided(decision.step, steps, decision.loss, decision.apply, speed, left, self.steps, sent)
 
     def collect(self) -> Iterator[Metric]:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily

@@ -46,6 +46,7 @@ from protomodels_cli.worker.cards import Cards
 from protomodels_cli.worker.figures import Figures, shown_at
 from protomodels_cli.worker.listener import Listener
 from protomodels_cli.worker.own_key import own_key
+from protomodels_cli.worker.own_log import own_log
 from protomodels_cli.worker.papers import Papers
 from protomodels_cli.worker.session import Session
 from protomodels_cli.worker.telling import PeerError, PeerTeller
@@ -116,8 +117,9 @@ async def _take_part(options: Options, tell: PeerTeller, figures: Figures) -> in
         _check_clock(enrolled.clock)
         folder = _check_disk(spec, options.folder / f"{spec.name}-{link.fingerprint[:8]}")
         logs.hide(enrolled.secret)
-        logs.to_file(folder / "peer.log")
-        closing.enter_context(tell.into(folder))
+        files = closing.enter_context(own_log(folder, options.name))
+        logs.to_file(files.log)
+        closing.enter_context(tell.into(files.events))
         with contextlib.suppress(OSError):  # for `pmtrain top` and `runs` on this machine
             write_whole(folder / KEPT_LINK, f"{link}\n".encode(), 0o600)
             fcntl.flock(closing.enter_context((folder / IN_USE).open("a")), fcntl.LOCK_SH)

@@ -125,6 +125,21 @@ class Waiting(Base):
 
 
 @dataclass(frozen=True)
+class Paused(Base):
+    """The owner has paused the run, or it waits for the owner."""
+
+    reason: str
+    detail: str
+    stage: int | None  # that stays in memory
+    kind: Literal["paused"] = "paused"
+
+
+@dataclass(frozen=True)
+class Resumed(Base):
+    kind: Literal["resumed"] = "resumed"
+
+
+@dataclass(frozen=True)
 class StageAssigned(Base):
     generation: int
     stage: int
@@ -184,6 +199,10 @@ class StepDecided(Base):
     steps: int
     loss: float
     applied: bool
+    tokens_per_s: float  # of the run; 0: not known
+    eta_s: float | None  # to its end
+    done: int  # steps in which this peer held a stage, since it joined
+    sent: int  # bytes to its neighbours, since it joined
     kind: Literal["step_decided"] = "step_decided"
 
 
@@ -384,7 +403,7 @@ AboutPort = PortMapped | PortNotMapped
 AboutJoining = CoordinatorUnreachable | Joined | Reachable | NotReachable | LinkEmulated | AboutCertificate | AboutPort
 AboutMachine = NotCompiled | NotPinned
 AboutBuilding = Preparing | StageAssigned | Computing | Building
-AboutStage = Spare | Waiting | AboutBuilding | AboutMachine | StepDecided | HashMismatch
+AboutStage = Spare | Waiting | Paused | Resumed | AboutBuilding | AboutMachine | StepDecided | HashMismatch
 AboutConnections = (
     ConnectionLost | LinkRelayed | LinkDirect | LinkNotPunched | RelayFailed | RelayWorks | TroubleReported
 )

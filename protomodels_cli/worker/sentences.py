@@ -33,7 +33,9 @@ def sentence(notice: n.Notice) -> str:
             return _snapshot(notice)
         case n.Spare(_, detail):
             return detail
-        case n.Waiting(_, detail, stage):
+        case n.Resumed():
+            return "the run goes on"
+        case n.Waiting(_, detail, stage) | n.Paused(_, detail, stage):
             return detail if stage is None else f"{detail}; stage {stage} stays in memory"
         case n.Preparing(stage, step):
             mark = f"the snapshot at step {step}" if step else "the beginning"
@@ -51,9 +53,8 @@ def sentence(notice: n.Notice) -> str:
                 f"host memory could not be pinned ({detail}): messages go through ordinary memory, slower; where a "
                 "limit on locked memory is the cause, raise it (`ulimit -l`; Docker: `--ulimit memlock=-1`)"
             )
-        case n.StepDecided(step, steps, loss, applied):
-            outcome = "" if applied else " (skipped: the loss or a gradient is not finite)"
-            return f"step {step}/{steps} | loss {loss:.4f}{outcome}"
+        case n.StepDecided():
+            return _step(notice)
         case n.HashMismatch(what, stage):
             return f"computed a different {what} (hash mismatch); the coordinator will assign stage {stage} again"
         case n.LeavingAfterStep():
@@ -64,6 +65,13 @@ def sentence(notice: n.Notice) -> str:
             return detail
         case _:
             assert_never(notice)
+
+
+def _step(s: n.StepDecided) -> str:
+    outcome = "" if s.applied else " (skipped: the loss or a gradient is not finite)"
+    pace = "" if s.eta_s is None else f" | {rate(s.tokens_per_s, 'tok/s')} | eta {duration(s.eta_s)}"
+    done = f" | done here: {plural(s.done, 'step')}, {size(s.sent)} sent"
+    return f"step {s.step}/{s.steps} | loss {s.loss:.4f}{outcome}{pace}{done}"
 
 
 def _joining(notice: n.AboutJoining) -> str:

@@ -176,6 +176,8 @@ class Session:
             case "wait":
                 await self._end_generation()
                 self.tell(notices.Waiting(message.wait.kind, message.wait.why, self._stage_in_memory))
+            case "paused":
+                self._take_pause(message.paused)
             case "assignment":
                 await self._take_assignment(message.assignment)
             case "turn":
@@ -213,6 +215,13 @@ class Session:
             self.tell(notices.Released(dismissal.kind, why))
             self._over.set_result(EXIT_INTERRUPTED if self._interrupts else 0)
 
+    def _take_pause(self, paused: pb.Paused) -> None:
+        if not paused.kind:
+            self._figures.at_rest()
+            self.tell(notices.Resumed())
+        else:
+            self.tell(notices.Paused(paused.kind, paused.why, self._stage_in_memory))
+
     async def _take_assignment(self, assigned: pb.Assignment) -> None:
         await self._end_generation(assigned.generation)
         await self._snapshots.be_spare(False)
@@ -225,6 +234,7 @@ class Session:
 
     async def _end_generation(self, following: int = 0) -> None:
         ended, self._generation, self._right = self._generation, None, None
+        self._figures.at_rest()
         self._engine.forget(following)
         if ended is not None:
             await ended.end()
@@ -250,7 +260,7 @@ class Session:
         if turn.HasField("decision") and turn.decision.step > heard.decided:
             heard.decided = turn.decision.step
             self._engine.order(decision_of(turn.decision))
-            self._figures.decided(turn.decision)
+            self._figures.decided(turn.decision, time.monotonic())
             self._show_step(turn.decision)
         if turn.save:
             self._engine.order(orders.CopyState())
@@ -261,6 +271,7 @@ class Session:
             case "connect":
                 generation.own(self._chore(self._connect(generation, turn.task)))
             case "step":
+                self._figures.granted(time.monotonic())
                 if self._cpu_before is None:
                     self._cpu_before = time.process_time()
                 s = turn.step
@@ -284,7 +295,8 @@ class Session:
         now = time.monotonic()
         if now - self._shown > 5 or decision.step == self.spec.steps:
             self._shown = now
-            self.tell(notices.StepDecided(decision.step, self.spec.steps, decision.loss, decision.apply))
+            tokens = self.spec.batch.size * self.spec.model.context
+            self.tell(self._figures.as_notice(decision, self.spec.steps, tokens))
 
     # What the engine posts
 

@@ -53,10 +53,10 @@ class PeerTeller(Teller[n.Notice]):
             super().record(notice)
 
     @contextlib.contextmanager
-    def into(self, folder: Path) -> Iterator[None]:
-        """Record notices in this folder too from now on, and at the end the error that ended the peer."""
+    def into(self, events: Path) -> Iterator[None]:
+        """Record notices in this file too from now on, and at the end the error that ended the peer."""
         with contextlib.suppress(OSError):
-            self.rows = JsonLines(folder / "events.jsonl", go_on=True)
+            self.rows = JsonLines(events, go_on=True)
         try:
             yield
         except UserError as e:
