@@ -175,7 +175,18 @@ def test_exit_codes_are_documented():
 
 
 LAYERS = (  # each may import from those before it, and from its own
-    {"errors", "files", "retry", "counter", "lazy", "plugins", "quantities", "safetensors_file", "timeouts"},
+    {
+        "errors",
+        "files",
+        "installing",
+        "retry",
+        "counter",
+        "lazy",
+        "plugins",
+        "quantities",
+        "safetensors_file",
+        "timeouts",
+    },
     {"protocol"},
     {"forms"},
     {"codecs"},

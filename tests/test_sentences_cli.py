@@ -26,7 +26,11 @@ from protomodels_cli.wire.pb.pmtrain_pb2 import RunStatus
 ROOT = Path(__file__).parent.parent
 LINK = "write BANDWIDTH,LATENCY[,JITTER[,LOSS]] or none; for example 80mbit,25ms or none,25ms,2ms,0.01"
 OPTIONS: list[tuple[str, str, str]] = [
-    ("reference tiny.yaml --device toaster", "--device toaster: there is no such device", "use cpu, cuda or cuda:N"),
+    (
+        "reference tiny.yaml --device toaster",
+        "--device toaster: there is no such device",
+        "use auto, cpu, gpu (= cuda), cuda:N or mps",
+    ),
     (
         "reference tiny.yaml --run-dir taken",
         "taken already holds a run",
@@ -157,7 +161,11 @@ OPTIONS: list[tuple[str, str, str]] = [
     ("coordinator --rebuild", "--rebuild needs a run directory", "name the run directory with --run-dir"),
     ("coordinator", "SPEC is missing", "name a spec file, or use --resume with --run-dir"),
     ("coordinator --resume --run-dir empty", "empty holds no run to continue", "name the run directory with --run-dir"),
-    ("pause pm://h:1/token#print", "a join link is not enough to control a run", "name the run directory"),
+    (
+        "pause pm://127.0.0.1:1/tttttttttttttttttttttt#fffffffffffffffffffffffffffffffffffffffffff",
+        "a join link is not enough for this, and its run directory is not on this machine",
+        "do it on the coordinator's machine, or name the run directory",
+    ),
     (
         "export empty out",
         "empty is not a run directory",

@@ -85,7 +85,7 @@ def test_datasets_of_old(monkeypatch):
     assert said(caught.value) == (
         "data.source hf needs the package datasets 4 or newer, and 3.6.0 is installed: older ones run code that a "
         "dataset brings along",
-        "pip install 'pmtrain[hf]'",
+        f"{sys.executable} -m pip install 'datasets>=4'",
     )
 
 

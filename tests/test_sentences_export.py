@@ -12,8 +12,9 @@ import torch
 from exporting import save_run
 
 from protomodels_cli.errors import UserError
+from protomodels_cli.export.out import check_free, not_written
 from protomodels_cli.export.source import open_source
-from protomodels_cli.export.write import _converted, _not_written, check_free, export
+from protomodels_cli.export.write import _converted, export
 
 
 def said(do: Callable[[], object]) -> list[str]:
@@ -78,15 +79,15 @@ def test_a_tokenizer_that_is_gone(tmp_path):
 
 def test_writing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    full = _not_written(Path("out"), OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+    full = not_written(Path("out"), OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
     assert str(full) == (
         "cannot write out: No space left on device\n    fix:  free some space there, or choose a folder on another disk"
     )
-    failed = _not_written(Path("out"), OSError(errno.EIO, os.strerror(errno.EIO)))
+    failed = not_written(Path("out"), OSError(errno.EIO, os.strerror(errno.EIO)))
     assert str(failed) == (
         "cannot write out: Input/output error\n    fix:  check that disk, or choose a folder on another one"
     )
-    elsewhere = _not_written(Path("out"), OSError(errno.EXDEV, os.strerror(errno.EXDEV)))
+    elsewhere = not_written(Path("out"), OSError(errno.EXDEV, os.strerror(errno.EXDEV)))
     assert str(elsewhere) == (
         "cannot write out: Invalid cross-device link\n    fix:  choose a new folder in it, for example out/model"
     )

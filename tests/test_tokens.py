@@ -172,7 +172,7 @@ def test_tokens_and_kicks_from_the_command_line_over_a_restart(pool: Pool, tmp_p
     wait_for(lambda: is_in("peer-0"), "it did not get in again")
     assert [token.used for token in ask(lambda desk: desk.list_tokens()).tokens] == [0, 1]
 
-    kicked = pmtrain("kick", run, "peer-0")
+    kicked = pmtrain("kick", run, "peer-0", "--yes")
     assert kicked.returncode == 0, kicked.stderr
     assert "pm://" not in kicked.stdout, "the run's own link stays: it came with another"
     ended = pool.peers[0].result()
@@ -187,7 +187,7 @@ def test_tokens_and_kicks_from_the_command_line_over_a_restart(pool: Pool, tmp_p
     with pytest.raises(Refused) as error:
         ask(lambda desk: desk.kick("nobody"))
     assert error.value.kind == "no_such_peer"
-    again = link_in(pmtrain("kick", run, "peer-2").stdout)
+    again = link_in(pmtrain("kick", run, "peer-2", "--yes").stdout)
     assert JoinLink.parse(again).token != own.token
     pool.peers[2].result()
     joins(2, str(own))

@@ -5,35 +5,29 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from protomodels_cli import installing
+from protomodels_cli.cli.devices import device_named
 from protomodels_cli.errors import OptionError, UserError
 from protomodels_cli.spec.units import flops_per_second
 
 
 def check_device(device: str) -> None:
-    import torch
-
-    if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
-        raise OptionError(f"--device {device}: there is no such device", "use cpu, cuda or cuda:N", "device")
-    try:
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as e:
-        raise OptionError(
-            f"--device {device}: {str(e).splitlines()[0]}", "use cpu, or a GPU that this machine has", "device"
-        ) from None
+    chosen_device(device)
 
 
 def chosen_device(device: str) -> str:
-    """`auto` is the first CUDA GPU, else the CPU."""
-    import torch
+    """As torch names it: `auto` is the first CUDA GPU, else the CPU. Raises OptionError where torch has no such one."""
+    name = device_named(device)
 
-    if device == "auto":
-        return "cuda:0" if torch.cuda.is_available() else "cpu"
-    check_device(device)
-    return device
+    from protomodels_cli.model.devices import NoDevice, found
+
+    try:
+        return str(found(name))
+    except NoDevice as e:
+        raise OptionError(f"--device {device}: {e}", "use cpu, or a GPU that this machine has", "device") from None
 
 
 @contextlib.contextmanager
@@ -75,9 +69,7 @@ def check_extra(package: str, what: str) -> None:
     try:
         importlib.import_module(package)
     except ImportError:
-        raise UserError(
-            f"{what} needs the package {package}", "pip install 'pmtrain[lab]'", "missing_package"
-        ) from None
+        raise UserError(f"{what} needs the package {package}", installing.package(package), "missing_package") from None
 
 
 def speed_of(text: str | None) -> float | None:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from protomodels_cli.cli.beginning import Beginning
 from protomodels_cli.cli.completing import spec_files
 from protomodels_cli.cli.heap import use_one_arena
-from protomodels_cli.cli.interrupt import leave_on_ctrl_c
 from protomodels_cli.cli.log_options import LogLevelOption, Verbose
 from protomodels_cli.cli.say import say
 from protomodels_cli.errors import OptionError, UserError
@@ -103,7 +103,9 @@ def coordinator(
     page_sample: Annotated[
         str | None,
         typer.Option(
-            metavar="PROMPT", help="Show how the newest snapshot continues this text on the page; needs torch here."
+            metavar="PROMPT",
+            help="Show how the newest snapshot continues this text on the page; needs torch here. Default: as at the "
+            "last start; an empty text shows none.",
         ),
     ] = None,
     verbose: Verbose = False,
@@ -124,8 +126,9 @@ def coordinator(
     if spec_file is None and store is None and not (resume and run_dir):
         raise OptionError("SPEC is missing", "name a spec file, or use --resume with --run-dir", "no_spec")
     spec = None if spec_file is None else load_spec(spec_file)
-    leave_on_ctrl_c()
     logs.begin(log_level, verbose)
+    beginning = Beginning()
+    beginning.handle_signals()
 
     import asyncio
 
@@ -137,64 +140,65 @@ def coordinator(
     from protomodels_cli.coordinator.snapshots.room import check_room
     from protomodels_cli.wire.channels import bind_address, own_address
 
-    where = _place_of_page(page, no_page, page_sample)
-    use_one_arena()
-    gc.freeze()
-    gc.set_threshold(*GARBAGE)
-    gc.enable()
-    others = _addresses(also_at or [])
-    base, given = Path() if spec_file is None else spec_file.parent, given_key(key)
-    if store is not None:
-        from protomodels_cli.cli.taking_over import taken_over
+    with beginning:
+        where, others = _place_of_page(page, no_page, page_sample), _addresses(also_at or [])
+        use_one_arena()
+        gc.freeze()
+        gc.set_threshold(*GARBAGE)
+        gc.enable()
+        base, given = Path() if spec_file is None else spec_file.parent, given_key(key)
+        if store is not None:
+            from protomodels_cli.cli.taking_over import taken_over
 
-        folder, before = taken_over(store, given, run_dir, spec, None if spec_file is None else base)
-    else:
-        path = claim_or_find(run_dir, spec)
-        if resume and not holds_a_run(path):
-            raise UserError(f"{path} holds no run to continue", "name the run directory with --run-dir", "no_run")
-        folder = open_run_dir(path, spec, base, rebuild, given)
-        before = folder.addresses() if folder.resumed else ()
-    logs.hide(folder.token, folder.owner)
-    logs.to_file(folder.path / "coordinator.log")
-    if not folder.resumed:  # before the data, which may take hours
-        check_room(folder.spec, folder.path)
-    corpus = prepared(folder.spec, folder.base, apart=True)
-    public, number = host or own_address(), port
-    if store is not None:
-        from protomodels_cli.data.kept import check
+            folder, before = taken_over(store, given, run_dir, spec, None if spec_file is None else base)
+        else:
+            path = claim_or_find(run_dir, spec, beginning)
+            if resume and not holds_a_run(path):
+                raise UserError(f"{path} holds no run to continue", "name the run directory with --run-dir", "no_run")
+            folder = open_run_dir(path, spec, base, rebuild, given)
+            before = folder.addresses() if folder.resumed else ()
+        logs.hide(folder.token, folder.owner)
+        logs.to_file(folder.path / "coordinator.log")
+        if not folder.resumed:  # before the data, which may take hours
+            check_room(folder.spec, folder.path)
+        public, number = host or own_address(), DEFAULT_PORT if port is None else port
+        if store is None and before:  # where its peers look for it
+            public, number = host or before[0][0], port or before[0][1]
+            before = before[1:]
+        _try_port(bind_address(public), number)
+        relays, sample = _relays(relay, folder.path), _sample(page_sample, where, folder.path)
+        corpus = prepared(folder.spec, folder.base, apart=True)
+        if store is not None:
+            from protomodels_cli.data.kept import check
 
-        check(corpus, folder.path)
-    elif before:  # where its peers look for it
-        public, number = host or before[0][0], port or before[0][1]
-        before = before[1:]
+            check(corpus, folder.path)
 
-    inherited = before[:MOST_INHERITED]
+        inherited = before[:MOST_INHERITED]
 
-    def announce(link: str) -> None:
-        say(f"run directory: {folder.path}\nothers join with:\n\n    pmtrain join '{link}'\n")
-        if where is not None:
-            from protomodels_cli.coordinator.watching import links_of, write_links
+        def announce(link: str) -> None:
+            say(f"run directory: {folder.path}\nothers join with:\n\n    pmtrain join '{link}'\n")
+            say(f"for friends without pmtrain: `pmtrain invite {folder.path}` prints how to install it and join")
+            if where is not None:
+                from protomodels_cli.coordinator.watching import links_of, write_links
 
-            links = links_of(where, folder)
-            write_links(links, folder)
-            say(f"watch it on this machine:  {links.owner}")
-            if links.viewing:
-                say(f"others may watch it at:    {links.viewing}")
+                links = links_of(where, folder)
+                write_links(links, folder)
+                say(f"watch it on this machine:  {links.owner}")
+                if links.viewing:
+                    say(f"others may watch it at:    {links.viewing}")
 
-    relays = _relays(relay, folder.path)
+        async def lead() -> int:
+            leading = Coordinator(corpus, folder, say, others or inherited, relays=relays)
+            if where is not None:
+                leading.watch(where, sample)
+            return await leading.run(bind_address(public), public, number, announce)
 
-    async def lead() -> int:
-        leading = Coordinator(corpus, folder, say, others or inherited, relays=relays)
-        if where is not None:
-            leading.watch(where, page_sample)
-        return await leading.run(bind_address(public), public, DEFAULT_PORT if number is None else number, announce)
+        code = asyncio.run(lead())
+        if code == 0 and (folder.path / "summary.json").exists():
+            from protomodels_cli.cli.summary import in_words, read_summary
 
-    code = asyncio.run(lead())
-    if code == 0 and (folder.path / "summary.json").exists():
-        from protomodels_cli.cli.summary import in_words, read_summary
-
-        say(in_words(read_summary(folder.path)))
-    raise typer.Exit(code)
+            say(in_words(read_summary(folder.path)))
+        raise typer.Exit(code)
 
 
 def _place_of_page(page: str | None, no_page: bool, sample: str | None) -> Where | None:
@@ -227,6 +231,34 @@ def _relays(texts: list[str] | None, folder: Path) -> list[RelayLink]:
     if texts is not None:
         write_whole(kept, "".join(f"{link}\n" for link in found).encode(), 0o600)
     return found
+
+
+def _try_port(bind: str, port: int) -> None:
+    """Before the data, which may take hours. A port that a run of this machine has is named by it."""
+    from protomodels_cli.cli import on_disk
+    from protomodels_cli.coordinator.door import try_port
+
+    try:
+        try_port(bind, port)
+    except UserError as e:
+        led = next((one.path for one in on_disk.everything() if on_disk.port_of(one) == port), None)
+        if e.kind != "port_taken" or led is None:
+            raise
+        fix = f"stop that run (`pmtrain stop {led}`), or choose another --port, such as {port + 10}"
+        raise UserError(f"the run in {led} uses port {port}", fix, e.kind) from None
+
+
+def _sample(asked: str | None, where: Where | None, folder: Path) -> str | None:
+    """The prompt for the page: as given now, or at the last start; an empty one shows none any more."""
+    from protomodels_cli.coordinator.file_names import PAGE_SAMPLE
+    from protomodels_cli.files import write_whole
+
+    kept = folder / PAGE_SAMPLE
+    if asked is not None:
+        write_whole(kept, asked.encode(), 0o600)
+    elif kept.exists():
+        asked = kept.read_text(encoding="utf-8")
+    return asked or None if where is not None else None
 
 
 def _addresses(texts: list[str]) -> list[Address]:

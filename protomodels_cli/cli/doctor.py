@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from protomodels_cli.cli.devices import DeviceOption, device_named
 from protomodels_cli.cli.output import FormatOption
 
 
@@ -19,7 +20,7 @@ def doctor(
             help="The join link, or a file with it; without one only this machine is checked.",
         ),
     ] = None,
-    device: Annotated[str, typer.Option(help="Device that would compute: auto, cpu, cuda:N or mps.")] = "auto",
+    device: DeviceOption = "auto",
     port: Annotated[
         int, typer.Option(min=0, max=65535, help="TCP port at which neighbours would connect; 0: any free one.")
     ] = 0,
@@ -37,4 +38,4 @@ def doctor(
     coordinator refuses."""
     from protomodels_cli.cli.run_doctor import run
 
-    raise typer.Exit(run(link, device, port, folder, measure, output))
+    raise typer.Exit(run(link, device_named(device), port, folder, measure, output))

@@ -1,4 +1,4 @@
-"""`pmtrain eval MODEL`: how well a trained model predicts text."""
+"""`pmtrain eval [MODEL]`: how well a trained model predicts text."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from typing import Annotated, Literal
 
 import typer
 
+from protomodels_cli.cli.devices import DeviceOption, device_named
 from protomodels_cli.cli.interrupt import leave_on_ctrl_c
+from protomodels_cli.cli.place import ModelArgument, trained
 
 
 def evaluate(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="An exported folder, or a run directory.")],
+    model: ModelArgument = None,
     data: Annotated[
         list[str] | None,
         typer.Option(
@@ -29,14 +31,19 @@ def evaluate(
         int | None, typer.Option(min=1, help="Tokens in a window. Default: the model's context.")
     ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the numbers to this file.")] = None,
-    device: Annotated[str, typer.Option(help="Device to compute on: auto, cpu or cuda:N.")] = "auto",
+    device: DeviceOption = "auto",
     dtype: Annotated[
         Literal["float32", "bfloat16"], typer.Option(help="Type of the weights in memory; bfloat16 takes half.")
     ] = "float32",
 ) -> None:
     """Measure loss, perplexity and bits per byte of a trained model on a text."""
     leave_on_ctrl_c()
+    place, where = trained(model, models=True), device_named(device)
+
+    from protomodels_cli.inference.places import check_model
+
+    check_model(place)
 
     from protomodels_cli.cli.run_eval import run
 
-    run(model, data or [], field, windows, context, json_file, device, dtype)
+    run(place, data or [], field, windows, context, json_file, where, dtype)

@@ -22,7 +22,7 @@ LastOption = Annotated[int | None, typer.Option("--last", "-n", min=1, help="Onl
 
 
 def events(
-    run: RunArgument,
+    run: RunArgument = None,
     kind: Annotated[
         list[str] | None,
         typer.Option(help="Only events of this kind or with such a reason; * stands for anything. May be repeated."),

@@ -1,4 +1,4 @@
-"""`pmtrain export RUN_DIR OUT`: the trained model as a Hugging Face checkpoint."""
+"""`pmtrain export [RUN] OUT`: the trained model as a Hugging Face checkpoint."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ from typing import Annotated, Literal
 import typer
 
 from protomodels_cli.cli.interrupt import leave_on_ctrl_c
+from protomodels_cli.cli.place import complete_run, run_and, trained
 
 
 def export(
-    run: Annotated[
-        str,
+    words: Annotated[
+        list[str],
         typer.Argument(
-            metavar="RUN_DIR",
-            help="The run directory, also while the run goes on; or a copy in a store: the folder or URL that "
-            "snapshots.copy_to names.",
+            metavar="[RUN] OUT",
+            help="The run, where there are several: its directory, its name, its join link, or a copy in a store (the "
+            "folder or URL that snapshots.copy_to names). Then a new folder for the model.",
+            autocompletion=complete_run,
         ),
     ],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="A new folder for the model.")],
     step: Annotated[
         int | None, typer.Option(min=0, help="Step of the snapshot to export. Default: the newest complete one.")
     ] = None,
@@ -32,7 +33,15 @@ def export(
 
     A model whose segments have anchors or a stream of their own is neither: it comes with a modelling file."""
     leave_on_ctrl_c()
+    run, out = run_and(words, "OUT")
+
+    from protomodels_cli.export.out import check_free
+    from protomodels_cli.export.runs import run_at
+
+    check_free(Path(out))
+    place = trained(run)
+    run_at(place)
 
     from protomodels_cli.cli.run_export import run as run_export
 
-    run_export(run, out, step, dtype)
+    run_export(place, Path(out), step, dtype)

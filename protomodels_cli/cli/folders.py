@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from protomodels_cli.cli.beginning import Beginning
     from protomodels_cli.spec.schema import RunSpec
 
 
@@ -25,14 +26,18 @@ def claim(run_dir: Path | None, name: str) -> Path:
     raise AssertionError("unreachable")
 
 
-def claim_or_find(run_dir: Path | None, spec: RunSpec | None) -> Path:
+def claim_or_find(run_dir: Path | None, spec: RunSpec | None, beginning: Beginning) -> Path:
     """A folder for this run: the one asked for, or that of the same run, interrupted, or a new one."""
     if run_dir is not None or spec is None:
+        beginning.will_make(run_dir or Path())
         return claim(run_dir, "")
     for folder in sorted(Path("runs").glob(f"{spec.name}*"), reverse=True):
         if _is_interrupted(folder, spec):
             return folder
-    return claim(None, spec.name)
+    above = [] if Path("runs").exists() else [Path("runs")]
+    folder = claim(None, spec.name)
+    beginning.made(folder, above)
+    return folder
 
 
 def _is_interrupted(folder: Path, spec: RunSpec) -> bool:

@@ -1,4 +1,4 @@
-"""`pmtrain follow RUN_DIR`: pass a run's metrics on to TensorBoard or Weights & Biases."""
+"""`pmtrain follow [RUN]`: pass a run's metrics on to TensorBoard or Weights & Biases."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from typing import Annotated
 
 import typer
 
+from protomodels_cli import installing
+from protomodels_cli.cli.place import LED, LedArgument, folder_of
 from protomodels_cli.cli.say import say
 
 
 def follow(
-    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The run directory.")],
+    run: LedArgument = None,
     tensorboard: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write TensorBoard's events there (`tensorboard --logdir DIR`).")
     ] = None,
@@ -31,24 +33,25 @@ def follow(
     if tensorboard is None and wandb is None:
         fix = "add --tensorboard DIR or --wandb PROJECT"
         raise OptionError("nothing says where the metrics go", fix, "follow_nowhere")
+    run_dir, _ = folder_of(run, LED)
     if not holds_a_run(run_dir):
         raise UserError(f"{run_dir} is not a run directory", "name a run directory", "no_run")
     spec, identity = run_of(run_dir)
-    run = identity.name_in_store(spec.name)
+    shown_as = identity.name_in_store(spec.name)
     followers: list[Follower] = []
     try:
         if tensorboard is not None:
             from protomodels_cli.observe.follow.tensorboard import TensorBoard
 
-            followers.append(TensorBoard(tensorboard, run))
+            followers.append(TensorBoard(tensorboard, shown_as))
         if wandb is not None:
             from protomodels_cli.observe.follow.wandb import WeightsAndBiases
 
-            followers.append(WeightsAndBiases(wandb, spec.name, run, Path()))
+            followers.append(WeightsAndBiases(wandb, spec.name, shown_as, Path()))
     except ImportError as e:
         extra = "tensorboard" if tensorboard is not None and not followers else "wandb"
         what = f"--{extra} needs the package {e.name or extra}"
-        raise UserError(what, f"pip install 'pmtrain[{extra}]'", "missing_package") from None
+        raise UserError(what, installing.package(extra), "missing_package") from None
     try:
         rows = pass_on(run_dir / METRICS, followers, lambda: once or (run_dir / "summary.json").exists())
     except KeyboardInterrupt:

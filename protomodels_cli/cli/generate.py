@@ -1,4 +1,4 @@
-"""`pmtrain generate MODEL`: text from a trained model."""
+"""`pmtrain generate [MODEL]`: text from a trained model."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ from typing import Annotated, Literal
 
 import typer
 
+from protomodels_cli.cli.devices import DeviceOption, device_named
 from protomodels_cli.cli.interrupt import leave_on_ctrl_c
+from protomodels_cli.cli.place import ModelArgument, trained
 
 
 def generate(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="An exported folder, or a run directory.")],
+    model: ModelArgument = None,
     prompt: Annotated[
         str | None,
         typer.Option(help="Text to continue; - reads it from standard input, which a pipe does by itself."),
@@ -23,7 +25,7 @@ def generate(
         float, typer.Option(min=0.0, max=1.0, help="Draw from the likeliest tokens that together have this share.")
     ] = 0.95,
     seed: Annotated[int | None, typer.Option(min=0, help="Seed: the same one, the same text. Default: any.")] = None,
-    device: Annotated[str, typer.Option(help="Device to compute on: auto, cpu or cuda:N.")] = "auto",
+    device: DeviceOption = "auto",
     dtype: Annotated[
         Literal["float32", "bfloat16"], typer.Option(help="Type of the weights in memory; bfloat16 takes half.")
     ] = "float32",
@@ -32,7 +34,12 @@ def generate(
 
     Only the text goes to standard output, the prompt first."""
     leave_on_ctrl_c()
+    place, where = trained(model, models=True), device_named(device)
+
+    from protomodels_cli.inference.places import check_model
+
+    check_model(place)
 
     from protomodels_cli.cli.run_generate import run
 
-    run(model, prompt, tokens, temperature, top_p, seed, device, dtype)
+    run(place, prompt, tokens, temperature, top_p, seed, where, dtype)

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from protomodels_cli.cli.devices import DeviceOption, device_named
 from protomodels_cli.cli.interrupt import leave_on_ctrl_c
 from protomodels_cli.cli.log_options import LogLevelOption, Verbose
 from protomodels_cli.cli.say import say
@@ -27,7 +28,7 @@ def join(
             help="The join link that the coordinator printed: pm://…, or a file with it.",
         ),
     ],
-    device: Annotated[str, typer.Option(help="Device to compute on: auto, cpu, cuda:N or mps.")] = "auto",
+    device: DeviceOption = "auto",
     devices: Annotated[
         str | None,
         typer.Option(help="GPUs to lay the stage's layers over, in order, as 0,1; --memory is then for all."),
@@ -113,7 +114,7 @@ def join(
 
 def _devices(one: str, several: str | None) -> tuple[str, ...]:
     if several is None:
-        return (one,)
+        return (device_named(one),)
     if one != "auto":
         raise OptionError(
             f"--device {one} --devices {several}: both say where to compute", "use one of the two", "devices"

@@ -67,6 +67,16 @@ class Tokens(Strict):
     tokens: list[TokenStatus]  # type: ignore[valid-type]
 
 
+class Invitation(Strict):
+    run: str
+    address: str = Field(description="from which pmtrain is installed")
+    join: str = Field(description="the command that joins, for those who have pmtrain")
+    install: dict[str, list[str]] = Field(description="lines by tool: `pip`, `uv`, `pipx`")
+    blocks: dict[str, str] = Field(description="by tool: what installs and joins, to paste at once")
+    guest: str | None = Field(description="the friend that it is for; null: for everybody")
+    token: str | None = Field(description="the id of the friend's own token; null: it is the run's own")
+
+
 class Run(Strict):
     kind: on_disk.Kind = Field(description="`run`: led here; `peer`: joined here; `reference`, `model`: an export")
     name: str = Field(description="which commands take in place of the path, unless it is a model")
@@ -201,6 +211,7 @@ PRINTED: dict[str, Printed] = {
     "status": Printed(RunStatus),
     "top": Printed(RunStatus, lines=True),
     "peers": Printed(Peers),
+    "invite": Printed(Invitation),
     "token list": Printed(Tokens),
     "events": Printed(Event, lines=True),
     "logs": Printed(LogLine, lines=True),

@@ -17,7 +17,7 @@ from protomodels_cli.errors import UserError
 
 
 def logs(
-    run: RunArgument,
+    run: RunArgument = None,
     peer: Annotated[
         str | None, typer.Option(metavar="NAME", help="The log of this peer, which ran on this machine.")
     ] = None,
@@ -60,7 +60,7 @@ def _show(lines: Iterable[str], last: int | None, as_json: bool, at_once: bool) 
             print(printable(line), flush=at_once)
 
 
-def _file(run: str, peer: str | None) -> Path:
+def _file(run: str | None, peer: str | None) -> Path:
     from protomodels_cli.cli.on_disk import peers_in, peers_of
     from protomodels_cli.coordinator.file_names import LOG
     from protomodels_cli.worker.own_log import own_logs

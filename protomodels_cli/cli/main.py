@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 
 import typer
 
@@ -20,11 +21,13 @@ from protomodels_cli.cli import (
     follow,
     generate,
     init,
+    invite,
     join,
     lab,
     plan,
     reference,
     relay,
+    rm,
     runs,
     status,
     token,
@@ -42,32 +45,39 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Train one language model together, each peer holding a slice of the layers.",
 )
-app.command("init")(init.init)
-app.command("validate")(validate.validate)
-app.command("plan")(plan.plan)
-app.command("coordinator")(coordinator.coordinator)
-app.command("doctor")(doctor.doctor)
-app.command("join")(join.join)
-app.command("relay")(relay.relay)
-app.command("pause")(control.pause)
-app.command("resume")(control.resume)
-app.command("stop")(control.stop)
-app.command("kick")(control.kick)
-app.command("status")(status.status)
-app.command("peers")(status.peers)
-app.command("top")(top.top)
-app.command("events")(events.events)
-app.command("logs")(show_logs.logs)
-app.command("runs")(runs.runs)
-app.command("follow")(follow.follow)
-app.command("export")(export.export)
-app.command("demo")(demo.demo)
-app.command("reference")(reference.reference)
-app.command("generate")(generate.generate)
-app.command("eval")(eval.evaluate)
-app.add_typer(token.app, name="token")
-app.add_typer(lab.app, name="lab")
-app.add_typer(bench.app, name="bench")
+START, LEAD, JOIN = "Start a run", "Lead a run", "Join a run"
+WATCH, TAKE, STUDY = "Watch", "Take the model out", "Study the method"
+COMMANDS: dict[str, dict[str, Callable[..., None]]] = {  # in the order of `--help`
+    START: {"init": init.init, "validate": validate.validate, "plan": plan.plan, "demo": demo.demo},
+    LEAD: {
+        "coordinator": coordinator.coordinator,
+        "invite": invite.invite,
+        "pause": control.pause,
+        "resume": control.resume,
+        "stop": control.stop,
+        "kick": control.kick,
+        "rm": rm.rm,
+        "relay": relay.relay,
+    },
+    JOIN: {"join": join.join, "doctor": doctor.doctor},
+    WATCH: {
+        "top": top.top,
+        "status": status.status,
+        "peers": status.peers,
+        "events": events.events,
+        "logs": show_logs.logs,
+        "runs": runs.runs,
+        "follow": follow.follow,
+    },
+    TAKE: {"export": export.export, "generate": generate.generate, "eval": eval.evaluate},
+    STUDY: {"reference": reference.reference},
+}
+for group, commands in COMMANDS.items():
+    for name, command in commands.items():
+        app.command(name, rich_help_panel=group)(command)
+app.add_typer(token.app, name="token", rich_help_panel=LEAD)
+app.add_typer(lab.app, name="lab", rich_help_panel=STUDY)
+app.add_typer(bench.app, name="bench", rich_help_panel=STUDY)
 
 
 @app.callback(invoke_without_command=True)

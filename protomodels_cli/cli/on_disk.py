@@ -76,6 +76,12 @@ def named(name: str) -> list[Path]:
     return own or [path for path, kind in _folders() if kind == "peer" and fits.fullmatch(path.name)]
 
 
+def model_named(name: str) -> Path | None:
+    """The exported model with this name, which no run has; None where there is none, or several."""
+    found = [path for path, kind in _folders() if kind == "model" and path.name == name]
+    return found[0] if len(found) == 1 and not named(name) else None
+
+
 def _folders() -> Iterator[tuple[Path, Kind]]:
     for home in (Path(), RUNS, *peer_homes()):
         for path in _below(home):
@@ -196,6 +202,17 @@ def fingerprint_of(path: Path) -> str | None:
         return (path / LINK).read_text(encoding="utf-8").strip().partition("#")[2][:8] or None
     except (OSError, ValueError):
         return None
+
+
+def port_of(one: Found) -> int | None:
+    """At which the coordinator of a run that is led here listens; None: nobody leads it here."""
+    if one.kind != "run" or one.state != "running":
+        return None
+    try:
+        found = re.search(r":(\d+)[,/]", (one.path / LINK).read_text(encoding="utf-8").removeprefix("pm:"))
+    except (OSError, ValueError):
+        return None
+    return int(found[1]) if found else None
 
 
 def peers_of(run: Path) -> dict[str, OwnLog]:

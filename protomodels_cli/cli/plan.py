@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from protomodels_cli.cli.completing import spec_files
+from protomodels_cli.cli.devices import NAMES, device_named
 from protomodels_cli.cli.output import FormatOption
 
 
@@ -25,12 +26,10 @@ def plan(
     speed: Annotated[
         str | None, typer.Option(help="Speed of every peer, as 20gflops or 5tflops. Default: measured on this machine.")
     ] = None,
-    device: Annotated[
-        str, typer.Option(help="Device to measure if --speed is not given: auto, cpu, cuda:N or mps.")
-    ] = "auto",
+    device: Annotated[str, typer.Option(help=f"Device to measure if --speed is not given: {NAMES}.")] = "auto",
     output: FormatOption = "text",
 ) -> None:
     """Predict memory, bytes, step time and bottleneck, and recommend k and codec for a link."""
     from protomodels_cli.cli.run_plan import run
 
-    run(spec_file, link, peers, None if memory is None else int(memory * 2**30), speed, device, output)
+    run(spec_file, link, peers, None if memory is None else int(memory * 2**30), speed, device_named(device), output)

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from protomodels_cli.cli.completing import spec_files
+from protomodels_cli.cli.devices import NAMES, device_named
 
 
 def reference(
@@ -17,15 +18,15 @@ def reference(
     ] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Stop after this many steps. Default: all.")] = None,
     device: Annotated[
-        str, typer.Option(help="Device: cpu, cuda or cuda:N. Results are bit-identical to a pipeline's on cpu only.")
+        str, typer.Option(help=f"Device: {NAMES}. Results are bit-identical to a pipeline's on cpu only.")
     ] = "cpu",
     json_file: Annotated[Path | None, typer.Option("--json", help="Write a summary to this file.")] = None,
 ) -> None:
     """Train the whole model in one process: the reference whose numbers every pipeline must reproduce."""
     from protomodels_cli.spec import load_spec
 
-    spec = load_spec(spec_file)
+    spec, where = load_spec(spec_file), device_named(device)
 
     from protomodels_cli.cli.run_reference import run
 
-    run(spec, spec_file.parent, run_dir, min(steps or spec.steps, spec.steps), device, json_file)
+    run(spec, spec_file.parent, run_dir, min(steps or spec.steps, spec.steps), where, json_file)

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from protomodels_cli.cli.interrupt import interrupted, raise_on_every_end
 from protomodels_cli.export.card import kind_of
+from protomodels_cli.export.out import check_free
 from protomodels_cli.export.source import Source, open_source
-from protomodels_cli.export.write import Exported, check_free, export
+from protomodels_cli.export.write import Exported, export
 from protomodels_cli.huggingface.config import MODELING
 from protomodels_cli.huggingface.segments import segments_of
 from protomodels_cli.observe.bytes_done import BytesDone

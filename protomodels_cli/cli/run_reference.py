@@ -12,7 +12,7 @@ from typing import Any
 import typer
 import yaml
 
-from protomodels_cli.cli.checks import check_device, check_outputs
+from protomodels_cli.cli.checks import check_outputs, chosen_device
 from protomodels_cli.cli.folders import claim
 from protomodels_cli.cli.prepared import prepared
 from protomodels_cli.codecs import Carrier
@@ -32,7 +32,7 @@ from protomodels_cli.spec.schema import RunSpec
 
 
 def run(spec: RunSpec, base: Path, run_dir: Path | None, steps: int, device: str, json_file: Path | None) -> None:
-    check_device(device)
+    device = chosen_device(device)
     check_outputs(json_file)
     if run_dir is not None and (run_dir / "metrics.jsonl").exists():
         raise UserError(

@@ -9,11 +9,9 @@ import signal
 import sys
 from collections.abc import Callable, Coroutine, Iterator
 
-from protomodels_cli.cli import on_disk
 from protomodels_cli.cli.asking import following
 from protomodels_cli.cli.output import Format, print_json
-from protomodels_cli.cli.place import place_of
-from protomodels_cli.errors import UserError
+from protomodels_cli.cli.place import READABLE, place_of, the_only_one
 from protomodels_cli.observe.fields import fields
 from protomodels_cli.observe.screen import Drawn, Lines, Shown, plain_console, silent, whole_screen
 from protomodels_cli.wire.pb.pmtrain_pb2 import RunStatus
@@ -23,7 +21,7 @@ LEAVE = (b"q", b"Q", b"\x04", b"")  # Ctrl-D, and a terminal that is gone
 
 
 def run(named: str | None, output: Format) -> None:
-    text = named or _the_one_here()
+    text = named or str(the_only_one(READABLE))
     place_of(text)  # a mistake is said before the screen changes
     console = plain_console()
     alone = output == "text" and console.is_terminal
@@ -100,20 +98,3 @@ class _JsonLines:
         return self
 
     def __exit__(self, *error: object) -> None: ...
-
-
-def _the_one_here() -> str:
-    found = [one for one in on_disk.everything() if one.state == "running"]
-    led = [one for one in found if one.kind == "run"]
-    found = led or found  # who leads a run knows it best
-    if len(found) == 1:
-        return str(found[0].path)
-    if found:
-        names = ", ".join(str(one.path) for one in found)
-        fix = f"name one of them, as `pmtrain top {found[0].path}`"
-        raise UserError(f"several runs are led or joined on this machine: {names}", fix, "several_runs")
-    raise UserError(
-        "no run is led or joined on this machine now, as far as this folder and peers' folders show",
-        "name a run directory (see `pmtrain runs`) or a join link: `pmtrain top pm://…`",
-        "no_run",
-    )

@@ -14,21 +14,21 @@ if TYPE_CHECKING:
     from protomodels_cli.wire.pb.pmtrain_pb2 import RunStatus
 
 
-def status(run: RunArgument, output: FormatOption = "text") -> None:
+def status(run: RunArgument = None, output: FormatOption = "text") -> None:
     """Show what a run is doing and what it is waiting for. `pmtrain top` shows it live."""
     from protomodels_cli.observe.view import picture
 
     _show(run, output, picture, None)
 
 
-def peers(run: RunArgument, output: FormatOption = "text") -> None:
+def peers(run: RunArgument = None, output: FormatOption = "text") -> None:
     """List the peers of a run."""
     from protomodels_cli.observe.view import peer_table
 
     _show(run, output, peer_table, "peers")
 
 
-def _show(run: str, output: Format, draw: Callable[[RunStatus], RenderableType], part: str | None) -> None:
+def _show(run: str | None, output: Format, draw: Callable[[RunStatus], RenderableType], part: str | None) -> None:
     import asyncio
 
     from protomodels_cli.cli.asking import status_of

@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
-from protomodels_cli.cli.control import RunDirArgument, ask_owner
+from protomodels_cli.cli.control import ask_owner
 from protomodels_cli.cli.output import FormatOption, print_json
+from protomodels_cli.cli.place import LedArgument, complete_run, run_and
 from protomodels_cli.cli.say import say
 from protomodels_cli.cli.usage import Commands
 
@@ -18,7 +19,7 @@ MOST_USES = 1000
 
 @app.command()
 def create(
-    run: RunDirArgument,
+    run: LedArgument = None,
     uses: Annotated[int, typer.Option(min=1, max=MOST_USES, help="How many peers may join with it.")] = 1,
     hours: Annotated[
         float | None, typer.Option(min=0.001, help="For how long peers can join with it. Default: until it is revoked.")
@@ -41,12 +42,13 @@ def create(
     _, link, made = ask_owner(run, lambda desk: desk.create_token(uses, seconds, person))
     from dataclasses import replace
 
-    new = replace(link, token=made.token)
-    say(f"token {_titled(made.id, person)}: {person or 'others'} can join with\n\n    pmtrain join '{new}'\n")
+    joining = f"pmtrain join '{replace(link, token=made.token)}'"
+    who = person or "others"
+    say(f"token {_titled(made.id, person)}: {who} can join with\n\n    {joining}\n\nwithout pmtrain: `pmtrain invite`")
 
 
 @app.command("list")
-def list_tokens(run: RunDirArgument, output: FormatOption = "text") -> None:
+def list_tokens(run: LedArgument = None, output: FormatOption = "text") -> None:
     """List the tokens of a run: who joined with them, and which of them let peers join. `run` is the run's own."""
     from protomodels_cli.quantities import duration, plural
 
@@ -73,16 +75,22 @@ def _titled(token: str, person: str) -> str:
 
 @app.command()
 def revoke(
-    run: RunDirArgument,
-    token: Annotated[
-        str, typer.Argument(metavar="TOKEN", help="The id of the token, as `pmtrain token list` shows it.")
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="[RUN] TOKEN",
+            help="The run, where there are several, and the token's id, as `pmtrain token list` shows it.",
+            autocompletion=complete_run,
+        ),
     ],
 ) -> None:
     """Let nobody join with a token any more. `run`, the run's own, is replaced. Peers that are in the run stay."""
+    run, token = run_and(words, "TOKEN")
     folder, link, revoked = ask_owner(run, lambda desk: desk.revoke_token(token))
     from dataclasses import replace
 
     if revoked.token:
-        say(f"the run has a new join link, also in {folder}/link:\n\n    {replace(link, token=revoked.token)}\n")
+        joining = f"pmtrain join '{replace(link, token=revoked.token)}'"
+        say(f"the run has a new join link, also in {folder}/link; new peers join with:\n\n    {joining}\n")
     else:
         say(f"nobody can join with {token} any more")

@@ -2,24 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
-
 from protomodels_cli.cli.output import FormatOption
-from protomodels_cli.cli.place import complete_run
+from protomodels_cli.cli.place import RunArgument
 
 
 def top(
-    run: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[RUN]",
-            help="A run directory, a run's name as `pmtrain runs` shows it, or a join link. Default: the one run that "
-            "is led or joined on this machine.",
-            autocompletion=complete_run,
-        ),
-    ] = None,
+    run: RunArgument = None,
     output: FormatOption = "text",
 ) -> None:
     """Watch a run live: stages, peers, speed, what it waits for. Changes nothing; q or Ctrl-C leaves.

@@ -29,12 +29,41 @@ def _names(command: Any, before: str = "") -> list[str]:
     return [name for key, one in inner.items() for name in (f"{before}{key}", *_names(one, f"{before}{key} "))]
 
 
+MEANT = {  # what people type for a command with another name
+    "start": ("coordinator", "join"),
+    "run": ("coordinator", "join"),
+    "train": ("coordinator", "join"),
+    "serve": ("coordinator",),
+    "lead": ("coordinator",),
+    "leave": ("join",),
+    "list": ("runs",),
+    "ls": ("runs",),
+    "ps": ("runs",),
+    "delete": ("rm",),
+    "remove": ("rm",),
+    "clean": ("rm",),
+    "new": ("init",),
+    "create": ("init",),
+    "link": ("invite",),
+    "share": ("invite",),
+    "watch": ("top",),
+    "log": ("logs",),
+    "check": ("validate", "doctor"),
+    "evaluate": ("eval",),
+    "chat": ("generate",),
+    "sample": ("generate",),
+}
+
+
 def no_such_command(path: str, asked: str, names: list[str]) -> OptionError:
     """`names`: of all commands there are."""
-    last = {name.split()[-1]: name for name in reversed(names)}
-    near = [last[word] for word in difflib.get_close_matches(asked, last, 1)]
-    root = path.split()[0]
-    hint = f"did you mean `{root} {near[0]}`? " if near else ""
+    root, own = path.split()[0], {name: name for name in names if " " not in name}
+    near = list(MEANT.get(asked, ())) if path == root else []
+    if not near:  # a command of the first level before one of `lab` and `bench`
+        last = {name.split()[-1]: name for name in reversed(names)}
+        near = [among[word] for among in (own, last) for word in difflib.get_close_matches(asked, among, 1)][:1]
+    meant = " or ".join(f"`{root} {name}`" for name in near)
+    hint = f"did you mean {meant}? " if near else ""
     return OptionError(f"{path} {asked}: there is no such command", f"{hint}`{path} --help` lists them", "command")
 
 
@@ -45,9 +74,20 @@ def refused(error: Any) -> OptionError | None:
         return OptionError(_one_line(error.format_message()), "see `pmtrain --help`", "usage")
     if type(error).__name__ == "NoArgsIsHelpError":
         return None
+    if instead := _instead(error):
+        return OptionError(f"{context.command_path}: {_one_line(error.format_message())}", instead, "usage")
     usage = " ".join(context.get_usage().split()).removeprefix("Usage: ")
     what = f"{context.command_path}: {_one_line(error.format_message())}"
     return OptionError(what, f"write {usage}; `{context.command_path} --help` explains", "usage")
+
+
+def _instead(error: Any) -> str:
+    """The option that does what an unknown one asks for."""
+    known = {name for parameter in error.ctx.command.params for name in parameter.opts}
+    asked = getattr(error, "option_name", "")
+    if asked == "--json" and "--format" in known:
+        return f"write --format json; `{error.ctx.command_path} --help` lists all options"
+    return ""
 
 
 def _one_line(text: str) -> str:

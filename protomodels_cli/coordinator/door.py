@@ -67,7 +67,7 @@ class Door:
             # reuse_port would let a second coordinator bind the same port without a word.
             self._server = await asyncio.start_server(self._come_in, host, port, reuse_port=False)
         except OSError as error:
-            raise _cannot_listen(error, host, port) from None
+            raise cannot_listen(error, host, port) from None
         return int(self._server.sockets[0].getsockname()[1])
 
     async def close(self) -> None:
@@ -330,7 +330,19 @@ def _room_for(connections: int) -> int:
     return connections
 
 
-def _cannot_listen(error: OSError, host: str, port: int) -> UserError:
+def try_port(host: str, port: int) -> None:
+    """Whether a coordinator could listen there, before it does anything else. Raises UserError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+            probe.listen(1)
+        except OSError as error:
+            raise cannot_listen(error, host, port) from None
+
+
+def cannot_listen(error: OSError, host: str, port: int) -> UserError:
     where = f"cannot listen on {address(host, port)}"
     if error.errno == errno.EADDRINUSE:
         fix = "stop the other program, or choose another --port"

@@ -17,6 +17,7 @@ from protomodels_cli.coordinator.notices import Notice
 from protomodels_cli.coordinator.run_dir import RunDir
 from protomodels_cli.coordinator.state import State
 from protomodels_cli.files import write_whole
+from protomodels_cli.installing import address_of, block, ways
 from protomodels_cli.observe import logs
 from protomodels_cli.observe.page.address import Where
 from protomodels_cli.observe.page.keys import Keys
@@ -44,6 +45,12 @@ def links_of(where: Where, run_dir: RunDir) -> Links:
 def write_links(links: Links, run_dir: RunDir) -> None:
     text = "\n".join(filter(None, (links.owner, links.viewing)))
     write_whole(run_dir.path / PAGE, f"{text}\n".encode(), 0o600)
+
+
+def invitation(folder: RunDir) -> str:
+    """What others paste to take part: with the installation, where it is known from where."""
+    joining, address = f"join '{folder.last_link()}'", address_of(folder.path)
+    return f"pmtrain {joining}" if address is None else block(ways(address)["pip"], joining)
 
 
 def _import() -> None:
@@ -108,7 +115,7 @@ class Watching:
         parts = Parts(
             Contents(sources, veil),
             keys,
-            lambda: f"pmtrain join '{folder.last_link()}'",
+            lambda: invitation(folder),
             lambda viewers: text_of(OfStatus(self._status, viewers)),
         )
         return Page(self._where, parts)

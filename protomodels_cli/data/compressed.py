@@ -63,7 +63,7 @@ class _Zstd(io.RawIOBase):
         try:
             import zstandard
         except ImportError:
-            raise missing_package("reading .zst files", "zstandard", "zstandard") from None
+            raise missing_package("reading .zst files", "zstandard", "zstandard>=0.22") from None
         self._zstd, self._path, self._file = zstandard, path, file
         self._frame: Any = None
         self._packed = self._ready = memoryview(b"")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 from pathlib import Path
 
+from protomodels_cli import installing
 from protomodels_cli.errors import UserError
 
 _NOT_THERE = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
@@ -29,4 +30,4 @@ def unreadable(path: Path, error: OSError) -> DataError:
 
 
 def missing_package(what: str, package: str, requirement: str) -> DataError:
-    return DataError(f"{what} needs the package {package}", f"pip install '{requirement}'", "missing_package")
+    return DataError(f"{what} needs the package {package}", installing.package(requirement), "missing_package")

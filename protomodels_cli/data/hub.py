@@ -7,9 +7,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from protomodels_cli import installing
 from protomodels_cli.data.errors import DataError, Outage, missing_package
 from protomodels_cli.spec.corpus import DataSpec
 
+REQUIREMENT = "datasets>=4"
 _OLDEST = 4  # of `datasets`: the first that runs no code of a dataset
 
 
@@ -56,12 +58,12 @@ def _datasets() -> Any:
     try:
         import datasets
     except ImportError:
-        raise missing_package("data.source hf", "datasets", "pmtrain[hf]") from None
+        raise missing_package("data.source hf", "datasets", REQUIREMENT) from None
     if int(datasets.__version__.partition(".")[0]) < _OLDEST:
         raise DataError(
             f"data.source hf needs the package datasets {_OLDEST} or newer, and {datasets.__version__} is installed: "
             "older ones run code that a dataset brings along",
-            "pip install 'pmtrain[hf]'",
+            installing.package(REQUIREMENT),
             "old_package",
         )
     return datasets

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 import signal
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -135,6 +136,8 @@ def _make_apart(*arguments: Any) -> None:
 
     from protomodels_cli.data.encoding import killed
 
+    # What ends with this process has semaphores, which Python's tracker removes then, with a warning that helps nobody.
+    os.environ.setdefault("PYTHONWARNINGS", "ignore:resource_tracker:UserWarning")
     interrupted = (signal.SIGINT, signal.SIG_DFL)  # Ctrl-C goes to both processes; this one answers it
     with ProcessPoolExecutor(1, get_context("spawn"), signal.signal, interrupted) as apart:
         try:

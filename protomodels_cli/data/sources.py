@@ -283,7 +283,7 @@ def _parquet(file: Path, field: str) -> Read:
     try:
         import pyarrow.parquet as parquet
     except ImportError:
-        raise missing_package("reading parquet files", "pyarrow", "pmtrain[parquet]") from None
+        raise missing_package("reading parquet files", "pyarrow", "pyarrow>=15") from None
     import pyarrow
 
     try:

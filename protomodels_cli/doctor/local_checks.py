@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from protomodels_cli import installing
 from protomodels_cli.doctor.facts import Folder, Machine, Need, Torch
 from protomodels_cli.doctor.findings import Finding, ok, skipped
 from protomodels_cli.quantities import plural, size
@@ -37,7 +38,7 @@ def _torch(m: Machine) -> Finding:
     if m.torch is None:
         why = "torch is not installed: this machine can lead a run, and hold no stage"
         fixes = (
-            "pip install 'pmtrain' in this environment, which brings torch along",
+            installing.package("torch>=2.9"),
             "or lead alone: pmtrain coordinator",
         )
         return Finding("torch", "no_torch", "fail", "not installed", why, fixes)

@@ -7,7 +7,6 @@ tokenizer.json, tokenizer_config.json, special_tokens_map.json; of a model in se
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import glob
 import json
@@ -23,9 +22,10 @@ from typing import IO, Any
 import torch
 from torch import Tensor
 
-from protomodels_cli.errors import OptionError, UserError
+from protomodels_cli.errors import OptionError
 from protomodels_cli.export.card import card
-from protomodels_cli.export.shelves import NO_ROOM, clear_scratch
+from protomodels_cli.export.out import check_free, not_written
+from protomodels_cli.export.shelves import clear_scratch
 from protomodels_cli.export.source import Source
 from protomodels_cli.export.weights import Maker, Weight, stage_shapes, stage_weights
 from protomodels_cli.files import sync_folder
@@ -75,42 +75,8 @@ def export(
             _put_in_place(work, out)
     except OSError as e:
         check_free(out)  # somebody else may have made it meanwhile
-        raise _not_written(out, e) from None
+        raise not_written(out, e) from None
     return exported
-
-
-def check_free(out: Path) -> None:
-    """Raises UserError where there is something already: nothing is overwritten."""
-    try:
-        taken = out.is_symlink() or (any(out.iterdir()) if out.is_dir() else out.exists())
-        fixed = "a mount point" if os.path.ismount(out) else "the folder you are in" if _is_here(out) else None
-    except OSError as e:
-        raise _not_written(out, e) from None
-    if taken:
-        raise UserError(
-            f"{out} exists already", "choose another folder, or delete it; an export overwrites nothing", "out_exists"
-        )
-    if fixed:
-        raise UserError(f"{out} is {fixed}: the finished model cannot take its place", _inside(out), "out_fixed")
-
-
-def _is_here(out: Path) -> bool:
-    return out.is_dir() and out.samefile(".")
-
-
-def _not_written(out: Path, error: OSError) -> UserError:
-    what = f"cannot write {out}: {error.strerror or error}"
-    if error.errno in NO_ROOM:
-        return UserError(what, "free some space there, or choose a folder on another disk", "disk_full")
-    if error.errno in (errno.EXDEV, errno.EBUSY):
-        return UserError(what, _inside(out), "out_fixed")
-    if error.errno == errno.EIO:
-        return UserError(what, "check that disk, or choose a folder on another one", "disk_failed")
-    return UserError(what, "choose a folder that you may write to", "out_not_writable")
-
-
-def _inside(out: Path) -> str:
-    return f"choose a new folder in it, for example {out / 'model'}"
 
 
 @contextlib.contextmanager

@@ -9,13 +9,13 @@ import torch
 
 from protomodels_cli.data.errors import DataError
 from protomodels_cli.data.tokenizers import Json
-from protomodels_cli.errors import UserError
 from protomodels_cli.export.source import Source, open_source
 from protomodels_cli.export.weights import weights
 from protomodels_cli.huggingface.architecture import architecture_of
 from protomodels_cli.huggingface.weights import Weights
-from protomodels_cli.inference.folder import FolderError, architecture_in, ends_in, is_checkpoint, tokenizer_in
+from protomodels_cli.inference.folder import architecture_in, ends_in, is_checkpoint, tokenizer_in
 from protomodels_cli.inference.model import Decoder
+from protomodels_cli.inference.places import check_model
 
 
 @dataclass(frozen=True)
@@ -68,17 +68,8 @@ def _from_folder(place: str, device: torch.device | str, dtype: torch.dtype) -> 
 
 
 def _from_run(place: str, device: torch.device | str, dtype: torch.dtype) -> Loaded:
-    try:
-        opened = open_source(place)
-    except UserError as e:
-        if e.kind != "not_a_run_dir":
-            raise
-        raise FolderError(
-            f"{place} is neither a run directory nor a folder with a model (config.json is not there)",
-            "name a run directory, or a folder that `pmtrain export` has written",
-            "no_model",
-        ) from None
-    with opened as source:
+    check_model(place)
+    with open_source(place) as source:
         decoder = Decoder(architecture_of(source.spec), weights(source), device, dtype)
     if source.tokenizer is None:
         return Loaded(decoder, None, (), (), source)

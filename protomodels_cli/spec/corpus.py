@@ -18,7 +18,7 @@ class DataSpec(Section):
             "`builtin`: the State of the Union addresses, which come with pmtrain. `python`: Python's own "
             "documentation and library sources. `files`: the kind of each file follows from its name, and a folder "
             "means all text files below it. `bin`: token shards as nanoGPT (bare uint16) or modded-nanogpt (1 KiB "
-            "header) write them. `hf`: whatever Hugging Face's `datasets` reads (pip install 'pmtrain[hf]'). See "
+            "header) write them. `hf`: whatever Hugging Face's `datasets` reads (pip install 'datasets>=4'). See "
             "[data.md](data.md)."
         ),
     )

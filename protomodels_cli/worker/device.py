@@ -19,6 +19,7 @@ from protomodels_cli.errors import first_line
 from protomodels_cli.forms import Dense
 from protomodels_cli.model.arithmetic import choose as arithmetic_of
 from protomodels_cli.model.compiling import problem_of
+from protomodels_cli.model.devices import NoDevice, found
 from protomodels_cli.model.llama import Block, Multiplied, Running, rotary
 from protomodels_cli.model.memory import is_out_of_memory
 from protomodels_cli.model.operators import EAGER
@@ -34,18 +35,10 @@ LOOKS = 20  # at a device within the time that one piece of work may take
 
 
 def choose(name: str) -> torch.device:
-    """`auto` is the first CUDA GPU, else the CPU. Apple's GPU has to be asked for: it has no float64."""
-    if name == "auto":
-        name = "cuda:0" if torch.cuda.is_available() else "cpu"
     try:
-        device = torch.device(name)
-        if device.type not in ("cpu", "cuda", "mps"):
-            raise RuntimeError("no such device")
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as e:
-        raise PeerError(NoSuchDevice(name, str(e).splitlines()[0])) from None
-    # Threads are told which card is theirs by its number.
-    return torch.device("cuda", torch.cuda.current_device()) if device == torch.device("cuda") else device
+        return found(name)
+    except NoDevice as e:
+        raise PeerError(NoSuchDevice(name, str(e))) from None
 
 
 def computation_of(spec: RunSpec, *devices: torch.device) -> Computation:

@@ -1,5 +1,5 @@
 """Metrics as TensorBoard reads them: one event file, a pure function of the rows, so that what a kill left half written
-is cut off and written again to the same bytes. `pip install 'pmtrain[tensorboard]'`"""
+is cut off and written again to the same bytes. Needs the package tensorboard."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Metrics as a run of Weights & Biases. A row's number is its step there, so that a row that comes again is dropped;
-charts are drawn over the training step. `pip install 'pmtrain[wandb]'`"""
+charts are drawn over the training step. Needs the package wandb."""
 
 from __future__ import annotations
 
