@@ -58,6 +58,7 @@ RUN: dict[str, tuple[str, ...]] = {  # by the name of the test
         "pmtrain bench gpu --list",
         "pmtrain bench gpu --shape tiny --device cpu --torch eager --link 2mbit,5ms",
     ),
+    "test_a_capped_run_ends_with_the_references_weights": ("pmtrain join 'pm://…' --upload 10mbit --download 50mbit",),
     "test_memory_stays_near_the_largest_tensor": ("python tests/export_memory.py *",),
 }
 

@@ -146,6 +146,17 @@ OPTIONS: list[tuple[str, str, str]] = [
         "leave one of the two out",
     ),
     (
+        "join pm://… --upload 64kbit",
+        "--upload 64kbit: must be at least 1 Mbit/s; below that, activations hold up the signs of life between "
+        "neighbours for so long that their link is given up",
+        "write --upload 1mbit or more; the rest of your line stays free",
+    ),
+    (
+        "join pm://… --download 10mb",
+        "--download 10mb: must be a bandwidth like 80mbit (bit, kbit, mbit, gbit)",
+        "write for example --download 10mbit",
+    ),
+    (
         "join pm://… --device cpu --devices 0,1",
         "--device cpu --devices 0,1: both say where to compute",
         "use one of the two",

@@ -50,6 +50,13 @@ def join(
         bool,
         typer.Option("--map-port", help="Ask the router (NAT-PMP, UPnP) to let neighbours in, until this peer ends."),
     ] = False,
+    upload: Annotated[
+        str | None,
+        typer.Option(metavar="RATE", help="Most that this peer may send, all in all, as 10mbit. Default: no cap."),
+    ] = None,
+    download: Annotated[
+        str | None, typer.Option(metavar="RATE", help="Most that it may receive. Default: no cap.")
+    ] = None,
     give_up_after: Annotated[
         float,
         typer.Option(min=0, metavar="HOURS", help="Leave after this time without reaching the coordinator."),
@@ -70,11 +77,13 @@ def join(
     """Join a run: hold one of its stages, on one device or over several, until the run is done.
 
     Ctrl-C leaves after the current step, or at once if the coordinator cannot be reached."""
+    from protomodels_cli.wire.cap import parse_cap
     from protomodels_cli.wire.join_link import read_link
 
     if map_port and not listen:
         what = "--map-port --no-listen: one asks to be dialled from outside, the other not to be dialled"
         raise OptionError(what, "leave one of the two out", "map_port")
+    sends, receives = parse_cap("upload", upload), parse_cap("download", download)
     names, parsed = _devices(device, devices), read_link(link)
     leave_on_ctrl_c()
     logs.begin(log_level, verbose)
@@ -107,6 +116,8 @@ def join(
         limit,
         metrics,
         map_port,
+        sends,
+        receives,
     )
 
     raise typer.Exit(asyncio.run(take_part(options, say)))

@@ -14,6 +14,7 @@ from typing import Any
 import grpc
 
 from protomodels_cli.errors import EXIT_REFUSED, UserError
+from protomodels_cli.wire.cap import Cap
 from protomodels_cli.wire.channels import CHANNEL_OPTIONS
 from protomodels_cli.wire.emulated import Connection
 from protomodels_cli.wire.join_link import (
@@ -35,6 +36,7 @@ MOST_KNOWN = 16  # addresses of one coordinator
 # connection within half a minute.
 LAST_CALLS = 7 * 86_400.0
 CLOSED = "the coordinator closed the connection"
+BULK = frozenset({"Upload", "Fetch"})  # calls that carry parts: under a cap nothing else waits behind them
 Metadata = Sequence[tuple[str, str]]  # of a call: names and values
 
 
@@ -124,10 +126,16 @@ class Line(rpc.PeeringStub):
 
     A channel that is left closes once the calls that are under way on it have ended by themselves."""
 
-    def __init__(self, addresses: Iterable[Address], channel: Callable[[Address], grpc.aio.Channel]):
+    def __init__(
+        self,
+        addresses: Iterable[Address],
+        channel: Callable[[Address], grpc.aio.Channel],
+        cap: Cap | None = None,
+    ):
+        self._cap = cap
         self._addresses, self._at, self._open = list(addresses), 0, channel
         self._over: Connection | None = None
-        self._channels: dict[Address, tuple[grpc.aio.Channel, rpc.PeeringStub]] = {}
+        self._channels: dict[tuple[Address, bool], tuple[grpc.aio.Channel, rpc.PeeringStub]] = {}
         self._left: dict[asyncio.Task[None], grpc.aio.Channel] = {}  # not used for new calls, and what closes them
 
     @property
@@ -159,10 +167,15 @@ class Line(rpc.PeeringStub):
                     self._addresses.append(found)
 
     def __getattr__(self, call: str) -> Any:
-        if self.address not in self._channels:
-            channel = self._open(self.address if self._over is None else self._over.way_to(self.address))
-            self._channels[self.address] = channel, rpc.PeeringStub(channel)
-        return getattr(self._channels[self.address][1], call)
+        key = self.address, self._cap is not None and call in BULK
+        if key not in self._channels:
+            channel = self._open(self._way(is_bulk=key[1]))
+            self._channels[key] = channel, rpc.PeeringStub(channel)
+        return getattr(self._channels[key][1], call)
+
+    def _way(self, is_bulk: bool) -> Address:
+        way = self.address if self._over is None else self._over.way_to(self.address)
+        return way if self._cap is None else self._cap.way_to(way, first=not is_bulk)
 
     async def close(self) -> None:
         left = dict(self._left)
@@ -176,8 +189,10 @@ class Line(rpc.PeeringStub):
 
 
 @asynccontextmanager
-async def coordinator_line(link: JoinLink, authority_pem: bytes, most_bytes: int) -> AsyncIterator[Line]:
-    line = Line(link.addresses, lambda where: _channel(where, authority_pem, most_bytes))
+async def coordinator_line(
+    link: JoinLink, authority_pem: bytes, most_bytes: int, cap: Cap | None = None
+) -> AsyncIterator[Line]:
+    line = Line(link.addresses, lambda where: _channel(where, authority_pem, most_bytes), cap)
     try:
         yield line
     finally:

@@ -12,9 +12,10 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from protomodels_cli.wire.cap import Cap, carry_under
 from protomodels_cli.wire.join_link import Address
 from protomodels_cli.wire.seen import shared_port
-from protomodels_cli.wire.splice import Stream, splice, tune
+from protomodels_cli.wire.splice import Stream, tune
 
 PAUSE = 0.05, 0.15  # seconds after a refusal: the other end was not there yet
 
@@ -79,7 +80,7 @@ async def open_together(port: int, to: Address, seconds: float) -> Stream:
 
 
 @asynccontextmanager
-async def port_to(stream: Stream) -> AsyncIterator[int]:
+async def port_to(stream: Stream, cap: Cap | None = None) -> AsyncIterator[int]:
     """A port on loopback whose first connection goes on over this stream, for gRPC, which dials by itself; the stream
     ends with the block."""
     came: asyncio.Future[Stream] = asyncio.get_running_loop().create_future()
@@ -93,7 +94,7 @@ async def port_to(stream: Stream) -> AsyncIterator[int]:
     async def carry() -> None:
         local = await came
         tune(local[1])
-        await splice(local, stream)
+        await carry_under(cap, local, stream)
 
     server = await asyncio.start_server(come_in, "127.0.0.1", 0)
     carrying = asyncio.create_task(carry())

@@ -17,6 +17,7 @@ from typing import Any, Literal
 from protomodels_cli import timeouts
 from protomodels_cli.errors import EXIT_REFUSED, UserError
 from protomodels_cli.retry import Backoff
+from protomodels_cli.wire.cap import Cap, carry_under
 from protomodels_cli.wire.join_link import Address, LinkError, address, parse_address
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.splice import FORTH, Stream, send_last, splice, tune
@@ -231,9 +232,10 @@ class RelayedAcceptor(_Relayed):
         ticket: str,
         target: Address,
         on_problem: Callable[[str | None], None] = lambda words: None,
+        cap: Cap | None = None,
     ):
         super().__init__(relay, ticket, on_problem)
-        self.target = target
+        self.target, self._cap = target, cap
         self._waiter: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -260,7 +262,7 @@ class RelayedAcceptor(_Relayed):
             backoff.reset()
             # The next wait starts at once, beside this connection: a dialler that lost its own comes back before
             # anyone here knows that the old one is dead.
-            _spawn(self._live, pipe_to(self.target, stream))
+            _spawn(self._live, pipe_to(self.target, stream, self._cap))
             if len(self._live) >= MAX_LIVE:
                 await asyncio.wait(self._live, return_when=asyncio.FIRST_COMPLETED)
 
@@ -268,8 +270,15 @@ class RelayedAcceptor(_Relayed):
 class RelayedDialler(_Relayed):
     """For the peer that dials: a port on loopback whose every connection goes through the relay."""
 
-    def __init__(self, relay: Address, ticket: str, on_problem: Callable[[str | None], None] = lambda words: None):
+    def __init__(
+        self,
+        relay: Address,
+        ticket: str,
+        on_problem: Callable[[str | None], None] = lambda words: None,
+        cap: Cap | None = None,
+    ):
         super().__init__(relay, ticket, on_problem)
+        self._cap = cap
         self._server: asyncio.Server | None = None
 
     async def open(self) -> int:
@@ -293,19 +302,19 @@ class RelayedDialler(_Relayed):
             tune(local[1])
             remote = await dial_relay(*self.relay, self.ticket, "dial")
             self._note(None)
-            await splice(local, remote)
+            await carry_under(self._cap, local, remote)
         except (OSError, RelayError) as error:
             self._note(error)  # gRPC sees a failed connection and retries by itself
         finally:
             local[1].transport.abort()
 
 
-async def pipe_to(target: Address, stream: Stream) -> None:
+async def pipe_to(target: Address, stream: Stream, cap: Cap | None = None) -> None:
     """Lead this stream to a port of this machine, until it ends."""
     try:
         local = await asyncio.open_connection(*target)
         tune(local[1])
-        await splice(stream, local)
+        await carry_under(cap, local, stream)
     except OSError:
         pass  # our own server is not up: the dialler sees the connection end and retries
     finally:

@@ -31,6 +31,7 @@ from protomodels_cli.spec.load import spec_from
 from protomodels_cli.spec.plugins import package_here
 from protomodels_cli.spec.schema import RunSpec
 from protomodels_cli.wire.addresses import is_private, machine_id, own_addresses
+from protomodels_cli.wire.cap import Cap
 from protomodels_cli.wire.channels import MOST_FROM_COORDINATOR, is_loopback
 from protomodels_cli.wire.client import Metadata, Refused, coordinator_line, in_words
 from protomodels_cli.wire.join_link import CrowdedError, JoinLink, UnreachableError, address, find_coordinator
@@ -69,6 +70,8 @@ class Options:
     memory: int | None = None  # bytes it may use; None: all that is free
     metrics: str | None = None  # HOST:PORT for Prometheus; None: nowhere
     map_port: bool = False  # whether the router is asked to let neighbours in
+    upload: float | None = None  # bits a second, of all that this peer sends; None: as much as its line carries
+    download: float | None = None
 
 
 async def join(options: Options, say: Callable[[str], None]) -> int:
@@ -111,7 +114,10 @@ async def _take_part(options: Options, tell: PeerTeller, figures: Figures) -> in
     link, authority = await find_coordinator(options.join_link)
     async with contextlib.AsyncExitStack() as closing:
         key = closing.enter_context(own_key(options.folder, link.fingerprint))
-        line = await closing.enter_async_context(coordinator_line(link, authority, MOST_FROM_COORDINATOR))
+        cap = None
+        if options.upload is not None or options.download is not None:
+            cap = await closing.enter_async_context(Cap(options.upload, options.download))
+        line = await closing.enter_async_context(coordinator_line(link, authority, MOST_FROM_COORDINATOR, cap))
         enrolled = await _enrol(line, options, key)
         spec = _check_spec(enrolled)
         _check_clock(enrolled.clock)
@@ -144,7 +150,7 @@ async def _take_part(options: Options, tell: PeerTeller, figures: Figures) -> in
         closing.push_async_callback(listener.stop)
         local_only = all(is_loopback(host) for host, _ in link.addresses) or not options.listen
         everywhere = "::" if socket.has_dualstack_ipv6() else "0.0.0.0"
-        await listener.start("127.0.0.1" if local_only else everywhere, options.port)
+        await listener.start("127.0.0.1" if local_only else everywhere, options.port, cap)
         port = listener.port if options.listen else 0
         kept = None
         if options.map_port and not local_only:
@@ -195,6 +201,7 @@ async def _take_part(options: Options, tell: PeerTeller, figures: Figures) -> in
             tell,
             options.give_up_after,
             figures,
+            cap,
         )
         return await session.run(introduce)
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import AsyncIterator
 
 import grpc
 
 from protomodels_cli.protocol.messages import BadMessage
+from protomodels_cli.wire.cap import Cap
 from protomodels_cli.wire.channels import SERVER_OPTIONS
 from protomodels_cli.wire.join_link import address
 from protomodels_cli.wire.path import checked_path
@@ -23,6 +25,11 @@ def _configuration(identity: Identity) -> grpc.ServerCertificateConfiguration:
     return grpc.ssl_server_certificate_configuration([own], identity.authority_pem)
 
 
+def _listening(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, dualstack_ipv6=host == "::")
+
+
 class Listener:
     """This peer's own port: neighbours that dial are matched with the links that wait for them."""
 
@@ -36,7 +43,7 @@ class Listener:
         self._server = grpc.aio.server(options=options)
         handlers = {METHOD.name: grpc.stream_stream_rpc_method_handler(self._link)}
         self._server.add_registered_method_handlers(METHOD.containing_service.full_name, handlers)
-        self.port = 0
+        self.port = self.inner_port = 0  # that neighbours dial, and gRPC's own: another one under a cap
 
     def use(self, identity: Identity) -> None:
         """Show this one to whoever connects from now on."""
@@ -49,10 +56,15 @@ class Listener:
         self._in_use = self._next
         return _configuration(self._in_use)
 
-    async def start(self, host: str, port: int) -> None:
+    async def start(self, host: str, port: int, cap: Cap | None = None) -> None:
         try:
-            self.port = self._server.add_secure_port(address(host, port), self._credentials)
-        except RuntimeError:
+            inner = (host, port) if cap is None else ("127.0.0.1", 0)
+            self.port = self.inner_port = self._server.add_secure_port(address(*inner), self._credentials)
+            if cap is not None:
+                listening = _listening(host, port)
+                self.port = listening.getsockname()[1]
+                cap.let_in(listening, ("127.0.0.1", self.inner_port))
+        except (RuntimeError, OSError):
             raise PeerError(PortNotOpened(port)) from None
         await self._server.start()
 

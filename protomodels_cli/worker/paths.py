@@ -19,6 +19,7 @@ import grpc
 from protomodels_cli import timeouts
 from protomodels_cli.observe.logs import WIRE
 from protomodels_cli.retry import Backoff
+from protomodels_cli.wire.cap import Cap
 from protomodels_cli.wire.channels import is_loopback, own_address
 from protomodels_cli.wire.emulated import Connection
 from protomodels_cli.wire.join_link import Address, address
@@ -43,6 +44,7 @@ class Network:
     listener: Listener
     door: Callable[[], Address]  # the coordinator's, where relayed links meet if nowhere else
     connection: Connection | None  # where a slow one is emulated
+    cap: Cap | None = None  # on all that this peer sends and receives
 
 
 class Trust:
@@ -110,6 +112,7 @@ class Way:
             network.identity,
             lambda channel: self._move_to(PUNCHED, channel),
             not_punched,
+            network.cap,
         )
 
     @property
@@ -191,7 +194,7 @@ class Way:
     def _wait_at_relays(self) -> None:
         for t in tries(self.route, self._network.door(), False):
             if t.path not in self._acceptors:
-                acceptor = RelayedAcceptor(t.place, t.ticket, self._own_port(), self._hearer(t.path))
+                acceptor = RelayedAcceptor(t.place, t.ticket, self._own_port(), self._hearer(t.path), self._network.cap)
                 acceptor.start()
                 self._acceptors[t.path] = acceptor
 
@@ -220,7 +223,7 @@ class Way:
         return self.link.mended.is_set() and self.link.relayed and self._trust.holds(time.monotonic())
 
     def _own_port(self) -> Address:
-        return "127.0.0.1", self._network.listener.port
+        return "127.0.0.1", self._network.listener.inner_port
 
     async def _serve(self, path: str, channel: grpc.aio.Channel) -> None:
         """A stream over this channel, until it breaks, or has not opened after a while, or another took its place."""
@@ -270,7 +273,11 @@ class Way:
 
     async def _attempt(self, one: Try) -> tuple[str, grpc.aio.Channel]:
         await asyncio.sleep(one.delay)
-        place = await self._local_end(one) if is_relayed(one.path) else one.place
+        place, cap = one.place, self._network.cap
+        if is_relayed(one.path):
+            place = await self._local_end(one)
+        elif cap is not None:
+            place = cap.way_to(place)
         channel = channel_to(self.link, *place, self._network.identity())
         try:
             await channel.channel_ready()
@@ -282,7 +289,7 @@ class Way:
     async def _local_end(self, one: Try) -> Address:
         """The port here that leads to the neighbour through the relay."""
         if one.path not in self._diallers:
-            dialler = RelayedDialler(one.place, one.ticket, self._hearer(one.path))
+            dialler = RelayedDialler(one.place, one.ticket, self._hearer(one.path), self._network.cap)
             self._diallers[one.path] = dialler, await dialler.open()
         return "127.0.0.1", self._diallers[one.path][1]
 

@@ -14,6 +14,7 @@ import grpc
 
 from protomodels_cli import timeouts
 from protomodels_cli.observe.logs import WIRE
+from protomodels_cli.wire.cap import Cap
 from protomodels_cli.wire.join_link import Address
 from protomodels_cli.wire.path import NotPunched, told
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
@@ -49,9 +50,10 @@ class Punching:
         identity: Callable[[], Identity],
         serve: Callable[[grpc.aio.Channel], Awaitable[None]],
         fails: Callable[[str], None],
+        cap: Cap | None = None,
     ):
         self._link, self._route, self._observers, self._here = link, route, observers, here
-        self._identity, self._serve, self._fails = identity, serve, fails
+        self._identity, self._serve, self._fails, self._cap = identity, serve, fails, cap
         self.turns = Turns()
         self._number = 0
         self._answer: asyncio.Future[pb.Punch] | None = None
@@ -125,7 +127,7 @@ class Punching:
         try:
             if (stream := await self._meet(offer.number, family_of(to[0]), answered)) is not None:
                 self.turns.opened()
-                await pipe_to(self._here(), stream)
+                await pipe_to(self._here(), stream, self._cap)
         except OSError as error:
             WIRE.debug("no port for a punched link to stage %d: %r", self._link.neighbour_stage, error)
             self._failed(told("not_seen", here=True))
@@ -162,7 +164,7 @@ class Punching:
                     return None
 
     async def _carry(self, stream: Stream) -> None:
-        async with port_to(stream) as port:
+        async with port_to(stream, self._cap) as port:
             channel = channel_to(self._link, "127.0.0.1", port, self._identity())
             try:
                 async with asyncio.timeout(timeouts.PUNCH_OPEN):

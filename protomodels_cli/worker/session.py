@@ -26,6 +26,7 @@ from protomodels_cli.protocol.messages import BadMessage, Leg
 from protomodels_cli.retry import Backoff, retry
 from protomodels_cli.spec.schema import RunSpec
 from protomodels_cli.wire import troubles
+from protomodels_cli.wire.cap import Cap
 from protomodels_cli.wire.client import Line
 from protomodels_cli.wire.emulated import Connection
 from protomodels_cli.wire.frames import Message
@@ -68,6 +69,7 @@ class Session:
         tell: Tell,
         give_up_after: float,
         figures: Figures | None = None,
+        cap: Cap | None = None,
     ):
         self.spec, self._line, self._papers, self.tell = spec, line, papers, tell
         self._listener = listener
@@ -81,7 +83,7 @@ class Session:
         connection = Connection(spec.wire.link) if spec.wire.link.emulated else None
         if connection is not None:
             line.lead_over(connection)
-        self._network = Network(lambda: papers.identity, listener, lambda: line.address, connection)
+        self._network = Network(lambda: papers.identity, listener, lambda: line.address, connection, cap)
         self._generation: Generation | None = None
         self._in_memory: pb.Assignment | None = None  # the stage there, also while its generation is over
         self._right: pb.Sync | None = None  # the hashes of U and T_fixed that a sync under way compares with
@@ -91,7 +93,7 @@ class Session:
             awaited=lambda: self._engine.starving,
         )
         self._snapshots = SnapshotExchange(
-            spec, folder / "parts", line, papers.metadata, self._chore, self._control.send, tell, activations
+            spec, folder / "parts", line, papers.metadata, self._chore, self._control.send, tell, activations, cap
         )
         send = self._control.send
         self._building = Building(spec, cards, self._engine, self._snapshots, self._basis, self._chore, send, tell)

@@ -14,6 +14,7 @@ from typing import BinaryIO
 from urllib.parse import urlsplit
 
 from protomodels_cli.observe.logs import SNAPSHOTS
+from protomodels_cli.wire.cap import Cap
 from protomodels_cli.wire.channels import PIECE
 from protomodels_cli.wire.store import StoreBroken, StoreRequest, StoreUnreachable
 from protomodels_cli.worker import notices
@@ -28,9 +29,9 @@ LOOK = 0.002  # seconds between two looks at what has arrived
 
 
 class StoreAccess:
-    def __init__(self, is_direct: bool, tell: Tell):
-        """`is_direct`: the run has a store for this."""
-        self._tell, self._told = tell, False
+    def __init__(self, is_direct: bool, tell: Tell, cap: Cap | None = None):
+        """`is_direct`: the run has a store for this. These connections do not pass the cap: their bytes wait for it."""
+        self._tell, self._told, self._cap = tell, False, cap
         self._failures, self._not_before = 0, 0.0 if is_direct else math.inf
 
     @property
@@ -45,7 +46,7 @@ class StoreAccess:
                 await asyncio.to_thread(request.begin_put, size, sha256)
                 watching = asyncio.create_task(_watch(request, flow))
                 try:
-                    await _send(request, file, flow)
+                    await _send(request, file, flow, self._cap)
                 finally:
                     watching.cancel()
                 await asyncio.to_thread(request.end_put)
@@ -68,8 +69,9 @@ class StoreAccess:
         OSError where the file cannot be written."""
         try:
             with to.open("ab") as file, StoreRequest(url) as request:
-                await asyncio.to_thread(request.begin_get, file.tell(), None if flow.urgent else ON_ITS_WAY)
-                while piece := await asyncio.to_thread(request.receive, await flow.turn()):
+                buffer = None if flow.urgent and self._cap is None else ON_ITS_WAY
+                await asyncio.to_thread(request.begin_get, file.tell(), buffer)
+                while piece := await asyncio.to_thread(request.receive, await self._turn(flow)):
                     flow.sent(len(piece))
                     flow.unconfirmed(0)
                     await asyncio.to_thread(file.write, piece)
@@ -79,6 +81,13 @@ class StoreAccess:
             return False
         self._failures = 0
         return True
+
+    async def _turn(self, flow: Flow) -> int:
+        """Bytes to receive."""
+        size = await flow.turn()
+        if self._cap is not None:
+            await self._cap.received(size := min(size, self._cap.piece))
+        return size
 
     def _may_retry(self, host: str, error: StoreUnreachable | StoreBroken) -> bool:
         self._failures += 1
@@ -92,10 +101,12 @@ class StoreAccess:
         return False
 
 
-async def _send(request: StoreRequest, file: BinaryIO, flow: Flow) -> None:
+async def _send(request: StoreRequest, file: BinaryIO, flow: Flow, cap: Cap | None) -> None:
     while block := await asyncio.to_thread(file.read, PIECE):
         while block:
             size = await flow.turn()
+            if cap is not None:
+                await cap.sent(size := min(size, cap.piece))
             piece, block = block[:size], block[size:]
             if not await asyncio.to_thread(request.send, piece):
                 return

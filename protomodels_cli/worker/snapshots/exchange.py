@@ -21,6 +21,7 @@ from protomodels_cli.protocol.parts import Part
 from protomodels_cli.protocol.possession import proof
 from protomodels_cli.retry import Backoff, retry
 from protomodels_cli.spec.schema import RunSpec
+from protomodels_cli.wire.cap import Cap
 from protomodels_cli.wire.client import Metadata
 from protomodels_cli.wire.parts import REFUSED, part_message, part_of
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
@@ -54,13 +55,14 @@ class SnapshotExchange:
         send: Callable[..., None],
         tell: Tell,
         activations: Activations,
+        cap: Cap | None = None,
     ):
         self._spec, self._stub, self._metadata, self._activations = spec, stub, metadata, activations
         self._chore, self._send, self._tell = chore, send, tell  # to the coordinator, and to whoever looks on
         self.parts = PartStore(folder)
         self._throttle, self._store = (
             Throttle(spec.snapshots.bits_per_second),
-            StoreAccess(spec.snapshots.is_direct, tell),
+            StoreAccess(spec.snapshots.is_direct, tell, cap),
         )
         self._saving: set[tuple[int, int, int]] = set()  # lineage, step and stage of what is being written
         self._to_upload: dict[Part, None] = {}  # in order
