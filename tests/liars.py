@@ -11,7 +11,7 @@ from machine_bench import Bench
 
 from protomodels_cli.coordinator import events as ev
 from protomodels_cli.coordinator import reasons
-from protomodels_cli.coordinator.audit_reasons import AuditFailed, MessagesDiffer
+from protomodels_cli.coordinator.audit_reasons import AuditFailed, FalseVerdicts, MessagesDiffer
 from protomodels_cli.coordinator.message_fields import check
 from protomodels_cli.coordinator.messages import event_of, peer_of
 from protomodels_cli.coordinator.snapshots.failures import NotWritten
@@ -169,6 +169,8 @@ class Liars:
         found: list[ev.Event] = [
             ev.Trouble(history.holders[boundary], MessagesDiffer(step, boundary), boundary + 1, history.generation),
             ev.Trouble(holder, AuditFailed(stage, step, "forward", 5, 10, ("name-9",))),
+            ev.Trouble(draw.choice(self.honest), FalseVerdicts(2, 4)),
+            ev.Accused(stage, frozenset({"network 127.0.0.1", "token x"})),
             ev.Trouble(holder, reasons.NotReading(5000)),
             ev.PartFailed(draw.choice([holder, None]), *mark.key, stage, NotWritten("no")),
             ev.SnapshotLost(holder, history.generation, *mark.key, "no", whole_here=draw.random() < 0.8),

@@ -38,17 +38,26 @@ def six(tmp_path_factory: pytest.TempPathFactory, token_cache: None) -> Iterator
 def start(pool: Pool, spec: RunSpec, spares: int, fault: dict[str, Any] | None = None) -> Path:
     """Two holders, of which the first may have a fault, then spares. Each is another person."""
     run_dir = pool.start(spec, [], fault={"kind": "reseats_nobody"})
-    for i, options in enumerate([fault or {}, {}]):
-        join(pool, run_dir, i, f"peer-{i}", options)
-    wait_for_event(run_dir, "stages_assigned")
-    for i in range(2, 2 + spares):
-        join(pool, run_dir, i, f"spare-{i}")
+    names = [f"{'peer' if i < 2 else 'spare'}-{i}" for i in range(2 + spares)]
+    links = [link_for(run_dir, name) for name in names]  # now: once it has holders, the run does not wait
+    for i, (name, link) in enumerate(zip(names, links, strict=True)):
+        if i == 2:
+            wait_for_event(run_dir, "stages_assigned")
+        join(pool, run_dir, i, name, fault if i == 0 else None, link=link)
     return run_dir
 
 
-def join(pool: Pool, run_dir: Path, i: int, name: str, fault: dict[str, Any] | None = None, person: str = "") -> None:
-    """In a folder of its own: nobody comes back as who was dismissed."""
-    link = link_for(run_dir, person or name)
+def join(
+    pool: Pool,
+    run_dir: Path,
+    i: int,
+    name: str,
+    fault: dict[str, Any] | None = None,
+    person: str = "",
+    link: str = "",
+) -> None:
+    """In a folder of its own, so that nobody comes back as a peer that was dismissed."""
+    link = link or link_for(run_dir, person or name)
     pool.peers[i].start(kind="join", link=link, name=name, dir=str(run_dir / name), fault=fault or {})
     joined = wait_for_event(run_dir, "peer_joined", name=name)
     assert joined["person"] == (person or name)
@@ -57,7 +66,7 @@ def join(pool: Pool, run_dir: Path, i: int, name: str, fault: dict[str, Any] | N
 @pytest.mark.full
 @pytest.mark.parametrize("wire", ["int8", "int4+ef21"])
 def test_honest_peers_are_cleared_and_the_run_is_the_same(pool: Pool, wire: str):
-    spec = a_spec(wire={"forward": wire, "backward": wire}, steps=40)
+    spec = a_spec(wire={"forward": wire, "backward": wire}, steps=120)
     run_dir = start(pool, spec, 1)
     assert pool.coordinator.result()["exit"] == 0
     assert {e["stage"] for e in events(run_dir, "stage_audited")} == {0, 1}
@@ -88,12 +97,13 @@ def test_a_peer_that_reports_no_record_cannot_switch_audits_off(pool: Pool):
 
 @pytest.mark.full
 def test_one_spare_alone_has_nobody_dismissed_and_the_owner_is_told(pool: Pool):
-    run_dir = start(pool, a_spec(steps=60), 1, LIE)
-    assert pool.coordinator.result()["exit"] == 0
-    [watched] = events(run_dir, "holder_watched")
+    run_dir = start(pool, a_spec(steps=100_000), 1, LIE)
+    watched = wait_for_event(run_dir, "holder_watched")
     assert (watched["name"], watched["words"], watched["needed"]) == ("peer-0", 1, 2)
     assert watched["reason"]["auditors"] == ["spare-2"]
-    assert len(events(run_dir, "stage_accused")) == 1
+    before = steps_of(run_dir)
+    wait_for(lambda: steps_of(run_dir) > before + 15, "it does not go on")
+    assert len(events(run_dir, "stage_accused")) == len(events(run_dir, "holder_watched")) == 1
     assert not events(run_dir, "peer_dismissed")
 
 
@@ -110,11 +120,13 @@ def test_a_lone_lying_spare_is_sent_away_and_no_honest_holder_is(pool: Pool):
 
 @pytest.mark.full
 def test_three_liars_with_one_token_get_no_stage(six: Pool):
-    run_dir = start(six, a_spec(steps=60), 1)
+    run_dir = start(six, a_spec(steps=100_000), 1)
     for i in (3, 4, 5):
         join(six, run_dir, i, f"liar-{i}", {"kind": "false_verdicts"}, person="liar")
-    assert six.coordinator.result()["exit"] == 0
-    assert {e["person"] for e in events(run_dir, "peer_joined") if e["name"].startswith("liar")} == {"liar"}
+    found = wait_for_event(run_dir, "peer_dismissed")
+    assert found["reason"]["kind"] == "false_verdicts"
+    before = steps_of(run_dir)
+    wait_for(lambda: steps_of(run_dir) > before + 15, "it does not go on")
     assert all(e["name"].startswith("liar") for e in events(run_dir, "peer_dismissed"))
     assert len(events(run_dir, "stages_assigned")) == 1
 

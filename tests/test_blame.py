@@ -12,7 +12,7 @@ from machine_bench import peer
 from waiting import PATIENCE
 
 from protomodels_cli.coordinator import events
-from protomodels_cli.coordinator.audit_reasons import AuditFailed, MessagesDiffer
+from protomodels_cli.coordinator.audit_reasons import AuditFailed, FalseVerdicts, MessagesDiffer
 from protomodels_cli.coordinator.coordinator import Coordinator
 from protomodels_cli.coordinator.messages import peer_of
 from protomodels_cli.coordinator.reasons import ConnectionClosed, PeerReport, UnprocessableMessage
@@ -72,7 +72,9 @@ def test_only_the_sender_of_an_event_that_raises_is_dismissed(tmp_path, event):
     assert blamed(tmp_path, event, event) == ([fault, fault], None)
 
 
-@pytest.mark.parametrize("found", [MessagesDiffer(3, 0), AuditFailed(0, 3, "forward", 5, 10, ("peer-9",))])
+@pytest.mark.parametrize(
+    "found", [MessagesDiffer(3, 0), AuditFailed(0, 3, "forward", 5, 10, ("peer-9",)), FalseVerdicts(2, 4)]
+)
 def test_an_audit_that_breaks_the_machine_costs_nobody_anything(tmp_path, found):
     assert blamed(tmp_path, events.Trouble("p0", found, 1, 1)) == ([], None)
 

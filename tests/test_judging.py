@@ -11,7 +11,9 @@ import pytest
 from conftest import make_spec
 from hypothesis import given
 from hypothesis import strategies as st
-from machine_bench import Bench, peer
+from machine_bench import Bench, peer, to_step
+from machine_bench import told as reseating_of
+from test_reseating import a_run
 from tiers import first
 
 from protomodels_cli.coordinator import audit_notices as told
@@ -19,6 +21,7 @@ from protomodels_cli.coordinator import events as ev
 from protomodels_cli.coordinator.audit_reasons import AuditFailed, FalseVerdicts
 from protomodels_cli.coordinator.contradictions import Contradictions, quorum
 from protomodels_cli.coordinator.judging import Hearing, Judge
+from protomodels_cli.coordinator.reseat_notices import StageReseating
 from protomodels_cli.coordinator.state import Peer
 from protomodels_cli.coordinator.voices import voice_of
 from protomodels_cli.protocol.audit import Compared, drawn
@@ -168,10 +171,13 @@ def test_who_comes_to_no_result_is_asked_last():
     assert {t.audit(0, lying=False)[0] for _ in range(20)} == {"p3", "p4"}
 
 
-def test_a_spare_that_accused_a_holder_is_not_seated_for_being_fast():
-    t = Trials(2, 1)
-    t.audit(0, lying=True)
-    assert t.b.state.accusers == {0: {"token t2"}}
+@pytest.mark.parametrize("accuses", [False, True])
+def test_a_spare_that_accused_a_holder_does_not_get_its_stage_for_being_faster(accuses: bool):
+    b = a_run()
+    if accuses:
+        b.tell(ev.Accused(1, frozenset({voice_of(b.state.peers["p2"])})))
+    to_step(b, 40)
+    assert bool(reseating_of(b.commands, StageReseating)) != accuses
 
 
 STAGES, SPARES, LIARS = 3, 6, 3  # nine tokens

@@ -95,7 +95,7 @@ class Audits:
         match event:
             case events.Done(peer, generation, _, report) if report.recorded is not None:
                 self._note(peer, generation, report.recorded)
-            case events.Left(peer_id):
+            case events.Left(peer_id) | events.Joined(Peer(id=peer_id)):  # what it was sent before may be lost
                 for waiting in (self._verdicts, self._shown):
                     _answer_none(waiting, peer_id)
         self._say_who_audits()
@@ -281,6 +281,8 @@ class Audits:
         peer: str,
         **body: Any,
     ) -> T | None:
+        if peer not in self._state().peers:
+            return None  # it left before it could be asked
         answer = waiting[key] = asyncio.get_running_loop().create_future()
         self.send(peer, **body)
         try:

@@ -123,7 +123,8 @@ class Judge:
     def is_over(self, state: State, hearing: Hearing) -> bool:
         """Whether nobody else need be asked."""
         if not hearing.accusers:
-            return bool(hearing.clearers) and hearing.suspect.id not in self._watched
+            needed = quorum(len(self._present(state, hearing.suspect))) if hearing.suspect.id in self._watched else 1
+            return len(hearing.clearers) >= needed
         liars = self._liars(state, hearing)
         return voice_of(hearing.suspect) in liars or all(voice_of(peer) in liars for peer in hearing.accusers)
 
