@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any, assert_never
 
 from protomodels_cli import timeouts
-from protomodels_cli.coordinator import events, machine, notices
+from protomodels_cli.coordinator import contributions, events, machine, notices
 from protomodels_cli.coordinator.audit_reasons import OfAudits
 from protomodels_cli.coordinator.auditing import Audits
 from protomodels_cli.coordinator.books import known_names, open_books
 from protomodels_cli.coordinator.claims import Claims
+from protomodels_cli.coordinator.contributions import Contributions
 from protomodels_cli.coordinator.deposit import Deposit
 from protomodels_cli.coordinator.dispatch import Dispatch
 from protomodels_cli.coordinator.failing import cannot_write, no_memory, own_fault
@@ -101,6 +102,7 @@ class Coordinator:
         files = self._snapshots, self._uploads, self._upkeep
         self._claims = Claims(lambda: self.state, *files, self._service.send, put, self._end_with)
         self._progress, self._totals = Progress(self.spec.steps), Totals()
+        self._contributions = Contributions()
         # Wall time that a step of the system's clock does not disturb: timeouts are measured with it.
         self._clock = time.time() - time.monotonic()
         self._board = Board(self._now())
@@ -173,6 +175,7 @@ class Coordinator:
         history = self._journal.history
         self._totals.began = mend_metrics(self.run_dir.path / METRICS, self._metrics, history, self.spec)
         self._totals.decided = self._journal.last_written
+        self._contributions = contributions.read(self.run_dir.path / METRICS)
         if self._subspace is not None:
             for version, sha256 in bases_needed(history).items():
                 self._subspace.load(version, sha256)
@@ -412,12 +415,14 @@ class Coordinator:
     def _status(self) -> pb.RunStatus:
         door = self._service.door
         refused = sum(door.refused.values()) if door else 0
-        return self._board.show(self.state, self._now(), refused)
+        return self._board.show(self.state, self._now(), refused, self._totals.began, self._contributions)
 
     def _write_row(self, row: dict[str, Any]) -> None:
         self._metrics.write(row)
         if row["event"] == "step":
             self._totals.add(row)
+            if self._contributions.add(row):
+                self._metrics.write(self._contributions.row(row["lineage"], row["step"]))
         speed = tokens_per_s(self.state.decided_at, self.spec.batch.size * self.spec.model.context)
         if line := self._progress.line(row, speed):
             self.say(line)

@@ -323,6 +323,7 @@ def _decide(moves: Moves, task: Task, reports: list[Report]) -> None:
         tokens=outcome.tokens,
         seconds=seconds,
         basis_version=history.basis_version if spec.subspace.has_basis else None,
+        holders=[state.name_of(peer) or peer for peer in state.history.holders],
         stages=columns([r.usage for r in reports]),
     )
     policy.look_at_the_clock(moves, task.started)

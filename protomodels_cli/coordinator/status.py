@@ -9,6 +9,7 @@ from pathlib import Path
 
 from protomodels_cli.coordinator import path_reasons, reasons
 from protomodels_cli.coordinator.candidates import may_be_direct
+from protomodels_cli.coordinator.contributions import Contributions
 from protomodels_cli.coordinator.next_task import waiting_for
 from protomodels_cli.coordinator.reasons import TaskKind
 from protomodels_cli.coordinator.sentences import not_direct, pause, sentence, waiting
@@ -41,12 +42,17 @@ class Board:
         self._rows: dict[str, tuple[Peer, pb.PeerStatus]] = {}
         self._made: tuple[float, pb.RunStatus] | None = None
 
-    def show(self, state: State, now: float, refused: int) -> pb.RunStatus:
+    def show(
+        self, state: State, now: float, refused: int, began: float | None, contributions: Contributions
+    ) -> pb.RunStatus:
+        """`began`: when the first step was granted, seconds since 1970."""
         made = self._made
         if made is None or not 0 <= now - made[0] < FRESH or made[1].phase != phase_of(state):
             self._rows = {id_: self._row(state, peer, now) for id_, peer in state.peers.items()}
             rows = [row for _, row in self._rows.values()]
-            self._made = made = now, describe(state, now, self._started, refused, rows)
+            status = describe(state, now, self._started, refused, rows)
+            add_work(status, began, contributions)
+            self._made = made = now, status
         return made[1]
 
     def _row(self, state: State, peer: Peer, now: float) -> tuple[Peer, pb.PeerStatus]:
@@ -105,6 +111,13 @@ def describe(
         if (seconds := _restore_seconds(state)) is not None:
             status.crash_restore_s = seconds
     return status
+
+
+def add_work(status: pb.RunStatus, began: float | None, contributions: Contributions) -> None:
+    """What the machine does not keep: when the run began, and who did how much of it."""
+    status.started = began or 0.0
+    for name, c in contributions.sums().items():
+        status.contributions.add(name=name, steps=c.steps, tokens=c.tokens, seconds=c.seconds, sent_bytes=c.sent_bytes)
 
 
 def _restore_seconds(state: State) -> float | None:

@@ -81,7 +81,15 @@ def mend_metrics(path: Path, metrics: JsonLines, history: History, spec: RunSpec
         row = {"event": "step", "lineage": history.lineage, "step": d.step, "loss": d.loss, "lr": d.lr}
         tokens = spec.batch.size * spec.model.context
         metrics.write(row | {"grad_norm": d.norm, "applied": d.apply, "tokens": tokens, "seconds": None})
-    first = first_step(path)
+    return began(path)
+
+
+def began(metrics: Path) -> float | None:
+    """When the run's first step was granted, seconds since 1970."""
+    try:
+        first = first_step(metrics)
+    except FileNotFoundError:
+        return None
     return None if first is None else first["at"] - (first["seconds"] or 0.0)
 
 

@@ -32,6 +32,7 @@ def card(source: Source, dtype: str, parameters: int, weights_sha256: str) -> st
         *(() if segments is None else ("## Segments\n\n" + _segments(spec, segments),)),
         "## How to load it\n\n" + _loading(source),
         "## Training\n\n" + _table(_training(source)),
+        *(("## Who trained it\n\n" + _work(source),) if source.facts.work else ()),
         "## Data\n\n" + _table(_data(source)),
         "## What crossed between the stages\n\n" + _wire(source),
         "## Where it comes from\n\n" + _table(_origin(source, weights_sha256)),
@@ -134,6 +135,21 @@ def _training(source: Source) -> dict[str, str]:
         "optimizer": f"{spec.optimizer.name}, learning rate {spec.optimizer.lr:g}",
         "batch": f"{spec.batch.size} windows of {spec.model.context} tokens",
     }
+
+
+def _work(source: Source) -> str:
+    """By the names that the peers gave themselves: text of strangers, so as code, without what ends it or a cell."""
+
+    def shown(name: str) -> str:
+        plain = "".join(" " if c in "`|" or not c.isprintable() else c for c in name).strip()
+        return f"`{plain}`" if plain else "others"
+
+    rows = [
+        f"| {shown(name)} | {c.steps:,} | {count(c.tokens)} | {c.seconds / 3600:.1f} | {size(c.sent_bytes)} |"
+        for name, c in source.facts.work.items()
+    ]
+    head = "| peer | steps | tokens | hours | sent to neighbours |\n|---|---|---|---|---|\n"
+    return "Each held a stage of the model, in these steps of the run so far.\n\n" + head + "\n".join(rows)
 
 
 def _loss(loss: float | None) -> str:

@@ -7,7 +7,7 @@ newer one. Once it is open, all of it can be read.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,6 +15,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from protomodels_cli.coordinator import contributions
+from protomodels_cli.coordinator.contributions import Contribution
 from protomodels_cli.cost.saving import SHORTEST
 from protomodels_cli.data.errors import DataError
 from protomodels_cli.data.kept import CORPUS, TOKENIZER
@@ -70,6 +72,7 @@ class Facts:
     eval_step: int | None = None
     corpus: dict[str, Any] | None = None
     sent: tuple[int, int] | None = None  # bytes over all boundaries, forward and backward
+    work: Mapping[str, Contribution] = field(default_factory=dict)  # of the run so far, by peers' names
 
 
 @dataclass(frozen=True)
@@ -217,7 +220,8 @@ def _facts(run: Run, key: Key, described: Described) -> Facts:
         corpus = None
     eval_loss, eval_step = held_out or (None, None)
     sent = None if mark is None else (mark.forward_bytes, mark.backward_bytes)
-    return Facts(loss, eval_loss, eval_step, corpus, sent)
+    work = {} if run.metrics is None or mark is None else contributions.read(run.metrics).sums()
+    return Facts(loss, eval_loss, eval_step, corpus, sent, work)
 
 
 def _losses(metrics: Path | None, key: Key) -> tuple[float | None, tuple[float, int | None] | None]:

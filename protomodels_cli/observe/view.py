@@ -20,6 +20,7 @@ from protomodels_cli.wire.path import is_relayed
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 
 NO_SPARE = "no spare: the next loss stops the run until one more peer joins"
+MOST_SHOWN = 6  # names in a line
 LONG = 2.0  # seconds: shorter waits of a running run are not shown
 
 
@@ -65,6 +66,8 @@ def picture(s: pb.RunStatus) -> RenderableType:
         rows.append(Text(NO_SPARE, style="yellow"))
     if went := gone(s):
         rows.append(Text(went, style="dim"))
+    if s.contributions:
+        rows.append(Text(work_done(s), style="dim"))
     if s.checkpoint_sha256:
         rows.append(Text(f"started from {s.checkpoint} (sha256 {s.checkpoint_sha256})", style="dim"))
     if s.snapshot_step or s.steps_redone:
@@ -214,6 +217,16 @@ def gone(s: pb.RunStatus) -> str:
     each = [f"{g.name or g.peer} ({_words(pb.Presence, g.how)} {duration(round(g.gone_s))} ago)" for g in s.gone[:4]]
     more = f" and {len(s.gone) - 4} more" if len(s.gone) > 4 else ""
     return f"gone: {', '.join(each)}{more}" if each else ""
+
+
+def work_done(s: pb.RunStatus) -> str:
+    """Who did how much: the first few names."""
+    shown = [
+        f"{c.name or 'others'} {plural(c.steps, 'step')} ({duration(c.seconds)}, {size(c.sent_bytes)} sent)"
+        for c in s.contributions[:MOST_SHOWN]
+    ]
+    more = len(s.contributions) - len(shown)
+    return f"done by {', '.join(shown)}{f' and {more} more' if more > 0 else ''}"
 
 
 def _state(p: pb.PeerStatus) -> str:
