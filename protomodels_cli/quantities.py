@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import time
+from datetime import datetime
 
 MINUTE, HOUR = 60, 3600
 
@@ -34,6 +36,14 @@ def duration(seconds: float) -> str:
         return f"{minutes // 60} h" + (f" {minutes % 60:02d} min" if minutes % 60 else "")
     hours = round(seconds / HOUR)
     return f"{hours // 24:,} d" + (f" {hours % 24:02d} h" if hours % 24 else "")
+
+
+def until_when(clock: float) -> str:
+    """Seconds since 1970 as this machine's clock on the wall shows them; 0: nobody knows when."""
+    if not clock:
+        return "until it is woken"
+    then = datetime.fromtimestamp(clock)
+    return f"until {then:%H:%M}" if abs(clock - time.time()) < 20 * HOUR else f"until {then:%d %b %H:%M}"
 
 
 def size(n: float) -> str:

@@ -59,6 +59,13 @@ RUN: dict[str, tuple[str, ...]] = {  # by the name of the test
         "pmtrain bench gpu --shape tiny --device cpu --torch eager --link 2mbit,5ms",
     ),
     "test_a_capped_run_ends_with_the_references_weights": ("pmtrain join 'pm://…' --upload 10mbit --download 50mbit",),
+    "test_peers_rest_and_wake_by_their_machines_and_their_owners_wish_and_no_step_is_redone": (
+        "pmtrain rest",
+        "pmtrain wake",
+    ),
+    "test_a_real_run_tells_of_its_end_and_a_dead_target_changes_nothing": (
+        "pmtrain coordinator run.yaml --notify https://ntfy.sh/our-secret-topic",
+    ),
     "test_memory_stays_near_the_largest_tensor": ("python tests/export_memory.py *",),
 }
 
@@ -69,6 +76,7 @@ NOT_RUN: dict[str, tuple[str, ...]] = {  # by the reason
     ),
     "… stands for a link; every test of a run joins it with the link that its coordinator prints": (
         "pmtrain join 'pm://…'",
+        "pmtrain join 'pm://…' --hours 22:00-07:00",
     ),
     "a synopsis, not a command": ("pmtrain export RUN_DIR OUT [*",),
     "installs an environment first, as every run of the tests has done": (

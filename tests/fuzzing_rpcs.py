@@ -85,6 +85,7 @@ def rpcs() -> dict[str, Rpc]:
         "ListTokensRequest": [pb.ListTokensRequest()],
         "RevokeTokenRequest": [pb.RevokeTokenRequest(id="abc123")],
         "KickRequest": [pb.KickRequest(peer="p01234567")],
+        "RestRequest": [pb.RestRequest(peer="p01234567")],
     }
     return {
         method.name: Rpc(

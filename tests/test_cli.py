@@ -138,7 +138,7 @@ def test_the_set_of_commands_and_options_is_deliberate():
         "validate": ["--format"],
         "coordinator": sorted(
             {"--also-at", "--from", "--host", "--key", "--port", "--rebuild", "--resume", "--run-dir", *logs}
-            | {"--no-page", "--page", "--page-sample", "--relay"}
+            | {"--no-page", "--notify", "--page", "--page-sample", "--relay"}
         ),
         "relay": sorted({"--dir", "--host", "--peer-mbit", "--port", "--run-mbit", *logs}),
         "invite": ["--for", "--format", "--html", "--install-from", "--qr"],
@@ -152,8 +152,10 @@ def test_the_set_of_commands_and_options_is_deliberate():
         "token revoke": [],
         "join": sorted(
             {"--device", "--devices", "--dir", "--give-up-after", "--listen", "--memory", "--name", "--port", *logs}
-            | {"--download", "--map-port", "--metrics", "--preflight", "--upload"}
+            | {"--download", "--hours", "--map-port", "--metrics", "--preflight", "--upload"}
         ),
+        "rest": ["--run"],
+        "wake": ["--run"],
         "status": ["--format"],
         "peers": ["--format"],
         "top": ["--format"],

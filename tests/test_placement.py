@@ -1,6 +1,8 @@
 """Who holds what, against every possible placement."""
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate, combinations, pairwise, permutations
 from typing import NamedTuple
 
@@ -14,6 +16,7 @@ from protomodels_cli.coordinator.filling import fill
 from protomodels_cli.coordinator.placement import Offer, Placement, place
 from protomodels_cli.cost.activations import Computation, computations
 from protomodels_cli.cost.memory import StageMemory, least_in_flight, recomputations
+from protomodels_cli.cost.traffic import boundary_bytes
 from protomodels_cli.cost.units import unit_flops
 from protomodels_cli.facts import Fact
 from protomodels_cli.spec.cut import layers_per_stage
@@ -47,6 +50,7 @@ class Measured(NamedTuple):
     memory: int
     on_host: int
     work: float
+    sent: float  # bits a step
 
     def fits(self, offer: Offer) -> bool:
         if offer.host_memory is None:
@@ -62,7 +66,9 @@ def measures(spec: RunSpec, layers: tuple[int, ...] | list[int]) -> list[Measure
         work += units["embed"] if i == 0 else 0
         work += units["head"] if i == len(layers) - 1 else 0
         total, on_host = memory.total(start, start + n, len(layers) - 1 - i), memory.on_host(start, start + n)
-        found.append(Measured(total, on_host, work))
+        tokens, sizes = spec.batch.size * spec.model.context, boundary_bytes(spec)
+        sent = sizes["forward"] * (i < len(layers) - 1) + sizes["backward"] * (i > 0)
+        found.append(Measured(total, on_host, work, 8 * tokens * sent))
         start += n
     return found
 
@@ -72,7 +78,8 @@ def merit(stages: list[Measured], offers: list[Offer], holders: Sequence[int]) -
     seats = list(zip(stages, (offers[i] for i in holders), strict=True))
     if not all(stage.fits(offer) for stage, offer in seats):
         return None
-    return max(stage.work / offer.flops for stage, offer in seats), len(stages), sorted(holders, reverse=True)
+    slowest = max(max(stage.work / offer.flops, stage.sent / offer.upload) for stage, offer in seats)
+    return slowest, len(stages), sorted(holders, reverse=True)
 
 
 def best_of_all(spec: RunSpec, offers: list[Offer]) -> tuple | None:
@@ -130,13 +137,14 @@ def runs(draw: st.DrawFn, auto: bool) -> tuple[RunSpec, list[Offer]]:
     else:
         needs = [stage.memory for stage in measures(spec, stages)]
     speed = st.sampled_from([1e9, 2e9, 3e9]) if draw(st.booleans()) else st.floats(1e8, 1e10)
+    caps = st.sampled_from([math.inf, math.inf, 1e6, 2e6])  # about as long as computing
     offers = []
     for i in range(number):
         enough = draw(st.sampled_from(needs)) - draw(st.sampled_from([0, 0, 0, 1]))
         on_host = memory.on_host(*draw(st.sampled_from([(0, 1), (0, layers)])))  # of an end, or of the whole model
         on_host = draw(st.sampled_from([None, None, on_host - 1, on_host, 2 * on_host]))
         room = draw(st.sampled_from([enough, enough, enough + memory.on_host(0, 1), 1 << 40]))
-        offers.append(Offer(f"peer{i}", room, draw(speed), on_host))
+        offers.append(Offer(f"peer{i}", room, draw(speed), on_host, upload=draw(caps)))
     return spec, offers
 
 
@@ -177,6 +185,14 @@ def test_the_chosen_cut_and_its_holders_are_the_best_there_are(run):
 
 def peers(*flops: float, memory: int = 1 << 40) -> list[Offer]:
     return [Offer(f"p{i}", memory, f) for i, f in enumerate(flops)]
+
+
+def test_a_capped_line_holds_an_end_which_sends_over_one_boundary_only():
+    spec = make_spec(stages=[2, 2, 2], model={"layers": 6})
+    free = peers(1e9, 1e9, 1e9)
+    capped = [replace(offer, upload=1e5) if offer.peer == "p1" else offer for offer in free]
+    assert place(spec, free).holders == ("p0", "p1", "p2")
+    assert place(spec, capped).holders[1] != "p1"
 
 
 @pytest.mark.parametrize(

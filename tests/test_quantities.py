@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import re
+import time
+from datetime import datetime
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protomodels_cli.quantities import count, duration, figures, plural, rate, size
+from protomodels_cli.quantities import count, duration, figures, plural, rate, size, until_when
 
 
 @pytest.mark.parametrize(
@@ -97,3 +99,10 @@ def test_nothing_is_ever_written_with_an_exponent_and_three_figures_are_right(x:
     for text in (figures(x), duration(x), size(x), count(x), rate(x, "FLOP/s")):
         assert not re.search(r"\de[+-]?\d", text)
     assert float(figures(x).replace(",", "")) == pytest.approx(x, rel=0.0051)
+
+
+def test_when_a_rest_ends():
+    assert until_when(0.0) == "until it is woken"
+    soon, later = (time.time() + seconds for seconds in (3600, 5 * 86_400))
+    assert until_when(soon) == f"until {datetime.fromtimestamp(soon):%H:%M}"
+    assert until_when(later) == f"until {datetime.fromtimestamp(later):%d %b %H:%M}"

@@ -59,6 +59,7 @@ SHOWS = {  # what each call of the coordinator's must show; written out here, so
     "/pmtrain.Operator/ListTokens": "owner",
     "/pmtrain.Operator/RevokeToken": "owner",
     "/pmtrain.Operator/Kick": "owner",
+    "/pmtrain.Operator/Rest": "owner",
 }
 OTHERWISE = {"token": "wrong_token", "peer": "not_enrolled", "owner": "not_owner"}
 REFUSED: dict[str, dict[str, str]] = {  # who calls: how the three kinds of calls are refused

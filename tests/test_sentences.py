@@ -61,6 +61,13 @@ NOTICES: list[tuple[n.Notice, str]] = [
     ),
     (n.NoSpareLeft(), "no spare left: the next loss stops the run until one more peer joins"),
     (n.PeerLeft("p2", "desk", 2), "desk (stage 2) left the run as requested"),
+    (n.PeerRests("p2", "desk", 2, 0.0), "desk (stage 2) rests until it is woken"),
+    (n.PeerWoke("p2", "desk"), "desk is awake again"),
+    (
+        n.NotifyFailed("https://ntfy.sh/…", "answered 429 Too Many Requests"),
+        "no message reached https://ntfy.sh/… (answered 429 Too Many Requests): the run goes on, and the next message "
+        "is tried again",
+    ),
     (
         n.PeerDismissed("p2", "desk", 2, r.HashMismatch("T_fixed")),
         "dismissed desk (stage 2): computed a different T_fixed (hash mismatch)",
@@ -180,6 +187,7 @@ LOSSES: list[tuple[r.Loss, str]] = [
     (r.ConnectionClosed(), "the connection closed"),
     (r.NotRenewed(), "the certificate has expired, and was not renewed"),
     (r.AskedToLeave(), "left the run"),
+    (r.AskedToRest(0.0), "rests"),
     (r.HashMismatch("U"), "computed a different U (hash mismatch)"),
     (r.DamagedBasis(3), "received basis 3 damaged (hash mismatch)"),
     (r.FalseClaim(2), "said that it has stage 2 in memory, which it was never given"),
@@ -268,6 +276,7 @@ ROLLBACKS: list[tuple[r.Rollback, str]] = [
 ]
 
 SPARES: list[tuple[r.Spare, str]] = [
+    (r.Resting(), "resting: this peer has no stage until it wakes"),
     (r.AllStagesHeld(4), "spare: all 4 stages have a holder"),
     (r.AllStagesHeld(1), "spare: the only stage has a holder"),
     (no_placement.TooFewPeers(1, 2), "waiting for peers: 1 of 2 has joined"),

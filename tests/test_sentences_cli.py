@@ -157,6 +157,16 @@ OPTIONS: list[tuple[str, str, str]] = [
         "write for example --download 10mbit",
     ),
     (
+        "join pm://… --hours 22:00",
+        "--hours 22:00: must be two times of day, from 0:00 to 23:59, with a dash between them",
+        "write for example --hours 22:00-07:00",
+    ),
+    (
+        "join pm://… --hours 8-8",
+        "--hours 8-8: begins when it ends",
+        "leave --hours out to take part all day",
+    ),
+    (
         "join pm://… --device cpu --devices 0,1",
         "--device cpu --devices 0,1: both say where to compute",
         "use one of the two",

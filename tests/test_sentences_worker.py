@@ -56,6 +56,13 @@ NOTICES: list[tuple[n.Notice, str]] = [
         n.LinkEmulated("10 Mbit/s, 25 ms of latency"),
         "the run emulates a slow connection for every peer (wire.link): 10 Mbit/s, 25 ms of latency",
     ),
+    (
+        n.Rests(0.0),
+        "resting until it is woken: the step is finished and the stage handed over first (Ctrl-C leaves)",
+    ),
+    (n.Wakes(), "awake again: ready for a stage"),
+    (n.Capped(10e6, 50e6), "sends 10 Mbit/s and receives 50 Mbit/s at most, all traffic of this peer counted"),
+    (n.Capped(0.0, 50e6), "receives 50 Mbit/s at most, all traffic of this peer counted"),
     (n.Spare("all_stages_held", "spare: all 4 stages have a holder"), "spare: all 4 stages have a holder"),
     (
         n.Waiting("no_peers", "waiting for peers to join", 2),

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from protomodels_cli.observe import progress
 from protomodels_cli.observe.fields import fields
-from protomodels_cli.observe.view import picture
+from protomodels_cli.observe.view import picture, spares
 from protomodels_cli.protocol import throughput
 from protomodels_cli.quantities import duration
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
@@ -112,6 +112,15 @@ def test_columns_for_which_there_is_no_room_are_named():
 def test_that_there_is_no_spare_has_a_line():
     with_spare, without = (lines(pb.RunStatus(phase=RUNNING, steps=9, no_spare=no_spare)) for no_spare in (False, True))
     assert len(without) == len(with_spare) + 1
+
+
+def test_who_rests_has_a_line_and_is_no_spare():
+    peers = [pb.PeerStatus(peer="p1", name=name, state=pb.PeerStatus.RESTING) for name in ("attic", "desk")]
+    rests = pb.RunStatus(phase=RUNNING, steps=9, peers=peers)
+    [line] = set(lines(rests)) - set(lines(pb.RunStatus(phase=RUNNING, steps=9)))
+    assert "attic" in line
+    assert "desk" in line
+    assert spares(rests) == ""
 
 
 def test_a_phase_that_only_a_newer_coordinator_has():

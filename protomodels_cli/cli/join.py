@@ -57,6 +57,10 @@ def join(
     download: Annotated[
         str | None, typer.Option(metavar="RATE", help="Most that it may receive. Default: no cap.")
     ] = None,
+    hours: Annotated[
+        str | None,
+        typer.Option(metavar="FROM-TO", help="Hours of the day to take part in, as 22:00-07:00. Default: all."),
+    ] = None,
     give_up_after: Annotated[
         float,
         typer.Option(min=0, metavar="HOURS", help="Leave after this time without reaching the coordinator."),
@@ -79,11 +83,13 @@ def join(
     Ctrl-C leaves after the current step, or at once if the coordinator cannot be reached."""
     from protomodels_cli.wire.cap import parse_cap
     from protomodels_cli.wire.join_link import read_link
+    from protomodels_cli.worker.resting import Hours
 
     if map_port and not listen:
         what = "--map-port --no-listen: one asks to be dialled from outside, the other not to be dialled"
         raise OptionError(what, "leave one of the two out", "map_port")
     sends, receives = parse_cap("upload", upload), parse_cap("download", download)
+    daily = None if hours is None else Hours.parse(hours)
     names, parsed = _devices(device, devices), read_link(link)
     leave_on_ctrl_c()
     logs.begin(log_level, verbose)
@@ -118,6 +124,7 @@ def join(
         map_port,
         sends,
         receives,
+        daily,
     )
 
     raise typer.Exit(asyncio.run(take_part(options, say)))

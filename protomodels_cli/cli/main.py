@@ -27,6 +27,7 @@ from protomodels_cli.cli import (
     plan,
     reference,
     relay,
+    rest,
     rm,
     runs,
     status,
@@ -59,7 +60,7 @@ COMMANDS: dict[str, dict[str, Callable[..., None]]] = {  # in the order of `--he
         "rm": rm.rm,
         "relay": relay.relay,
     },
-    JOIN: {"join": join.join, "doctor": doctor.doctor},
+    JOIN: {"join": join.join, "rest": rest.rest, "wake": rest.wake, "doctor": doctor.doctor},
     WATCH: {
         "top": top.top,
         "status": status.status,

@@ -7,6 +7,7 @@ a spare fetches the part and builds the stage. Until it has, nothing is given up
 
 from __future__ import annotations
 
+import math
 import statistics
 from dataclasses import replace
 
@@ -104,7 +105,8 @@ def _pass_over(moves: Moves) -> None:
         if preparation is None:
             continue  # it was assigned a stage when another went
         stage = preparation.part.stage
-        limit = readiness.restore_seconds(state.spec, state.history.layers, stage)
+        cap = state.peers[peer].download if peer in state.peers else math.inf
+        limit = readiness.restore_seconds(state.spec, state.history.layers, stage, cap=cap)
         overdue = not preparation.ready and moves.now - preparation.asked > limit and state.stage_of(peer) is None
         if overdue and _successor(moves, stage) not in (None, peer):
             assigning.dismiss(moves, reasons.TooSlow(stage, "restore", limit), peer)

@@ -82,7 +82,12 @@ def join(moves: Moves, peer: Peer) -> None:
         regroup(moves)
     else:  # which drops what it may have built ahead
         moves.set(preparing={p: preparation for p, preparation in state.preparing.items() if p != peer.id})
-        moves.do(MakeSpare(peer.id, reasons.AllStagesHeld(state.stages)))
+        make_spare(moves, peer.id, reasons.AllStagesHeld(state.stages))
+
+
+def make_spare(moves: Moves, peer: str, why: reasons.Spare) -> None:
+    """A peer that rests hears of that, and of nothing else."""
+    moves.do(MakeSpare(peer, why if moves.state.peers[peer].rest is None else reasons.Resting()))
 
 
 def _is_in_its_generation(state: State, peer: Peer) -> bool:
@@ -144,6 +149,8 @@ def _parting(peer: Peer, stage: int | None, why: reasons.Loss) -> notices.Notice
     match why:
         case reasons.AskedToLeave():
             return notices.PeerLeft(peer.id, peer.name, stage)
+        case reasons.AskedToRest(until):
+            return notices.PeerRests(peer.id, peer.name, stage, until)
         case reasons.NoHeartbeat() | reasons.ConnectionClosed() | reasons.NotRenewed():
             return notices.PeerLost(peer.id, peer.name, stage, why)
         case _:
@@ -324,7 +331,7 @@ def _assign_afresh(moves: Moves) -> None:
         return
     moves.set(missing=found)
     for peer in state.peers:
-        moves.do(MakeSpare(peer, found))
+        make_spare(moves, peer, found)
 
 
 def _assign(moves: Moves, layers: tuple[int, ...], held: dict[int, str]) -> None:
@@ -346,7 +353,7 @@ def _assign(moves: Moves, layers: tuple[int, ...], held: dict[int, str]) -> None
     moves.set(fetches=sum(preparation.here is None for preparation in moves.state.preparing.values()))
     for peer in state.peers:
         if peer not in seated:
-            moves.do(MakeSpare(peer, reasons.AllStagesHeld(len(holders))))
+            make_spare(moves, peer, reasons.AllStagesHeld(len(holders)))
     moves.tell(notices.StagesAssigned(generation, layers, moves.state.holders_of(range(len(layers)))))
 
 
@@ -388,7 +395,7 @@ def _wait(moves: Moves, what: reasons.Missing) -> None:
         if peer in moves.state.holds:
             moves.do(Wait(peer, what))
         elif peer not in building:
-            moves.do(MakeSpare(peer, what))
+            make_spare(moves, peer, what)
         elif peer in history.holders:
             moves.do(PrepareStage(peer, building[peer].part))
 

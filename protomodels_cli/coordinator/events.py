@@ -10,7 +10,7 @@ from protomodels_cli.coordinator import reasons
 from protomodels_cli.coordinator.history import Decided
 from protomodels_cli.coordinator.notices import Notice
 from protomodels_cli.coordinator.snapshots.failures import PartFailure
-from protomodels_cli.coordinator.state import Peer, Report, Task
+from protomodels_cli.coordinator.state import Peer, Report, Rest, Task
 from protomodels_cli.protocol.audit import Compared
 from protomodels_cli.protocol.parts import Part
 
@@ -37,6 +37,14 @@ class Leaving:
     """A peer wants to go as soon as it can without harm."""
 
     peer: str
+
+
+@dataclass(frozen=True)
+class Rests:
+    """A peer is to rest as soon as it can without harm; without a rest, it is awake."""
+
+    peer: str
+    rest: Rest | None
 
 
 @dataclass(frozen=True)
@@ -211,7 +219,7 @@ class Tick:
 
 
 OfParts = SnapshotLost | StoreAway | Prefetched | Lacking | Ready
-FromPeers = Joined | Left | Leaving | Trouble | Done | BasisTaken | SubspaceReported | OfParts
+FromPeers = Joined | Left | Leaving | Rests | Trouble | Done | BasisTaken | SubspaceReported | OfParts
 FromOwner = PauseRun | ResumeRun | StopRun
 Aside = Proof | Verdict  # what the machine does not hear of
 Event = FromPeers | FromOwner | Accused | PartFailed | PartsArrived | SnapshotWhole | CheckpointCut | Tick

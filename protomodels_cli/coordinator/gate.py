@@ -51,6 +51,7 @@ RIGHTS = {
     "/pmtrain.Operator/ListTokens": Right("owner", KIB),
     "/pmtrain.Operator/RevokeToken": Right("owner", KIB),
     "/pmtrain.Operator/Kick": Right("owner", KIB),
+    "/pmtrain.Operator/Rest": Right("owner", KIB),
 }
 GATE_OPTIONS = [  # of gRPC, beside those of all servers: strangers come here
     ("grpc.max_connection_idle_ms", 60_000),  # without a call

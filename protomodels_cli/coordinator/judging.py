@@ -184,7 +184,7 @@ def _spares(state: State, hearing: Hearing) -> Iterator[Peer]:
 
 
 def _is_busy(state: State, peer: Peer) -> bool:
-    return peer.id in state.preparing or peer.id in state.leaving
+    return peer.id in state.preparing or peer.id in state.leaving or peer.rest is not None
 
 
 def _fits(state: State, hearing: Hearing, peer: Peer) -> bool:

@@ -21,6 +21,7 @@ from protomodels_cli.coordinator import (
     reasons,
     recovery,
     reseating,
+    resting,
     spares,
 )
 from protomodels_cli.coordinator.departures import Departed
@@ -42,6 +43,7 @@ from protomodels_cli.coordinator.events import (
     Prefetched,
     Quit,
     Ready,
+    Rests,
     ResumeRun,
     SendBasis,
     SendTurn,
@@ -117,13 +119,20 @@ def _take(moves: Moves, event: Event) -> None:
     match event:
         case Joined(peer):
             assigning.join(moves, peer)
+            if peer.rest is not None:
+                resting.hear(moves, peer.id, peer.rest)
+                _go_on_if_idle(moves)
             absences.weigh(moves)
         case Left(peer_id, why):
             closed, lease = not isinstance(why, reasons.NoHeartbeat), state.spec.limits.lease_seconds
             until = moves.now + timeouts.SESSION_RECONNECT if closed else None
             absences.miss(moves, peer_id, why, Absence(moves.now if closed else moves.now - lease, until))
         case Leaving(peer_id):
+            resting.end(moves, peer_id)
             _hear_leaving(moves, peer_id)
+        case Rests(peer_id, rest):
+            resting.hear(moves, peer_id, rest)
+            _go_on_if_idle(moves)
         case Trouble(peer_id, what, about, generation):
             known = state.stage_of(peer_id) is not None and generation == state.history.generation
             if about is None:
@@ -216,9 +225,11 @@ def _hear_leaving(moves: Moves, peer: str) -> None:
 
 
 def _let_go(moves: Moves, *peers: str) -> None:
-    """They asked to go."""
-    moves.do(*(Dismiss(peer, reasons.AskedToLeave()) for peer in peers))
-    assigning.lose(moves, dict.fromkeys(peers, reasons.AskedToLeave()))
+    """They asked to go, or to rest."""
+    known = moves.state.peers
+    going = [peer for peer in peers if peer not in known or known[peer].rest is None]
+    moves.do(*(Dismiss(peer, reasons.AskedToLeave()) for peer in going))
+    resting.lay_down(moves, dict.fromkeys(going, reasons.AskedToLeave()), set(peers) - set(going))
 
 
 # Tasks

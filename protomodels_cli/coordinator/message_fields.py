@@ -40,6 +40,8 @@ LAYERS = Rule("a number of layers of the model", lambda value, spec: 0 < value <
 PORT = Rule("a port", lambda value, _: value <= 65535)
 SECONDS = Rule("a time in seconds", _number(0.0, MOST_SECONDS))
 COMPUTING = Rule("0 or a time of computing in seconds", _number(LEAST_COMPUTING, MOST_SECONDS))
+BITS = Rule("0 or a number of bits a second", _number(1.0, 1e15))
+CLOCK = Rule("0 or a time in seconds since 1970", _number(1.0, 1e12))
 FLOPS = Rule("0 or a number of operations a second", _number(LEAST_FLOPS, MOST_FLOPS))
 SQUARE = Rule("a square", lambda value, _: not value < 0)  # of a run that diverges it may be infinite, or no number
 RATIO = Rule("a ratio", lambda value, _: not value < 0)  # likewise
@@ -74,7 +76,10 @@ FIELDS: dict[str, dict[str, Rule]] = {
         "machine": TEXT,
         "outside_port": PORT,
         "outside_host": TEXT,
+        "upload": BITS,
+        "download": BITS,
     },
+    "Rest": {"over": YES_OR_NO, "until": CLOCK, "by_owner": YES_OR_NO},
     "RelayTrip": {"relay": TEXT, "seconds": SECONDS},
     "Holding": {
         "lineage": COUNT,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable
 from typing import Any, assert_never
 
@@ -11,7 +12,7 @@ from protomodels_cli.coordinator.reasons import PeerReport
 from protomodels_cli.coordinator.routes import MOST_RELAYS
 from protomodels_cli.coordinator.sharing import share_of
 from protomodels_cli.coordinator.snapshots.failures import NotWritten
-from protomodels_cli.coordinator.state import Hashes, Holding, Peer, Report, State, Task
+from protomodels_cli.coordinator.state import Hashes, Holding, Peer, Report, Rest, State, Task
 from protomodels_cli.coordinator.tokens import OWN
 from protomodels_cli.cost.activations import Computation
 from protomodels_cli.protocol.audit import Compared, Recorded
@@ -78,6 +79,8 @@ def event_of(peer: str, message: pb.PeerMessage, spec: RunSpec) -> events.Event 
             return events.BasisTaken(peer, taken.generation, taken.version, taken.sha256)
         case "leaving":
             return events.Leaving(peer)
+        case "rest":
+            return events.Rests(peer, rest_of(message.rest))
         case "trouble":
             trouble = troubles.from_message(message.trouble, clean(message.trouble.detail))
             about = trouble.stage if isinstance(trouble, troubles.WithNeighbour) else None
@@ -126,6 +129,10 @@ def ports_of(said: pb.ReachabilityRequest | pb.Register) -> tuple[int, int, str]
     return said.port, said.outside_port, said.outside_host
 
 
+def rest_of(rest: pb.Rest) -> Rest | None:
+    return None if rest.over else Rest(rest.until, own=not rest.by_owner)
+
+
 def peer_of(
     peer_id: str,
     register: pb.Register,
@@ -153,6 +160,9 @@ def peer_of(
         since=now,
         token=token,
         person=person,
+        rest=rest_of(register.rest) if register.HasField("rest") else None,
+        upload=register.upload or math.inf,
+        download=register.download or math.inf,
         holding=_holding_of(register),
         parts=frozenset(map(part_of, register.parts)),
         computation=_computation_of(register),

@@ -87,6 +87,24 @@ class PeerLeft(Base):
 
 
 @dataclass(frozen=True)
+class PeerRests(Base):
+    """It keeps its name and its session, and has handed over its stage, if it had one."""
+
+    peer: str
+    name: str
+    stage: int | None
+    until: float  # seconds since 1970; 0: until somebody wakes it
+    kind: Literal["peer_rests"] = "peer_rests"
+
+
+@dataclass(frozen=True)
+class PeerWoke(Base):
+    peer: str
+    name: str
+    kind: Literal["peer_woke"] = "peer_woke"
+
+
+@dataclass(frozen=True)
 class PeerDismissed(Base):
     level: ClassVar[int] = logging.WARNING
     peer: str
@@ -400,6 +418,16 @@ class DiskFailed(Base):
 
 
 @dataclass(frozen=True)
+class NotifyFailed(Base):
+    """The owner could not be told of something elsewhere (`--notify`); the run does not care."""
+
+    level: ClassVar[int] = logging.WARNING
+    target: str
+    detail: str
+    kind: Literal["notify_failed"] = "notify_failed"
+
+
+@dataclass(frozen=True)
 class Ended(Base):
     """The coordinator ends with an error, which the terminal and the log show as it is."""
 
@@ -419,6 +447,8 @@ AboutPeers = (
     | PeerDismissed
     | PartNotThere
     | NoSpareLeft
+    | PeerRests
+    | PeerWoke
 )
 AboutHolders = Relinking | StageGivenUp
 AboutStages = StagesAssigned | StagesLinked | StagePrepared | AboutReseating | AboutHolders | Stalled | RolledBack
@@ -427,5 +457,5 @@ AboutSnapshots = (
 )
 AboutCopies = CopyFailed | CopyingLast | CopyAbandoned | CopyUnreachable | PartRestored | PartDamaged
 AboutStore = StoreKeyMade | StoreNotDirect | JournalNotCopied | StoredUnusable | TookOver
-AboutRun = Paused | Resumed | Continuing | RunDone | RunStopped | Interrupted | DiskFailed | Ended
+AboutRun = Paused | Resumed | Continuing | RunDone | RunStopped | Interrupted | NotifyFailed | DiskFailed | Ended
 Notice = AboutPeers | AboutStages | AboutAudits | AboutSnapshots | AboutCopies | AboutStore | AboutRun | AboutRebuilding

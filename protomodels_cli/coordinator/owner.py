@@ -16,6 +16,7 @@ from protomodels_cli.coordinator.doorkeeper import Doorkeeper, Revoked
 from protomodels_cli.coordinator.messages import clean, owners_event
 from protomodels_cli.coordinator.reasons import Kicked
 from protomodels_cli.coordinator.snapshots.upkeep import beside
+from protomodels_cli.coordinator.state import Rest
 from protomodels_cli.coordinator.tokens import MOST_GUESTS, MOST_NAME, MOST_TOKENS, OWN, Token
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.pb import pmtrain_pb2_grpc as rpc
@@ -66,9 +67,20 @@ class Desk(rpc.OperatorServicer):
             return pb.RevokeTokenReply()
         return pb.RevokeTokenReply(token=revoked.new)
 
+    async def Rest(self, request: pb.RestRequest, context: grpc.aio.ServicerContext) -> pb.RestReply:
+        found = self._peers_called(request.peer)
+        if len(found) != 1:
+            await calls.refuse(context, refusals.NoSuchPeer(request.peer, len(found)))
+        if request.over and any(p.peer == found[0] and p.rests_by_itself for p in self._status().peers):
+            await calls.refuse(context, refusals.RestsByItself(request.peer))
+        self._submit(events.Rests(found[0], None if request.over else Rest(own=False)))
+        return pb.RestReply(peer=found[0])
+
+    def _peers_called(self, name: str) -> list[str]:
+        return [peer.peer for peer in self._status().peers if name in (peer.peer, peer.name)]
+
     async def Kick(self, request: pb.KickRequest, context: grpc.aio.ServicerContext) -> pb.KickReply:
-        here = {peer.peer: peer.name for peer in self._status().peers}
-        found = [peer for peer, name in here.items() if request.peer in (peer, name)]
+        found = self._peers_called(request.peer)
         if not found and PEER_ID.fullmatch(request.peer):  # it may be away, and would come back
             found = [request.peer]
         if len(found) != 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 
 from protomodels_cli.coordinator import assigning, notices
@@ -67,7 +68,8 @@ def _watch_restoring(moves: Moves, stages: list[int]) -> None:
     state, gone = moves.state, dict[str, TooSlow]()
     for stage in stages:
         holder = state.history.holders[stage]
-        limit = restore_seconds(state.spec, state.history.layers, stage, state.fetches)
+        cap = state.peers[holder].download if holder in state.peers else math.inf
+        limit = restore_seconds(state.spec, state.history.layers, stage, state.fetches, cap)
         if moves.now - state.preparing[holder].asked >= limit and assigning.are_replaceable(
             state, moves.now, *gone, holder
         ):

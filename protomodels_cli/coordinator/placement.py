@@ -26,6 +26,7 @@ import numpy as np
 from protomodels_cli.coordinator import no_placement
 from protomodels_cli.cost.activations import Computation
 from protomodels_cli.cost.memory import StageMemory, stage_memory
+from protomodels_cli.cost.traffic import boundary_bytes
 from protomodels_cli.cost.units import stage_flops, unit_flops
 from protomodels_cli.forms import Sizes
 from protomodels_cli.spec.cut import atom, layers_per_stage, spans
@@ -43,6 +44,7 @@ class Offer:
     flops: float  # measured, per second
     host_memory: int | None = None  # bytes of the machine's own memory; None: the device's memory is that
     computation: Computation | None = None  # how it computes; None: not known
+    upload: float = math.inf  # bits a second that it may send
 
     def room(self, on_host: int) -> int:
         """Bytes that its device can give to a stage that keeps so much in the machine's own memory; none: below 0."""
@@ -187,6 +189,14 @@ def best_columns(gain: np.ndarray) -> list[int]:
     return [int(column) for column in column_of]
 
 
+def _sending(spec: RunSpec, offers: Sequence[Offer], first: bool = False, last: bool = False) -> np.ndarray:
+    """Seconds a step in which each peer sends its messages from such a stage: the first sends no gradients, the last no
+    activations. 0 where its line has no cap: how fast that is nobody has measured."""
+    sizes, tokens = boundary_bytes(spec), spec.batch.size * spec.model.context
+    sent = 8 * tokens * ((not last) * sizes["forward"] + (not first) * sizes["backward"])
+    return sent / np.array([offer.upload for offer in offers])
+
+
 # A fixed cut.
 
 
@@ -200,6 +210,7 @@ def _place_fixed(spec: RunSpec, offers: Sequence[Offer]) -> Placement | no_place
     last = len(layers) - 1
     fits = np.array([[o.fits(memory, span, last - i) for o in offers] for i, span in enumerate(ranges)])
     times = np.array(work)[:, None] / np.array([offer.flops for offer in offers])
+    times = np.maximum(times, [_sending(spec, offers, first=i == 0, last=i == last) for i in range(len(layers))])
     none = -len(layers)
     rooms = _Rooms(
         at=lambda _, limit: np.where(fits & (times <= limit), 1, none),
@@ -251,7 +262,14 @@ def _auto_rooms(spec: RunSpec, offers: Sequence[Offer], memory: StageMemory, lea
     first, middle = list(accumulate(units[: alike + 1]))[1:], list(accumulate(units[2 : alike + 1]))
     last = list(accumulate(units[::-1]))[least_last:total]
     speed = np.array([offer.flops for offer in offers])
-    times = [np.array(work).reshape(-1, 1) / speed for work in (first, middle, last, [sum(units)])]
+    times = [
+        np.maximum(np.array(work).reshape(-1, 1) / speed, _sending(spec, offers, **ends))
+        for work, ends in zip(
+            (first, middle, last, [sum(units)]),
+            ({"first": True}, {}, {"last": True}, {"first": True, "last": True}),
+            strict=True,
+        )
+    ]
 
     def fitting(stages: list[range], afters: Sequence[int]) -> np.ndarray:
         """How many of these stages, each an atom larger than the one before, a peer has the memory for: a row for each

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from protomodels_cli.coordinator.history import History
@@ -29,9 +30,10 @@ def is_here(state: State, peer: str, part: Part) -> bool:
     return not part.sha256 or part in state.peers[peer].parts
 
 
-def fetch_seconds(state: State, stage: int) -> float:
+def fetch_seconds(state: State, stage: int, peer: str | None = None) -> float:
     span = spans(state.history.layers)[stage]
-    return ASKING + stage_memory(state.spec).saved(span.start, span.stop) / FETCH_RATE
+    rate = FETCH_RATE if peer is None else min(FETCH_RATE, state.peers[peer].download / 8)
+    return ASKING + stage_memory(state.spec).saved(span.start, span.stop) / rate
 
 
 def build_seconds(state: State) -> float:
@@ -44,13 +46,16 @@ def restoring(state: State, stage: int) -> float:
     return fetch_seconds(state, stage) + build_seconds(state)
 
 
-def restore_seconds(spec: RunSpec, layers: Sequence[int], stage: int, fetches: int = 1) -> float:
-    """How long a peer may take to fetch a stage's part and build the stage, while so many parts are fetched at once."""
+def restore_seconds(spec: RunSpec, layers: Sequence[int], stage: int, fetches: int = 1, cap: float = math.inf) -> float:
+    """How long a peer may take to fetch a stage's part and build the stage, while so many parts are fetched at once.
+    `cap`: bits a second that it receives at most."""
     if spec.limits.restore_seconds is not None:
         return spec.limits.restore_seconds
     span = spans(layers)[stage]
     bits = 8 * stage_memory(spec).saved(span.start, span.stop)
-    return spec.limits.build_seconds + max(1, fetches) * bits / min(SLOW_LINE, spec.wire.link.bits_per_second / 2)
+    return spec.limits.build_seconds + max(1, fetches) * bits / min(
+        SLOW_LINE, spec.wire.link.bits_per_second / 2, cap / 2
+    )
 
 
 def patience(state: State, stage: int, usual: float) -> float:
@@ -61,7 +66,7 @@ def patience(state: State, stage: int, usual: float) -> float:
 def expected(state: State, peer: str, stage: int) -> float:
     """Seconds from when this peer is told to prepare the stage until it is ready."""
     here = is_here(state, peer, wanted(state.history, stage))
-    return (0.0 if here else fetch_seconds(state, stage)) + build_seconds(state)
+    return (0.0 if here else fetch_seconds(state, stage, peer)) + build_seconds(state)
 
 
 def seconds_left(state: State, peer: str, stage: int, now: float) -> float:

@@ -41,6 +41,12 @@ class AskedToLeave(Fact):
 
 
 @dataclass(frozen=True)
+class AskedToRest(Fact):
+    until: float = 0.0
+    kind: Literal["asked_to_rest"] = "asked_to_rest"
+
+
+@dataclass(frozen=True)
 class HashMismatch(Fact):
     """A peer uses other bytes of U or T_fixed than the run does."""
 
@@ -148,7 +154,7 @@ Complaint = Kicked | PeerReport | Talk | OfAudits
 # A peer with it is dismissed.
 Fault = Complaint | HashMismatch | DamagedBasis | FalseClaim | TooSlow | PartUnreadable | SpoiltSnapshots
 Silence = NoHeartbeat | ConnectionClosed | NotRenewed
-Loss = Silence | Fault | AskedToLeave
+Loss = Silence | Fault | AskedToLeave | AskedToRest
 
 
 # Why a peer's session ends
@@ -226,7 +232,14 @@ class AllStagesHeld(Fact):
     kind: Literal["all_stages_held"] = "all_stages_held"
 
 
-Spare = AllStagesHeld | Missing
+@dataclass(frozen=True)
+class Resting(Fact):
+    """A peer has no stage because it, or the owner, wants it so."""
+
+    kind: Literal["resting"] = "resting"
+
+
+Spare = AllStagesHeld | Resting | Missing
 
 
 # What else a run waits for

@@ -71,6 +71,8 @@ def refusal(reason: no.Refusal) -> tuple[str, str]:
             return f"the run has no peer {name!r}", "name a peer as `pmtrain peers` shows it"
         case no.NoSuchPeer(name, peers):
             return f"{peers} peers are called {name!r}", "name the id instead, as `pmtrain peers --json` shows it"
+        case no.RestsByItself(name):
+            return f"{name} rests because its own machine wants that", "wake it there: `pmtrain wake`"
         case no.NoSuchToken(id):
             return f"the run has no token {id!r}", "name a token as `pmtrain token list` shows it"
         case no.TooManyTokens(most):

@@ -146,6 +146,14 @@ class NoSuchPeer(Fact):
 
 
 @dataclass(frozen=True)
+class RestsByItself(Fact):
+    """Only its own machine wakes a peer that was put to rest there."""
+
+    name: str
+    kind: Literal["rests_by_itself"] = "rests_by_itself"
+
+
+@dataclass(frozen=True)
 class NoSuchToken(Fact):
     id: str
     kind: Literal["no_such_token"] = "no_such_token"
@@ -160,6 +168,6 @@ class TooManyTokens(Fact):
 # The caller has not shown the right to call.
 Denial = WrongToken | EndedToken | NotOwner | NotEnrolled | CertificateExpired | Kicked | Dismissed
 NotNeeded = NoSession | PartNotAssigned | AuditNotAsked  # not now: an honest peer asks again
-Mistake = NoSuchPeer | NoSuchToken | TooManyTokens
+Mistake = NoSuchPeer | RestsByItself | NoSuchToken | TooManyTokens
 Crowd = CoolingOff | TooManyJoins | TooManyRenewals | TooManyPeers | TooManyCalls  # trying again helps
 Refusal = Denial | Crowd | OtherProtocol | InvalidKey | OtherSpec | NotNeeded | Mistake

@@ -73,7 +73,7 @@ def watch(moves: Moves) -> None:
         return  # a new generation has begun: all were assigned again
     stage, preparation = reseat.why.stage, state.preparing.get(reseat.spare)
     part = history.newest.as_parts()[stage] if history.newest.key == reseat.snapshot else None
-    if reseat.spare not in state.peers:
+    if reseat.spare not in state.peers or state.peers[reseat.spare].rest is not None:
         _give_up(moves, reseat, "spare_gone")
     elif preparation is not None and preparation.part.stage != stage:
         _give_up(moves, reseat, "spare_needed")

@@ -19,7 +19,7 @@ from protomodels_cli.coordinator.snapshots import failures as f
 from protomodels_cli.coordinator.store_sentences import about_copies, about_rebuilding, about_store, part_of
 from protomodels_cli.observe import troubles
 from protomodels_cli.observe.punches import not_punched
-from protomodels_cli.quantities import duration, figures, plural, size
+from protomodels_cli.quantities import duration, figures, plural, size, until_when
 
 
 def _mark(step: int) -> str:
@@ -45,6 +45,10 @@ def sentence(notice: n.Notice) -> str:
             return f"waiting for {_peer(name, stage)} to reconnect: {redo}"
         case n.NoSpareLeft():
             return "no spare left: the next loss stops the run until one more peer joins"
+        case n.PeerRests(_, name, stage, until):
+            return f"{_peer(name, stage)} rests {until_when(until)}"
+        case n.PeerWoke(_, name):
+            return f"{name} is awake again"
         case n.PeerLeft(_, name, stage):
             return f"{_peer(name, stage)} left the run as requested"
         case n.PeerDismissed(_, name, stage, reason):
@@ -117,6 +121,8 @@ def sentence(notice: n.Notice) -> str:
         case n.Interrupted(step, path):
             command = f"`pmtrain coordinator --resume --run-dir {path}`"
             return f"interrupted after step {step}; the peers wait, continue with {command}"
+        case n.NotifyFailed(target, detail):
+            return f"no message reached {target} ({detail}): the run goes on, and the next message is tried again"
         case n.DiskFailed(path, detail):
             return f"cannot write to {path}: {detail}; mend that and start the coordinator again"
         case n.Ended(_, detail):
@@ -139,6 +145,8 @@ def loss(reason: r.Loss) -> str:
             return "the certificate has expired, and was not renewed"
         case r.AskedToLeave():
             return "left the run"
+        case r.AskedToRest():
+            return "rests"
         case r.HashMismatch(what):
             return f"computed a different {what} (hash mismatch)"
         case r.DamagedBasis(version):
@@ -285,6 +293,8 @@ def rollback(reason: r.Rollback) -> str:
 
 def spare(reason: r.Spare) -> str:
     """What a peer without a stage reads, or one that holds on to its stage."""
+    if isinstance(reason, r.Resting):
+        return "resting: this peer has no stage until it wakes"
     if isinstance(reason, r.AllStagesHeld):
         return f"spare: {'the only stage has' if reason.stages == 1 else f'all {reason.stages} stages have'} a holder"
     return f"waiting for {waiting(reason)}"

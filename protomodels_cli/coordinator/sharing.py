@@ -94,16 +94,16 @@ def needs(spec: RunSpec, peers: Collection[Peer], layers: Sequence[int], holders
 
 
 def offers(peers: Collection[Peer], taken: Needs = NOTHING, whole: bool = False) -> list[Offer]:
-    """Of the peers that hold nothing yet, in the order they joined: an equal share of what is left of their cards, or
-    the whole of it, which only one of them can have. A GPU's speed is shared by all, as each has measured it as if it
-    were alone there; the stages on a CPU have cores of their own."""
-    free = [peer for peer in peers if peer.id not in taken]
+    """Of the peers that hold nothing yet and do not rest, in the order they joined: an equal share of what is left of
+    their cards, or the whole of it, which only one of them can have. A GPU's speed is shared by all, as each has
+    measured it as if it were alone there; the stages on a CPU have cores of their own."""
+    free = [peer for peer in peers if peer.id not in taken and peer.rest is None]
     speed = dict.fromkeys((peer.id for peer in peers), 0.0)
     for together in _by_card(peers).values():
         for peer in together:
             speed[peer.id] += 1 / _cards(peer) / (1 if peer.host_memory is None else len(together))
     memory = _all_that_is_left(peers, taken) if whole else _shares(peers, taken, free)
-    return [Offer(p.id, memory[p.id], p.flops * speed[p.id], p.host_memory, p.computation) for p in free]
+    return [Offer(p.id, memory[p.id], p.flops * speed[p.id], p.host_memory, p.computation, p.upload) for p in free]
 
 
 def _shares(peers: Collection[Peer], taken: Needs, among: Collection[Peer]) -> dict[str, int]:

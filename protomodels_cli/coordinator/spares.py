@@ -31,7 +31,7 @@ def _is_replaceable(state: State) -> bool:
     history, holders = state.history, state.history.holders
     open_stages = set(range(len(holders)))
     seated = {peer: state.peers[peer] for peer in holders if peer in state.peers}
-    for spare in [peer for id_, peer in state.peers.items() if id_ not in seated][:MOST_ASKED]:
+    for spare in [peer for id_, peer in state.peers.items() if id_ not in seated and peer.rest is None][:MOST_ASKED]:
         for stage in sorted(open_stages):
             others = {i: peer for i, peer in enumerate(holders) if i != stage}
             peers = {**{i: p for i, p in seated.items() if i != holders[stage]}, spare.id: spare}

@@ -5,6 +5,7 @@ Only the history outlives the process. Everything else is heard again from the p
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -44,6 +45,14 @@ class Holding:
 
 
 @dataclass(frozen=True)
+class Rest:
+    """A peer wants no stage for now."""
+
+    until: float = 0.0  # seconds since 1970; 0: until somebody wakes it
+    own: bool = True  # whether it was asked for on the peer's machine; the owner does not end that
+
+
+@dataclass(frozen=True)
 class Peer:
     """A peer with an open session."""
 
@@ -68,6 +77,9 @@ class Peer:
     outside_port: int = 0  # of `outside_host`, that leads to `port`; 0: the same
     outside_host: str = ""  # the address of its router, where that maps a port
     token: str = ""  # the id of the token that it joined with: `tokens.OWN` for the run's own
+    rest: Rest | None = None
+    upload: float = math.inf  # bits a second that it may send; that it may receive
+    download: float = math.inf
     person: str = ""  # whom the owner made that token for; empty: not said
 
 

@@ -3,6 +3,7 @@ which remembers what it has shown."""
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -245,6 +246,10 @@ def _peer(peer: Peer) -> pb.PeerStatus:
         reachable=bool(peer.reached),
         token=peer.token,
         person=peer.person,
+        upload=0.0 if math.isinf(peer.upload) else peer.upload,
+        download=0.0 if math.isinf(peer.download) else peer.download,
+        rests_by_itself=peer.rest is not None and peer.rest.own,
+        rests_until=0.0 if peer.rest is None else peer.rest.until,
     )
 
 
@@ -254,7 +259,10 @@ def _update(row: pb.PeerStatus, state: State, peer: Peer, now: float) -> None:
     if stage is None and not state.placed:  # it waits with what it has in memory for a holder of another stage
         stage = state.holds.get(peer.id)
     if stage is None:
-        row.state = pb.PeerStatus.SPARE if state.history.holders else pb.PeerStatus.UNPLACED
+        if peer.rest is not None:
+            row.state = pb.PeerStatus.RESTING
+        else:
+            row.state = pb.PeerStatus.SPARE if state.history.holders else pb.PeerStatus.UNPLACED
         row.ClearField("stage")
     else:
         row.state = pb.PeerStatus.LEAVING if peer.id in state.leaving else pb.PeerStatus.HOLDING

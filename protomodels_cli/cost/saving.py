@@ -73,17 +73,18 @@ def largest_part(spec: RunSpec, layers: Sequence[int]) -> int:
     return max(memory.saved(span.start, span.stop) for span in spans(layers))
 
 
-def part_seconds(spec: RunSpec, largest: int) -> float:
-    """How long the parts of a snapshot may take to arrive: so many bytes, over a slow line."""
+def part_seconds(spec: RunSpec, largest: int, cap: float = math.inf) -> float:
+    """How long the parts of a snapshot may take to arrive: so many bytes, over a slow line. `cap`: bits a second that a
+    holder sends at most."""
     if spec.limits.part_seconds is not None:
         return spec.limits.part_seconds
     allowed = min(spec.snapshots.bits_per_second or math.inf, spec.wire.link.bits_per_second)
-    return PART_AT_LEAST + 8 * largest / min(SLOW_LINE, allowed / 2)
+    return PART_AT_LEAST + 8 * largest / min(SLOW_LINE, allowed / 2, cap / 2)
 
 
-def least_rate(spec: RunSpec, size: int) -> float:
+def least_rate(spec: RunSpec, size: int, cap: float = math.inf) -> float:
     """Bytes a second that an upload of so many has even where it yields, so that it is in time."""
-    return max(size, 1) / (IN_TIME * part_seconds(spec, size))
+    return max(size, 1) / (IN_TIME * part_seconds(spec, size, cap))
 
 
 def snapshot_bytes(spec: RunSpec, layers: Sequence[int], windows: int | None = None) -> int:

@@ -15,7 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from protomodels_cli.quantities import duration, plural, rate, size
+from protomodels_cli.quantities import duration, plural, rate, size, until_when
 from protomodels_cli.wire.path import is_relayed
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 
@@ -62,6 +62,8 @@ def picture(s: pb.RunStatus) -> RenderableType:
     rows += [Text(line, style="dim") for line in why_not_direct(s)]
     if waiting := spares(s):
         rows.append(Text(waiting, style="dim"))
+    if rests := resting(s):
+        rows.append(Text(rests, style="dim"))
     if s.no_spare:
         rows.append(Text(NO_SPARE, style="yellow"))
     if went := gone(s):
@@ -212,6 +214,13 @@ def spares(s: pb.RunStatus) -> str:
     return f"{plural(len(names), 'spare')}: {shown}" if names else ""
 
 
+def resting(s: pb.RunStatus) -> str:
+    """Who wants no stage for now; empty where nobody does."""
+    each = [f"{p.name or p.peer} {until_when(p.rests_until)}" for p in s.peers if p.state == pb.PeerStatus.RESTING]
+    more = f" and {len(each) - 4} more" if len(each) > 4 else ""
+    return f"resting: {', '.join(each[:4])}{more}" if each else ""
+
+
 def gone(s: pb.RunStatus) -> str:
     """Peers that were here lately; empty where there are none."""
     each = [f"{g.name or g.peer} ({_words(pb.Presence, g.how)} {duration(round(g.gone_s))} ago)" for g in s.gone[:4]]
@@ -237,5 +246,7 @@ def _state(p: pb.PeerStatus) -> str:
             return f"leaving stage {p.stage}"
         case pb.PeerStatus.UNPLACED:
             return "waits for others"
+        case pb.PeerStatus.RESTING:
+            return f"resting {until_when(p.rests_until)}"
         case _:
             return "spare"

@@ -74,6 +74,10 @@ class Operator:
         kicked: pb.KickReply = await self._call(self._stub.Kick, pb.KickRequest(peer=peer))
         return kicked
 
+    async def rest(self, peer: str, over: bool) -> pb.RestReply:
+        rests: pb.RestReply = await self._call(self._stub.Rest, pb.RestRequest(peer=peer, over=over))
+        return rests
+
     async def _call(self, method: Any, request: Any) -> Any:
         try:
             return await method(request, metadata=self._metadata, timeout=10)

@@ -49,6 +49,7 @@ from protomodels_cli.worker.listener import Listener
 from protomodels_cli.worker.own_key import own_key
 from protomodels_cli.worker.own_log import own_log
 from protomodels_cli.worker.papers import Papers
+from protomodels_cli.worker.resting import Hours, Wishes
 from protomodels_cli.worker.session import Session
 from protomodels_cli.worker.telling import PeerError, PeerTeller
 
@@ -72,6 +73,7 @@ class Options:
     map_port: bool = False  # whether the router is asked to let neighbours in
     upload: float | None = None  # bits a second, of all that this peer sends; None: as much as its line carries
     download: float | None = None
+    hours: Hours | None = None  # of the day in which it takes part; None: all
 
 
 async def join(options: Options, say: Callable[[str], None]) -> int:
@@ -156,6 +158,8 @@ async def _take_part(options: Options, tell: PeerTeller, figures: Figures) -> in
         if options.map_port and not local_only:
             kept = await closing.enter_async_context(_mapping(port, tell))
         tell(notices.Joined(spec.name, options.name, enrolled.peer, cards.in_words, cards.offered, flops))
+        if cap is not None:
+            tell(notices.Capped(options.upload or 0.0, options.download or 0.0))
         known: notices.Reachable | notices.NotReachable | None = None
 
         async def introduce() -> pb.Register:
@@ -189,6 +193,8 @@ async def _take_part(options: Options, tell: PeerTeller, figures: Figures) -> in
                 addresses=own,
                 machine=machine_id(link.fingerprint) if options.listen else "",
                 relay_trips=await relay_trips(relays),
+                upload=options.upload or 0.0,
+                download=options.download or 0.0,
             )
 
         session = Session(
@@ -202,6 +208,7 @@ async def _take_part(options: Options, tell: PeerTeller, figures: Figures) -> in
             options.give_up_after,
             figures,
             cap,
+            closing.enter_context(Wishes(folder, enrolled.peer, options.name, options.hours)),
         )
         return await session.run(introduce)
 

@@ -60,6 +60,28 @@ class CertificateExpired(Base):
 
 
 @dataclass(frozen=True)
+class Rests(Base):
+    """This peer is to rest, by the wish of people at its machine; it stays in the run."""
+
+    until: float  # seconds since 1970; 0: until it is woken
+    kind: Literal["rests"] = "rests"
+
+
+@dataclass(frozen=True)
+class Wakes(Base):
+    kind: Literal["wakes"] = "wakes"
+
+
+@dataclass(frozen=True)
+class Capped(Base):
+    """What this peer sends and receives has a cap."""
+
+    upload: float  # bits a second; 0: none
+    download: float
+    kind: Literal["capped"] = "capped"
+
+
+@dataclass(frozen=True)
 class Reachable(Base):
     log: ClassVar[logging.Logger | None] = logs.WIRE
     address: str
@@ -400,7 +422,17 @@ class Ended(Base):
 
 AboutCertificate = RenewalFailed | CertificateExpired
 AboutPort = PortMapped | PortNotMapped
-AboutJoining = CoordinatorUnreachable | Joined | Reachable | NotReachable | LinkEmulated | AboutCertificate | AboutPort
+AboutWishes = Rests | Wakes | Capped
+AboutJoining = (
+    CoordinatorUnreachable
+    | Joined
+    | Reachable
+    | NotReachable
+    | LinkEmulated
+    | AboutCertificate
+    | AboutPort
+    | AboutWishes
+)
 AboutMachine = NotCompiled | NotPinned
 AboutBuilding = Preparing | StageAssigned | Computing | Building
 AboutStage = Spare | Waiting | Paused | Resumed | AboutBuilding | AboutMachine | StepDecided | HashMismatch

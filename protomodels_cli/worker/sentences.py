@@ -7,7 +7,7 @@ from typing import assert_never
 
 from protomodels_cli.observe.punches import not_punched
 from protomodels_cli.observe.troubles import in_words
-from protomodels_cli.quantities import duration, plural, rate, size
+from protomodels_cli.quantities import duration, plural, rate, size, until_when
 from protomodels_cli.wire import troubles as t
 from protomodels_cli.wire.path import PUNCHED
 from protomodels_cli.worker import notices as n
@@ -20,6 +20,8 @@ def sentence(notice: n.Notice) -> str:
     """What whoever runs the peer reads."""
     match notice:
         case n.CoordinatorUnreachable() | n.Joined() | n.Reachable() | n.NotReachable() | n.LinkEmulated():
+            return _joining(notice)
+        case n.Rests() | n.Wakes() | n.Capped():
             return _joining(notice)
         case n.RenewalFailed() | n.CertificateExpired() | n.PortMapped() | n.PortNotMapped():
             return _joining(notice)
@@ -96,6 +98,13 @@ def _joining(notice: n.AboutJoining) -> str:
             return f"the router leads {address} to TCP port {port} of this machine ({by}), until this peer leaves"
         case n.PortNotMapped(port, detail):
             return f"the router does not lead a port to TCP port {port} of this machine ({detail}); going on without"
+        case n.Rests(until):
+            return f"resting {until_when(until)}: the step is finished and the stage handed over first (Ctrl-C leaves)"
+        case n.Wakes():
+            return "awake again: ready for a stage"
+        case n.Capped(upload, download):
+            each = [f"{way} {rate(cap, 'bit/s')}" for way, cap in (("sends", upload), ("receives", download)) if cap]
+            return f"{' and '.join(each)} at most, all traffic of this peer counted"
         case n.LinkEmulated(link):
             return f"the run emulates a slow connection for every peer (wire.link): {link}"
         case _:

@@ -45,6 +45,7 @@ from protomodels_cli.worker.listener import Listener
 from protomodels_cli.worker.messages import decision_of, done_message, lost_message
 from protomodels_cli.worker.papers import Papers
 from protomodels_cli.worker.paths import Network, follow_address
+from protomodels_cli.worker.resting import LOOK_SECONDS, Wishes
 from protomodels_cli.worker.signals import signals_call
 from protomodels_cli.worker.snapshots import transfer
 from protomodels_cli.worker.snapshots.exchange import SnapshotExchange
@@ -52,6 +53,7 @@ from protomodels_cli.worker.snapshots.pacing import Activations
 from protomodels_cli.worker.telling import PeerError, Tell, trouble_of
 
 LAST_WORDS = 2.0  # seconds for what was said last to arrive
+RESTING = "resting"  # the kind of a spare that is to have no stage, and prefetches nothing
 UPLOAD_AGAIN = 2.0  # seconds until an upload that the run waits for is tried again
 
 
@@ -70,6 +72,7 @@ class Session:
         give_up_after: float,
         figures: Figures | None = None,
         cap: Cap | None = None,
+        wishes: Wishes | None = None,
     ):
         self.spec, self._line, self._papers, self.tell = spec, line, papers, tell
         self._listener = listener
@@ -84,6 +87,8 @@ class Session:
         if connection is not None:
             line.lead_over(connection)
         self._network = Network(lambda: papers.identity, listener, lambda: line.address, connection, cap)
+        self._wishes, self._rests = wishes, None if wishes is None else wishes.now()
+        self._rests_by_owner = False  # as the coordinator has said
         self._generation: Generation | None = None
         self._in_memory: pb.Assignment | None = None  # the stage there, also while its generation is over
         self._right: pb.Sync | None = None  # the hashes of U and T_fixed that a sync under way compares with
@@ -109,6 +114,8 @@ class Session:
         async def introduce_all() -> list[pb.PeerMessage]:
             register = await introduce()
             await self._add_what_is_here(register)
+            if (rest := self._rest()) is not None:
+                register.rest.CopyFrom(rest)
             said = [pb.PeerMessage(register=register)]
             if self._generation is not None and self._generation.done is not None:
                 said.append(pb.PeerMessage(done=self._generation.done))  # it may not have been heard
@@ -118,6 +125,8 @@ class Session:
             self._engine.start()
             self._chore(follow_address(self._take_move))
             self._chore(self._papers.keep_good(self._line, self.tell, self._listener.use))
+            if self._wishes is not None:
+                self._chore(self._follow_wishes(self._wishes))
             watch = self._chore(devices.watch(lambda: self._engine.busy_with, self.spec.limits.device_seconds))
             led = asyncio.create_task(self._control.run(introduce_all, self._obey))
             ends: set[asyncio.Future[Any]] = {led, self._over}
@@ -138,6 +147,22 @@ class Session:
                 for chore in self._chores:
                     chore.cancel()
                 await asyncio.to_thread(self._engine.join, 0 if hangs else 10)
+
+    def _rest(self) -> pb.Rest | None:
+        if self._rests is not None:
+            return pb.Rest(until=self._rests)
+        return pb.Rest(by_owner=True) if self._rests_by_owner else None
+
+    async def _follow_wishes(self, wishes: Wishes) -> None:
+        if self._rests is not None:
+            self.tell(notices.Rests(self._rests))
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            if (rests := wishes.now()) == self._rests:
+                continue
+            self._rests, self._rests_by_owner = rests, False
+            self._control.send(rest=self._rest() or pb.Rest(over=True))  # without a connection: with the next one
+            self.tell(notices.Wakes() if rests is None else notices.Rests(rests))
 
     async def _add_what_is_here(self, register: pb.Register) -> None:
         """Add the stage in memory, as it is once all orders so far are carried out, and the parts on disk."""
@@ -174,7 +199,9 @@ class Session:
                 self._engine.order(orders.Drop())
                 self._figures.stage = None
                 self.tell(notices.Spare(message.spare.kind, message.spare.why))
-                await self._snapshots.be_spare(True)
+                rests = message.spare.kind == RESTING
+                self._rests_by_owner = rests and self._rests is None
+                await self._snapshots.be_spare(not rests)
             case "wait":
                 await self._end_generation()
                 self.tell(notices.Waiting(message.wait.kind, message.wait.why, self._stage_in_memory))

@@ -7,6 +7,8 @@ costs the steps since the newest snapshot. Without anybody to take over, steps w
 
 from __future__ import annotations
 
+import math
+
 from protomodels_cli.coordinator import assigning, reasons
 from protomodels_cli.coordinator.events import PartFailed, PartsArrived
 from protomodels_cli.coordinator.history import Mark
@@ -48,7 +50,8 @@ def watch(moves: Moves) -> None:
 
 def _limit(state: State) -> float:
     largest = largest_part(state.spec, state.history.layers)
-    return part_seconds(state.spec, largest) * 2.0 ** min(state.late, MOST_LATE)
+    caps = [peer.upload for id_, peer in state.peers.items() if id_ in state.history.holders]
+    return part_seconds(state.spec, largest, min(caps, default=math.inf)) * 2.0 ** min(state.late, MOST_LATE)
 
 
 def _give_up_overdue(moves: Moves, mark: Mark) -> None:

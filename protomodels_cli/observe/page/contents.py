@@ -65,7 +65,9 @@ def state(status: pb.RunStatus, beside: Beside, veil: Veil) -> dict[str, Any]:
         for a, b in zip(s["stages"], s["stages"][1:], strict=False)
     ]
     holders = {holder["peer"] for stage in s["stages"] for holder in stage["holders"]}
-    spares = [p for p in s["peers"] if p["peer"] not in holders]  # one that waits for another holder is none
+    spares = [
+        p for p in s["peers"] if p["peer"] not in holders and p["state"] != "resting"
+    ]  # one that waits for another holder is none
     found["spares"] = [_peer(p, beside, veil) for p in spares[:SPARES]]
     found["more_spares"] = max(0, len(spares) - SPARES)
     found["peers"] = len(peers)

@@ -116,7 +116,7 @@ class ReachabilityReply(_message.Message):
     def __init__(self, reachable: bool = ..., host: _Optional[str] = ..., reason: _Optional[str] = ..., relays: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class PeerMessage(_message.Message):
-    __slots__ = ("register", "done", "basis_taken", "leaving", "trouble", "heartbeat", "part_failed", "snapshot_lost", "prefetched", "ready", "lacking", "proof", "verdict")
+    __slots__ = ("register", "done", "basis_taken", "leaving", "trouble", "heartbeat", "part_failed", "snapshot_lost", "prefetched", "ready", "lacking", "proof", "verdict", "rest")
     REGISTER_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
     BASIS_TAKEN_FIELD_NUMBER: _ClassVar[int]
@@ -130,6 +130,7 @@ class PeerMessage(_message.Message):
     LACKING_FIELD_NUMBER: _ClassVar[int]
     PROOF_FIELD_NUMBER: _ClassVar[int]
     VERDICT_FIELD_NUMBER: _ClassVar[int]
+    REST_FIELD_NUMBER: _ClassVar[int]
     register: Register
     done: Done
     basis_taken: BasisTaken
@@ -143,7 +144,8 @@ class PeerMessage(_message.Message):
     lacking: Part
     proof: Proof
     verdict: Verdict
-    def __init__(self, register: _Optional[_Union[Register, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., basis_taken: _Optional[_Union[BasisTaken, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., trouble: _Optional[_Union[Trouble, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., part_failed: _Optional[_Union[PartFailed, _Mapping]] = ..., snapshot_lost: _Optional[_Union[SnapshotLost, _Mapping]] = ..., prefetched: _Optional[_Union[Part, _Mapping]] = ..., ready: _Optional[_Union[Part, _Mapping]] = ..., lacking: _Optional[_Union[Part, _Mapping]] = ..., proof: _Optional[_Union[Proof, _Mapping]] = ..., verdict: _Optional[_Union[Verdict, _Mapping]] = ...) -> None: ...
+    rest: Rest
+    def __init__(self, register: _Optional[_Union[Register, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., basis_taken: _Optional[_Union[BasisTaken, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., trouble: _Optional[_Union[Trouble, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., part_failed: _Optional[_Union[PartFailed, _Mapping]] = ..., snapshot_lost: _Optional[_Union[SnapshotLost, _Mapping]] = ..., prefetched: _Optional[_Union[Part, _Mapping]] = ..., ready: _Optional[_Union[Part, _Mapping]] = ..., lacking: _Optional[_Union[Part, _Mapping]] = ..., proof: _Optional[_Union[Proof, _Mapping]] = ..., verdict: _Optional[_Union[Verdict, _Mapping]] = ..., rest: _Optional[_Union[Rest, _Mapping]] = ...) -> None: ...
 
 class Proof(_message.Message):
     __slots__ = ("part", "nonce", "sha256")
@@ -204,7 +206,7 @@ class SnapshotLost(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., lineage: _Optional[int] = ..., step: _Optional[int] = ..., why: _Optional[str] = ...) -> None: ...
 
 class Register(_message.Message):
-    __slots__ = ("spec_sha256", "device", "memory", "flops", "host_memory", "port", "name", "holding", "parts", "dtype", "compiled", "card", "card_memory", "addresses", "machine", "relay_trips", "outside_port", "outside_host")
+    __slots__ = ("spec_sha256", "device", "memory", "flops", "host_memory", "port", "name", "holding", "parts", "dtype", "compiled", "card", "card_memory", "addresses", "machine", "relay_trips", "outside_port", "outside_host", "rest", "upload", "download")
     SPEC_SHA256_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     MEMORY_FIELD_NUMBER: _ClassVar[int]
@@ -223,6 +225,9 @@ class Register(_message.Message):
     RELAY_TRIPS_FIELD_NUMBER: _ClassVar[int]
     OUTSIDE_PORT_FIELD_NUMBER: _ClassVar[int]
     OUTSIDE_HOST_FIELD_NUMBER: _ClassVar[int]
+    REST_FIELD_NUMBER: _ClassVar[int]
+    UPLOAD_FIELD_NUMBER: _ClassVar[int]
+    DOWNLOAD_FIELD_NUMBER: _ClassVar[int]
     spec_sha256: str
     device: str
     memory: int
@@ -241,7 +246,10 @@ class Register(_message.Message):
     relay_trips: _containers.RepeatedCompositeFieldContainer[RelayTrip]
     outside_port: int
     outside_host: str
-    def __init__(self, spec_sha256: _Optional[str] = ..., device: _Optional[str] = ..., memory: _Optional[int] = ..., flops: _Optional[float] = ..., host_memory: _Optional[int] = ..., port: _Optional[int] = ..., name: _Optional[str] = ..., holding: _Optional[_Union[Holding, _Mapping]] = ..., parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ..., dtype: _Optional[str] = ..., compiled: bool = ..., card: _Optional[str] = ..., card_memory: _Optional[int] = ..., addresses: _Optional[_Iterable[str]] = ..., machine: _Optional[str] = ..., relay_trips: _Optional[_Iterable[_Union[RelayTrip, _Mapping]]] = ..., outside_port: _Optional[int] = ..., outside_host: _Optional[str] = ...) -> None: ...
+    rest: Rest
+    upload: float
+    download: float
+    def __init__(self, spec_sha256: _Optional[str] = ..., device: _Optional[str] = ..., memory: _Optional[int] = ..., flops: _Optional[float] = ..., host_memory: _Optional[int] = ..., port: _Optional[int] = ..., name: _Optional[str] = ..., holding: _Optional[_Union[Holding, _Mapping]] = ..., parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ..., dtype: _Optional[str] = ..., compiled: bool = ..., card: _Optional[str] = ..., card_memory: _Optional[int] = ..., addresses: _Optional[_Iterable[str]] = ..., machine: _Optional[str] = ..., relay_trips: _Optional[_Iterable[_Union[RelayTrip, _Mapping]]] = ..., outside_port: _Optional[int] = ..., outside_host: _Optional[str] = ..., rest: _Optional[_Union[Rest, _Mapping]] = ..., upload: _Optional[float] = ..., download: _Optional[float] = ...) -> None: ...
 
 class RelayTrip(_message.Message):
     __slots__ = ("relay", "seconds")
@@ -388,6 +396,16 @@ class BasisTaken(_message.Message):
 class Leaving(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class Rest(_message.Message):
+    __slots__ = ("over", "until", "by_owner")
+    OVER_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_FIELD_NUMBER: _ClassVar[int]
+    BY_OWNER_FIELD_NUMBER: _ClassVar[int]
+    over: bool
+    until: float
+    by_owner: bool
+    def __init__(self, over: bool = ..., until: _Optional[float] = ..., by_owner: bool = ...) -> None: ...
 
 class Trouble(_message.Message):
     __slots__ = ("detail", "about", "generation", "kind", "seconds")
@@ -931,6 +949,20 @@ class Punch(_message.Message):
     why: str
     def __init__(self, number: _Optional[int] = ..., host: _Optional[str] = ..., port: _Optional[int] = ..., why: _Optional[str] = ...) -> None: ...
 
+class RestRequest(_message.Message):
+    __slots__ = ("peer", "over")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    OVER_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    over: bool
+    def __init__(self, peer: _Optional[str] = ..., over: bool = ...) -> None: ...
+
+class RestReply(_message.Message):
+    __slots__ = ("peer",)
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    def __init__(self, peer: _Optional[str] = ...) -> None: ...
+
 class CreateTokenRequest(_message.Message):
     __slots__ = ("uses", "seconds", "person")
     USES_FIELD_NUMBER: _ClassVar[int]
@@ -1228,7 +1260,7 @@ class StageStatus(_message.Message):
     def __init__(self, stage: _Optional[int] = ..., first_layer: _Optional[int] = ..., end_layer: _Optional[int] = ..., holders: _Optional[_Iterable[_Union[Holder, _Mapping]]] = ..., state: _Optional[_Union[StageStatus.State, str]] = ..., compute_share: _Optional[float] = ..., wait_share: _Optional[float] = ..., wire_share: _Optional[float] = ..., forward_bytes_per_token: _Optional[float] = ..., backward_bytes_per_token: _Optional[float] = ..., ratio_bf16: _Optional[float] = ..., most_in_flight: _Optional[int] = ..., peak_memory: _Optional[int] = ..., forecast_memory: _Optional[int] = ..., round_trip_s: _Optional[float] = ..., path: _Optional[str] = ..., path_why: _Optional[str] = ..., path_kind: _Optional[str] = ..., path_s: _Optional[float] = ..., punch: _Optional[str] = ..., process_memory: bool = ...) -> None: ...
 
 class PeerStatus(_message.Message):
-    __slots__ = ("peer", "name", "state", "stage", "device", "memory", "flops", "address", "reachable", "joined_s", "outsized", "token", "person")
+    __slots__ = ("peer", "name", "state", "stage", "device", "memory", "flops", "address", "reachable", "joined_s", "rests_until", "upload", "download", "rests_by_itself", "outsized", "token", "person")
     class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         UNSPECIFIED: _ClassVar[PeerStatus.State]
@@ -1236,11 +1268,13 @@ class PeerStatus(_message.Message):
         HOLDING: _ClassVar[PeerStatus.State]
         LEAVING: _ClassVar[PeerStatus.State]
         UNPLACED: _ClassVar[PeerStatus.State]
+        RESTING: _ClassVar[PeerStatus.State]
     UNSPECIFIED: PeerStatus.State
     SPARE: PeerStatus.State
     HOLDING: PeerStatus.State
     LEAVING: PeerStatus.State
     UNPLACED: PeerStatus.State
+    RESTING: PeerStatus.State
     PEER_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -1251,6 +1285,10 @@ class PeerStatus(_message.Message):
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     REACHABLE_FIELD_NUMBER: _ClassVar[int]
     JOINED_S_FIELD_NUMBER: _ClassVar[int]
+    RESTS_UNTIL_FIELD_NUMBER: _ClassVar[int]
+    UPLOAD_FIELD_NUMBER: _ClassVar[int]
+    DOWNLOAD_FIELD_NUMBER: _ClassVar[int]
+    RESTS_BY_ITSELF_FIELD_NUMBER: _ClassVar[int]
     OUTSIZED_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     PERSON_FIELD_NUMBER: _ClassVar[int]
@@ -1264,7 +1302,11 @@ class PeerStatus(_message.Message):
     address: str
     reachable: bool
     joined_s: float
+    rests_until: float
+    upload: float
+    download: float
+    rests_by_itself: bool
     outsized: int
     token: str
     person: str
-    def __init__(self, peer: _Optional[str] = ..., name: _Optional[str] = ..., state: _Optional[_Union[PeerStatus.State, str]] = ..., stage: _Optional[int] = ..., device: _Optional[str] = ..., memory: _Optional[int] = ..., flops: _Optional[float] = ..., address: _Optional[str] = ..., reachable: bool = ..., joined_s: _Optional[float] = ..., outsized: _Optional[int] = ..., token: _Optional[str] = ..., person: _Optional[str] = ...) -> None: ...
+    def __init__(self, peer: _Optional[str] = ..., name: _Optional[str] = ..., state: _Optional[_Union[PeerStatus.State, str]] = ..., stage: _Optional[int] = ..., device: _Optional[str] = ..., memory: _Optional[int] = ..., flops: _Optional[float] = ..., address: _Optional[str] = ..., reachable: bool = ..., joined_s: _Optional[float] = ..., rests_until: _Optional[float] = ..., upload: _Optional[float] = ..., download: _Optional[float] = ..., rests_by_itself: bool = ..., outsized: _Optional[int] = ..., token: _Optional[str] = ..., person: _Optional[str] = ...) -> None: ...

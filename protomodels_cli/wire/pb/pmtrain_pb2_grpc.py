@@ -569,6 +569,11 @@ class OperatorStub(object):
                 request_serializer=protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.KickRequest.SerializeToString,
                 response_deserializer=protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.KickReply.FromString,
                 _registered_method=True)
+        self.Rest = channel.unary_unary(
+                '/pmtrain.Operator/Rest',
+                request_serializer=protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.RestRequest.SerializeToString,
+                response_deserializer=protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.RestReply.FromString,
+                _registered_method=True)
 
 
 class OperatorServicer(object):
@@ -617,6 +622,13 @@ class OperatorServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Rest(self, request, context):
+        """Lets a peer rest, or wakes one that rests by the owner's wish.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_OperatorServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -649,6 +661,11 @@ def add_OperatorServicer_to_server(servicer, server):
                     servicer.Kick,
                     request_deserializer=protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.KickRequest.FromString,
                     response_serializer=protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.KickReply.SerializeToString,
+            ),
+            'Rest': grpc.unary_unary_rpc_method_handler(
+                    servicer.Rest,
+                    request_deserializer=protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.RestRequest.FromString,
+                    response_serializer=protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.RestReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -813,6 +830,33 @@ class Operator(object):
             '/pmtrain.Operator/Kick',
             protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.KickRequest.SerializeToString,
             protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.KickReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Rest(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pmtrain.Operator/Rest',
+            protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.RestRequest.SerializeToString,
+            protomodels__cli_dot_wire_dot_pb_dot_pmtrain__pb2.RestReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -6,6 +6,7 @@ All of it beside the steps. It must not know the engine or the links; which snap
 from __future__ import annotations
 
 import asyncio
+import math
 import zlib
 from collections.abc import Callable, Coroutine
 from functools import partial
@@ -58,6 +59,7 @@ class SnapshotExchange:
         cap: Cap | None = None,
     ):
         self._spec, self._stub, self._metadata, self._activations = spec, stub, metadata, activations
+        self._upload_cap = math.inf if cap is None or cap.upload is None else cap.upload
         self._chore, self._send, self._tell = chore, send, tell  # to the coordinator, and to whoever looks on
         self.parts = PartStore(folder)
         self._throttle, self._store = (
@@ -126,7 +128,7 @@ class SnapshotExchange:
     async def _upload_one(self, part: Part) -> None:
         """Upload a part, or give it up. Raises BROKEN where a retry may help."""
         try:
-            least = least_rate(self._spec, self.parts.path(part).stat().st_size)
+            least = least_rate(self._spec, self.parts.path(part).stat().st_size, self._upload_cap)
 
             def flow() -> Flow:
                 return Flow(Pace(least), self._activations.leaving, self._throttle)

@@ -1,0 +1,62 @@
+"""Peers that rest: they keep their session and their name, hold no stage, and are given none until they wake. Pure.
+
+A holder hands its stage over as one that leaves does: the step is finished and saved first, so that none is redone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+
+from protomodels_cli.coordinator import assigning, notices, reasons
+from protomodels_cli.coordinator.moves import Moves
+from protomodels_cli.coordinator.state import Rest
+
+
+def hear(moves: Moves, peer: str, rest: Rest | None) -> None:
+    """It is to rest, or to wake."""
+    state, known = moves.state, moves.state.peers.get(peer)
+    if known is None:
+        return
+    if rest is None:
+        _wake(moves, peer)
+        return
+    rested = known.rest is not None and peer not in state.leaving
+    moves.set(peers={**state.peers, peer: replace(known, rest=rest)})
+    if state.history.step > 0 and (peer in state.holds or state.stage_of(peer) is not None):
+        moves.set(leaving=state.leaving | {peer})
+    elif not rested or state.preparing.get(peer) is not None:
+        lay_down(moves, {}, {peer})
+    elif known.rest != rest:
+        moves.tell(notices.PeerRests(peer, known.name, None, rest.until))
+
+
+def end(moves: Moves, peer: str) -> None:
+    """It wants to go: nothing is kept for it."""
+    if (known := moves.state.peers.get(peer)) is not None and known.rest is not None:
+        moves.set(peers={**moves.state.peers, peer: replace(known, rest=None)})
+
+
+def lay_down(moves: Moves, leave: Mapping[str, reasons.Loss], rest: Collection[str]) -> None:
+    """These are without a stage from now on: those that leave are gone, the others stay and rest."""
+    before = {peer: moves.state.peers[peer] for peer in rest}
+    why = {peer: reasons.AskedToRest(known.rest.until) for peer, known in before.items() if known.rest is not None}
+    assigning.lose(moves, {**leave, **why})
+    here = {peer: replace(known, holding=None) for peer, known in before.items()}
+    moves.set(peers={**moves.state.peers, **here})
+    for peer in sorted(rest):
+        assigning.make_spare(moves, peer, reasons.Resting())
+
+
+def _wake(moves: Moves, peer: str) -> None:
+    state, known = moves.state, moves.state.peers[peer]
+    if known.rest is None:
+        return
+    moves.set(peers={**state.peers, peer: replace(known, rest=None)}, leaving=state.leaving - {peer})
+    moves.tell(notices.PeerWoke(peer, known.name))
+    if state.stage_of(peer) is not None or peer in state.holds:
+        return  # it had not handed its stage over yet
+    if state.placed:
+        assigning.make_spare(moves, peer, reasons.AllStagesHeld(state.stages))
+    else:
+        assigning.regroup(moves)
