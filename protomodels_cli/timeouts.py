@@ -43,3 +43,8 @@ RELAY_FIRST_PAUSE, RELAY_LONGEST_PAUSE = 0.2, 10.0  # between two tries to reach
 PART_PROOF = 60.0  # for a peer to prove that it has a part; that takes a few reads
 PART_RETRY = 3.0  # between two tries to send or fetch a part that nobody waits for
 PART_RETRY_URGENT = 0.2  # between two tries while the run waits for the part
+
+# A message to the owner (`coordinator --notify`).
+NOTIFY_WAIT = 600.0  # that a run has waited for peers
+NOTIFY_AGAIN = 2.0, 10.0  # between two tries
+NOTIFY_LAST = 15.0  # for the last messages to leave before the coordinator ends

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
+from urllib.parse import urlsplit
 
 import typer
 
@@ -17,6 +18,7 @@ from protomodels_cli.errors import OptionError, UserError
 from protomodels_cli.observe import logs
 
 if TYPE_CHECKING:
+    from protomodels_cli.observe.notify import Target
     from protomodels_cli.observe.page.address import Where
     from protomodels_cli.wire.join_link import Address
     from protomodels_cli.wire.tickets import RelayLink
@@ -108,6 +110,14 @@ def coordinator(
             "last start; an empty text shows none.",
         ),
     ] = None,
+    notify: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Tell the owner elsewhere when the run ends, stands still, or has no spare left: an ntfy topic, a "
+            "Discord webhook, or 'exec:COMMAND'. Default: as at the last start; '': nobody.",
+        ),
+    ] = None,
     verbose: Verbose = False,
     log_level: LogLevelOption = None,
 ) -> None:
@@ -142,6 +152,7 @@ def coordinator(
 
     with beginning:
         where, others = _place_of_page(page, no_page, page_sample), _addresses(also_at or [])
+        told = _target(notify)
         use_one_arena()
         gc.freeze()
         gc.set_threshold(*GARBAGE)
@@ -187,10 +198,14 @@ def coordinator(
                 if links.viewing:
                     say(f"others may watch it at:    {links.viewing}")
 
+        told = _kept_target(notify, told, folder.path)
+
         async def lead() -> int:
             leading = Coordinator(corpus, folder, say, others or inherited, relays=relays)
             if where is not None:
                 leading.watch(where, sample)
+            if told is not None:
+                leading.notify(told)
             return await leading.run(bind_address(public), public, number, announce)
 
         code = asyncio.run(lead())
@@ -210,6 +225,30 @@ def _place_of_page(page: str | None, no_page: bool, sample: str | None) -> Where
             raise OptionError(f"--no-page {other}: one asks for the page that the other forbids", "use one", "page")
         return None
     return default_place() if page is None else asked_place(page)
+
+
+def _target(text: str | None) -> Target | None:
+    from protomodels_cli.observe.notify import parse_target
+
+    return parse_target(text) if text else None
+
+
+def _kept_target(text: str | None, target: Target | None, folder: Path) -> Target | None:
+    """As given now, or at the last start: the URL is a secret, and in the run directory."""
+    from protomodels_cli.files import write_whole
+
+    kept = folder / "notify"
+    if text is not None:
+        if target is None:
+            kept.unlink(missing_ok=True)
+        else:
+            write_whole(kept, text.encode(), 0o600)
+    elif kept.exists():
+        text = kept.read_text(encoding="utf-8").strip()
+        target = _target(text)
+    if target is not None and target.kind != "command":
+        logs.hide(target.address, urlsplit(target.address).path.strip("/"))
+    return target
 
 
 def _relays(texts: list[str] | None, folder: Path) -> list[RelayLink]:

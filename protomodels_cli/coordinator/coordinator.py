@@ -16,6 +16,7 @@ from typing import Any, assert_never
 
 from protomodels_cli import timeouts
 from protomodels_cli.coordinator import contributions, events, machine, notices
+from protomodels_cli.coordinator.alarms import LongWait, alarm_of
 from protomodels_cli.coordinator.audit_reasons import OfAudits
 from protomodels_cli.coordinator.auditing import Audits
 from protomodels_cli.coordinator.books import known_names, open_books
@@ -48,6 +49,7 @@ from protomodels_cli.errors import EXIT_INTERRUPTED, EXIT_OUTSIDE, UserError
 from protomodels_cli.files import free_bytes
 from protomodels_cli.observe import logs
 from protomodels_cli.observe.notices import Teller
+from protomodels_cli.observe.notify import Notifier, Target
 from protomodels_cli.observe.page.address import Where
 from protomodels_cli.observe.progress import Progress
 from protomodels_cli.protocol.throughput import tokens_per_s
@@ -112,11 +114,24 @@ class Coordinator:
         self._hosts: list[str] = []  # at which peers may look for a coordinator
         self._silent: dict[str, float] = {}  # when peers were lost that may still live
         self._watching: Watching | None = None
+        self._notifier: Notifier | None = None
+        self._long_wait = LongWait()
 
     def watch(self, where: Where, prompt: str | None = None) -> None:
         """Show the run on a page there; with a text that goes on from this prompt."""
         trips = self._service.round_trips
         self._watching = Watching(where, self.run_dir, lambda: self.state, self._status, trips, prompt)
+
+    def notify(self, target: Target) -> None:
+        """Tell the owner elsewhere when the run ends, stands still, or is about to."""
+        failed = lambda shown, why: self._teller(notices.NotifyFailed(shown, why))  # noqa: E731
+        self._notifier = notifier = Notifier(target, self.spec.name, failed)
+
+        def also(notice: notices.Notice) -> None:
+            if (text := alarm_of(notice)) is not None:
+                notifier(text)
+
+        self._teller.also = also
 
     async def run(self, bind: str, host: str, port: int, announce: Callable[[str], None]) -> int:
         """Open the door and lead the run to its end. Returns the exit code."""
@@ -127,6 +142,8 @@ class Coordinator:
                 self._teller.record(notices.Ended(e.kind, str(e).splitlines()[0]))
             raise
         finally:
+            if self._notifier is not None:
+                await self._notifier.close()
             if self._watching is not None:
                 await self._watching.close()
             await self._service.close()
@@ -298,6 +315,8 @@ class Coordinator:
         while True:
             await asyncio.sleep(timeouts.COORDINATOR_TICK)
             self.submit(events.Tick(await beside(self._room)))
+            if self._notifier is not None and (text := self._long_wait.look(self.state, self._now())) is not None:
+                self._notifier(text)
 
     def _room(self) -> int | None:
         try:

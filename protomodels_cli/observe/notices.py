@@ -46,6 +46,7 @@ class Teller(Generic[N]):
         rows: JsonLines | None = None,
     ):
         self._sentence, self._log, self._say, self.rows = sentence, log, say, rows
+        self.also: Callable[[N], None] = lambda notice: None
 
     def __call__(self, notice: N) -> None:
         text = self._sentence(notice)
@@ -55,7 +56,8 @@ class Teller(Generic[N]):
             self._say(text)
 
     def record(self, notice: N) -> None:
-        """In events.jsonl alone."""
+        """In events.jsonl, and for who listens too."""
+        self.also(notice)
         if self.rows is not None:
             self.rows.write({**as_row(notice), "text": self._sentence(notice)})
 
