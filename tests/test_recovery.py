@@ -16,7 +16,6 @@ from protomodels_cli.coordinator.history import (
     Decided,
     RolledBack,
 )
-from protomodels_cli.coordinator.readiness import restore_seconds
 from protomodels_cli.coordinator.status import describe
 
 
@@ -371,7 +370,60 @@ def test_who_has_its_stage_in_memory_may_not_take_for_ever_to_say_so():
     b.now += 10_000
     assert b.tell(ev.Tick()) == [], "parts of a snapshot are on their way, and nobody else is here"
     b.join(3)
-    [late] = [c for c in b.tell(ev.Tick()) if isinstance(c, ev.Dismiss)]
-    assert (late.why.stage, late.why.doing) == (b.state.history.holders.index("p3"), "restore")
-    assert b.state.history.holders[1 - late.why.stage] == "p2", "it goes on with what it is at"
-    assert late.why.seconds == restore_seconds(b.state.spec, b.state.history.layers, late.why.stage)
+    [late] = told(b.tell(ev.Tick()), notices.StageGivenUp)
+    assert (late.reason.stage, late.reason.doing) == (b.state.history.holders.index("p3"), "restore")
+    assert late.peer == "p2"
+    assert b.state.history.holders[1 - late.stage] == "p0", "it goes on with what it is at"
+    assert late.peer in b.state.peers
+
+
+def who_gave_up(stages: int, late: set[int], new: bool) -> tuple[list[int | None], Bench]:
+    """Stages whose holders gave up when these were late with their links, in a run of several people with two spares.
+    `new`: stage 1 has another holder since the last step."""
+    b = Bench(make_spec(stages=stages, steps=30, snapshots={"interval": 2}))
+    for i in range(stages + 2):
+        b.tell(ev.Joined(replace(peer(i), token=f"t{i}")))
+    to_step(b, 5)
+    if new:
+        b.lose(b.state.history.holders[1])
+    else:
+        b.tell(ev.Trouble(b.state.history.holders[0], BROKEN, 1, b.state.history.generation))
+    b.answer_until(lambda: b.state.task.kind == "link")
+    for stage in set(range(stages)) - late:
+        b.done(stage)
+    b.now += b.state.linked + 29
+    assert not told(b.tell(ev.Tick()), notices.StageGivenUp)
+    b.now += 2
+    if not told(b.tell(ev.Tick()), notices.StageGivenUp):
+        b.now += b.state.spec.limits.link_seconds
+        b.tell(ev.Tick())
+    return [n.stage for n in told(b.commands, notices.StageGivenUp)], b
+
+
+@pytest.mark.parametrize(
+    ("stages", "late", "new", "gave_up"),
+    [
+        (4, {0, 1, 2}, True, [1]),  # a new holder opens no link, and its neighbours wait for it
+        (4, {0, 1, 2}, False, [1]),  # one that did open links before has more time
+        (4, {1}, True, [1]),
+        (2, {0, 1}, True, [1]),
+        (2, {0, 1}, False, [0]),  # nobody can tell
+    ],
+)
+def test_of_holders_that_are_late_with_their_links_one_gives_up_and_nobody_is_dismissed(stages, late, new, gave_up):
+    found, b = who_gave_up(stages, late, new)
+    assert found == gave_up
+    assert not any(isinstance(c, ev.Dismiss) for c in b.commands)
+    b.finish()
+
+
+def test_without_a_spare_links_of_several_people_are_tried_again_and_nobody_is_dismissed():
+    b = Bench(make_spec(stages=2, steps=3, limits={"link_seconds": 5.0}))
+    for i in range(2):
+        b.tell(ev.Joined(replace(peer(i), token=f"t{i}")))
+    for _ in range(9):
+        b.answer_until(lambda: b.state.task.kind == "link")
+        b.now += 6
+        assert told(b.tell(ev.Tick()), notices.Stalled)
+    assert len(b.state.peers) == 2
+    b.finish()

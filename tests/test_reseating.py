@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from dataclasses import replace
 from typing import Any
 
@@ -9,11 +10,12 @@ import pytest
 from conftest import make_spec
 from hypothesis import given
 from hypothesis import strategies as st
-from machine_bench import SILENT, Bench, holding, peer, to_step, told
+from machine_bench import CUT_OFF, SILENT, Bench, holding, peer, to_step, told
 
 from protomodels_cli.coordinator import assigning, readiness, reasons, speeds
 from protomodels_cli.coordinator import events as ev
 from protomodels_cli.coordinator.history import Decided, RolledBack
+from protomodels_cli.coordinator.notices import StageGivenUp
 from protomodels_cli.coordinator.reseat_notices import StageNotReseated, StageReseated, StageReseating
 from protomodels_cli.coordinator.snapshots.failures import NotWritten
 from protomodels_cli.coordinator.state import Preparation
@@ -136,9 +138,12 @@ def test_the_stage_goes_to_the_spare_and_no_step_is_redone():
     assert b.state.history.holders == before, "nothing is given up before the spare is ready"
     commands = b.tell(ev.Ready("p2", b.asked.part))
     assert [(c.peer, c.reuse) for c in commands if isinstance(c, ev.AssignStage)] == [("p0", True), ("p2", False)]
-    assert ev.MakeSpare("p1", reasons.AllStagesHeld(2)) in commands
+    assert ev.Wait("p1", reasons.StageTried(1, "name-2")) in commands
+    assert ev.MakeSpare("p1", reasons.AllStagesHeld(2)) not in commands
     [done] = told(commands, StageReseated)
     assert (done.stage, done.peer, done.before) == (1, "p2", "p1")
+    to_step(b, 14)
+    assert ev.MakeSpare("p1", reasons.AllStagesHeld(2)) in b.commands, "its stage was not given up before a step"
     to_step(b, 24)
     assert (b.state.history.lineage, b.state.history.generation) == (1, 2)
     b.finish()
@@ -305,3 +310,71 @@ def test_of_two_who_could_take_over_the_faster_is_asked_unless_it_takes_an_hour_
     assert assigning.fill(left, {1: "p1"}, b.now) == {0: "p3"}
     late = {"p3": Preparation(readiness.wanted(b.state.history, 0), b.now - readiness.LATE, None)}
     assert assigning.fill(replace(left, preparing=late), {1: "p1"}, b.now) == {0: "p2"}
+
+
+def tried(*more: int) -> Slow:
+    """p2 has said that it is ready, and got stage 1 for a step. Every peer has its own token."""
+    b = Slow(make_spec(stages=2, steps=60, snapshots={"interval": 6}), {"p1": SLOW})
+    for i in (0, 1, 2, *more):
+        b.tell(ev.Joined(replace(peer(i), token=f"t{i}", flops=1e11 if i == 2 else 1e9)))
+    b.answer_until(lambda: b.state.history.generation == 2)
+    assert b.state.history.holders == ("p0", "p2")
+    return b
+
+
+@pytest.mark.parametrize("at", ["build", "link", "step"])
+def test_a_claim_of_speed_unseats_nobody_who_stands_still_gives_the_stage_back(at):
+    """Within 30 s more than what is usual, from memory, with nothing redone."""
+    b = tried()
+    b.answer_until(lambda: b.state.task and b.state.task.kind == at)
+    begun, usual = b.now, speeds_of(b)
+    b.done(0)
+    while b.state.history.holders == ("p0", "p2"):
+        b.tell(ev.Tick())
+        b.now += 0.4
+        assert b.now - begun < 31 + 2 * usual
+    assert b.state.history.holders == ("p0", "p1")
+    assert [(c.peer, c.reuse) for c in b.commands if isinstance(c, ev.AssignStage)][-2:] == [("p0", True), ("p1", True)]
+    [given_up] = told(b.commands, StageGivenUp)
+    assert (given_up.peer, given_up.stage, given_up.reason.kind) == ("p2", 1, "too_slow")
+    assert b.state.peers.keys() == {"p0", "p1", "p2"}, "nobody is dismissed"
+    b.finish()
+    assert b.decided == list(range(1, 61))
+    assert len(told(b.commands, StageReseating)) == 1, "it had its turn"
+
+
+def speeds_of(b: Slow) -> float:
+    return statistics.median(b.state.step_seconds)
+
+
+def test_whoever_stood_still_is_asked_last_under_any_id_of_its_token():
+    """A token gives 64 ids, and each of them claims to be the fastest; p1 is honest, and its token has had no turn."""
+    b = tried()
+    for i in range(10, 20):
+        b.tell(ev.Joined(replace(peer(i), token="t2", flops=1e11)))
+    honest = ("p0", "p1")
+    b.now += 100
+    b.tell(ev.Tick())
+    assert b.state.history.holders == honest
+    b.lose("p1")
+    b.join(3)
+    seen = {b.state.history.holders[1]}
+    while b.state.history.holders[1] not in ("p1", "p3"):
+        b.done(0)
+        b.now += 40
+        b.tell(ev.Tick())
+        seen.add(b.state.history.holders[1])
+    assert len(seen) <= 2
+    b.finish()
+
+
+def test_the_former_holder_may_be_gone_when_the_stage_is_given_back():
+    b = tried(3)
+    b.tell(ev.Left("p1", CUT_OFF))
+    b.tell(ev.Joined(peer(1)))  # with nothing in memory
+    b.now += 200
+    b.tell(ev.Tick())
+    assert b.state.history.holders[1] in ("p1", "p3")
+    assert not b.state.holds.get("p1")
+    b.finish()
+    assert b.decided == list(range(1, 61)), "the snapshot is of the last step"

@@ -195,6 +195,7 @@ LOSSES: list[tuple[r.Loss, str]] = [
     (r.TooSlow(2, "reuse", 90.0), "did not continue with stage 2 from memory within 1 min 30 s"),
     (r.TooSlow(2, "restore", 90.0), "did not restore stage 2 from a snapshot within 1 min 30 s"),
     (r.TooSlow(2, "link", 45.0), "did not link stage 2 within 45 s"),
+    (r.TooSlow(2, "step", 45.0), "did not finish the first step with stage 2 within 45 s"),
     (r.PartUnreadable(6), "could not read a part of the snapshot at step 6"),
     (LATE, "spoilt 2 snapshots in a row: the part was not uploaded within 9 s"),
     (NARROW, "spoilt 3 snapshots in a row: the part's weights/x is F32 [1] instead of F32 [32]"),
@@ -279,6 +280,7 @@ SPARES: list[tuple[r.Spare, str]] = [
     (r.Resting(), "resting: this peer has no stage until it wakes"),
     (r.AllStagesHeld(4), "spare: all 4 stages have a holder"),
     (r.AllStagesHeld(1), "spare: the only stage has a holder"),
+    (r.StageTried(2, "attic"), "waiting for the first step with attic in stage 2"),
     (no_placement.TooFewPeers(1, 2), "waiting for peers: 1 of 2 has joined"),
 ]
 

@@ -30,7 +30,7 @@ from protomodels_cli.coordinator.history import Forgot, History, Initialised, Ma
 from protomodels_cli.coordinator.moves import Moves
 from protomodels_cli.coordinator.placement import Placement
 from protomodels_cli.coordinator.sharing import fill_on_cards, place_on_cards
-from protomodels_cli.coordinator.state import Holding, Peer, Preparation, State
+from protomodels_cli.coordinator.state import FormerHolder, Holding, Peer, Preparation, State
 from protomodels_cli.coordinator.voices import voice_of
 from protomodels_cli.errors import EXIT_OUTSIDE
 
@@ -61,6 +61,7 @@ def join(moves: Moves, peer: Peer) -> None:
         peers={**state.peers, peer.id: peer},
         absent={p: absence for p, absence in state.absent.items() if p != peer.id},
         holds={p: stage for p, stage in state.holds.items() if p != peer.id},
+        former=None if state.former is not None and state.former.peer == peer.id else state.former,
         departed={p: departed for p, departed in state.departed.items() if p != peer.id},
     )
     if not was_holder:  # with the session before it went what it was told to build
@@ -237,18 +238,33 @@ def regroup(moves: Moves) -> None:
 
 
 def reseat(moves: Moves, stage: int, peer: str) -> None:
-    """Give this stage to another peer, from the snapshot of the last step. All others go on from memory."""
+    """Give this stage to another peer, from the snapshot of the last step. All others go on from memory; who held it
+    keeps it in memory until the first step with the other is done."""
     history = moves.state.history
     before = history.holders[stage]
     _end_generation(moves)
     moves.set(holds={p: held for p, held in moves.state.holds.items() if p != before})
+    moves.set(former=FormerHolder(before, stage))
     _assign(moves, history.layers, {**dict(enumerate(history.holders)), stage: peer})
+    moves.do(Wait(before, reasons.StageTried(stage, moves.state.peers[peer].name)))
+
+
+def trust(moves: Moves) -> None:
+    """A step is done: its holders have shown that they can do it."""
+    former = moves.state.former
+    if former is not None and former.peer in moves.state.peers:
+        make_spare(moves, former.peer, reasons.AllStagesHeld(moves.state.stages))
+    moves.set(untried=frozenset(), former=None)
 
 
 def _end_generation(moves: Moves) -> None:
     state = moves.state
     moves.set(speeds={**state.speeds, **speeds.measured(state)}, timed=(), reseat=None)
     moves.set(placed=False, task=None, blocked=None, heard={}, took_basis=frozenset(), usage={}, decided_at=())
+    if (former := state.former) is not None and former.peer in state.peers:  # no step was done without it
+        others = {peer: stage for peer, stage in state.holds.items() if stage != former.stage}
+        moves.set(holds={**others, former.peer: former.stage})
+    moves.set(former=None)
 
 
 def fill(state: State, held: dict[int, str], now: float) -> dict[int, str] | reasons.StagesWithoutPeer:
@@ -343,6 +359,7 @@ def _assign(moves: Moves, layers: tuple[int, ...], held: dict[int, str]) -> None
     generation = state.history.generation + 1
     moves.record(Placed(generation, layers, tuple((peer,) for peer in holders)))
     reuse = {peer for stage, peer in enumerate(holders) if state.holds.get(peer) == stage}
+    stay = {peer for peer, before in zip(holders, state.history.holders, strict=False) if peer == before}
     # Peers that reuse their memory hold their stage at once; the others once they report it.
     moves.set(placed=True, absent={}, undelivered=False, holds={p: s for p, s in state.holds.items() if p in reuse})
     task = moves.begin("build", state.history.step)
@@ -351,8 +368,10 @@ def _assign(moves: Moves, layers: tuple[int, ...], held: dict[int, str]) -> None
     seated = set(holders)
     moves.set(preparing={peer: _preparation(moves, peer, i) for i, peer in enumerate(holders) if peer not in reuse})
     moves.set(fetches=sum(preparation.here is None for preparation in moves.state.preparing.values()))
+    moves.set(untried=frozenset(seated - (reuse | stay) | (seated & state.untried)))
+    former = "" if state.former is None else state.former.peer
     for peer in state.peers:
-        if peer not in seated:
+        if peer not in seated and peer != former:
             make_spare(moves, peer, reasons.AllStagesHeld(len(holders)))
     moves.tell(notices.StagesAssigned(generation, layers, moves.state.holders_of(range(len(layers)))))
 

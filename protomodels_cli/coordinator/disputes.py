@@ -70,7 +70,7 @@ def part(moves: Moves, blamed: Mapping[str, reasons.Fault]) -> bool:
     """Have one of these holders give its stage up: the one that most others blame or are blamed by, else the first.
     Whether there is another peer for its stage."""
     state = moves.state
-    for peer in sorted(blamed, key=lambda peer: -_opponents(state, peer)):
+    for peer in sorted(blamed, key=lambda peer: -opponents(state, peer)):
         if assigning.is_replaceable_after_its_turn(state, moves.now, peer, equal=True):
             moves.set(broken=0)
             assigning.stand_aside(moves, {peer: blamed[peer]})
@@ -78,7 +78,14 @@ def part(moves: Moves, blamed: Mapping[str, reasons.Fault]) -> bool:
     return False
 
 
-def _opponents(state: State, peer: str) -> int:
+def note_links(moves: Moves, pairs: Iterable[tuple[str, str]]) -> None:
+    """These neighbours did not open their link in time."""
+    for pair in pairs:
+        _note_parties(moves, *pair)
+        moves.set(complaints=(*moves.state.complaints, BrokenLink(*pair, moves.now))[-MOST_KEPT:])
+
+
+def opponents(state: State, peer: str) -> int:
     """How many independent peers it was in a quarrel with, or in a complaint of the last hour."""
     pairs = [*state.quarrels, *(frozenset((one.peer, one.other)) for one in state.complaints)]
     return len(_independent(state.parties, peer, pairs))

@@ -258,7 +258,7 @@ class Wait:
     """Keep what is in memory, drop the links, and wait."""
 
     peer: str
-    why: reasons.Missing
+    why: reasons.Missing | reasons.StageTried
 
 
 @dataclass(frozen=True)

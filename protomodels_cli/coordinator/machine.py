@@ -270,6 +270,7 @@ def _conclude(moves: Moves, task: Task, reports: list[Report]) -> None:
             moves.do(SendTurn(None, moves.begin("link", task.step)))
             return
         case "link":
+            moves.set(linked=moves.now - task.started)
             moves.tell(notices.StagesLinked(moves.state.history.generation))
             if moves.state.history.next_basis is not None:
                 moves.do(SendBasis(moves.state.history.next_basis.version))
@@ -320,6 +321,7 @@ def _decide(moves: Moves, task: Task, reports: list[Report]) -> None:
         decided_at=with_step(state.decided_at, max(task.started, state.resumed), moves.now),
         step_seconds=(*state.step_seconds[-49:], seconds),
     )
+    assigning.trust(moves)
     reseating.note_step(moves, seconds, reports)
     note_outsized(moves, step, reports)
     if history.basis_version != before:

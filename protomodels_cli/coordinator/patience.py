@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-import statistics
 
-from protomodels_cli.coordinator import assigning, notices
+from protomodels_cli.coordinator import assigning, notices, readiness, trials
 from protomodels_cli.coordinator.events import Dismiss
 from protomodels_cli.coordinator.moves import Moves
 from protomodels_cli.coordinator.next_task import still_working
@@ -24,6 +23,8 @@ def watch(moves: Moves) -> None:
         return  # it is known who is waited for
     if task is None:
         _watch_subspace(moves)
+    elif state.untried and state.step_seconds and trials.watch(moves, task):
+        return
     elif task.kind in ("build", "link"):
         _watch_assigning(moves, task)
     elif moves.now - max(task.started, state.resumed) > patience(state, task.kind):
@@ -50,7 +51,7 @@ def _watch_assigning(moves: Moves, task: Task) -> None:
     late = [i for i in range(state.stages) if i not in state.heard]
     if task.kind == "link":
         if passed >= limits.link_seconds:  # long ago both ends went to the relays as well
-            _replace(moves, [TooSlow(i, "link", limits.link_seconds) for i in late])
+            _give_up_links(moves, late)
     elif state.history.step == 0 and not state.history.newest.parts:
         if passed >= limits.build_seconds:
             _replace(moves, [TooSlow(i, "build", limits.build_seconds) for i in late])
@@ -60,6 +61,17 @@ def _watch_assigning(moves: Moves, task: Task) -> None:
             _replace(moves, [TooSlow(i, "reuse", limits.reuse_seconds) for i in reusing])
         else:
             _watch_restoring(moves, [i for i in late if i not in reusing])
+
+
+def _give_up_links(moves: Moves, late: list[int]) -> None:
+    """Which end of a link keeps it from opening, nobody can tell: a peer is dismissed for it only where its neighbours
+    are of the same person."""
+    state, limit = moves.state, moves.state.spec.limits.link_seconds
+    ends = {state.history.holders[n] for i in late for n in (i - 1, i, i + 1) if 0 <= n < state.stages}
+    if assigning.are_one_persons(state, *ends):
+        _replace(moves, [TooSlow(i, "link", limit) for i in late])
+    elif not trials.part_late(moves, limit, equal=True):
+        _start_over(moves, still_working(state, moves.now))
 
 
 def _watch_restoring(moves: Moves, stages: list[int]) -> None:
@@ -89,7 +101,4 @@ def patience(state: State, kind: TaskKind) -> float:
     """How long a task may take before we no longer believe in it. Who is merely slow gets more each time."""
     if not state.step_seconds:
         return STALL_AT_FIRST * 2.0**state.stalled
-    usual = statistics.median(state.step_seconds)
-    if kind == "evaluation":
-        usual *= max(1.0, state.spec.eval.windows / state.spec.batch.size)
-    return max(STALL_SECONDS, STALL_TIMES * usual) * 2.0**state.stalled
+    return max(STALL_SECONDS, STALL_TIMES * readiness.usual_seconds(state, kind)) * 2.0**state.stalled

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 
 from protomodels_cli.coordinator.history import History
+from protomodels_cli.coordinator.reasons import TaskKind
 from protomodels_cli.coordinator.state import State
 from protomodels_cli.cost.memory import stage_memory
 from protomodels_cli.protocol.parts import Part
@@ -16,6 +18,7 @@ FETCH_RATE = 10e6  # bytes a second that a part is expected to be fetched with: 
 ASKING = 1.0  # seconds that a fetch takes, however small the part
 SLOW_LINE = 8e6  # bits a second that a fetch must reach on average, where the emulated link does not make it slower
 TIMES, LEAST = 3, 60.0  # a peer that takes so many times what is expected, and so many seconds, comes after all others
+BEYOND = 30.0  # seconds that a peer may take longer than expected, before another is asked as well or in its place
 LATE = 5e5  # seconds: longer than anything that is expected
 
 
@@ -60,13 +63,21 @@ def restore_seconds(spec: RunSpec, layers: Sequence[int], stage: int, fetches: i
 
 def patience(state: State, stage: int, usual: float) -> float:
     """Seconds after which a peer that prepares a stage is not counted on any more, where so many are usual."""
-    return min(restore_seconds(state.spec, state.history.layers, stage), max(LEAST, TIMES * usual))
+    unknown = state.pace.build is None
+    limit = max(LEAST, TIMES * usual) if unknown else usual + BEYOND
+    return min(restore_seconds(state.spec, state.history.layers, stage), limit)
 
 
 def expected(state: State, peer: str, stage: int) -> float:
     """Seconds from when this peer is told to prepare the stage until it is ready."""
     here = is_here(state, peer, wanted(state.history, stage))
     return (0.0 if here else fetch_seconds(state, stage, peer)) + build_seconds(state)
+
+
+def usual_seconds(state: State, kind: TaskKind) -> float:
+    """What such a task takes, as long as no stage is slower than usual."""
+    usual = statistics.median(state.step_seconds)
+    return usual * max(1.0, state.spec.eval.windows / state.spec.batch.size) if kind == "evaluation" else usual
 
 
 def seconds_left(state: State, peer: str, stage: int, now: float) -> float:

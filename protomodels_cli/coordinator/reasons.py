@@ -72,10 +72,11 @@ class FalseClaim(Fact):
 
 @dataclass(frozen=True)
 class TooSlow(Fact):
-    """A stage was not ready in time: limits.build_seconds, restore_seconds, reuse_seconds or link_seconds."""
+    """A stage was not ready in time: limits.build_seconds, restore_seconds, reuse_seconds or link_seconds; or its new
+    holder did not do what an honest one does in less time ("step": its first step)."""
 
     stage: int
-    doing: Literal["build", "restore", "reuse", "link"]
+    doing: Literal["build", "restore", "reuse", "link", "step"]
     seconds: float  # the limit
     kind: Literal["too_slow"] = "too_slow"
 
@@ -239,7 +240,16 @@ class Resting(Fact):
     kind: Literal["resting"] = "resting"
 
 
-Spare = AllStagesHeld | Resting | Missing
+@dataclass(frozen=True)
+class StageTried(Fact):
+    """To the former holder of a stage: a faster peer has it, and its first step is not done."""
+
+    stage: int
+    name: str
+    kind: Literal["stage_tried"] = "stage_tried"
+
+
+Spare = AllStagesHeld | StageTried | Resting | Missing
 
 
 # What else a run waits for

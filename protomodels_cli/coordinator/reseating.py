@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from protomodels_cli.coordinator import assigning, readiness, speeds
+from protomodels_cli.coordinator import assigning, readiness, speeds, turns
 from protomodels_cli.coordinator.events import MakeSpare, PrepareStage
 from protomodels_cli.coordinator.moves import Moves
 from protomodels_cli.coordinator.reasons import AllStagesHeld, Reseating
@@ -31,7 +31,8 @@ def consider(moves: Moves) -> None:
     if not busy or state.pace.upload is None or state.absent or policy.is_needed(state):
         return
     stage = busy.index(max(busy))
-    taken = state.unready | state.preparing.keys()
+    had_a_turn = {peer for peer in state.peers if turns.weight(state, peer, moves.now)}
+    taken = state.unready | state.preparing.keys() | had_a_turn
     spares = {spare: seconds for spare, seconds in speeds.at_stage(state, stage).items() if spare not in taken}
     if not spares or speeds.decide(_weighed(state, stage, min(spares.values()))) != "reseat":
         return  # as it mostly is: which of them has the memory takes longer to say
@@ -89,6 +90,7 @@ def watch(moves: Moves) -> None:
             _conclude(moves, reseat)
     elif moves.now - preparation.asked > readiness.patience(state, stage, readiness.restoring(state, stage)):
         moves.set(unready=(state.unready | {reseat.spare}) & state.peers.keys())
+        moves.set(turns=turns.after(state, [reseat.spare], moves.now))
         _give_up(moves, reseat, "not_ready")
 
 

@@ -159,6 +159,7 @@ def loss(reason: r.Loss) -> str:
                 "restore": f"restore stage {stage} from a snapshot",
                 "reuse": f"continue with stage {stage} from memory",
                 "link": f"link stage {stage}",
+                "step": f"finish the first step with stage {stage}",
             }
             return f"did not {work[doing]} within {duration(seconds)}"
         case r.PartUnreadable(step):
@@ -200,6 +201,8 @@ def dismissal(reason: r.Dismissal) -> tuple[str, str]:
             return "left the run", ""
         case r.HashMismatch():
             fix = "install the coordinator's version of pmtrain; if the versions agree, test this machine's memory"
+        case r.TooSlow(_, "step"):
+            fix = "use a faster machine"
         case r.TooSlow(_, doing):
             fix = f"use a faster machine, or ask the run's owner to raise limits.{doing}_seconds"
         case r.Kicked():
@@ -297,6 +300,8 @@ def spare(reason: r.Spare) -> str:
         return "resting: this peer has no stage until it wakes"
     if isinstance(reason, r.AllStagesHeld):
         return f"spare: {'the only stage has' if reason.stages == 1 else f'all {reason.stages} stages have'} a holder"
+    if isinstance(reason, r.StageTried):
+        return f"waiting for the first step with {reason.name} in stage {reason.stage}"
     return f"waiting for {waiting(reason)}"
 
 

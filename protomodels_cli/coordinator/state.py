@@ -124,6 +124,14 @@ class Task:
 
 
 @dataclass(frozen=True)
+class FormerHolder:
+    """It has the stage in memory still, and takes it back should the new holder not finish the first step."""
+
+    peer: str
+    stage: int
+
+
+@dataclass(frozen=True)
 class BrokenLink:
     """A holder said that its link to a neighbour does not work."""
 
@@ -204,6 +212,9 @@ class State:
     outsized: Mapping[str, int] = field(default_factory=dict)  # peer → reports of far larger numbers than of late
     complaints: tuple[BrokenLink, ...] = ()  # of the last hour
     parties: Mapping[str, Peer] = field(default_factory=dict)  # peers that had a quarrel or a complaint
+    untried: frozenset[str] = frozenset()  # holders that built their stage, and have not finished a step with it
+    former: FormerHolder | None = None  # while the stage is tried by a faster peer
+    linked: float | None = None  # seconds that the stages took to link last
     turns: Mapping[str, tuple[float, ...]] = field(default_factory=dict)  # peer or voice → when it gave up a stage
     broken: int = 0  # generations in a row that ended before a step was decided
     stalled: int = 0  # … because a task did not end
