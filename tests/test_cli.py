@@ -132,7 +132,7 @@ def test_the_set_of_commands_and_options_is_deliberate():
     assert found == {
         "init": sorted(
             {"--data", "--device", "--force", "--link", "--memory", "--name", "--peers", "--size", "--speed", "--steps"}
-            | {"--vocabulary", "--yes"}
+            | {"--any-recipe", "--card", "--format", "--vocabulary", "--yes"}
         ),
         "doctor": ["--device", "--dir", "--format", "--measure", "--port"],
         "validate": ["--format"],
@@ -186,7 +186,7 @@ def test_the_set_of_commands_and_options_is_deliberate():
         "bench viewers": ["--count", "--json", "--link", "--seconds", "--turns"],
         "bench swarm": ["--churn", "--clients", "--json", "--minutes", "--stages", "--step-seconds"],
         "bench wan": ["--emulated", "--json", "--link", "--method", "--plot", "--steps", "--torch", "--turns"],
-        "plan": ["--device", "--format", "--link", "--memory", "--peers", "--speed"],
+        "plan": ["--any-recipe", "--card", "--device", "--format", "--link", "--memory", "--peers", "--speed"],
         "reference": ["--device", "--json", "--run-dir", "--steps"],
         "lab reconstruct": lab,
         "lab optimizer": lab,

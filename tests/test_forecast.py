@@ -23,6 +23,7 @@ from protomodels_cli.data.batches import Batches
 from protomodels_cli.spec import SpecError
 from protomodels_cli.spec.cut import layers_per_stage
 from protomodels_cli.spec.link import parse_link
+from protomodels_cli.spec.load import spec_from
 from protomodels_cli.spec.schema import LinkSpec
 
 
@@ -159,18 +160,37 @@ def test_ways_to_cross_have_equal_parameters_where_that_is_asked_for():
     assert len({way.model.hidden for way in candidates(spec)}) > 4
 
 
+def test_the_recommended_way_is_at_denses_loss_soonest():
+    """1 % of loss costs 10 % more steps; what nobody measured is recommended on demand alone."""
+    spec = make_spec(
+        stages=4,
+        model={"layers": 8, "width": 64, "hidden": 128, "context": 64},
+        batch={"size": 32, "microbatches": 16},
+    )
+    found = choices(candidates(spec), parse_link("2mbit,5ms"), 2e11)
+    measured = [way for way in found if way.loss is not None]
+    assert len(measured) < len(found)
+    best = recommended(found)
+    soonest = min(way.forecast.step_seconds * (1 + way.loss) ** 10 for way in measured)
+    assert best.forecast.step_seconds * (1 + best.loss) ** 10 <= 1.02 * soonest
+    assert min(found, key=lambda way: way.forecast.step_seconds).loss is None, "the fastest is not the best"
+    shape = {"layers": 8, "width": 4096, "hidden": 128, "heads": 32}
+    wide = spec_from(spec.model_dump(mode="json") | {"model": shape})
+    slow = choices(candidates(wide), parse_link("20kbit,5ms"), 2e15)
+    assert recommended(slow).loss is not None
+    assert recommended(slow, any_recipe=True).loss is None
+
+
 def test_what_does_not_fit_is_not_recommended():
     spec = wan_spec(tokenizer={"kind": "bpe", "vocab_size": 4000})
     everything = choices(candidates(spec), parse_link("3mbit,0ms"), 2e10)
-    best = recommended(everything)
-    assert best.spec.subspace.anchor == "segment"
     least = min(max(stage.memory for stage in way.forecast.stages) for way in everything)
     tight = choices(candidates(spec), parse_link("3mbit,0ms"), 2e10, memory=int(least * 1.01))
     assert any(way.fits for way in tight)
     assert not all(way.fits for way in tight)
     assert recommended(tight).fits
     nothing = choices(candidates(spec), parse_link("3mbit,0ms"), 2e10, memory=1000)
-    assert recommended(nothing) in nothing
+    assert recommended(nothing) is None
 
 
 @pytest.mark.parametrize(("peers", "cut"), [(1, [8]), (2, [4, 4]), (3, [4, 2, 2]), (4, [2, 2, 2, 2])])

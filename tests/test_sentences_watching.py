@@ -54,13 +54,25 @@ def test_options(arguments: str, what: str, fix: str, tmp_path: Path, monkeypatc
     assert str(error) == f"{what}\n    fix:  {fix}"
 
 
-def test_a_model_that_does_not_fit_the_peers(tmp_path: Path):
-    asked = ["init", str(tmp_path / "run.yaml"), "--yes", "--size", "8B", "--peers", "2", "--memory", "4"]
+REFUSED = [
+    (
+        ["--size", "1B", "--peers", "2", "--memory", "4"],
+        "a model of # B parameters does not fit # peers with # GiB each: the largest stage needs # GiB at least\n"
+        "    fix:  one of --peers # with this memory, --memory # (# GiB on every peer), --size #M on these peers",
+    ),
+    (
+        ["--size", "3B", "--peers", "2", "--memory", "80", "--speed", "5tflops"],
+        "a model of # B parameters would take # such peers #,# d # h or more; a run may take a year at most\n"
+        "    fix:  one of --peers # with this memory, --size #B on these peers",
+    ),
+]
+
+
+@pytest.mark.parametrize(("words", "said"), REFUSED, ids=["memory", "time"])
+def test_a_model_that_the_peers_cannot_train(words: list[str], said: str, tmp_path: Path):
+    asked = ["init", str(tmp_path / "run.yaml"), "--yes", *words]
     error = CliRunner().invoke(app, asked, prog_name="pmtrain").exception
-    assert re.sub(r"\d+(\.\d+)?", "#", str(error)) == (
-        "a model of # B parameters does not fit # peers with # GiB each: cut into # stages, the largest needs # GiB\n"
-        "    fix:  one of --peers # with this memory, --memory # (# GiB on every peer), --size #M on these peers"
-    )
+    assert re.sub(r"\d+(\.\d+)?", "#", str(error)) == said
 
 
 PLACES = [

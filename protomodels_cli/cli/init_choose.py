@@ -5,28 +5,22 @@ It must not know how the spec is written down, nor how the answers were asked fo
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import Any
 
-from protomodels_cli.cli.init_shape import Shape, shape_of
+from protomodels_cli.cli.init_shape import MOST_LAYERS, Shape, shape_of
 from protomodels_cli.cli.run_plan import candidates, cut_for
-from protomodels_cli.cost.forecast import (
-    SLACK,
-    Choice,
-    Estimate,
-    Forecast,
-    estimate,
-    forecast,
-    line_seconds,
-    recommended,
-)
+from protomodels_cli.cost.forecast import LEVEL, Forecast, forecast, least_seconds, seconds_by_link
 from protomodels_cli.cost.memory import StageMemory
 from protomodels_cli.cost.saving import Saving, forecast_saving
+from protomodels_cli.cost.time_to_loss import seconds_to_loss
 from protomodels_cli.cost.units import unit_flops
-from protomodels_cli.errors import OptionError
-from protomodels_cli.quantities import count, plural, size
+from protomodels_cli.cost.ways import assumed_loss, expected_loss
+from protomodels_cli.forms import Dense
 from protomodels_cli.spec.cut import layers_per_stage, spans
 from protomodels_cli.spec.load import spec_from
 from protomodels_cli.spec.schema import LinkSpec, RunSpec
@@ -34,8 +28,11 @@ from protomodels_cli.spec.schema import LinkSpec, RunSpec
 TOKENS_EACH = 20  # of training for a parameter: about where more parameters and more tokens are worth the same
 FILLING = 4  # microbatches for each stage: the pipeline stands still for less than a fifth of a step
 TOKENS_AT_ONCE = 2048  # in a microbatch
-MOST_PEERS = 256  # that a refusal suggests
-HOPELESS = 2.0  # forms differ in computing by less than that
+WORTH_IT = 1.05  # times as soon at the loss is what a saving of memory must make the run
+NARROWER = 0.8  # of dense's operations
+OFF_SIZE = 0.1  # that a shape may miss the size by, where layers are made to suit the stages
+FEW = 16  # numbers of stages up to this one are all tried
+LONGEST = 365 * 86_400.0  # seconds: no group keeps its machines at one run for longer
 
 
 @dataclass(frozen=True)
@@ -49,6 +46,7 @@ class Answers:
     speed: float  # operations a second of each
     steps: int | None = None  # None: TOKENS_EACH
     vocabulary: int | None = None  # of ready tokens
+    any_recipe: bool = False  # also what nobody measured
 
 
 @dataclass(frozen=True)
@@ -67,6 +65,18 @@ THRIFT = (
 
 
 @dataclass(frozen=True)
+class Found:
+    """The best that was found: how many stages, and how they cross their boundaries."""
+
+    stages: int
+    shape: Shape
+    thrift: Thrift
+    spec: RunSpec  # with a fixed cut
+    step_seconds: float
+    cost: float  # seconds to the loss, for each token and each parameter of the dense model
+
+
+@dataclass(frozen=True)
 class Chosen:
     answers: Answers
     shape: Shape
@@ -74,60 +84,150 @@ class Chosen:
     thrift: Thrift
     spec: RunSpec  # as it will be written
     cut: RunSpec  # the same, cut for these peers
-    keeps_up: bool  # the link does not hold it up
     forecast: Forecast
     saving: Saving
-    alone: Estimate | None  # one such peer with the whole model, where it fits
+
+    @property
+    def seconds(self) -> float:
+        """Of the whole run, where nothing fails."""
+        return self.spec.steps * self.forecast.step_seconds
+
+    @property
+    def spares(self) -> int:
+        return self.answers.peers - self.stages
 
 
-def choose(answers: Answers) -> Chosen:
-    """The fastest number of stages, and for it the least compression with which the link does not hold it up. Raises
-    OptionError where nothing fits the peers."""
-    best: tuple[int, Shape, Thrift, Choice] | None = None
-    for thrift in THRIFT:
-        for stages in _stage_counts(answers):
-            shape = shape_of(answers.parameters, stages, answers.vocabulary)
-            draft = _draft(answers, shape, stages, thrift)
-            quickest = answers.speed * stages / sum(unit_flops(draft).values())
-            if best is not None and quickest <= SLACK * best[3].forecast.tokens_per_s:
-                continue
-            found = _way(answers, draft)
-            if found is None:
-                continue
-            if best is None or found.forecast.tokens_per_s > SLACK * best[3].forecast.tokens_per_s:
-                best = stages, shape, thrift, found
-            if found.keeps_up:
-                break  # with fewer stages each has more to compute
-        if best is not None:
-            break
+def choose(answers: Answers) -> Chosen | None:
+    """The number of stages and the way of crossing that are at dense's loss soonest. None: nothing fits the peers, or
+    the run would take longer than LONGEST (init_refuse.py says what would work)."""
+    best = search(answers)
     if best is None:
-        raise _does_not_fit(answers)
-    stages, shape, thrift, way = best
-    spec = _settled(way.spec, stages)
+        return None
+    spec = _settled(best.spec, best.stages, answers.peers)
     cut = cut_for(spec, memory=answers.memory)
     predicted = forecast(cut, answers.link, answers.speed, memory=answers.memory)
     busy = predicted.wire_seconds / predicted.step_seconds
     saving = forecast_saving(cut, answers.link.bits_per_second, predicted.step_seconds, None, busy)
-    return Chosen(
-        answers, shape, stages, thrift, spec, cut, way.keeps_up, predicted, saving, _alone(answers, shape, thrift)
-    )
+    return Chosen(answers, best.shape, best.stages, best.thrift, spec, cut, predicted, saving)
 
 
-def _stage_counts(answers: Answers) -> list[int]:
-    """Numbers of stages to try, the most first: up to what a model of that size has layers for; for memory's sake, so
-    many that every peer holds one."""
-    natural = shape_of(answers.parameters, 1, answers.vocabulary).layers
-    most = min(answers.peers, natural)
-    tried = {n for n in (2, most // 4, most // 2, most) if 2 <= n <= most} or {1}
-    if answers.peers > natural and not _fits(answers, most):
-        tried.add(answers.peers)
-    return sorted(tried, reverse=True)
+def search(answers: Answers) -> Found | None:
+    """The best of all numbers of stages and all ways of crossing that fit and end within LONGEST. What saves memory at
+    a price must be worth its while; single windows, which keep a device less busy than forecasts know, are for where
+    nothing else does."""
+    best: Found | None = None
+    for thrift in THRIFT:
+        if best is None or not thrift.one_window:
+            below = math.inf if best is None else best.cost / WORTH_IT
+            best = _best_with(answers, thrift, below) or best
+    return best
 
 
-def _draft(answers: Answers, shape: Shape, stages: int, thrift: Thrift) -> RunSpec:
-    """A spec with a fixed cut, whose way to cross the boundaries is still to be chosen."""
+@dataclass(frozen=True)
+class _Tried:
+    """A number of stages with a cut; `spec`: with a way of crossing as well."""
+
+    stages: int
+    shape: Shape
+    cut: list[int]
+    spec: RunSpec | None = None
+
+
+def _best_with(answers: Answers, thrift: Thrift, below: float) -> Found | None:
+    """The best that costs less than `below`. What costs least by its lower bound is looked into first, and nothing that
+    costs more by that than the best is played through."""
+    found: list[Found] = []
+    order = count()
+    waiting = [(least, next(order), tried) for least, tried in _shapes(answers, thrift, stage_counts(answers))]
+    heapq.heapify(waiting)
+    limit = below
+    while waiting and waiting[0][0] < limit:
+        _, _, one = heapq.heappop(waiting)
+        if one.spec is None:
+            for spec in _ways(answers, one, thrift):
+                bound = _cost(spec, one.shape, least_seconds(spec, answers.link, answers.speed))
+                heapq.heappush(waiting, (bound, next(order), replace(one, spec=spec)))
+        elif (seconds := _seconds(answers, one.spec)) is not None:
+            cost = _cost(one.spec, one.shape, seconds)
+            found.append(Found(one.stages, one.shape, thrift, one.spec, seconds, cost))
+            limit = min(limit, LEVEL * cost)
+    good = [one for one in found if one.cost < limit]
+    return min(good, key=lambda one: (assumed_loss(one.spec), one.stages, one.cost), default=None)
+
+
+def _seconds(answers: Answers, spec: RunSpec) -> float | None:
+    """Of a step; None: it does not fit, or the run takes too long."""
+    if spec.steps * least_seconds(spec, answers.link, answers.speed) > LONGEST or _need(spec) > answers.memory:
+        return None
+    seconds = seconds_by_link(spec, answers.speed, answers.memory)(answers.link)
+    return seconds if spec.steps * seconds <= LONGEST else None
+
+
+def _ways(answers: Answers, one: _Tried, thrift: Thrift) -> list[RunSpec]:
+    """To cross the boundaries of a cut, of those that may be chosen."""
+    found = candidates(_draft(answers, one.shape, one.cut, thrift))
+    return [spec for spec in found if answers.any_recipe or expected_loss(spec) is not None]
+
+
+def _cost(spec: RunSpec, shape: Shape, step_seconds: float) -> float:
+    """Shapes miss the size that was asked for by some per cent, and a smaller model is not a faster one."""
+    tokens = spec.batch.size * spec.model.context
+    return seconds_to_loss(step_seconds, assumed_loss(spec)) / tokens / shape.parameters
+
+
+def stage_counts(answers: Answers) -> list[int]:
+    """Numbers of stages to try: every one up to FEW, then in steps of a tenth, up to what a model of that size has
+    layers for; for memory's sake also one for every peer."""
+    most = min(answers.peers, shape_of(answers.parameters, 1, answers.vocabulary).layers)
+    tried, n = {most, answers.peers} if answers.peers <= MOST_LAYERS else {most}, 1
+    while n <= most:
+        tried.add(n)
+        n += max(1, n // 10 if n > FEW else 1)
+    return sorted(tried)
+
+
+def _shapes(answers: Answers, thrift: Thrift, counts: list[int]) -> list[tuple[float, _Tried]]:
+    """Numbers of stages with a shape and a cut, by what each costs at least: the computing of its slowest stage. Other
+    forms compute a little less than dense does, as a share NARROWER of it at least."""
+    found: list[tuple[float, _Tried]] = []
+    for stages in counts:
+        usual = shape_of(answers.parameters, 1, answers.vocabulary)
+        if usual.layers < stages:
+            usual = shape_of(answers.parameters, stages, answers.vocabulary)
+        spec = _draft(answers, usual, [usual.layers], thrift)
+        dense = spec.model_copy(update={"subspace": spec.subspace.model_copy(update={"form": Dense.name})})
+        flops = unit_flops(dense)
+        head = flops["head"] / flops["layers.0"]
+        for cut in _cuts(usual.layers, stages, head):
+            shape = replace(usual, layers=sum(cut))
+            if abs(shape.parameters / answers.parameters - 1) > OFF_SIZE and sum(cut) != usual.layers:
+                continue
+            slowest = max(max(cut), cut[-1] + head) * flops["layers.0"] / answers.speed
+            found.append((NARROWER * slowest / shape.parameters, _Tried(stages, shape, cut)))
+    return found
+
+
+def _cuts(layers: int, stages: int, head: float) -> list[list[int]]:
+    """Layers of each stage, for about so many: evenly, which may need the least memory; and with as many in all stages
+    but the last, which has fewer, as the head takes as long to compute as `head` layers."""
+    if stages == 1:
+        return [[layers]]
+    found = [_spread(layers, stages)]
+    for each in {max(1, layers // stages), math.ceil(layers / stages), math.ceil(layers / stages) + 1}:
+        found += [[each] * stages, [each] * (stages - 1) + [max(min(2, each), round(each - head))]]
+    return [list(cut) for cut in dict.fromkeys(map(tuple, found))]
+
+
+def _spread(layers: int, stages: int) -> list[int]:
+    """Evenly; the first ones, which hold most microbatches, have one less where it does not come out even."""
+    each, more = divmod(layers, stages)
+    return [each] * (stages - more) + [each + 1] * more
+
+
+def _draft(answers: Answers, shape: Shape, cut: list[int], thrift: Thrift) -> RunSpec:
+    """A spec with a fixed cut and the default way to cross its boundaries."""
     windows = 1 if thrift.one_window else max(1, TOKENS_AT_ONCE // shape.context)
-    wanted = max(FILLING * stages, shape.step_tokens // shape.context // windows)
+    wanted = max(FILLING * len(cut), shape.step_tokens // shape.context // windows)
     microbatches = 1 << max(0, math.ceil(math.log2(wanted)))
     batch = microbatches * windows
     steps = answers.steps or _round(TOKENS_EACH * answers.parameters / (batch * shape.context))
@@ -136,7 +236,7 @@ def _draft(answers: Answers, shape: Shape, stages: int, thrift: Thrift) -> RunSp
         {
             "name": answers.name,
             "steps": steps,
-            "stages": stages,
+            "stages": cut,
             "model": {
                 "layers": shape.layers,
                 "width": shape.width,
@@ -160,32 +260,15 @@ def _draft(answers: Answers, shape: Shape, stages: int, thrift: Thrift) -> RunSp
     )
 
 
-def _way(answers: Answers, draft: RunSpec) -> Choice | None:
-    """As `recommended` would choose among all; None: none fits the peers' memory. What the busiest connection alone
-    makes slower than the most compressed way by HOPELESS is not played through."""
-    fitting = [spec for spec in candidates(draft) if _need(spec) <= answers.memory]
-    if not fitting:
-        return None
-    *others, narrowest = fitting
-    last = _played(answers, narrowest)
-    found = []
-    for spec in others:
-        if line_seconds(spec, answers.link) <= HOPELESS * last.forecast.step_seconds:
-            found.append(choice := _played(answers, spec))
-            if choice.keeps_up:
-                return choice
-    return recommended([*found, last])
-
-
-def _played(answers: Answers, spec: RunSpec) -> Choice:
-    return Choice(spec, estimate(spec, answers.link, answers.speed, memory=answers.memory), answers.memory)
-
-
-def _settled(spec: RunSpec, stages: int) -> RunSpec:
-    """The same with a cut that follows from the peers who join. What depends on the cut otherwise is written down."""
+def _settled(spec: RunSpec, stages: int, peers: int) -> RunSpec:
+    """The same with a cut that follows from the peers who join, unless that could make more stages than are good. What
+    depends on the cut otherwise is written down."""
     data: dict[str, Any] = spec.model_dump(mode="json")
-    data |= {"stages": "auto", "min_peers": stages}
-    data["model"]["segments"] = stages if spec.has_segments else None
+    layers = layers_per_stage(spec)
+    even = len(set(layers)) == 1
+    free = even if spec.has_segments else stages == peers
+    data |= {"stages": "auto" if free else layers, "min_peers": stages}
+    data["model"]["segments"] = (stages if even else layers) if spec.has_segments else None
     data["model"]["hidden"] = "auto"
     data["model"]["dense_hidden"] = None
     if not spec.form.has_basis:
@@ -194,13 +277,6 @@ def _settled(spec: RunSpec, stages: int) -> RunSpec:
         data["groups"]["anchors"]["lr"] = _figures(3 * spec.optimizer.lr)
         data["groups"]["writers"]["std"] = 0.0
     return spec_from(data)
-
-
-def _alone(answers: Answers, shape: Shape, thrift: Thrift) -> Estimate | None:
-    if answers.peers == 1:
-        return None
-    spec = next(iter(candidates(_draft(answers, shape, 1, thrift))))
-    return estimate(spec, answers.link, answers.speed, memory=answers.memory) if _need(spec) <= answers.memory else None
 
 
 # What fits
@@ -215,54 +291,34 @@ def _need(spec: RunSpec) -> int:
     )
 
 
-def _least_need(answers: Answers, stages: int) -> int:
-    """In whatever way takes least."""
-    shape = shape_of(answers.parameters, stages, answers.vocabulary)
-    return min(_need(spec) for spec in candidates(_draft(answers, shape, stages, THRIFT[-1])))
+def possible(answers: Answers) -> bool:
+    """Whether `choose` would find something, from a few numbers of stages: what takes least memory is among them."""
+    return any(_seconds(answers, spec) is not None for spec in _least(answers))
 
 
-def _fits(answers: Answers, stages: int) -> bool:
-    return _least_need(answers, stages) <= answers.memory
+def least_need(answers: Answers) -> int:
+    """Bytes of the largest stage, in the way that takes least."""
+    return min(map(_need, _least(answers)))
 
 
-def _does_not_fit(answers: Answers) -> OptionError:
-    most = max(_stage_counts(answers))
-    need = min(_least_need(answers, stages) for stages in _stage_counts(answers))
-    gib = math.ceil(need / 2**30 * 10) / 10
-    ways = [f"--memory {gib:g} ({size(need)} on every peer)"]
-    if (more := next((n for n in _more(answers.peers) if _fits(answers, n)), None)) is not None:
-        ways.insert(0, f"--peers {more} with this memory")
-    if (
-        smaller := next(
-            (
-                n
-                for n in _smaller(answers.parameters)
-                if _fits(replace(answers, parameters=n), min(answers.peers, shape_of(n, 1, answers.vocabulary).layers))
-            ),
-            None,
-        )
-    ) is not None:
-        ways.append(f"--size {count(smaller).replace(' ', '')} on these peers")
-    return OptionError(
-        f"a model of {count(answers.parameters)} parameters does not fit {plural(answers.peers, 'peer')} with "
-        f"{size(answers.memory)} each: cut into {plural(most, 'stage')}, the largest needs {size(need)}",
-        f"one of {', '.join(ways)}",
-        "does_not_fit",
+def quickest(answers: Answers) -> float:
+    """Seconds of the run at least, in the way that takes least, of those that fit."""
+    return min(
+        spec.steps * least_seconds(spec, answers.link, answers.speed)
+        for spec in _least(answers)
+        if _need(spec) <= answers.memory
     )
 
 
-def _more(peers: int) -> Iterator[int]:
-    n = peers + 1
-    while n <= MOST_PEERS:
-        yield n
-        n += max(1, n // 8)
+def _least(answers: Answers) -> Iterator[RunSpec]:
+    for _, one in _few_shapes(answers):
+        yield from _ways(answers, one, THRIFT[-1])
 
 
-def _smaller(parameters: float) -> Iterator[float]:
-    n = parameters
-    while n > 2e5:
-        n *= 0.8
-        yield float(f"{n:.1e}")
+def _few_shapes(answers: Answers) -> list[tuple[float, _Tried]]:
+    counts = stage_counts(answers)
+    few = {counts[0], counts[len(counts) // 2], counts[3 * len(counts) // 4], *counts[-2:]}
+    return sorted(_shapes(answers, THRIFT[-1], sorted(few, reverse=True)), key=lambda one: one[0])
 
 
 def _figures(x: float) -> float:

@@ -7,8 +7,9 @@ from typing import Any
 
 from protomodels_cli.cli.init_choose import FILLING, THRIFT, TOKENS_EACH, Chosen
 from protomodels_cli.cost.sizes import ModelSize
+from protomodels_cli.cost.time_to_loss import times_the_steps
 from protomodels_cli.cost.traffic import boundary_bytes
-from protomodels_cli.cost.ways import SOURCE, expected_loss
+from protomodels_cli.cost.ways import SOURCE, WORST, expected_loss
 from protomodels_cli.quantities import count, duration, figures, plural, rate, size
 
 MARGIN = 30  # columns before a comment
@@ -23,9 +24,13 @@ def fewer_bytes(chosen: Chosen) -> float:
 def loss_in_words(chosen: Chosen) -> str:
     if chosen.stages == 1:
         return "nothing: there are no boundaries"
-    if (loss := expected_loss(chosen.spec)) is not None:
-        return f"{loss:.1%} at equal tokens, as measured at {SOURCE}; at this size nobody has measured it"
-    return "not measured at this compression; docs/benchmarks.md has what was"
+    if (loss := expected_loss(chosen.spec)) is None:
+        return (
+            f"not measured at this compression; reckoned with as {WORST:.1%} (docs/benchmarks.md has what was measured)"
+        )
+    more = figures(100 * (times_the_steps(loss) - 1))
+    steps = f": {more} % more steps to dense's loss" if loss > 0 else ""
+    return f"{loss:.1%} at equal tokens{steps}; as measured at {SOURCE}, not at this size"
 
 
 def text_of(chosen: Chosen) -> str:
@@ -42,13 +47,18 @@ def text_of(chosen: Chosen) -> str:
         f"#   pmtrain plan FILE --link {a.link.bandwidth or 'none'},{a.link.latency}        memory, bytes, step time",
         _line(f"name: {spec.name}", "also of the run's directory"),
         _line(f"steps: {spec.steps}", _steps_in_words(chosen)),
-        _line("stages: auto", "cut when the peers have joined, by their memory and speed; or a number, or a list"),
+        _line(
+            f"stages: {_stages(spec.stages)}",
+            "cut when the peers have joined, by their memory and speed; or a number, or a list"
+            if spec.stages == "auto"
+            else "layers of each: the last has the head as well; auto cuts evenly when the peers have joined",
+        ),
         _line(f"min_peers: {spec.min_peers}", _stages_in_words(chosen)),
         "",
         "model:",
         _line(
             f"  layers: {m.layers}",
-            f"whole stages of {m.layers // chosen.stages}; more layers, or wider ones, learn more",
+            "more layers, or wider ones, learn more",
         ),
         _line(f"  width: {m.width}", "d, of the residual stream"),
         _line(f"  heads: {m.heads}", f"of {m.head_dim} numbers"),
@@ -57,7 +67,7 @@ def text_of(chosen: Chosen) -> str:
         _line(f"  context: {m.context}", "tokens of a window; memory and computing grow with it"),
     ]
     if spec.has_segments:
-        lines.append(_line(f"  segments: {m.segments}", "one for each stage; a stage is whole segments"))
+        lines.append(_line(f"  segments: {_stages(m.segments)}", "one for each stage; a stage is whole segments"))
     lines += [
         "",
         "subspace:",
@@ -147,19 +157,21 @@ def _steps_in_words(chosen: Chosen) -> str:
     return f"{words} (about {TOKENS_EACH} are usual)"
 
 
+def _stages(value: object) -> str:
+    return json.dumps(value) if isinstance(value, list) else str(value)
+
+
 def _stages_in_words(chosen: Chosen) -> str:
-    spares = chosen.answers.peers - chosen.stages
-    words = f"each holds {plural(chosen.spec.model.layers // chosen.stages, 'layer')} or so"
-    return words if not spares else f"{words}; {plural(spares, 'peer')} more would be spares"
+    if not chosen.spares:
+        return "each holds a stage"
+    return f"each holds a stage; {plural(chosen.spares, 'peer')} more would be spares"
 
 
 def _form_in_words(chosen: Chosen) -> str:
     times = f"{figures(fewer_bytes(chosen))} × fewer bytes than float32"
     if chosen.stages == 1:
         return "one stage sends nothing"
-    if chosen.keeps_up:
-        return f"{times}: the least compression that this link keeps up with"
-    return f"{times}: nothing keeps up with this link; the least compression among the fastest"
+    return f"{times}: at dense's loss soonest, of what was measured"
 
 
 def data_of(text: str, relative: Any) -> tuple[dict[str, Any], bool]:

@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from protomodels_cli.cli import outlook
 from protomodels_cli.cli.json_formats import PRINTED, Chosen, CostForecast, ModelSize, Printed
 from protomodels_cli.cli.output import FORMAT
-from protomodels_cli.cost import audits, forecast
+from protomodels_cli.cost import audits, daily, forecast
 from protomodels_cli.doctor import facts as doctor_facts
 from protomodels_cli.doctor.findings import Finding
 
@@ -21,10 +22,10 @@ PROTO = Path(__file__).parents[2] / "proto" / "protomodels_cli" / "wire" / "pb" 
 HEAD = f"""\
 # What `--format json` prints
 
-Every command that only reads speaks to programs with `--format json`: on standard output one object, or one object a
-line where there are many (`events`, `logs`, `top`). Errors are for people, on standard error; programs read the
-exit code. Each object has `"format": {FORMAT}`: the number rises where a field goes or means something else. Fields
-may be added without that, so take no notice of those you do not know.
+Every command that only reads speaks to programs with `--format json`, and so does `init`: on standard output one
+object, or one object a line where there are many (`events`, `logs`, `top`). Errors are for people, on standard error;
+programs read the exit code. Each object has `"format": {FORMAT}`: the number rises where a field goes or means
+something else. Fields may be added without that, so take no notice of those you do not know.
 
 Enumerated values and `…_kind` are for programs; sentences (`text`, `waiting_for`, `reason`, `trouble`) are for people
 and may change. Times are in seconds, sizes in bytes. A number that is not finite, which JSON does not have, is a string
@@ -103,7 +104,7 @@ def _meanings(name: str) -> dict[str, str]:
         "ModelSize": [ModelSize],
     }
     sources |= {"Stage": [forecast.Stage], "Bottleneck": [forecast.Bottleneck], "Finding": [Finding]}
-    sources |= {"Auditing": [audits.Auditing]}
+    sources |= {"Auditing": [audits.Auditing], "Outlook": [outlook.Outlook], "Daily": [daily.Daily]}
     sources |= {name: [kind] for name, kind in vars(doctor_facts).items() if isinstance(kind, type)}
     if name in sources:
         text = "".join(map(inspect.getsource, sources[name]))

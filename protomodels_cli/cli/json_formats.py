@@ -12,6 +12,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from protomodels_cli.cli import on_disk
+from protomodels_cli.cli.outlook import Outlook
 from protomodels_cli.cost.audits import Auditing
 from protomodels_cli.cost.forecast import Estimate
 from protomodels_cli.cost.forecast import Forecast as CostForecast
@@ -187,16 +188,29 @@ class Snapshots(Strict):
 
 
 class Plan(Strict):
-    link: str
-    flops: float = Field(description="of every peer, a second: measured, or --speed")
+    link: str = Field(description="with a delay, also where --link says none")
+    flops: float = Field(description="of every peer, a second: measured, --speed, or the --card's")
+    outlook: Outlook
     size: ModelSize
     dense_size: ModelSize = Field(description="of the dense model of equal shape")
     anchor_bytes: int = Field(description="of one trained anchor")
     forecast: CostForecast
     choices: list[Chosen] = Field(description="the same run with other ways to cross the boundaries")
-    recommended: Crossing
+    recommended: Crossing | None = Field(description="at dense's loss soonest, of what fits; null: nothing fits")
     snapshots: Snapshots
     audit: Auditing | None = Field(description="what audits cost; null: there are none")
+
+
+class Init(Strict):
+    file: str = Field(description="the spec that was written")
+    link: str = Field(description="with a delay, also where --link says none")
+    peers: int
+    spares: int = Field(description="peers without a stage: with more stages the run would take longer")
+    memory: int = Field(description="bytes of every peer: --memory, the --card's, or assumed")
+    flops: float = Field(description="of every peer, a second: --speed, the --card's, or assumed")
+    outlook: Outlook
+    forecast: CostForecast
+    chosen: Crossing
 
 
 @dataclass(frozen=True)
@@ -217,6 +231,7 @@ PRINTED: dict[str, Printed] = {
     "logs": Printed(LogLine, lines=True),
     "runs": Printed(Runs),
     "validate": Printed(Validation),
+    "init": Printed(Init),
     "plan": Printed(Plan),
     "doctor": Printed(Doctor),
 }

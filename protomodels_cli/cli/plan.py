@@ -9,14 +9,13 @@ import typer
 
 from protomodels_cli.cli.completing import spec_files
 from protomodels_cli.cli.devices import NAMES, device_named
+from protomodels_cli.cli.line import HELP, LINE
 from protomodels_cli.cli.output import FormatOption
 
 
 def plan(
     spec_file: Annotated[Path, typer.Argument(metavar="SPEC", help="The run's spec.", autocompletion=spec_files)],
-    link: Annotated[
-        str, typer.Option(help="Connection of every peer, both ways: BANDWIDTH,LATENCY as in 80mbit,25ms, or none.")
-    ] = "80mbit,25ms",
+    link: Annotated[str, typer.Option(help=f"Connection of every peer, both ways, or none: {HELP}")] = LINE,
     peers: Annotated[
         int | None, typer.Option(min=1, help="Cut the model for this many peers. Default: the spec's stages.")
     ] = None,
@@ -26,10 +25,16 @@ def plan(
     speed: Annotated[
         str | None, typer.Option(help="Speed of every peer, as 20gflops or 5tflops. Default: measured on this machine.")
     ] = None,
+    card: Annotated[
+        str | None, typer.Option(help="Every peer's card, as 'RTX 3090': its memory and its speed.")
+    ] = None,
+    any_recipe: Annotated[
+        bool, typer.Option("--any-recipe", help="Recommend also what nobody has measured the loss of.")
+    ] = False,
     device: Annotated[str, typer.Option(help=f"Device to measure if --speed is not given: {NAMES}.")] = "auto",
     output: FormatOption = "text",
 ) -> None:
     """Predict memory, bytes, step time and bottleneck, and recommend k and codec for a link."""
     from protomodels_cli.cli.run_plan import run
 
-    run(spec_file, link, peers, None if memory is None else int(memory * 2**30), speed, device_named(device), output)
+    run(spec_file, link, peers, memory, speed, card, any_recipe, device_named(device), output)

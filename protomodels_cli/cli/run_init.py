@@ -9,24 +9,38 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from glob import glob
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import typer
 
 from protomodels_cli.cli.checks import speed_of
-from protomodels_cli.cli.init_choose import Answers, Chosen, choose
+from protomodels_cli.cli.init_choose import TOKENS_EACH, Answers, Chosen, choose
+from protomodels_cli.cli.init_refuse import refusal
 from protomodels_cli.cli.init_shape import parse_size
 from protomodels_cli.cli.init_text import data_of, fewer_bytes, loss_in_words, text_of
+from protomodels_cli.cli.known_cards import Card, card_named
+from protomodels_cli.cli.line import LINE, as_option, line_of
+from protomodels_cli.cli.outlook import (
+    CPU_WATTS,
+    Outlook,
+    day_in_words,
+    first_line,
+    line_in_words,
+    outlook,
+    reading_in_words,
+)
+from protomodels_cli.cli.output import Format, print_json
+from protomodels_cli.cli.run_plan import crossing
+from protomodels_cli.data.amount import ENOUGH, TEXT_EACH
 from protomodels_cli.errors import OptionError, UserError
 from protomodels_cli.files import write_whole
 from protomodels_cli.quantities import count, duration, figures, plural, rate, size
-from protomodels_cli.spec.link import parse_link
-from protomodels_cli.spec.load import load_spec
+from protomodels_cli.spec.load import load_spec, with_absolute_paths
 
-SIZE, DATA, PEERS, LINK, DEVICE = "124M", "builtin", 4, "20mbit,25ms", "gpu"
+SIZE, DATA, PEERS, DEVICE = "124M", "builtin", 4, "gpu"
 MEMORY = {"gpu": 11.0, "cpu": 4.0}
 SPEED = {"gpu": "20tflops", "cpu": "50gflops"}
 GPT2_IDS = 50257
@@ -42,30 +56,63 @@ class Asked:
     data: str | None
     peers: int | None
     link: str | None
+    card: str | None
     device: str | None
     memory: float | None
     speed: str | None
+    any_recipe: bool
     steps: int | None
     vocabulary: int | None
     name: str | None
 
 
-def run(file: Path, asked: Asked, yes: bool, force: bool) -> None:
+def run(file: Path, asked: Asked, yes: bool, force: bool, output: Format) -> None:
     if file.is_dir() or (file.exists() and not force):
         raise OptionError(f"{file} exists already", "name another file, or replace it with --force", "exists")
     if not file.absolute().parent.is_dir():
         raise UserError(
             f"the folder {file.parent} does not exist", f"mkdir -p {shlex.quote(str(file.parent))}", "folder"
         )
-    answers = _answers(file, asked, asking=not yes and sys.stdin.isatty())
+    answers, card, link = _answers(file, asked, asking=not yes and sys.stdin.isatty())
     chosen = choose(answers)
+    if chosen is None:
+        raise refusal(answers)
+    watts = card.watts if card else CPU_WATTS if asked.device == "cpu" else None
+    comes_to = outlook(
+        with_absolute_paths(chosen.cut, file.absolute().parent),
+        Path(),
+        answers.link,
+        answers.speed,
+        chosen.forecast,
+        chosen.saving,
+        True,
+        watts,
+    )
     write_whole(file, text_of(chosen).encode())
     assert load_spec(file) == chosen.spec, "the file does not say what was chosen"
-    for line in _in_words(chosen, file).splitlines():
+    if output == "json":
+        print_json(_for_programs(file, chosen, comes_to))
+        return
+    for line in _in_words(chosen, comes_to, file, line_in_words(link), card).splitlines():
         print(line if line.startswith("  pmtrain") else _wrapped(line))
 
 
-def _answers(file: Path, asked: Asked, asking: bool) -> Answers:
+def _for_programs(file: Path, chosen: Chosen, comes_to: Outlook) -> dict[str, Any]:
+    a = chosen.answers
+    return {
+        "file": str(file),
+        "link": as_option(a.link),
+        "peers": a.peers,
+        "spares": chosen.spares,
+        "memory": a.memory,
+        "flops": a.speed,
+        "outlook": asdict(comes_to),
+        "forecast": asdict(chosen.forecast),
+        "chosen": crossing(chosen.cut),
+    }
+
+
+def _answers(file: Path, asked: Asked, asking: bool) -> tuple[Answers, Card | None, str]:
     def answer(said: T | None, question: str, default: T, check: Callable[[T], object]) -> T:
         if said is not None or not asking:
             value = default if said is None else said
@@ -84,12 +131,21 @@ def _answers(file: Path, asked: Asked, asking: bool) -> Answers:
         return _data(text, file)
 
     sized = answer(asked.size, "How many parameters (10M, 124M, 1.5B, 8B)?", SIZE, parse_size)
-    source = answer(asked.data, "What to train on (files, folder/, hf:NAME, builtin)?", DATA, data)
+    source = answer(asked.data, f"What to train on {_wanted(sized, asked)}?", DATA, data)
     peers = answer(asked.peers, "How many machines will join?", PEERS, _is_positive)
-    link = answer(asked.link, "The slowest one's connection, upload and delay?", LINK, parse_link)
-    device = answer(asked.device, "Do they compute on gpu or cpu?", DEVICE, _is_device)
-    memory = answer(asked.memory, "Free memory of the smallest, in GiB?", MEMORY[device], _is_positive)
-    speed = speed_of(asked.speed or SPEED[device])
+    link = answer(asked.link, "The slowest one's connection, upload and delay?", LINE, line_of)
+    named = asked.card
+    if named is None and asking and asked.device is None and asked.memory is None and asked.speed is None:
+        named = answer(None, "Their card (RTX 3090, …; gpu or cpu if it has no name here)?", DEVICE, _is_card)
+    card = card_named(named) if named is not None and named not in MEMORY else None
+    device = (
+        named
+        if named is not None and named in MEMORY
+        else answer(asked.device, "Do they compute on gpu or cpu?", DEVICE, _is_device)
+    )
+    usual = card.memory if card else MEMORY[device]
+    memory = answer(asked.memory, "Free memory of the smallest, in GiB?", usual, _is_positive)
+    speed = speed_of(asked.speed) or (card.speed if card else speed_of(SPEED[device]))
     assert speed is not None
     section, _ = data(source)
     ids = asked.vocabulary or GPT2_IDS if section["source"] == "bin" else None
@@ -98,9 +154,27 @@ def _answers(file: Path, asked: Asked, asking: bool) -> Answers:
         raise OptionError(
             f"--name {name}: letters, digits, - . _ only, 64 at most", "write for example first-run", "name"
         )
-    return Answers(
-        name, parse_size(sized), section, parse_link(link), peers, int(memory * 2**30), speed, asked.steps, ids
+    found = Answers(
+        name,
+        parse_size(sized),
+        section,
+        line_of(link),
+        peers,
+        int(memory * 2**30),
+        speed,
+        asked.steps,
+        ids,
+        asked.any_recipe,
     )
+    return found, card, link
+
+
+def _wanted(sized: str, asked: Asked) -> str:
+    """How much of it would be enough: said before it is asked for."""
+    if asked.steps is not None:
+        return "(files, folder/, hf:NAME, builtin)"
+    tokens = TOKENS_EACH * parse_size(sized) / ENOUGH
+    return f"(files, folder/, hf:NAME, builtin; about {figures(TEXT_EACH * tokens / 1e9)} GB of text are enough)"
 
 
 def _wrapped(line: str) -> str:
@@ -113,6 +187,11 @@ def _wrapped(line: str) -> str:
 def _is_positive(value: float) -> None:
     if value <= 0:
         raise OptionError(f"{value}: must be above 0", "write for example 4", "positive")
+
+
+def _is_card(value: str) -> None:
+    if value not in MEMORY:
+        card_named(value)
 
 
 def _is_device(value: str) -> None:
@@ -128,19 +207,24 @@ def _data(text: str, file: Path) -> tuple[dict[str, object], bool]:
     return section, is_files
 
 
-def _in_words(chosen: Chosen, file: Path) -> str:
+def _in_words(chosen: Chosen, comes_to: Outlook, file: Path, line: str, card: Card | None) -> str:
     a, f, spec = chosen.answers, chosen.forecast, chosen.spec
     shape, most = chosen.shape, max(stage.memory for stage in f.stages)
-    link = f"{a.link.bandwidth or 'none'},{a.link.latency}"
     quoted = shlex.quote(str(file))
     lines = [
-        f"{file}: {shape.layers} layers of width {shape.width}, context {shape.context}, vocabulary "
+        first_line(comes_to, f),
+        f"{line}{file}: {shape.layers} layers of width {shape.width}, context {shape.context}, vocabulary "
         f"{shape.vocabulary:,}; {spec.subspace.form}"
         + (f", k = {spec.subspace.k}" if spec.form.has_basis else "")
         + f", {spec.wire.forward}",
         "",
-        f"  peers      {plural(chosen.stages, 'stage')}, one on each of {plural(a.peers, 'peer')}"
-        + (f"; {a.peers - chosen.stages} wait as spares" if a.peers > chosen.stages else ""),
+        f"  peers      {plural(chosen.stages, 'stage')}, one on each of {plural(chosen.stages, 'peer')}"
+        + (
+            f"; {plural(chosen.spares, 'peer')} more would be spares: the links would take longer than a further "
+            "stage saves"
+            if chosen.spares
+            else ""
+        ),
         f"  memory     at most {size(most)} of {size(a.memory)} on a peer",
     ]
     if chosen.stages > 1:
@@ -149,27 +233,19 @@ def _in_words(chosen: Chosen, file: Path) -> str:
             f"  bytes      {up} forward and {down} backward a step over each boundary, "
             f"{figures(fewer_bytes(chosen))} × fewer than float32"
         )
-    seconds = spec.steps * f.step_seconds
     lines += [
         f"  step       {duration(f.step_seconds)} ({rate(f.tokens_per_s, 'tok/s')}); with an ideal link "
         f"{duration(f.compute_seconds)}",
-        f"  the run    {plural(spec.steps, 'step')}, {count(spec.steps * spec.batch.size * shape.context)} tokens, "
-        f"about {duration(seconds)} where nothing fails",
+        f"  the run    {plural(spec.steps, 'step')}, {count(comes_to.tokens)} tokens, "
+        f"about {duration(comes_to.seconds)} where nothing fails",
         f"  loss       what compression costs: {loss_in_words(chosen)}",
+        f"  a day      {day_in_words(comes_to, card is not None)}",
+        f"  data       {reading_in_words(comes_to, spec)}",
         f"  snapshots  every {duration(chosen.saving.interval_seconds)}; {size(chosen.saving.disk_bytes)} of the "
         "coordinator's disk",
-    ]
-    if chosen.alone is not None and chosen.alone.tokens_per_s >= f.tokens_per_s:
-        lines.append(
-            f"\nOne such peer alone would be faster ({rate(chosen.alone.tokens_per_s, 'tok/s')}): the model fits on "
-            "it, and the links take longer than computing.\nTogether pays for larger models, or over faster links."
-        )
-    elif not chosen.keeps_up:
-        lines.append("\nThe link holds this run up. A faster one, more memory or a larger batch would help most.")
-    lines += [
         "",
         "next:",
-        f"  pmtrain plan {quoted} --link {link} --memory {a.memory / 2**30:g} --speed {_speed(a.speed)}",
+        f"  pmtrain plan {quoted} --link {as_option(a.link)} --memory {a.memory / 2**30:g} --speed {_speed(a.speed)}",
         f"  pmtrain coordinator {quoted}",
     ]
     return "\n".join(lines)

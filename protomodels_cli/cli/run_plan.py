@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -11,20 +13,26 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from protomodels_cli.cli.checks import speed_of
+from protomodels_cli.cli.known_cards import card_named
+from protomodels_cli.cli.line import as_option, line_of
+from protomodels_cli.cli.outlook import Outlook, day_in_words, first_line, line_in_words, outlook, reading_in_words
 from protomodels_cli.cli.output import Format, print_json
 from protomodels_cli.codecs import parse_codec
 from protomodels_cli.cost.activations import Computation
 from protomodels_cli.cost.audits import CHANCE_STEPS, Auditing, forecast_auditing
 from protomodels_cli.cost.forecast import Bottleneck, Choice, Forecast, choices, forecast, recommended
+from protomodels_cli.cost.memory import StageMemory
+from protomodels_cli.cost.recompute import pick
 from protomodels_cli.cost.saving import Saving, forecast_saving
 from protomodels_cli.cost.sizes import ModelSize, dense_model
 from protomodels_cli.cost.units import anchor_bytes
 from protomodels_cli.cost.ways import SOURCE, WAYS, expected_loss
 from protomodels_cli.errors import OptionError
 from protomodels_cli.forms import form_named
-from protomodels_cli.quantities import count, duration, figures, plural, rate, size
-from protomodels_cli.spec.cut import anchored_layers, cut_evenly
-from protomodels_cli.spec.link import parse_link
+from protomodels_cli.quantities import count as count_of
+from protomodels_cli.quantities import duration, figures, plural, rate, size
+from protomodels_cli.spec.cut import anchored_layers, atom, cut_evenly, layers_per_stage, spans
+from protomodels_cli.spec.errors import SpecError
 from protomodels_cli.spec.load import load_spec, spec_from, with_absolute_paths
 from protomodels_cli.spec.schema import LinkSpec, RunSpec
 
@@ -35,19 +43,24 @@ def run(
     spec_file: Path,
     link_text: str,
     peers: int | None,
-    memory: int | None,
+    gib: float | None,
     speed: str | None,
+    card_name: str | None,
+    any_recipe: bool,
     device: str,
     output: Format,
 ) -> None:
-    link = parse_link(link_text)
-    spec = cut_for(with_absolute_paths(load_spec(spec_file), spec_file.parent), peers, memory)
-    said = speed_of(speed)
+    link, card = line_of(link_text), None if card_name is None else card_named(card_name)
+    gib = gib if card is None or gib is not None else card.memory
+    memory = None if gib is None else int(gib * 2**30)
+    whole = with_absolute_paths(load_spec(spec_file), spec_file.parent)
+    spec = cut_for(whole, peers, memory)
+    said = speed_of(speed) or (card and card.speed)
     flops, computation = (said, None) if said else _measured(spec, device)
     windows = _windows(spec)
     predicted = forecast(spec, link, flops, windows=windows, memory=memory, computation=computation)
     found = choices(candidates(spec), link, flops, memory, computation)
-    best = recommended(found)
+    best = recommended(found, any_recipe)
     busy = predicted.wire_seconds / predicted.step_seconds
     saving = forecast_saving(spec, link.bits_per_second, predicted.step_seconds, windows, busy)
     stages, largest = predicted.stages, max(stage.memory for stage in predicted.stages)
@@ -60,24 +73,79 @@ def run(
         [stage.compute for stage in stages],
         largest,
     )
+    fits = None if memory is None else largest <= memory
+    comes_to = outlook(spec, Path(), link, flops, predicted, saving, fits, card.watts if card else None)
     if output == "json":
-        rows = [{**_crossing(c.spec), "keeps_up": c.keeps_up, "fits": c.fits, **asdict(c.forecast)} for c in found]
+        rows = [{**crossing(c.spec), "keeps_up": c.keeps_up, "fits": c.fits, **asdict(c.forecast)} for c in found]
         result = {
-            "link": link_text,
+            "link": as_option(link),
             "flops": flops,
+            "outlook": asdict(comes_to),
             "size": asdict(ModelSize.of(spec)),
             "dense_size": asdict(ModelSize.of(dense_model(spec))),
             "anchor_bytes": anchor_bytes(spec) if anchored_layers(spec) else 0,
             "forecast": asdict(predicted),
             "choices": rows,
-            "recommended": _crossing(best.spec),
+            "recommended": None if best is None else crossing(best.spec),
             "snapshots": {name: _finite(value) for name, value in asdict(saving).items()},
             "audit": None if auditing is None else asdict(auditing),
         }
         print_json(result)
     else:
-        _show(spec, link, flops, speed is None, memory is not None, predicted, found, best, saving, auditing)
+        where = "measured here" if said is None else "--speed" if speed else "--card"
+        told = _Told(spec, link, flops, where, memory, predicted, found, best, saving, auditing, comes_to)
+        _show(told, line_in_words(link_text), card is not None)
+    if memory is not None and not fits:
+        raise _does_not_fit(whole, spec, best, largest, memory, computation)
     _check_upload(spec, saving, predicted.step_seconds)
+
+
+@dataclass(frozen=True)
+class _Told:
+    spec: RunSpec
+    link: LinkSpec
+    flops: float
+    where: str  # the speed comes from
+    memory: int | None
+    forecast: Forecast
+    found: list[Choice]
+    best: Choice | None
+    saving: Saving
+    auditing: Auditing | None
+    outlook: Outlook
+
+
+def _does_not_fit(
+    whole: RunSpec, spec: RunSpec, best: Choice | None, largest: int, memory: int, computation: Computation | None
+) -> OptionError:
+    """With the nearest that does: as it stands here it fits."""
+    cut, sizes = spans(layers_per_stage(spec)), StageMemory(spec)
+    need = max(sizes.total(span.start, span.stop, len(cut) - 1 - i, computation) for i, span in enumerate(cut))
+    tenths = next(n for n in count(math.ceil(10 * need / 2**30)) if _fit(spec, int(n / 10 * 2**30), computation))
+    ways = [f"--memory {tenths / 10:g}"]
+    for peers in range(len(cut) + 1, spec.model.layers // atom(spec) + 1):
+        with contextlib.suppress(SpecError):  # it cannot be cut into so many
+            if _fit(cut_for(whole, peers, memory), memory, computation):
+                ways.insert(0, f"--peers {peers} with this memory")
+                break
+    if best is not None:
+        ways.append(f"{_named_way(best.spec)} in the spec")
+    return OptionError(
+        f"{whole.name} does not fit: its largest stage takes {size(largest)}, and a peer has {size(memory)}",
+        ways[0] if len(ways) == 1 else f"one of {', '.join(ways)}",
+        "does_not_fit",
+    )
+
+
+def _fit(spec: RunSpec, memory: int, computation: Computation | None) -> bool:
+    cut, sizes = spans(layers_per_stage(spec)), StageMemory(spec)
+    found = (pick(sizes, span.start, span.stop, len(cut) - 1 - i, computation, memory) for i, span in enumerate(cut))
+    return all(stage.bytes <= memory for stage in found)
+
+
+def _named_way(spec: RunSpec) -> str:
+    k = f", k = {spec.subspace.k}" if spec.form.has_basis else ""
+    return f"{spec.subspace.form}{k}, {spec.wire.forward}"
 
 
 def _finite(value: Any) -> Any:
@@ -110,7 +178,7 @@ def candidates(spec: RunSpec) -> list[RunSpec]:
     return found
 
 
-def _crossing(spec: RunSpec) -> dict[str, Any]:
+def crossing(spec: RunSpec) -> dict[str, Any]:
     sub = spec.subspace
     return {
         "form": sub.form,
@@ -174,8 +242,8 @@ def cut_for(spec: RunSpec, peers: int | None = None, memory: int | None = None) 
     """The spec with a cut: the spec's own, or one for this many peers with so much memory each."""
     if peers is None and spec.stages != "auto":
         return spec
-    count = peers or spec.min_peers
-    stages = _placed(spec, count, memory) if spec.stages == "auto" else cut_evenly(spec, count)
+    number = peers or spec.min_peers
+    stages = _placed(spec, number, memory) if spec.stages == "auto" else cut_evenly(spec, number)
     return spec_from(spec.model_dump(mode="json") | {"stages": stages})
 
 
@@ -210,11 +278,12 @@ def _sizes(spec: RunSpec) -> str:
     own, dense = ModelSize.of(spec), ModelSize.of(dense_model(spec))
 
     def one(m: ModelSize) -> str:
-        anchors = f", anchors {count(m.anchors)}" if m.anchors else ""
-        anchors += f", early heads {count(m.early)} (in training alone)" if m.early else ""
+        anchors = f", anchors {count_of(m.anchors)}" if m.anchors else ""
+        anchors += f", early heads {count_of(m.early)} (in training alone)" if m.early else ""
         return (
-            f"{count(m.blocks)} parameters in blocks (hidden {m.hidden}), {rate(m.block_flops, 'FLOP')} a token; "
-            f"embedding {count(m.embedding)}, head {count(m.head)} ({rate(m.head_flops, 'FLOP')} a token){anchors}"
+            f"{count_of(m.blocks)} parameters in blocks (hidden {m.hidden}), {rate(m.block_flops, 'FLOP')} a token; "
+            f"embedding {count_of(m.embedding)}, "
+            f"head {count_of(m.head)} ({rate(m.head_flops, 'FLOP')} a token){anchors}"
         )
 
     text = f"The model: {one(own)}.\n"
@@ -241,28 +310,21 @@ def _named(b: Bottleneck) -> str:
             return "the round trip to the coordinator, once per step"
 
 
-def _show(
-    spec: RunSpec,
-    link: LinkSpec,
-    flops: float,
-    measured: bool,
-    limited: bool,
-    f: Forecast,
-    found: list[Choice],
-    best: Choice,
-    saving: Saving,
-    auditing: Auditing | None,
-) -> None:
+def _show(told: _Told, line: str, named: bool) -> None:
+    spec, link, f, best = told.spec, told.link, told.forecast, told.best
     console = Console()
 
     def say(text: str) -> None:
         console.print(text, highlight=False, soft_wrap=True)
 
-    where = "measured here" if measured else "--speed"
     form = f"{spec.subspace.form}, k = {spec.subspace.k}" if spec.form.has_basis else spec.subspace.form
+    limited = told.memory is not None
     say(
+        f"[bold]{first_line(told.outlook, f)}[/]\n{line}{_fitting(told)}"
+        f"{day_in_words(told.outlook, named)}.\n"
+        f"{reading_in_words(told.outlook, spec)}.\n\n"
         f"[bold]{spec.name}[/]: {form}, {spec.wire.forward} forward and {spec.wire.backward} backward, "
-        f"{plural(len(f.stages), 'peer')} of {rate(flops, 'FLOP/s')} ({where}), "
+        f"{plural(len(f.stages), 'peer')} of {rate(told.flops, 'FLOP/s')} ({told.where}), "
         f"each with a connection of {link.in_words}\n"
     )
     chosen = ("in flight", "again") if limited else ()
@@ -284,22 +346,33 @@ def _show(
         f"The busiest connection carries data for {duration(f.wire_seconds)}; "
         f"the busiest stage idles {100 * f.bubble:.0f} % of the time (bubble).\n"
         f"Bottleneck: {_named(f.bottleneck)}.\n"
-        f"{_saving_in_words(spec, saving)}{_auditing_in_words(spec, auditing)}"
+        f"{_saving_in_words(spec, told.saving)}{_auditing_in_words(spec, told.auditing)}"
     )
     columns = [Column(name, no_wrap=True) for name in ("form", "k", "anchor", "codec", "loss", "step", "tok/s", "")]
     table = Table(*columns, box=None, pad_edge=False, padding=(0, 1, 0, 0))
-    for c in found:
-        mark = "← best" if c is best else "too large" if not c.fits else "keeps up" if c.keeps_up else ""
+    for c in told.found:
+        mark = "too large" if not c.fits else "← best" if c is best else "keeps up" if c.keeps_up else ""
         k, anchor = (str(c.spec.subspace.k), c.spec.subspace.anchor) if c.spec.form.has_basis else ("–", "–")
-        step, speed = duration(c.forecast.step_seconds), count(c.forecast.tokens_per_s)
-        loss = expected_loss(c.spec)
-        cost = "–" if loss is None else f"{loss:+.1%}"
+        step, speed = duration(c.forecast.step_seconds), count_of(c.forecast.tokens_per_s)
+        cost = "–" if c.loss is None else f"{c.loss:+.1%}"
         table.add_row(c.spec.subspace.form, k, anchor, c.spec.wire.forward, cost, step, speed, mark)
     console.print(table)
     say(f"\nLoss: above dense's at equal tokens, where it was measured ({SOURCE}).")
-    say(
-        "Best: the least compression with which the link makes a step at most 10 % longer. More compression hardly\n"
-        "makes training faster, and makes the loss worse."
-        if best.keeps_up
-        else "Nothing here keeps up with this link. Best: the least compression within 10 % of the fastest."
-    )
+    if best is not None:
+        say(
+            "Best: at dense's loss soonest, where 1 % of loss costs 10 % more steps. What nobody has measured is not\n"
+            "recommended, unless --any-recipe asks for it."
+        )
+
+
+def _fitting(told: _Told) -> str:
+    """Whether any way of crossing fits, where the peers' memory was said; otherwise how much it must be."""
+    largest = max(stage.memory for stage in told.forecast.stages)
+    if told.memory is None:
+        return f"A peer needs up to {size(largest)} of memory.\n"
+    takes = f"The largest stage takes {size(largest)} of {size(told.memory)}"
+    fitting = sum(choice.fits for choice in told.found)
+    if told.outlook.fits:
+        return f"{takes}.\n"
+    others = f"{fitting} of {len(told.found)} fit" if fitting else "none fits"
+    return f"{takes}; of the other ways to cross the boundaries, below, {others}.\n"

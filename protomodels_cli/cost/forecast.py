@@ -16,13 +16,16 @@ from protomodels_cli.cost.line import reno_rate, wire_bytes
 from protomodels_cli.cost.memory import StageMemory
 from protomodels_cli.cost.pipeline import StageCost, Wires, play
 from protomodels_cli.cost.recompute import Picked, pick
+from protomodels_cli.cost.time_to_loss import seconds_to_loss
 from protomodels_cli.cost.traffic import id_bytes, message_bytes
 from protomodels_cli.cost.units import unit_flops
+from protomodels_cli.cost.ways import assumed_loss, expected_loss
 from protomodels_cli.spec.cut import layers_per_stage, spans
 from protomodels_cli.spec.schema import LinkSpec, RunSpec
 
 FRAME_BYTES = 24  # of a frame's own fields
 SLACK = 1.1  # a link that adds no more than this to a step is not what holds it up
+LEVEL = 1.02  # times to a loss that differ by less than this are as good as equal: forecasts do not tell them apart
 
 
 @dataclass(frozen=True)
@@ -140,16 +143,24 @@ def _estimate(
     return found, _Plan(microbatches, costs, wires, cores, turn)
 
 
-def seconds_by_link(spec: RunSpec, speed: float) -> Callable[[LinkSpec], float]:
+def seconds_by_link(spec: RunSpec, speed: float, memory: int | None = None) -> Callable[[LinkSpec], float]:
     """A forecast's `step_seconds` alone, for searches over links: what no link changes is worked out once."""
     cut = spans(layers_per_stage(spec))
-    costs = _costs(spec, cut, speed, _picked(StageMemory(spec), cut))
+    costs = _costs(spec, cut, speed, _picked(StageMemory(spec), cut, memory))
     return lambda link: play(costs, spec.batch.microbatches, _wires(spec, link)).seconds + 2 * link.latency_s
 
 
-def line_seconds(spec: RunSpec, link: LinkSpec) -> float:
-    """What a step takes at least: the busiest connection carries its messages. Takes no time to say."""
-    return max(_lines(len(layers_per_stage(spec)), spec.batch.microbatches, _wires(spec, link)))
+def least_seconds(spec: RunSpec, link: LinkSpec, speed: float) -> float:
+    """What a step takes at least, without playing it through: every microbatch passes the slowest stage or line, and
+    the first one has come there and the last one has to go back. Takes no time to say."""
+    cut, n, wires = spans(layers_per_stage(spec)), spec.batch.microbatches, _wires(spec, link)
+    costs = _costs(spec, cut, speed, [Picked("none", 1, 0, 0, "fits", 0)] * len(cut))
+    way = 2 * wires.latency + 8 * (wires.forward_bytes + wires.backward_bytes) / wires.bits_per_second
+    before, least = 0.0, max(_lines(len(cut), n, wires))
+    for cost in costs:
+        least = max(least, before + n * (cost.forward + cost.backward))
+        before += cost.forward + cost.backward + way
+    return least + 2 * link.latency_s
 
 
 def _picked(
@@ -232,6 +243,16 @@ class Choice:
         return self.memory is None or all(stage.memory <= self.memory for stage in self.forecast.stages)
 
     @property
+    def loss(self) -> float | None:
+        """Above dense's, as a share of it; None: nobody measured it."""
+        return expected_loss(self.spec)
+
+    @property
+    def seconds_to_loss(self) -> float:
+        """For every step that dense would take to the same loss."""
+        return seconds_to_loss(self.forecast.step_seconds, assumed_loss(self.spec))
+
+    @property
     def keeps_up(self) -> bool:
         return self.forecast.step_seconds <= SLACK * self.forecast.compute_seconds + 1e-9
 
@@ -249,11 +270,12 @@ def choices(
     ]
 
 
-def recommended(found: list[Choice]) -> Choice:
-    """The least compression with which the link does not hold the run up; if none is enough, with which it is nearly as
-    fast as with the most. More than that buys next to nothing and costs loss. What does not fit the peers' memory does
-    not count, unless nothing does."""
-    found = [choice for choice in found if choice.fits] or found
-    fastest = max(choice.forecast.tokens_per_s for choice in found)
-    keep_up = [choice for choice in found if choice.keeps_up]
-    return (keep_up or [choice for choice in found if choice.forecast.tokens_per_s * SLACK >= fastest])[0]
+def recommended(found: list[Choice], any_recipe: bool = False) -> Choice | None:
+    """The way that is at dense's loss soonest, of those that fit and were measured (`any_recipe`: of all that fit). Of
+    those within LEVEL of it the one with the least loss, and of equals the least compression. None: none fits."""
+    found = [choice for choice in found if choice.fits and (any_recipe or choice.loss is not None)]
+    if not found:
+        return None
+    soonest = min(choice.seconds_to_loss for choice in found)
+    level = [choice for choice in found if choice.seconds_to_loss <= LEVEL * soonest]
+    return min(level, key=lambda choice: assumed_loss(choice.spec))
