@@ -9,7 +9,7 @@ import json
 import re
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -94,10 +94,10 @@ def test_a_curve_stays_small_and_forgets_what_was_redone():
     assert points[-1][0] == 100
     assert curve.news()["whole"]
     curve.add(50, 1.0)
-    assert [step for step, _ in curve.points()][-1] == 50
+    assert curve.points()[-1][0] == 50
     assert curve.news()["whole"]
     curve.add(51, 3.0)
-    assert curve.news()["points"] == [[51, 2.0]], "the mean of the stretch so far"
+    assert curve.news()["points"] == [[51, 2.0, 2]], "the mean of the stretch so far, and of how many"
 
 
 @pytest.mark.parametrize(
@@ -144,8 +144,8 @@ class Behind:
         self.got.append(json.loads(event.removeprefix(b"data: ")))
 
 
-def contents(folder: Path, **more: Any) -> Contents:
-    return Contents(Sources(a_status, Beside, folder / "metrics.jsonl", folder / "events.jsonl", **more), Veil())
+def contents(folder: Path, status: Callable[[], pb.RunStatus] = a_status, **more: Any) -> Contents:
+    return Contents(Sources(status, Beside, folder / "metrics.jsonl", folder / "events.jsonl", **more), Veil())
 
 
 def test_the_event_loop_reads_no_file_for_viewers(tmp_path, monkeypatch):
@@ -216,12 +216,13 @@ def ask(port: int, path: str = "/", method: str = "GET", **headers: str) -> tupl
 
 
 @contextlib.contextmanager
-def page_at(where: Where, folder: Path) -> Iterator[Keys]:
+def page_at(where: Where, folder: Path, status: Callable[[], pb.RunStatus] = a_status) -> Iterator[Keys]:
     """In a thread of its own: the test asks like anybody else."""
     import threading
 
     keys, loop = Keys.of("OWNER"), asyncio.new_event_loop()
-    page = Page(where, Parts(contents(folder), keys, lambda: "JOIN LINE", lambda n: text_of(OfStatus(a_status, n))))
+    parts = Parts(contents(folder, status), keys, lambda: "JOIN LINE", lambda n: text_of(OfStatus(status, n)))
+    page = Page(where, parts)
     loop.run_until_complete(page.open())
     thread = threading.Thread(target=loop.run_forever)
     thread.start()

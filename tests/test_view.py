@@ -11,7 +11,7 @@ from rich.console import Console
 
 from protomodels_cli.observe import progress
 from protomodels_cli.observe.fields import fields
-from protomodels_cli.observe.view import picture, spares
+from protomodels_cli.observe.view import peer_table, picture, spares
 from protomodels_cli.protocol import throughput
 from protomodels_cli.quantities import duration
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
@@ -107,6 +107,24 @@ def test_columns_for_which_there_is_no_room_are_named():
         assert column not in head
         assert column in named
     assert len(shown) > len(wide)
+
+
+def test_who_did_how_much_has_a_line_and_few_names():
+    status = pb.RunStatus(phase=RUNNING, steps=9)
+    for name in ("attic", "desk", *(f"n{i}" for i in range(8))):
+        status.contributions.add(name=name, steps=12, seconds=90.0, sent_bytes=3 << 20)
+    shown = " ".join(lines(status))
+    assert [word in shown for word in ("attic 12", "desk 12", "n3 12", "n4 12")] == [True, True, True, False]
+    assert shown.strip().endswith("and 4 more")
+
+
+def test_peers_that_are_gone_are_listed_with_the_others():
+    status = pb.RunStatus(steps=9, gone=[pb.GonePeer(name="desk", how=pb.LEFT, gone_s=90.0)])
+    for peers in ([], [pb.PeerStatus(peer="p1", name="attic", state=pb.PeerStatus.SPARE)]):
+        status.peers.extend(peers)
+        out = io.StringIO()
+        Console(file=out, width=140).print(peer_table(status))
+        assert out.getvalue().splitlines()[-1].split()[:3] == ["gone:", "desk", "(left"]
 
 
 def test_that_there_is_no_spare_has_a_line():

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -131,6 +132,7 @@ class Watching:
             pending=[(m.step, len(state.arrived.get(m.key, ())), stages) for m in history.pending],
             round_trips=self._round_trips(),
             run=self._run_dir.shown_as,
+            now=time.time(),
             ended=("done" if history.over else "stopped") if self._closing else "",
         )
 

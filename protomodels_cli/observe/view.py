@@ -186,8 +186,9 @@ def why_not_direct(s: pb.RunStatus) -> list[str]:
 
 
 def peer_table(s: pb.RunStatus) -> RenderableType:
+    went = [Text(gone(s), style="dim")] if s.gone else []
     if not s.peers:
-        return Text("no peer is connected")
+        return Group(Text("no peer is connected"), *went)
 
     def cells(of: Callable[[pb.PeerStatus], RenderableType]) -> list[RenderableType]:
         return [of(peer) for peer in s.peers]
@@ -204,7 +205,7 @@ def peer_table(s: pb.RunStatus) -> RenderableType:
         Column("dialled", cells(lambda p: "directly" if p.reachable else "by relay")),
         Column("joined", cells(lambda p: f"{duration(p.joined_s)} ago")),
     ]
-    return _fitting(columns, ("peer", "joined", "speed", "free memory", "dialled", "token for"))
+    return Group(_fitting(columns, ("peer", "joined", "speed", "free memory", "dialled", "token for")), *went)
 
 
 def spares(s: pb.RunStatus) -> str:

@@ -23,9 +23,20 @@ from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 EVENTS = 120  # the last ones
 SPARES = 40  # that are named; the others are counted
 THINNED = 8 << 20  # bytes of metrics.jsonl above which not every step is read when the page is first opened
-COUNTS = ("step", "steps", "generation", "tokens", "lineage", "snapshot_step", "steps_redone", "rollbacks")
+NAMES, GONE = 20, 8  # of those that did the most, and of those that went last
+COUNTS = (
+    "step",
+    "steps",
+    "generation",
+    "tokens",
+    "tokens_total",
+    "lineage",
+    "snapshot_step",
+    "steps_redone",
+    "rollbacks",
+)
 TIMES = ("tokens_per_s", "eta_s", "uptime_s", "waiting_s", "crash_redo_s", "crash_restore_s")
-AS_THEY_ARE = (*COUNTS, *TIMES, "basis_version", "loss", "eval_loss", "name", "phase")
+AS_THEY_ARE = (*COUNTS, *TIMES, "basis_version", "loss", "eval_loss", "name", "phase", "no_spare")
 
 
 @dataclass(frozen=True)
@@ -36,6 +47,7 @@ class Beside:
     pending: Sequence[tuple[int, int, int]] = ()  # begun ones: step, parts that are here, parts
     round_trips: Mapping[str, float] = field(default_factory=dict)  # peer → seconds to the coordinator and back
     run: str = ""  # which one it is: another coordinator may come to the same address
+    now: float = 0.0  # seconds since 1970
     ended: str = ""  # "done" or "stopped": the coordinator's process ends now, as it should
 
 
@@ -72,6 +84,12 @@ def state(status: pb.RunStatus, beside: Beside, veil: Veil) -> dict[str, Any]:
     found["more_spares"] = max(0, len(spares) - SPARES)
     found["peers"] = len(peers)
     found["kept"], found["pending"] = beside.kept, beside.pending
+    found["running_s"] = max(0.0, beside.now - s["started"]) if s["started"] and beside.now else None
+    found["gone"] = [
+        {"name": veil(g["name"] or g["peer"]), "how": g["how"], "gone_s": g["gone_s"]} for g in s["gone"][:GONE]
+    ]
+    found["work"] = [{**c, "name": veil(c["name"])} for c in s["contributions"][:NAMES]]
+    found["more_work"] = max(0, len(s["contributions"]) - NAMES)
     return found
 
 
@@ -95,13 +113,16 @@ def _peer(peer: Mapping[str, Any], beside: Beside, veil: Veil) -> dict[str, Any]
 
 
 def _stage(stage: Mapping[str, Any], peers: Mapping[str, Any], beside: Beside, veil: Veil) -> dict[str, Any]:
-    def holder(peer: str) -> dict[str, Any]:
-        return _peer(peers[peer], beside, veil) if peer in peers else {"peer": peer, "name": "", "state": "lost"}
+    def holder(held_by: Mapping[str, Any]) -> dict[str, Any]:
+        peer, presence = held_by["peer"], held_by["presence"]
+        if peer in peers:
+            return {**_peer(peers[peer], beside, veil), "presence": presence}
+        return {"peer": peer, "name": veil(held_by["name"]), "state": "lost", "presence": presence}
 
-    names = ("compute_share", "wait_share", "wire_share", "state")
+    names = ("compute_share", "wait_share", "wire_share", "state", "process_memory")
     sizes = ("stage", "first_layer", "end_layer", "most_in_flight", "peak_memory", "forecast_memory")
     return {
-        "holders": [holder(h["peer"]) for h in stage["holders"]],
+        "holders": [holder(h) for h in stage["holders"]],
         **{n: stage[n] for n in names},
         **{n: int(stage[n]) for n in sizes},
     }

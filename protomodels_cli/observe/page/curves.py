@@ -42,12 +42,12 @@ class Curve:
         self._rewritten = True
 
     def points(self) -> list[list[float]]:
-        """Each the last step of its stretch so far, and the mean."""
+        """Each the last step of its stretch so far, the mean, and of how many values."""
         return [self._point(at) for at in self._points]
 
     def _point(self, at: int) -> list[float]:
         total, count = self._points[at]
-        return [min((at + 1) * self.width, self._last), float(f"{total / count:.5g}")]
+        return [min((at + 1) * self.width, self._last), float(f"{total / count:.5g}"), count]
 
     def news(self) -> dict[str, Any]:
         """What has changed since the last time: `whole` where earlier points are void."""

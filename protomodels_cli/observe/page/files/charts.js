@@ -20,7 +20,7 @@ function ticks(low, high, most) {
 }
 
 class Chart {
-  // series: [{name, css, data: Map of step → value}]; format: a value as text
+  // series: [{name, css, data: Map of step → value, counts: Map of step → values that it is the mean of, of: what}]; format: a value as text
   constructor(figure, title, series, format, fromZero) {
     Object.assign(this, { series, format, fromZero, at: null, title });
     this.svg = node("svg", { tabindex: "0", role: "img" });
@@ -89,13 +89,14 @@ class Chart {
     for (const s of ticks(this.low, this.high, Math.max(2, this.width / 110)))
       if (Number.isInteger(s)) parts.push(node("text", { x: x(s), y: HEIGHT - 6, "text-anchor": "middle" }, s.toLocaleString("en")));
     const said = [];
-    for (const { name, css, data } of this.series) {
+    for (const { name, css, data, counts, of } of this.series) {
       const points = [...data].sort((a, b) => a[0] - b[0]);
       if (!points.length) continue;
       parts.push(node("path", { class: `s-${css}`, d: points.map(([s, v], i) => `${i ? "L" : "M"}${x(s).toFixed(1)} ${y(v).toFixed(1)}`).join("") }));
       const last = this.at === null ? points[points.length - 1] : points.reduce((a, b) => (Math.abs(b[0] - this.at) < Math.abs(a[0] - this.at) ? b : a));
       parts.push(node("circle", { class: `s-${css}`, cx: x(last[0]), cy: y(last[1]), r: 3.5 }));
-      said.push(`${this.series.length > 1 ? `${name} ` : ""}${this.format(last[1])}`);
+      const many = counts?.get(last[0]) ?? 1, mean = many > 1 ? ` (mean of ${many} ${of ?? "step"}s)` : "";
+      said.push(`${this.series.length > 1 ? `${name} ` : ""}${this.format(last[1])}${mean}`);
     }
     if (this.at !== null) parts.push(node("line", { class: "cursor", x1: x(this.at), x2: x(this.at), y1: TOP, y2: HEIGHT - BOTTOM }));
     this.svg.replaceChildren(...parts);

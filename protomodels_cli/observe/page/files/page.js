@@ -5,10 +5,11 @@
 const SILENT_MS = 4000, AGAIN_MS = 3000, MOST_EVENTS = 120;
 const $ = (id) => document.getElementById(id);
 const curves = { loss: new Map(), held_out: new Map(), tokens_per_s: new Map() };
+const counts = { loss: new Map(), held_out: new Map(), tokens_per_s: new Map() };  // values that a point is the mean of
 const lossChart = new Chart($("loss"), "Loss over steps",
-  [{ name: "loss", css: "loss", data: curves.loss }, { name: "held-out", css: "held", data: curves.held_out }], (v, axis) => v.toFixed(axis ? 1 : 4));
+  [{ name: "loss", css: "loss", data: curves.loss, counts: counts.loss }, { name: "held-out", css: "held", data: curves.held_out, counts: counts.held_out, of: "evaluation" }], (v, axis) => v.toFixed(axis ? 1 : 4));
 const speedChart = new Chart($("speed"), "Throughput over steps",
-  [{ name: "tokens a second", css: "speed", data: curves.tokens_per_s }], (v) => scaled(v), true);
+  [{ name: "tokens a second", css: "speed", data: curves.tokens_per_s, counts: counts.tokens_per_s }], (v) => scaled(v), true);
 let state = null, heard = performance.now(), source = null, newest = 0, other = null;
 
 // Numbers as people write them
@@ -59,31 +60,36 @@ function show() {
   $("step").textContent = `step ${s.step.toLocaleString("en")}`;
   const percent = s.steps ? (100 * s.step) / s.steps : 0;
   $("of").textContent = `of ${s.steps.toLocaleString("en")} (${percent.toFixed(1)} %)`;
-  $("eta").textContent = s.phase === "running" && s.eta_s !== undefined ? `about ${duration(s.eta_s)} left` : "";
+  const left = s.phase === "running" && s.eta_s !== undefined ? `about ${duration(s.eta_s)} left` : "";
+  const toGo = s.tokens_total > s.tokens ? `${scaled(s.tokens_total - s.tokens)} tokens to go` : "";
+  $("eta").textContent = [s.running_s ? `${duration(s.running_s)} since the start` : "", left, toGo].filter(Boolean).join(" · ");
   $("bar").setAttribute("aria-valuenow", percent.toFixed(0));
   $("bar").firstElementChild.style.width = `${percent}%`;
   tiles(s);
   stages(s);
   snapshots(s);
+  work(s);
   sample(s);
   $("foot").replaceChildren(
-    `generation ${s.generation} · lineage ${s.lineage}${s.checkpoint ? ` · started from ${s.checkpoint}` : ""} · coordinator up ${duration(s.uptime_s)} · `,
+    make("span", { title: "each set of peers that hold the stages, linked to each other, is a generation" }, `generation ${s.generation}`), " · ",
+    make("span", { title: "each chain of decisions is a lineage: going back to a snapshot begins another" }, `lineage ${s.lineage}`),
+    `${s.checkpoint ? ` · started from ${s.checkpoint}` : ""} · coordinator up ${duration(s.uptime_s)} · `,
     make("a", { href: "state.json" }, "state.json"), " · ", make("a", { href: "metrics" }, "metrics"));
   banner();
 }
 
 function tiles(s) {
-  const tile = (what, value, more) =>
-    make("div", { class: "tile" }, make("p", { class: "what" }, what), make("p", { class: "value" }, value), make("p", { class: "more" }, more || "\u00a0"));
+  const tile = (what, value, more, title) =>
+    make("div", { class: "tile", title: title || "" }, make("p", { class: "what" }, what), make("p", { class: "value" }, value), make("p", { class: "more" }, more || "\u00a0"));
   const crash = s.crash_redo_s === undefined ? null : s.crash_redo_s + (s.crash_restore_s || 0);
   const redo = plural(s.step - s.snapshot_step, "step");
   const restore = s.crash_restore_s === undefined ? "fetching a part and building" : `${duration(s.crash_restore_s)} to fetch and build`;
   $("tiles").replaceChildren(
-    tile("Loss", s.loss === undefined ? "–" : Number(s.loss).toFixed(4), "of the last step"),
+    tile("Loss", s.loss === undefined ? "–" : Number(s.loss).toFixed(4), "of the last step", "cross-entropy in nats a token, of the last step alone: the chart may show means"),
     tile("Held-out loss", s.eval_loss === undefined ? "–" : Number(s.eval_loss).toFixed(4), "text it never trains on"),
-    tile("Throughput", s.tokens_per_s ? `${scaled(s.tokens_per_s)} tok/s` : "–", `${scaled(s.tokens)} tokens so far`),
-    tile("Peers", String(s.peers), `${plural(s.stages.length, "stage")}, ${plural(s.spares.length + s.more_spares, "spare")}`),
-    tile("A crash now would cost", crash === null ? "–" : `≈ ${duration(crash)}`, crash === null ? "" : `${redo} to redo, ${restore}`));
+    tile("Throughput", s.tokens_per_s ? `${scaled(s.tokens_per_s)} tok/s` : "–", `${scaled(s.tokens)} tokens so far`, "of the last steps; none while the run waits"),
+    tile("Peers", String(s.peers), s.no_spare ? `${plural(s.stages.length, "stage")}, no spare: the next loss stops the run` : `${plural(s.stages.length, "stage")}, ${plural(s.spares.length + s.more_spares, "spare")}`, "a spare takes over where a peer is lost"),
+    tile("A crash now would cost", crash === null ? "–" : `≈ ${duration(crash)}`, crash === null ? "" : `${redo} to redo, ${restore}`, "if a stage were lost now"));
 }
 
 function stages(s) {
@@ -92,18 +98,24 @@ function stages(s) {
   } else {
     const row = [];
     s.stages.forEach((stage, i) => {
-      row.push(card(stage));
-      if (s.links[i]) row.push(between(s.links[i], i));
+      const link = s.links[i] ? between(s.links[i], i) : null;
+      row.push(make("div", { class: link ? "hop" : "hop last" }, card(stage), link));
     });
     $("stages").replaceChildren(...row);
   }
   const spares = s.spares.map((p) => make("span", { class: "chip", title: p.device }, p.name));
   if (s.more_spares) spares.push(make("span", { class: "chip" }, `and ${s.more_spares} more`));
   $("spares").replaceChildren(...(spares.length ? [make("span", { class: "muted" }, "Spares:"), ...spares] : []));
+  const gone = s.gone.map((p) => make("span", { class: "chip" }, `${p.name}: ${p.how} ${duration(Math.round(p.gone_s))} ago`));
+  $("gone").replaceChildren(...(gone.length ? [make("span", { class: "muted" }, "Gone:"), ...gone] : []));
 }
 
+const WENT = { away: "is away, and may come back", lost: "was lost", left: "left", kicked: "was kicked", dismissed: "was dismissed" };
+const WHAT = { compute: "in the model", wait: "nothing to do: other stages or the coordinator had not sent yet", wire: "packing, or idle while its own messages were on their way out" };
+
 function card(stage) {
-  const [holder] = stage.holders, lost = stage.state === "lost";
+  const [holder] = stage.holders, lost = stage.state === "lost", who = holder.name || holder.peer;
+  const measured = stage.compute_share + stage.wait_share + stage.wire_share > 0;
   const shares = make("div", { class: "shares", "aria-hidden": "true" });
   for (const what of ["compute", "wait", "wire"]) {
     const bar = make("i", { class: what });
@@ -111,16 +123,19 @@ function card(stage) {
     shares.append(bar);
   }
   const percents = ["compute", "wait", "wire"].map((what) =>
-    make("span", null, make("b", null, `${Math.round(100 * stage[`${what}_share`])} %`), make("i", { class: `key ${what}` }), what));
+    make("span", { title: `share of the last step: ${WHAT[what]}` }, make("b", null, measured ? `${Math.round(100 * stage[`${what}_share`])} %` : "–"), make("i", { class: `key ${what}` }), what));
   const facts = make("dl", null);
-  const fact = (name, value) => facts.append(make("dt", null, name), make("dd", null, value));
+  const fact = (name, value, title) => facts.append(make("dt", { title: title || "" }, name), make("dd", null, value));
   fact("layers", stage.end_layer - stage.first_layer === 1 ? String(stage.first_layer) : `${stage.first_layer}–${stage.end_layer - 1}`);
-  if (stage.peak_memory) fact("memory", size(stage.peak_memory));
-  if (holder.round_trip_s) fact("coordinator ⇄", duration(holder.round_trip_s));
+  if (stage.peak_memory && !lost) stage.process_memory
+    ? fact("process", size(stage.peak_memory), "memory of the whole process, with Python and torch: on a CPU the stage's own is not known")
+    : fact("memory", size(stage.peak_memory), "the most that the stage has taken of its device");
+  if (stage.forecast_memory && !lost) fact("stage needs", size(stage.forecast_memory), "memory of the stage by forecast, at most");
+  if (holder.round_trip_s) fact("coordinator ⇄", duration(holder.round_trip_s), "a message from this peer to the coordinator and back");
   return make("article", { class: "stage", "data-state": stage.state, "aria-label": `Stage ${stage.stage}` },
-    make("div", { class: "top" }, make("span", null, `Stage ${stage.stage}`), make("span", { class: "state" }, words(stage.state))),
-    make("p", { class: "peer" }, lost ? "no peer" : holder.name),
-    make("p", { class: "device", title: holder.device || "" }, lost ? `${holder.peer} is away` : holder.device),
+    make("div", { class: "top" }, make("span", null, `Stage ${stage.stage}`), make("span", { class: "state" }, lost ? holder.presence : words(stage.state))),
+    make("p", { class: "peer" }, lost && holder.presence !== "away" ? "nobody" : who),
+    make("p", { class: "device" }, lost ? `${who} ${WENT[holder.presence] || "was lost"}` : holder.device),
     lost ? null : shares,
     lost ? null : make("p", { class: "percent" }, ...percents),
     facts);
@@ -128,13 +143,14 @@ function card(stage) {
 
 function between(link, i) {
   const way = (arrow, perSecond, perToken, css) =>
-    make("p", { class: `way ${css}` }, `${arrow} `, make("b", null, perSecond ? `${size(perSecond)}/s` : "–"), make("span", null, perToken ? ` ${figures(perToken)} B a token` : ""));
+    make("p", { class: `way ${css}` }, `${arrow} `, make("b", null, perSecond ? `${size(perSecond)}/s` : "–"), make("span", null, perToken ? ` ${figures(perToken)} B/token` : ""));
   const path = link.relayed ? "relayed" : link.path === "public" || !link.path ? "direct" : link.path === "punched" ? "punched" : `direct (${link.path === "lan" ? "LAN" : link.path})`;
-  const trip = link.round_trip_s ? ` · ${duration(link.round_trip_s)}` : "";
+  const trip = link.round_trip_s ? duration(link.round_trip_s) : "";
   return make("div", { class: "between", role: "group", "data-up": link.up, "aria-label": `Link from stage ${i} to stage ${i + 1}` },
-    way("→", link.forward_per_s, link.forward_per_token, ""),
-    way("←", link.backward_per_s, link.backward_per_token, "back"),
-    make("p", { class: "kind", title: link.why || "" }, link.up ? `${path}${trip}` : "no link"));
+    way("→", link.up && link.forward_per_s, link.up && link.forward_per_token, ""),
+    way("←", link.up && link.backward_per_s, link.up && link.backward_per_token, "back"),
+    make("p", { class: "kind", title: link.why || "how the two peers reach each other, and the round trip between them" },
+      make("span", null, link.up ? path : "no link"), link.up && trip ? make("span", null, trip) : null));
 }
 
 function snapshots(s) {
@@ -145,6 +161,15 @@ function snapshots(s) {
   for (const [step, here, all] of s.pending) parts.push(make("p", { class: "muted" }, `Step ${step} is being saved: ${here} of ${all} parts are here.`));
   if (s.kept.length) parts.push(make("ul", { "aria-label": "Snapshots that are kept" }, ...s.kept.map(([step]) => make("li", { class: "chip" }, `step ${step.toLocaleString("en")}`))));
   $("snapshots").replaceChildren(...parts);
+}
+
+function work(s) {
+  const cells = (tag, values) => make("tr", null, ...values.map((value) => make(tag, tag === "th" ? { scope: "col" } : null, value)));
+  const rows = s.work.map((c) => cells("td", [c.name || "others", c.steps.toLocaleString("en"), duration(c.seconds), size(c.sent_bytes)]));
+  if (s.more_work) rows.push(make("tr", null, make("td", { colspan: "4" }, `and ${s.more_work} more`)));
+  $("work").replaceChildren(rows.length
+    ? make("table", null, make("thead", null, cells("th", ["peer", "steps", "time", "sent"])), make("tbody", null, ...rows))
+    : make("p", { class: "muted" }, "No step is done yet."));
 }
 
 function sample(s) {
@@ -168,7 +193,7 @@ function banner() {
   if (s && s.phase === "done") return say(`The run is done: ${plural(s.step, "step")}${s.eval_loss === undefined ? "" : `, held-out loss ${Number(s.eval_loss).toFixed(4)}`}.`, "good");
   if (s && s.ended) return say(`The coordinator was stopped after step ${s.step.toLocaleString("en")}. The run can be resumed; this page then goes on.`, "");
   if (link === "gone") return say("The coordinator does not answer: it was stopped, or its machine cannot be reached. What follows is as it was last seen; this page reconnects by itself.", "bad");
-  if (s && s.phase === "paused") return say(s.says ? `Paused: ${s.says}` : "Paused.", "bad");
+  if (s && s.phase === "paused") return say(s.says ? s.says[0].toUpperCase() + s.says.slice(1) : "Paused.", "bad");
   if (s && s.phase !== "running" && s.says) return say(`Waiting for ${s.says}`, "");
   if (s && s.trouble) return say(s.trouble, "");
   if (s && s.says && s.waiting_s > 4) return say(`Waiting for ${s.says}`, "");
@@ -194,10 +219,11 @@ function addPoints(news) {
   for (const [name, { whole, points, width }] of Object.entries(news)) {
     const curve = curves[name];
     if (whole) curve.clear();
-    for (const [step, value] of points) {
+    for (const [step, value, count] of points) {
       // The newest point stands for the stretch of steps that is still growing.
       for (let s = step - 1; s > step - width; s--) curve.delete(s);
       curve.set(step, value);
+      counts[name].set(step, count);
     }
   }
   lossChart.draw();
