@@ -17,12 +17,12 @@ BLOCK = re.compile(r"(?ms)^ *```bash\n(.*?)^ *```")
 RUN: dict[str, tuple[str, ...]] = {  # by the name of the test
     "test_commands_of_the_pages_run": ("pmtrain validate *", "pmtrain plan *", "pmtrain reference *"),
     "test_the_walk_of_the_readme": (
-        "pmtrain coordinator configs/tiny.yaml --host 203.0.113.7",
-        "pmtrain status runs/tiny",
-        "pmtrain peers runs/tiny",
-        "pmtrain export runs/tiny tiny-model",
-        'pmtrain generate tiny-model --prompt "The state of the union"',
-        "pmtrain eval runs/tiny",
+        "pmtrain coordinator friends.yaml --host 203.0.113.7",
+        "pmtrain invite friends",
+        "pmtrain status friends",
+        "pmtrain export friends friends-model",
+        'pmtrain generate friends-model --prompt "The state of the union"',
+        "pmtrain eval friends",
     ),
     "test_lab_commands_write_their_numbers_and_their_picture": tuple(
         f"pmtrain lab {name} --json out/{name}.json --plot out/{name}.png"
@@ -40,7 +40,7 @@ RUN: dict[str, tuple[str, ...]] = {  # by the name of the test
     ),
     "test_what_is_followed_comes_at_once_and_ctrl_c_leaves": ("pmtrain events tiny --follow",),
     "test_top_follows_a_run_through_its_coordinators_end_and_return": ("pmtrain top",),
-    "test_it_asks_on_a_terminal": ("pmtrain init",),
+    "test_it_asks_on_a_terminal": ("pmtrain init", "pmtrain init friends.yaml"),
     "test_validate_and_plan_pass_on_it": ("pmtrain init run.yaml --yes *",),
     "test_without_a_link_only_this_machine_is_checked": ("pmtrain doctor",),
     "test_a_line_is_measured_and_refusals_are_told_apart": ("pmtrain doctor 'pm://…'",),

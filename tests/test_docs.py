@@ -48,7 +48,7 @@ def commands() -> list[str]:
 
 def test_the_pages_have_commands():
     assert len([c for c in commands() if " lab " in c]) == len(LAB_KEYS)
-    alone = {"validate", "plan", "reference", "lab", "bench", "demo", *MODEL}
+    alone = {"init", "join", "validate", "plan", "reference", "lab", "bench", "demo", *MODEL}
     assert {c.split()[1] for c in commands()} == {*alone, *LIVE}
 
 
@@ -79,16 +79,16 @@ def test_mistakes_are_shown_as_they_are_said(tmp_path, monkeypatch):
     assert (done.exit_code, done.output) == (errors.EXIT_SPEC, shown)
 
 
-LIVE = ("coordinator", "status", "peers")
+LIVE = ("coordinator", "invite", "status")
 MODEL = ("export", "generate", "eval")
 
 
 @pytest.mark.full
 def test_the_walk_of_the_readme(tmp_path):
     """Two terminals: what the README says to type, in its order, with this machine's address and fewer steps."""
-    (tmp_path / "configs").mkdir()
     text = re.sub("(?m)^steps: .*", "steps: 40", (ROOT / "configs" / "tiny.yaml").read_text())
-    (tmp_path / "configs" / "tiny.yaml").write_text(text.replace("stages: 4", "stages: 2"))
+    text = text.replace("stages: 4", "stages: 2").replace("name: tiny", "name: friends")
+    (tmp_path / "friends.yaml").write_text(text)
     lead, *watch = in_order(LIVE)
     words = lead.replace("203.0.113.7", "127.0.0.1").split()[1:]
     leader = begin(*words, "--port", 0, cwd=tmp_path)
@@ -97,9 +97,10 @@ def test_the_walk_of_the_readme(tmp_path):
         peers = [begin(*joining, "--dir", tmp_path / str(i), cwd=tmp_path) for i in range(2)]
         wait_for_line(peers[0], "^step ")
         for command in watch:
-            done = pmtrain(*shlex.split(command)[1:], cwd=tmp_path)
+            address = ("--install-from", "git+https://example.org/pmtrain.git") if " invite " in command else ()
+            done = pmtrain(*shlex.split(command)[1:], *address, cwd=tmp_path)
             assert done.returncode == 0, done.stderr
-            assert "stage 0" in done.stdout or done.stdout.startswith("tiny: running")
+            assert (address and address[1] in done.stdout) or done.stdout.startswith("friends: running")
         for process in (*peers, leader):
             code, said = ends(process)
             assert code == 0, said
@@ -109,7 +110,7 @@ def test_the_walk_of_the_readme(tmp_path):
             assert done.returncode == 0, done.stderr
             said.append(done.stdout)
         assert said[1].startswith(shlex.split(in_order(MODEL)[1])[-1])
-        rows = map(json.loads, (tmp_path / "runs" / "tiny" / "metrics.jsonl").read_text().splitlines())
+        rows = map(json.loads, (tmp_path / "runs" / "friends" / "metrics.jsonl").read_text().splitlines())
         [*_, right] = (row["loss"] for row in rows if row["event"] == "eval")
         assert float(re.findall(r"[\d.]+", said[2])[0]) == pytest.approx(right, abs=1e-4)
     finally:
