@@ -169,6 +169,7 @@ def test_the_set_of_commands_and_options_is_deliberate():
         "follow": ["--once", "--tensorboard", "--wandb"],
         "bench abuse": sorted(
             {"--connections", "--cores", "--json", "--link", "--rate", "--seconds", "--slow", "--steps", "--turns"}
+            | {"--insider", "--attack", "--messages"}
         ),
         "bench gpu": sorted(
             {"--shape", "--layers", "--stages", "--method", "--k", "--link", "--torch", "--microbatch", "--windows"}

@@ -266,6 +266,18 @@ OPTIONS: list[tuple[str, str, str]] = [
         "pmtrain frontier: there is no such command",
         "did you mean `pmtrain lab frontier`? `pmtrain --help` lists them",
     ),
+    (
+        "bench abuse --attack edges",
+        "--attack edges: is of attacks from within",
+        "add --insider, or leave out --attack",
+    ),
+    ("bench abuse --messages 5", "--messages 5: is of attacks from within", "add --insider, or leave out --messages"),
+    (
+        "bench abuse --insider --attack x",
+        "--attack x: there is no such attack",
+        "use one of leaves, false-hashes, impossible-times, link-broken, stands-still, lies-about-parts, no-record, "
+        "lying-auditor, reads-others, holds-calls, edges",
+    ),
     ("bench qqqq", "pmtrain bench qqqq: there is no such command", "`pmtrain bench --help` lists them"),
 ]
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import psutil
@@ -106,46 +104,15 @@ def test_a_token_cannot_be_used_to_keep_others_out(link: JoinLink):
     asyncio.run(story())
 
 
-async def hold_calls(link: JoinLink, silent: int, enrolling: int) -> None:
-    """From the address of everybody else: connections with as many silent calls as they may have, and others over
-    which one caller enrols again and again, for as long as the caller lets it."""
-    where = link.host, link.port
-
-    async def be_silent() -> None:
-        connection = Http2(*await tls_to(where, link.host))
-        for _ in range(16):
-            connection.call(strangers.ENROL, [("token", link.token)])
-        await connection.reading
-
-    async def enrol() -> None:
-        connection, request = Http2(*await tls_to(where, link.host)), an_enrolment()
-        while not connection.closed:
-            before = connection.over
-            await connection.send(connection.call(strangers.ENROL, [("token", link.token)]), request, end=True)
-            while connection.over == before and not connection.closed:
-                await connection._wait_for_more()
-
-    async def again(attack: Callable[[], Awaitable[None]]) -> None:
-        while True:
-            with contextlib.suppress(OSError, EOFError):
-                await attack()
-            await asyncio.sleep(0.2)
-
-    await asyncio.gather(*(again(be_silent) for _ in range(silent)), *(again(enrol) for _ in range(enrolling)))
-
-
-def an_enrolment() -> bytes:
-    key = public_key_of(new_key())
-    return strangers.message(
-        pb.EnrolRequest(version=__version__, protocol=PROTOCOL, public_key_pem=key).SerializeToString()
-    )
-
-
 def test_callers_that_hold_all_calls_of_an_address_lock_no_joiner_out_behind_it(pool: Pool, link: JoinLink):
     """Sixteen connections are allowed from there, and the attack holds them all before an honest peer comes."""
 
+    key = public_key_of(new_key())
+    request = pb.EnrolRequest(version=__version__, protocol=PROTOCOL, public_key_pem=key).SerializeToString()
+
     async def story() -> dict[str, Any]:
-        attack = asyncio.create_task(hold_calls(link, silent=12, enrolling=8))
+        holding = strangers.hold_calls((link.host, link.port), link.token, request, silent=12, enrolling=8)
+        attack = asyncio.create_task(holding)
         await asyncio.sleep(2)
         peer = pool.peers[0]
         peer.start(kind="join", link=str(link), name="honest", dir=str(pool.folder / "honest"))

@@ -128,7 +128,7 @@ def _phases(setting: Setting, running: LocalRun, unrelated: LocalRun) -> list[Ro
                 time.sleep(SETTLE)
                 row: Row = {"kind": kind, "began": time.time(), "memory_bytes": 0, "join_s": None}
                 used, steps = _processor_seconds(processes), steps_decided(running)
-                row["join_s"] = asyncio.run(_join(running.link))
+                row["join_s"] = asyncio.run(join_once(running.link))
                 while not _is_over(setting, row["began"], steps_decided(running) - steps):
                     memory = psutil.Process(running.coordinator.pid).memory_info().rss
                     row["memory_bytes"] = max(row["memory_bytes"], memory)
@@ -152,7 +152,7 @@ def _processor_seconds(processes: Sequence[psutil.Process]) -> float:
     return float(sum(one.user + one.system for one in times))
 
 
-async def _join(link: JoinLink) -> float | None:
+async def join_once(link: JoinLink) -> float | None:
     """Seconds until a peer with the token has its first message; None: it did not get in. It cannot hold a stage."""
     began = time.monotonic()
     while time.monotonic() - began < JOIN_SECONDS:

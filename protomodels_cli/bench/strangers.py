@@ -12,7 +12,7 @@ import random
 import ssl
 import struct
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 
 Address = tuple[str, int]
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -20,6 +20,7 @@ DATA, HEADERS, RESET, SETTINGS, WINDOW_UPDATE = 0, 1, 3, 4, 8  # kinds of frames
 END_STREAM, END_HEADERS, ACK = 1, 4, 1  # their flags
 INITIAL_WINDOW, FRAME_BYTES = 4, 16384  # a setting; the most that a frame may carry by default
 ENROL = "/pmtrain.Peering/Enrol"
+AGAIN_SECONDS = 0.2  # until a caller that was cut off is back
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
@@ -98,6 +99,13 @@ class Http2:
             with contextlib.suppress(OSError):
                 await self._writer.drain()
             self.sent += len(part)
+
+    async def call_and_wait(self, path: str, token: str, request: bytes) -> None:
+        """A call with one message, until the server has ended it, however, or closed the connection."""
+        before = self.over
+        await self.send(self.call(path, [("token", token)]), message(request), end=True)
+        while self.over == before and not self.closed:
+            await self._wait_for_more()
 
     async def send_batch(self, batches: Batches, kinds: list[tuple[bytes, bytes]], first: int, calls: int) -> int:
         """Calls at once, and wait until the server has ended all of them: their number, or fewer where it closed."""
@@ -212,3 +220,38 @@ async def enrolments(where: Address, source: str, token: str, request: bytes, co
     await asyncio.sleep(0.5)  # the last answers come
     connection.close()
     return len(connection.answered)
+
+
+async def hold_calls(
+    where: Address, token: str, request: bytes, silent: int, enrolling: int, done: Counter[str] | None = None
+) -> None:
+    """Until it is cancelled, from the address at which the coordinator is: connections with as many silent calls as
+    they may have, and others over which one caller enrols again and again, for as long as it is let."""
+    count = Counter[str]() if done is None else done
+
+    async def be_silent() -> None:
+        connection = Http2(*await tls_to(where, where[0]))
+        for _ in range(16):
+            connection.call(ENROL, [("token", token)])
+        count["silent connections"] += 1
+        try:
+            await connection.reading
+        finally:
+            connection.close()
+
+    async def enrol() -> None:
+        connection = Http2(*await tls_to(where, where[0]))
+        try:
+            while not connection.closed:
+                await connection.call_and_wait(ENROL, token, request)
+                count["enrolments"] += 1
+        finally:
+            connection.close()
+
+    async def again(attack: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            with contextlib.suppress(OSError, EOFError):
+                await attack()
+            await asyncio.sleep(AGAIN_SECONDS)
+
+    await asyncio.gather(*(again(be_silent) for _ in range(silent)), *(again(enrol) for _ in range(enrolling)))
