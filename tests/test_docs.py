@@ -79,6 +79,16 @@ def test_mistakes_are_shown_as_they_are_said(tmp_path, monkeypatch):
     assert (done.exit_code, done.output) == (errors.EXIT_SPEC, shown)
 
 
+@pytest.mark.parametrize(("shown", "code"), [("run.yaml", 0), ("big.yaml", errors.EXIT_SPEC)])
+def test_what_init_answers_is_as_shown(shown, code, tmp_path, monkeypatch):
+    [(command, answer)] = re.findall(rf"\$ (pmtrain init {shown} .*?)\n(.*?)\n```", OWN_RUN, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "120")
+    done = CliRunner().invoke(app, shlex.split(command)[1:])
+    said = str(done.exception) if code else done.output
+    assert (getattr(done.exception, "exit_code", 0), said.strip()) == (code, answer.strip())
+
+
 LIVE = ("coordinator", "invite", "status")
 MODEL = ("export", "generate", "eval")
 

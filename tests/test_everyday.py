@@ -118,6 +118,9 @@ def test_what_specs_print_for_programs(tmp_path: Path):
     assert found.pop("format") == FORMAT
     PRINTED["validate"].model.model_validate_json(json.dumps(found))
     assert [one["ok"] for one in found["files"]] == [True] * len(CONFIGS) + [False]
+    [written] = printed("init", "a.yaml", "--yes", "--size", "10M", "--peers", "2", cwd=tmp_path)
+    assert (written["file"], written["outlook"]["fits"]) == ("a.yaml", True)
+    assert (tmp_path / "a.yaml").is_file()
     for config in [path for path in CONFIGS if path.stem in ("tiny", "dense")]:
         [plan] = printed("plan", config, "--speed", "10gflops", cwd=tmp_path)
         assert plan["recommended"]["codec"] in {choice["codec"] for choice in plan["choices"]}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 
 import pytest
 from conftest import corpus_of, make_spec
@@ -319,3 +320,43 @@ def test_a_part_has_the_size_that_was_said(subspace, beta1, reference, tmp_path)
     for i, (first, end) in enumerate(((0, 2), (2, 4))):
         size = (tmp_path / "00000001" / f"stage-{i}.safetensors").stat().st_size
         assert size - 16_384 < sizes.saved(first, end) <= size + 8 * 32 * 32
+
+
+def test_a_plan_that_does_not_fit_fails_with_the_nearest_that_does(tmp_path):
+    spec = make_spec(
+        stages="auto",
+        min_peers=2,
+        model={"layers": 8, "width": 256, "heads": 4, "segments": 4},
+        subspace={"form": "two_stream", "anchor": "segment", "k": 32},
+        tokenizer={"kind": "bpe", "vocab_size": 16_384},
+    )
+    (tmp_path / "run.yaml").write_text(json.dumps(spec.model_dump(mode="json")))
+
+    def plan(*more: str):
+        words = ["plan", str(tmp_path / "run.yaml"), "--speed", "1tflops", "--link", "20mbit", "--format", "json"]
+        done = CliRunner().invoke(app, [*words, *more])
+        return done, json.loads(done.stdout.split("\n    fix:")[0])
+
+    needs = max(stage["memory"] for stage in plan()[1]["forecast"]["stages"]) / 2**30
+    assert plan()[1]["outlook"]["fits"] is None
+    done, told = plan("--memory", f"{0.7 * needs:.3f}")
+    assert (done.exception.kind, done.exception.exit_code) == ("does_not_fit", 2)
+    assert told["outlook"]["fits"] is False
+    ways = dict(re.findall(r"(--\w+) ([\d.]+)", str(done.exception)))
+    assert "--memory" in ways
+    for option, value in ways.items():
+        asked = {"--memory": f"{0.7 * needs:.3f}", option: value}
+        done, told = plan(*[word for pair in asked.items() for word in pair])
+        assert done.exit_code == 0, (option, value)
+        assert told["outlook"]["fits"] is True
+    done, told = plan("--memory", "0.001")
+    assert done.exception.kind == "does_not_fit"
+    assert told["recommended"] is None
+    assert not any(choice["fits"] for choice in told["choices"])
+
+
+def test_what_is_too_large_is_never_shown_as_the_best(tmp_path):
+    words = ["plan", "configs/tiny.yaml", "--speed", "1tflops", "--memory", "0.001"]
+    rows = CliRunner().invoke(app, words).stdout.splitlines()
+    assert sum(row.rstrip().endswith("too large") for row in rows) == len(WAYS)
+    assert "← best" not in "".join(rows)

@@ -29,8 +29,9 @@ def loss_in_words(chosen: Chosen) -> str:
             f"not measured at this compression; reckoned with as {WORST:.1%} (docs/benchmarks.md has what was measured)"
         )
     more = figures(100 * (times_the_steps(loss) - 1))
-    steps = f": {more} % more steps to dense's loss" if loss > 0 else ""
-    return f"{loss:.1%} at equal tokens{steps}; as measured at {SOURCE}, not at this size"
+    steps = f": {more} % more steps to dense's loss"
+    much = f"{loss:.1%} at equal tokens{steps}" if loss > 0 else "nothing at equal tokens"
+    return f"{much}; as measured at {SOURCE}, not at this size"
 
 
 def text_of(chosen: Chosen) -> str:

@@ -84,8 +84,8 @@ def day_in_words(found: Outlook, named: bool) -> str:
     )
 
 
-def reading_in_words(found: Outlook, spec: RunSpec) -> str:
-    """How often the data are read; and where that is too often, how much would be enough."""
+def reading_in_words(found: Outlook, spec: RunSpec, option: bool = False) -> str:
+    """How often the data are read; and where that is too often, how much would be enough. `option`: for --data."""
     data, wanted = spec.data, found.tokens / ENOUGH
     named = f"hf:{data.dataset}" if data.source == "hf" else data.source
     enough = f"{count(wanted)} tokens (about {figures(wanted * bytes_each(spec) / 1e9)} GB) would be enough"
@@ -95,7 +95,7 @@ def reading_in_words(found: Outlook, spec: RunSpec) -> str:
     has = f"{named} has about {count(found.data_tokens)} tokens: {times}"
     if found.epochs <= ENOUGH:
         return has
-    return f"{has}. {enough}, as --data my-texts/ or --data hf:HuggingFaceFW/fineweb-edu"
+    return f"{has}; {enough}{', as --data my-texts/ or --data hf:HuggingFaceFW/fineweb-edu' if option else ''}"
 
 
 def first_line(found: Outlook, forecast: Forecast) -> str:

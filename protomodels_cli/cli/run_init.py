@@ -219,12 +219,7 @@ def _in_words(chosen: Chosen, comes_to: Outlook, file: Path, line: str, card: Ca
         + f", {spec.wire.forward}",
         "",
         f"  peers      {plural(chosen.stages, 'stage')}, one on each of {plural(chosen.stages, 'peer')}"
-        + (
-            f"; {plural(chosen.spares, 'peer')} more would be spares: the links would take longer than a further "
-            "stage saves"
-            if chosen.spares
-            else ""
-        ),
+        + (f"; {plural(chosen.spares, 'peer')} more would be spares: {_why_spares(chosen)}" if chosen.spares else ""),
         f"  memory     at most {size(most)} of {size(a.memory)} on a peer",
     ]
     if chosen.stages > 1:
@@ -239,8 +234,8 @@ def _in_words(chosen: Chosen, comes_to: Outlook, file: Path, line: str, card: Ca
         f"  the run    {plural(spec.steps, 'step')}, {count(comes_to.tokens)} tokens, "
         f"about {duration(comes_to.seconds)} where nothing fails",
         f"  loss       what compression costs: {loss_in_words(chosen)}",
-        f"  a day      {day_in_words(comes_to, card is not None)}",
-        f"  data       {reading_in_words(comes_to, spec)}",
+        f"  costs      {day_in_words(comes_to, card is not None)}",
+        f"  data       {reading_in_words(comes_to, spec, option=True)}",
         f"  snapshots  every {duration(chosen.saving.interval_seconds)}; {size(chosen.saving.disk_bytes)} of the "
         "coordinator's disk",
         "",
@@ -249,6 +244,12 @@ def _in_words(chosen: Chosen, comes_to: Outlook, file: Path, line: str, card: Ca
         f"  pmtrain coordinator {quoted}",
     ]
     return "\n".join(lines)
+
+
+def _why_spares(chosen: Chosen) -> str:
+    if chosen.stages == 1:
+        return "the model fits on one, and over these lines all together would be slower"
+    return "with a stage more the run would not be at its loss sooner"
 
 
 def _speed(flops: float) -> str:
