@@ -16,10 +16,11 @@ def watch(moves: Moves, before: State) -> None:
     state = moves.state
     if state.stands_still or state.history.over or assigning.fresh(state.history):
         return
-    if (state.peers, state.history.stage_holders) == (before.peers, before.history.stage_holders) and (
-        state.replaceable is not None and before.placed
-    ):
+    same_holders = state.history.stage_holders is before.history.stage_holders and before.placed
+    if same_holders and state.replaceable is not None and state.peers is before.peers:
         return
+    if same_holders and state.replaceable and before.peers.keys() < state.peers.keys():
+        return  # one more takes nothing away, and a crowd may join
     found = _is_replaceable(state)
     if state.replaceable and not found:
         moves.tell(notices.NoSpareLeft())
