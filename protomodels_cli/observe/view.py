@@ -138,7 +138,7 @@ def stage_table(s: pb.RunStatus) -> Fitting:
 
     columns = [
         Column("stage", cells(lambda t: str(t.stage))),
-        Column("layers", cells(lambda t: f"{t.first_layer}–{t.end_layer - 1}")),
+        Column("layers", cells(_layers)),
         # Peers choose their names: no markup of theirs.
         Column("peer", cells(lambda t: Text(", ".join(holder.name or holder.peer for holder in t.holders)))),
         Column("state", cells(stage_state)),
@@ -155,6 +155,10 @@ def stage_table(s: pb.RunStatus) -> Fitting:
         columns,
         ("stage needs", "process", "memory", "vs bf16", "B/token ←", "B/token →", "link to the next", "layers"),
     )
+
+
+def _layers(t: pb.StageStatus) -> str:
+    return f"{t.first_layer}" + (f"–{t.end_layer - 1}" if t.end_layer - t.first_layer > 1 else "")
 
 
 def stage_state(t: pb.StageStatus) -> str:
