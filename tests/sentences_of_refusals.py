@@ -52,7 +52,7 @@ REFUSALS: list[tuple[no.Refusal, str, str]] = [
         "2 peers are called 'desk'",
         "name the id instead, as `pmtrain peers --json` shows it",
     ),
-    (no.RestsByItself("desk"), "desk rests because its own machine wants that", "wake it there: `pmtrain wake`"),
+    (no.RestsByItself("desk"), "desk was put to rest on desk's own machine", "run `pmtrain wake` on desk's machine"),
     (no.NoSuchToken("a1"), "the run has no token 'a1'", "name a token as `pmtrain token list` shows it"),
     (no.TooManyTokens(1000), "1,000 tokens of this run let peers join already", "revoke some that are not needed"),
     (no.NoSession(), "parts of snapshots go only to peers with an open session", "open a session first"),

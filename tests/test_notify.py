@@ -106,10 +106,10 @@ def test_what_is_no_target_is_refused_and_never_shown(text):
 
 def test_a_message_as_each_of_them_takes_it(tmp_path: Path):
     with server() as serving:
-        send(parse_target(serving.url("/friends")), "my run", "no spare left – ü")
+        send(parse_target(serving.url("/friends")), "my run", "spare: ü")
         send(parse_target(serving.url("/api/webhooks/1/a")), "my run", "done")
     (path, headers, body), (_, _, webhook) = serving.came
-    assert (path, headers["Title"], body) == ("/friends", "my run", "no spare left – ü")
+    assert (path, headers["Title"], body) == ("/friends", "my run", "spare: ü")
     assert "done" in json.loads(webhook)["content"]
     send(parse_target(f"exec:tee {tmp_path / 'a'}"), "my run", "said")
     script = tmp_path / "script"
@@ -174,9 +174,9 @@ async def test_a_target_that_hangs_holds_nobody_up(monkeypatch):
     [
         (n.NoSpareLeft(), True),
         (n.RunDone(9), True),
-        (n.RunStopped(9), True),
+        (n.RunStopped(9, "run"), True),
         (n.Interrupted(9, "run"), True),
-        (n.Ended("disk", "the disk is full"), True),
+        (n.Ended("disk", "full"), True),
         (n.Paused(reasons.NonFinite(3, 9, 1e-3)), True),
         (n.Paused(reasons.ByOwner()), False),
         (n.PeerJoined("p1", "desk", "cpu"), False),

@@ -102,7 +102,6 @@ def test_nothing_is_ever_written_with_an_exponent_and_three_figures_are_right(x:
 
 
 def test_when_a_rest_ends():
-    assert until_when(0.0) == "until it is woken"
     soon, later = (time.time() + seconds for seconds in (3600, 5 * 86_400))
     assert until_when(soon) == f"until {datetime.fromtimestamp(soon):%H:%M}"
     assert until_when(later) == f"until {datetime.fromtimestamp(later):%d %b %H:%M}"

@@ -72,7 +72,7 @@ def refusal(reason: no.Refusal) -> tuple[str, str]:
         case no.NoSuchPeer(name, peers):
             return f"{peers} peers are called {name!r}", "name the id instead, as `pmtrain peers --json` shows it"
         case no.RestsByItself(name):
-            return f"{name} rests because its own machine wants that", "wake it there: `pmtrain wake`"
+            return f"{name} was put to rest on {name}'s own machine", f"run `pmtrain wake` on {name}'s machine"
         case no.NoSuchToken(id):
             return f"the run has no token {id!r}", "name a token as `pmtrain token list` shows it"
         case no.TooManyTokens(most):
