@@ -152,7 +152,7 @@ def test_the_set_of_commands_and_options_is_deliberate():
         "token revoke": [],
         "join": sorted(
             {"--device", "--devices", "--dir", "--give-up-after", "--listen", "--memory", "--name", "--port", *logs}
-            | {"--download", "--hours", "--map-port", "--metrics", "--preflight", "--upload"}
+            | {"--download", "--hours", "--map-port", "--metrics", "--power", "--preflight", "--upload"}
         ),
         "rest": ["--run"],
         "wake": ["--run"],

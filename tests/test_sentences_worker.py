@@ -60,6 +60,15 @@ NOTICES: list[tuple[n.Notice, str]] = [
         n.Rests(0.0),
         "resting until it is woken: the step is finished and the stage handed over first (Ctrl-C leaves)",
     ),
+    (n.PowerLimited(200.0), "each card draws 200 W at most, until this peer ends"),
+    (
+        n.PowerNotLimited(200.0, "there is no nvidia-smi here"),
+        "the power limit of 200 W is not set (there is no nvidia-smi here): this peer computes at full power",
+    ),
+    (
+        n.PowerNotRestored(350.0, "no permission"),
+        "the card keeps the limit, and had 350 W before (no permission): set it with `nvidia-smi -pl 350`",
+    ),
     (n.Wakes(), "awake again: ready for a stage"),
     (n.Capped(10e6, 50e6), "sends 10 Mbit/s and receives 50 Mbit/s at most, all traffic of this peer counted"),
     (n.Capped(0.0, 50e6), "receives 50 Mbit/s at most, all traffic of this peer counted"),

@@ -57,6 +57,10 @@ def join(
     download: Annotated[
         str | None, typer.Option(metavar="RATE", help="Most that it may receive. Default: no cap.")
     ] = None,
+    power: Annotated[
+        float | None,
+        typer.Option(min=1, metavar="WATTS", help="Most that each card may draw, by nvidia-smi. Default: no limit."),
+    ] = None,
     hours: Annotated[
         str | None,
         typer.Option(metavar="FROM-TO", help="Hours of the day to take part in, as 22:00-07:00. Default: all."),
@@ -124,6 +128,7 @@ def join(
         map_port,
         sends,
         receives,
+        power,
         daily,
     )
 

@@ -28,6 +28,7 @@ class Figures:
     loss: float | None = None
     tasks: int = 0  # steps, evaluations and the like that it has finished
     memory: int = 0  # bytes, at most
+    warmth: tuple[float, float] | None = None  # degrees Celsius and watts of its first card
     seconds: Counter[str] = field(default_factory=Counter)
     sent: Counter[str] = field(default_factory=Counter)  # bytes to neighbours, by leg
     steps: int = 0  # decided with this peer's stage in them; one that was redone counts again
@@ -71,6 +72,12 @@ class Figures:
             yield GaugeMetricFamily("pmtrain_peer_loss", "Loss of that step.", value=self.loss)
         text = "The most memory that the stage has taken."
         yield GaugeMetricFamily("pmtrain_peer_peak_memory_bytes", text, value=self.memory)
+        if self.warmth is not None:
+            degrees, watts = self.warmth
+            yield GaugeMetricFamily(
+                "pmtrain_peer_card_celsius", "Temperature of this peer's first card.", value=degrees
+            )
+            yield GaugeMetricFamily("pmtrain_peer_card_watts", "Power that this peer's first card draws.", value=watts)
         yield CounterMetricFamily("pmtrain_peer_tasks", "Tasks finished: steps, evaluations, syncs.", value=self.tasks)
         spent = CounterMetricFamily("pmtrain_peer_seconds", "Where the time of tasks went.", labels=["what"])
         for what in WHAT:

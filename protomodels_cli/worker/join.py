@@ -49,6 +49,7 @@ from protomodels_cli.worker.listener import Listener
 from protomodels_cli.worker.own_key import own_key
 from protomodels_cli.worker.own_log import own_log
 from protomodels_cli.worker.papers import Papers
+from protomodels_cli.worker.power import limited, watched
 from protomodels_cli.worker.resting import Hours, Wishes
 from protomodels_cli.worker.session import Session
 from protomodels_cli.worker.telling import PeerError, PeerTeller
@@ -73,6 +74,7 @@ class Options:
     map_port: bool = False  # whether the router is asked to let neighbours in
     upload: float | None = None  # bits a second, of all that this peer sends; None: as much as its line carries
     download: float | None = None
+    power: float | None = None  # watts that each of its cards may draw; None: as many as it does
     hours: Hours | None = None  # of the day in which it takes part; None: all
 
 
@@ -142,6 +144,11 @@ async def _take_part(options: Options, tell: PeerTeller, figures: Figures) -> in
         host_memory = _check_host_memory(spec, cards)
         if options.memory is not None:
             cards.limit_memory()
+        nvidia = tuple(card for card in cards.ids.split(",") if chosen[0].type == "cuda" and card)
+        gpus = tuple(card if card.startswith("GPU-") else f"GPU-{card}" for card in nvidia)
+        closing.enter_context(limited(gpus, options.power, tell))  # before its speed is measured
+        if options.metrics is not None and gpus:
+            closing.enter_context(watched(gpus[0], figures))
         identity = Identity(key, enrolled.certificate_pem, authority)
         papers = Papers(identity, (("peer", enrolled.peer), ("secret", enrolled.secret)))
         try:

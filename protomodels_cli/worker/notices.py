@@ -82,6 +82,30 @@ class Capped(Base):
 
 
 @dataclass(frozen=True)
+class PowerLimited(Base):
+    watts: float  # of each of this peer's cards
+    kind: Literal["power_limited"] = "power_limited"
+
+
+@dataclass(frozen=True)
+class PowerNotLimited(Base):
+    level: ClassVar[int] = logging.WARNING
+    watts: float
+    detail: str
+    kind: Literal["power_not_limited"] = "power_not_limited"
+
+
+@dataclass(frozen=True)
+class PowerNotRestored(Base):
+    """The card keeps the limit that it had for the run."""
+
+    level: ClassVar[int] = logging.WARNING
+    watts: float  # that it had before
+    detail: str
+    kind: Literal["power_not_restored"] = "power_not_restored"
+
+
+@dataclass(frozen=True)
 class Reachable(Base):
     log: ClassVar[logging.Logger | None] = logs.WIRE
     address: str
@@ -422,7 +446,8 @@ class Ended(Base):
 
 AboutCertificate = RenewalFailed | CertificateExpired
 AboutPort = PortMapped | PortNotMapped
-AboutWishes = Rests | Wakes | Capped
+AboutPower = PowerLimited | PowerNotLimited | PowerNotRestored
+AboutWishes = Rests | Wakes | Capped | AboutPower
 AboutJoining = (
     CoordinatorUnreachable
     | Joined

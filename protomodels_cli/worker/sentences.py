@@ -21,7 +21,7 @@ def sentence(notice: n.Notice) -> str:
     match notice:
         case n.CoordinatorUnreachable() | n.Joined() | n.Reachable() | n.NotReachable() | n.LinkEmulated():
             return _joining(notice)
-        case n.Rests() | n.Wakes() | n.Capped():
+        case n.Rests() | n.Wakes() | n.Capped() | n.PowerLimited() | n.PowerNotLimited() | n.PowerNotRestored():
             return _joining(notice)
         case n.RenewalFailed() | n.CertificateExpired() | n.PortMapped() | n.PortNotMapped():
             return _joining(notice)
@@ -105,6 +105,13 @@ def _joining(notice: n.AboutJoining) -> str:
         case n.Capped(upload, download):
             each = [f"{way} {rate(cap, 'bit/s')}" for way, cap in (("sends", upload), ("receives", download)) if cap]
             return f"{' and '.join(each)} at most, all traffic of this peer counted"
+        case n.PowerLimited(watts):
+            return f"each card draws {watts:g} W at most, until this peer ends"
+        case n.PowerNotLimited(watts, detail):
+            return f"the power limit of {watts:g} W is not set ({detail}): this peer computes at full power"
+        case n.PowerNotRestored(watts, detail):
+            fix = f"set it with `nvidia-smi -pl {watts:g}`"
+            return f"the card keeps the limit, and had {watts:g} W before ({detail}): {fix}"
         case n.LinkEmulated(link):
             return f"the run emulates a slow connection for every peer (wire.link): {link}"
         case _:
