@@ -66,6 +66,7 @@ RUN: dict[str, tuple[str, ...]] = {  # by the name of the test
     "test_a_real_run_tells_of_its_end_and_a_dead_target_changes_nothing": (
         "pmtrain coordinator run.yaml --notify https://ntfy.sh/our-secret-topic",
     ),
+    "test_a_named_device_takes_one_step_and_is_compared": ("pmtrain doctor --device cpu",),
     "test_memory_stays_near_the_largest_tensor": ("python tests/export_memory.py *",),
 }
 

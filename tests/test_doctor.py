@@ -9,23 +9,26 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from conftest import make_spec
 from hypothesis import given
 from hypothesis import strategies as st
 from pool import Pool
 from starting import pmtrain
 from test_joining import wrong_fingerprint, wrong_token
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from protomodels_cli import PROTOCOL, __version__
 from protomodels_cli.coordinator import measuring
 from protomodels_cli.coordinator.measuring import Measuring, NotNow
 from protomodels_cli.doctor import contact as contacts
 from protomodels_cli.doctor import machine as machines
-from protomodels_cli.doctor.facts import Card, Contact, Driver, Failure, Folder, Machine, Need, Reach, Torch
+from protomodels_cli.doctor.facts import Card, Contact, Driver, Failure, Folder, Machine, Need, Reach, StepTried, Torch
 from protomodels_cli.doctor.findings import Finding, worst
 from protomodels_cli.doctor.line_checks import CHECKS, line
-from protomodels_cli.doctor.local_checks import local
+from protomodels_cli.doctor.local_checks import local, one_step
 from protomodels_cli.errors import EXIT_OUTSIDE, EXIT_REFUSED
+from protomodels_cli.model import self_test
 from protomodels_cli.wire.join_link import JoinLink
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 
@@ -227,6 +230,52 @@ def test_without_a_link_only_this_machine_is_checked(tmp_path: Path):
     assert told["facts"]["coordinator"] is None
     assert [f["severity"] for f in told["findings"] if f["check"] in CHECKS] == ["skipped"] * len(CHECKS)
     assert done.returncode == (EXIT_OUTSIDE if told["severity"] == "fail" else 0)
+
+
+def test_a_named_device_takes_one_step_and_is_compared(tmp_path: Path):
+    for device, is_here in (("cpu", True), ("mps", torch.backends.mps.is_available())):
+        done = pmtrain("doctor", "--device", device, "--format", "json", cwd=tmp_path)
+        [found] = [f for f in json.loads(done.stdout)["findings"] if f["check"] == "one step"]
+        assert (found["kind"], found["severity"]) == (("ok", "ok") if is_here else ("step_failed", "fail"))
+        assert is_here or done.returncode == EXIT_OUTSIDE
+
+
+def test_what_a_step_on_a_device_means():
+    good = StepTried("cuda:0", "cuda", (("float32", 2e-7), ("bf16", 0.006)))
+    assert one_step(good).severity == "ok"
+    for kind in ("rocm", "mps"):
+        assert one_step(replace(good, kind=kind)).figure != one_step(good).figure, "it is said that nobody tried"
+    for bad in (replace(good, wrong=("bf16",)), replace(good, detail="no such operator")):
+        found = one_step(bad)
+        assert found.severity == "fail"
+        assert found.problem
+        assert found.fixes
+
+
+class Wrong(TorchDispatchMode):
+    """A device whose products of matrices are off by so much."""
+
+    def __init__(self, by: float):
+        super().__init__()
+        self._by = by
+
+    def __torch_dispatch__(self, operator, types, arguments=(), named=None):
+        found = operator(*arguments, **(named or {}))
+        is_product = operator in (torch.ops.aten.mm.default, torch.ops.aten.bmm.default)
+        return found * (1 + self._by) if is_product and found.dtype == torch.float32 else found
+
+
+@pytest.mark.parametrize(("by", "is_right"), [(0.0, True), (0.01, False), (float("nan"), False)])
+def test_a_device_that_computes_something_else_is_found_out(by: float, is_right: bool):
+    with Wrong(by):
+        [compared] = self_test.compare(torch.device("cpu"), "float32")
+    assert compared.is_right == is_right
+    assert compared.off >= 0
+
+
+@pytest.mark.cuda
+def test_a_gpu_computes_what_the_cpu_does():
+    assert all(one.is_right for one in self_test.compare(torch.device("cuda:0"), "float32", "bf16"))
 
 
 def test_a_peer_with_a_folder_that_cannot_be_written_stops_before_it_joins(tmp_path: Path, unused_port):

@@ -10,14 +10,15 @@ from pathlib import Path
 from protomodels_cli.cli.output import print_json
 from protomodels_cli.cli.say import say
 from protomodels_cli.doctor import machine
-from protomodels_cli.doctor.facts import Contact
+from protomodels_cli.doctor.facts import Contact, Kind, StepTried
 from protomodels_cli.doctor.findings import Finding, worst
 from protomodels_cli.doctor.line_checks import line
-from protomodels_cli.doctor.local_checks import local
+from protomodels_cli.doctor.local_checks import local, one_step
 from protomodels_cli.errors import EXIT_OUTSIDE, EXIT_REFUSED, UserError
 from protomodels_cli.files import peer_homes, user_cache
 from protomodels_cli.observe import logs
 
+AFTER_DEVICE = 3  # findings: software, torch, device
 MARKS = {"ok": "ok", "warn": "warn", "fail": "FAIL", "skipped": "–"}
 COLOURS = {"ok": "green", "warn": "yellow", "fail": "bold red", "skipped": "dim"}
 
@@ -32,6 +33,7 @@ def run(link: str | None, device: str, port: int, folder: Path | None, measure: 
     here = machine.look(
         {"peer": folder or peer_homes()[0], "cache": user_cache(), "runs": Path("runs").absolute()}, device
     )
+    tried = None if device == "auto" or here.torch is None else _try_step(device)
     contact: Contact | None = None
     if parsed is not None:
         from protomodels_cli.doctor import contact as contacts
@@ -40,6 +42,8 @@ def run(link: str | None, device: str, port: int, folder: Path | None, measure: 
             say(f"looking at this machine and its line to {parsed.host}:{parsed.port} …")
         contact = asyncio.run(contacts.look(parsed, port, measure))
     found = [*local(here, contact.need if contact else None), *line(here, contact)]
+    if tried is not None:
+        found.insert(AFTER_DEVICE, one_step(tried))
     if output == "json":
         facts = {"machine": asdict(here), "coordinator": asdict(contact) if contact else None}
         rows = [asdict(finding) for finding in found]
@@ -49,6 +53,31 @@ def run(link: str | None, device: str, port: int, folder: Path | None, measure: 
     if worst(found) != "fail":
         return 0
     return EXIT_REFUSED if any(f.refused for f in found) else EXIT_OUTSIDE
+
+
+def _try_step(name: str) -> StepTried:
+    import torch
+
+    from protomodels_cli.errors import first_line
+    from protomodels_cli.model import self_test
+    from protomodels_cli.model.devices import NoDevice, found
+
+    try:
+        device = found(name)
+    except NoDevice as e:
+        return StepTried(name, "mps" if name == "mps" else "cuda", detail=str(e))
+    kind: Kind = "cpu" if device.type == "cpu" else "mps" if device.type == "mps" else "cuda"
+    if kind == "cuda" and torch.version.hip is not None:
+        kind = "rocm"
+    dtypes: list[self_test.Dtype] = ["float32"]
+    if device.type == "cuda" and torch.cuda.is_bf16_supported():
+        dtypes.append("bf16")
+    try:
+        compared = self_test.compare(device, *dtypes)
+    except (RuntimeError, TypeError) as e:  # an operator or a type that the device lacks
+        return StepTried(str(device), kind, detail=first_line(e))
+    wrong = tuple(one.dtype for one in compared if not one.is_right)
+    return StepTried(str(device), kind, tuple((one.dtype, one.off) for one in compared), wrong)
 
 
 def check_first(folder: Path, device: str) -> None:

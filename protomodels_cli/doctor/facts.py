@@ -9,6 +9,7 @@ System = Literal["linux", "wsl", "macos", "other"]
 Firewall = Literal["ufw", "firewalld"]
 FolderUse = Literal["peer", "cache", "runs"]
 Version = tuple[int, int]
+Kind = Literal["cpu", "cuda", "rocm", "mps"]  # of devices: torch calls two of them cuda
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,17 @@ class Folder:
     path: str
     free: int  # bytes
     detail: str = ""  # why nothing can be written there; empty: it can
+
+
+@dataclass(frozen=True)
+class StepTried:
+    """One training step of a tiny model on a device, against the CPU in float64."""
+
+    device: str
+    kind: Kind
+    off: tuple[tuple[str, float], ...] = ()  # by type of number: the share by which loss or gradients differ, at most
+    wrong: tuple[str, ...] = ()  # of these, the types for which that is more than rounding
+    detail: str = ""  # why the step was not possible, in torch's words
 
 
 @dataclass(frozen=True)

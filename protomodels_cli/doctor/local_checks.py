@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from protomodels_cli import installing
-from protomodels_cli.doctor.facts import Folder, Machine, Need, Torch
+from protomodels_cli.doctor.facts import Folder, Machine, Need, StepTried, Torch
 from protomodels_cli.doctor.findings import Finding, ok, skipped
 from protomodels_cli.quantities import plural, size
 
@@ -15,6 +15,11 @@ LITTLE_DISK, LEAST_DISK = 10 << 30, 64 << 20  # where no run says what it needs
 LITTLE_CARD = 3 << 30
 FULL = 0.5  # of a card's memory: other programs have more than that
 FEW_FILES = 256  # a peer's links and calls, and those of its libraries
+# Kinds of GPUs on which nobody of the project has trained.
+NOT_TRIED = {
+    "mps": "Apple GPUs were not tried by us; this test is what speaks for yours",
+    "rocm": "AMD GPUs were not tried by us; this test is what speaks for yours",
+}
 WHEELS = "https://download.pytorch.org/whl"
 
 
@@ -109,6 +114,24 @@ def _device(m: Machine, need: Need | None) -> Finding:
             "device", "card_in_use", "warn", figure, why, ("end other programs that use it: nvidia-smi lists them",)
         )
     return ok("device", figure)
+
+
+def one_step(tried: StepTried) -> Finding:
+    """Whether the device computes what the CPU does."""
+    note = NOT_TRIED.get(tried.kind, "")
+    if tried.detail:
+        why = f"a training step is not possible on {tried.device}: {tried.detail}"
+        fixes = ("install a newer torch and driver for this device", "or compute on the CPU: --device cpu")
+        return Finding("one step", "step_failed", "fail", note or tried.device, why, fixes)
+    words = ", ".join(f"{dtype} by {share:.1g}" for dtype, share in tried.off)
+    figure = f"{tried.device} is off the CPU's float64: {words}"
+    if tried.wrong:
+        why = (
+            f"in {' and '.join(tried.wrong)} {tried.device} computes something else than the CPU: do not train with it"
+        )
+        more = ("install a newer torch and driver for this device", "test its memory", "or use --device cpu")
+        return Finding("one step", "wrong_results", "fail", figure, why, more)
+    return ok("one step", f"{figure}: it computes what the CPU does{f' ({note})' if note else ''}")
 
 
 def _memory(m: Machine, need: Need | None) -> Finding:
