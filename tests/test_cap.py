@@ -7,12 +7,14 @@ import json
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 from conftest import make_spec
 from door_tools import HERE, in_loop
+from machine_bench import Bench, to_step
 from starting import begin
 from test_hosts import needs_root
 from test_links import End, identity, message
@@ -22,7 +24,9 @@ from test_run import coordinator, ends
 from waiting import until, wait_for
 
 from protomodels_cli import timeouts
+from protomodels_cli.coordinator import readiness
 from protomodels_cli.cost.line import HEADERS, SEGMENT, wire_bytes
+from protomodels_cli.cost.saving import part_seconds
 from protomodels_cli.errors import EXIT_SPEC, OptionError
 from protomodels_cli.launch.hosts import Hosts
 from protomodels_cli.launch.local import local_run
@@ -211,6 +215,22 @@ def test_a_capped_run_ends_with_the_references_weights(tmp_path):
             code, said = ends(process)
             assert code == 0, said
     assert reference_of(spec)[0].weights_sha256() in said
+
+
+def test_a_capped_peer_gets_the_time_that_its_cap_asks_for():
+    """At 1 Mbit/s it fetches an eightieth as fast as is usual: being honest and slow is no reason to lose a stage."""
+    b = Bench(make_spec(stages=2, steps=12, snapshots={"interval": 0}))
+    b.join(0, 1, 2)
+    to_step(b, 4)
+    stage, free = 1, b.state.history.holders[1]
+    slow = replace(b.state, peers={**b.state.peers, free: replace(b.state.peers[free], download=1e6)})
+    usual = readiness.fetch_seconds(b.state, stage, free) - readiness.ASKING
+    assert readiness.fetch_seconds(slow, stage, free) - readiness.ASKING == pytest.approx(80 * usual)
+    spec, layers = b.state.spec, b.state.history.layers
+    plain = readiness.restore_seconds(spec, layers, stage) - spec.limits.build_seconds
+    capped = readiness.restore_seconds(spec, layers, stage, cap=1e6) - spec.limits.build_seconds
+    assert capped == pytest.approx(16 * plain), "twice what the cap takes"
+    assert part_seconds(spec, 10**9, 1e6) > 8e3 > part_seconds(spec, 10**9)
 
 
 # Against the kernel's count

@@ -16,9 +16,10 @@ from told import events, wait_for_event, wait_for_peer_event
 from waiting import wait_for
 
 from protomodels_cli.coordinator import events as ev
-from protomodels_cli.coordinator import machine, notices, reasons
+from protomodels_cli.coordinator import notices, reasons
 from protomodels_cli.coordinator.history import RolledBack
-from protomodels_cli.coordinator.state import Rest
+from protomodels_cli.coordinator.messages import event_of
+from protomodels_cli.coordinator.state import FormerHolder, Rest
 from protomodels_cli.coordinator.status import describe
 from protomodels_cli.errors import EXIT_REFUSED, EXIT_SPEC, OptionError
 from protomodels_cli.observe.view import resting as resting_line
@@ -197,12 +198,19 @@ def test_who_changes_its_mind_before_it_has_handed_over_keeps_its_stage():
     assert (b.state.history.generation, b.state.history.holders[0]) == (generation, rester)
 
 
-def test_a_peers_words_and_the_owners_become_rests():
-    rests = machine.Rests
-    assert rests is ev.Rests
-    message = pb.PeerMessage(rest=pb.Rest(until=5.0))
-    from protomodels_cli.coordinator.messages import event_of
+def test_who_rests_while_another_tries_its_stage_is_not_given_it_back():
+    b = bench(0, 1, 2)
+    to_step(b, 4)
+    [spare] = set(b.state.peers) - set(b.state.history.holders)
+    b.state = replace(b.state, former=FormerHolder(spare, 1))
+    b.tell(ev.Rests(spare, Rest()))
+    assert b.state.former is None
+    b.finish()
+    assert b.state.history.redone == 0
 
+
+def test_a_peers_words_become_rests():
+    message = pb.PeerMessage(rest=pb.Rest(until=5.0))
     spec = make_spec()
     assert event_of("p", message, spec) == ev.Rests("p", Rest(5.0, own=True))
     assert event_of("p", pb.PeerMessage(rest=pb.Rest(over=True)), spec) == ev.Rests("p", None)

@@ -7,7 +7,6 @@ a spare fetches the part and builds the stage. Until it has, nothing is given up
 
 from __future__ import annotations
 
-import math
 import statistics
 from dataclasses import replace
 
@@ -105,8 +104,7 @@ def _pass_over(moves: Moves) -> None:
         if preparation is None:
             continue  # it was assigned a stage when another went
         stage = preparation.part.stage
-        cap = state.peers[peer].download if peer in state.peers else math.inf
-        limit = readiness.restore_seconds(state.spec, state.history.layers, stage, cap=cap)
+        limit = readiness.restore_seconds(state.spec, state.history.layers, stage, cap=readiness.cap_of(state, peer))
         overdue = not preparation.ready and moves.now - preparation.asked > limit and state.stage_of(peer) is None
         if overdue and _successor(moves, stage) not in (None, peer):
             assigning.dismiss(moves, reasons.TooSlow(stage, "restore", limit), peer)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from protomodels_cli.coordinator import assigning, notices, readiness, trials
 from protomodels_cli.coordinator.events import Dismiss
 from protomodels_cli.coordinator.moves import Moves
@@ -80,8 +78,7 @@ def _watch_restoring(moves: Moves, stages: list[int]) -> None:
     state, gone = moves.state, dict[str, TooSlow]()
     for stage in stages:
         holder = state.history.holders[stage]
-        cap = state.peers[holder].download if holder in state.peers else math.inf
-        limit = restore_seconds(state.spec, state.history.layers, stage, state.fetches, cap)
+        limit = restore_seconds(state.spec, state.history.layers, stage, state.fetches, readiness.cap_of(state, holder))
         if moves.now - state.preparing[holder].asked >= limit and assigning.are_replaceable(
             state, moves.now, *gone, holder
         ):

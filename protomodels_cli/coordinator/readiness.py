@@ -33,9 +33,15 @@ def is_here(state: State, peer: str, part: Part) -> bool:
     return not part.sha256 or part in state.peers[peer].parts
 
 
+def cap_of(state: State, peer: str | None) -> float:
+    """Bits a second that a peer receives at most."""
+    known = state.peers.get(peer or "")
+    return math.inf if known is None else known.download
+
+
 def fetch_seconds(state: State, stage: int, peer: str | None = None) -> float:
     span = spans(state.history.layers)[stage]
-    rate = FETCH_RATE if peer is None else min(FETCH_RATE, state.peers[peer].download / 8)
+    rate = min(FETCH_RATE, cap_of(state, peer) / 8)
     return ASKING + stage_memory(state.spec).saved(span.start, span.stop) / rate
 
 
@@ -44,9 +50,9 @@ def build_seconds(state: State) -> float:
     return state.pace.build or 0.0
 
 
-def restoring(state: State, stage: int) -> float:
-    """Seconds that a peer without the part takes."""
-    return fetch_seconds(state, stage) + build_seconds(state)
+def restoring(state: State, stage: int, peer: str | None = None) -> float:
+    """Seconds that a peer without the part takes; one that is named, under its cap."""
+    return fetch_seconds(state, stage, peer) + build_seconds(state)
 
 
 def restore_seconds(spec: RunSpec, layers: Sequence[int], stage: int, fetches: int = 1, cap: float = math.inf) -> float:

@@ -88,7 +88,9 @@ def watch(moves: Moves) -> None:
     elif preparation.ready:
         if state.task is None and not state.absent:
             _conclude(moves, reseat)
-    elif moves.now - preparation.asked > readiness.patience(state, stage, readiness.restoring(state, stage)):
+    elif moves.now - preparation.asked > readiness.patience(
+        state, stage, readiness.restoring(state, stage, reseat.spare)
+    ):
         moves.set(unready=(state.unready | {reseat.spare}) & state.peers.keys())
         moves.set(turns=turns.after(state, [reseat.spare], moves.now))
         _give_up(moves, reseat, "not_ready")

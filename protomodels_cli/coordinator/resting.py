@@ -41,6 +41,8 @@ def lay_down(moves: Moves, leave: Mapping[str, reasons.Loss], rest: Collection[s
     """These are without a stage from now on: those that leave are gone, the others stay and rest."""
     before = {peer: moves.state.peers[peer] for peer in rest}
     why = {peer: reasons.AskedToRest(known.rest.until) for peer, known in before.items() if known.rest is not None}
+    if (former := moves.state.former) is not None and former.peer in before:
+        moves.set(former=None)  # the stage that it kept in memory, in case another fails with it, is dropped
     assigning.lose(moves, {**leave, **why})
     here = {peer: replace(known, holding=None) for peer, known in before.items()}
     moves.set(peers={**moves.state.peers, **here})

@@ -11,7 +11,7 @@ from typing import Literal
 
 from protomodels_cli.coordinator import assigning, disputes
 from protomodels_cli.coordinator.moves import Moves
-from protomodels_cli.coordinator.readiness import BEYOND, restore_seconds, restoring, usual_seconds
+from protomodels_cli.coordinator.readiness import BEYOND, cap_of, restore_seconds, restoring, usual_seconds
 from protomodels_cli.coordinator.reasons import TooSlow
 from protomodels_cli.coordinator.state import State, Task
 
@@ -45,8 +45,12 @@ def _allowed(state: State, task: Task, stage: int) -> float:
             return math.inf
         case "build":
             has_part = preparation is not None and preparation.here is not None
-            usual = state.pace.build or 0.0 if has_part else max(restoring(state, stage), state.pace.restore or 0.0)
-            return min(restore_seconds(state.spec, state.history.layers, stage, state.fetches), usual + BEYOND)
+            usual = (
+                state.pace.build or 0.0 if has_part else max(restoring(state, stage, holder), state.pace.restore or 0.0)
+            )
+            cap = cap_of(state, holder)
+            limit = restore_seconds(state.spec, state.history.layers, stage, state.fetches, cap)
+            return min(limit, usual + BEYOND)
         case "link":
             return math.inf if state.linked is None else min(limits.link_seconds, state.linked + BEYOND)
         case kind:
