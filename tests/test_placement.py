@@ -290,7 +290,7 @@ def test_many_peers_and_layers_are_placed_by_a_part_of_all_forecasts(monkeypatch
     assert sum(found.layers) == 128
     assert len(found.layers) > 30
     memory = {offer.peer: offer.memory for offer in offers}
-    assert all(n <= memory[p] for (n, _, _), p in zip(measures(spec, found.layers), found.holders, strict=True))
+    assert all(m.memory <= memory[p] for m, p in zip(measures(spec, found.layers), found.holders, strict=True))
 
 
 @given(runs(auto=True), st.sampled_from([None, Computation("float32", False, False), Computation("bf16", True, True)]))

@@ -89,6 +89,17 @@ def test_words_reach_only_a_process_that_runs_and_end_with_it(tmp_path):
         assert wishes.now() is None, "the word was for the one before"
 
 
+def test_a_process_outside_its_hours_rests_until_they_begin_and_a_word_wakes_it_before(tmp_path):
+    begin = datetime.now() + timedelta(hours=2)
+    hours = Hours.parse(f"{begin:%H:%M}-{begin + timedelta(hours=1):%H:%M}")
+    with Wishes(tmp_path, "p00000001", "attic", hours) as wishes:
+        until = wishes.now()
+        assert until is not None
+        assert 3500 < until - datetime.now().timestamp() <= 7200
+        tell(tmp_path, "p00000001", "wake")
+        assert wishes.now() is None
+
+
 # The machine
 
 
