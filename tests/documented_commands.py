@@ -42,6 +42,18 @@ RUN: dict[str, tuple[str, ...]] = {  # by the name of the test
     "test_top_follows_a_run_through_its_coordinators_end_and_return": ("pmtrain top",),
     "test_it_asks_on_a_terminal": ("pmtrain init", "pmtrain init friends.yaml"),
     "test_validate_and_plan_pass_on_it": ("pmtrain init run.yaml --yes *",),
+    "test_an_invitation_for_one_friend_and_for_all": (
+        "pmtrain invite tiny",
+        "pmtrain invite tiny --for Ann",
+        "pmtrain invite tiny --qr --html invitation.html",
+    ),
+    "test_an_owner_is_told_how_the_run_is": (
+        "pmtrain pause tiny",
+        "pmtrain resume tiny",
+        "pmtrain stop tiny",
+        "pmtrain rm tiny",
+    ),
+    "test_tokens_and_kicks_from_the_command_line_over_a_restart": ("pmtrain kick tiny attic",),
     "test_without_a_link_only_this_machine_is_checked": ("pmtrain doctor",),
     "test_a_line_is_measured_and_refusals_are_told_apart": ("pmtrain doctor 'pm://…'",),
     "test_bash_offers": ("pmtrain --show-completion",),

@@ -50,7 +50,7 @@ REFUSALS: list[tuple[no.Refusal, str, str]] = [
     (
         no.NoSuchPeer("desk", 2),
         "2 peers are called 'desk'",
-        "name the id instead, as `pmtrain peers --json` shows it",
+        "name the id instead, as `pmtrain peers` shows it",
     ),
     (no.RestsByItself("desk"), "desk was put to rest on desk's own machine", "run `pmtrain wake` on desk's machine"),
     (no.NoSuchToken("a1"), "the run has no token 'a1'", "name a token as `pmtrain token list` shows it"),

@@ -16,6 +16,9 @@ import pytest
 from conftest import CONFIGS
 from starting import ROOT, begin, pmtrain
 
+from protomodels_cli.cli.json_formats import PRINTED
+from protomodels_cli.cli.output import FORMAT
+
 TINY = """\
 name: small
 steps: 12
@@ -137,17 +140,19 @@ def test_the_set_of_commands_and_options_is_deliberate():
         "doctor": ["--device", "--dir", "--format", "--measure", "--port"],
         "validate": ["--format"],
         "coordinator": sorted(
-            {"--also-at", "--from", "--host", "--key", "--port", "--rebuild", "--resume", "--run-dir", *logs}
+            {"--also-at", "--dir", "--from", "--host", "--key", "--port", "--rebuild", "--resume", "--run-dir", *logs}
             | {"--no-page", "--notify", "--page", "--page-sample", "--relay"}
         ),
-        "relay": sorted({"--dir", "--host", "--peer-mbit", "--port", "--run-mbit", *logs}),
+        "relay": sorted(
+            {"--dir", "--host", "--peer-limit", "--peer-mbit", "--port", "--run-limit", "--run-mbit", *logs}
+        ),
         "invite": ["--for", "--format", "--html", "--install-from", "--qr"],
         "rm": ["--yes"],
         "pause": [],
         "resume": [],
         "stop": [],
         "kick": ["--yes"],
-        "token create": ["--for", "--hours", "--uses"],
+        "token create": ["--for", "--format", "--hours", "--lasts", "--uses"],
         "token list": ["--format"],
         "token revoke": [],
         "join": sorted(
@@ -163,9 +168,9 @@ def test_the_set_of_commands_and_options_is_deliberate():
         "logs": ["--follow", "--format", "--last", "--peer"],
         "runs": ["--format"],
         "generate": ["--device", "--dtype", "--prompt", "--seed", "--temperature", "--tokens", "--top-p"],
-        "eval": ["--context", "--data", "--device", "--dtype", "--field", "--json", "--windows"],
-        "demo": sorted({"--chaos", "--device", "--json", "--run-dir", "--stages", "--steps", *logs}),
-        "export": ["--dtype", "--step"],
+        "eval": ["--context", "--data", "--device", "--dtype", "--field", "--format", "--json", "--windows"],
+        "demo": sorted({"--chaos", "--device", "--dir", "--json", "--run-dir", "--stages", "--steps", *logs}),
+        "export": ["--dtype", "--format", "--step"],
         "follow": ["--once", "--tensorboard", "--wandb"],
         "bench abuse": sorted(
             {"--connections", "--cores", "--json", "--link", "--rate", "--seconds", "--slow", "--steps", "--turns"}
@@ -188,7 +193,7 @@ def test_the_set_of_commands_and_options_is_deliberate():
         "bench swarm": ["--churn", "--clients", "--json", "--minutes", "--stages", "--step-seconds"],
         "bench wan": ["--emulated", "--json", "--link", "--method", "--plot", "--steps", "--torch", "--turns"],
         "plan": ["--any-recipe", "--card", "--device", "--format", "--link", "--memory", "--peers", "--speed"],
-        "reference": ["--device", "--json", "--run-dir", "--steps"],
+        "reference": ["--device", "--dir", "--json", "--run-dir", "--steps"],
         "lab reconstruct": lab,
         "lab optimizer": lab,
         "lab rank": lab,
@@ -247,9 +252,12 @@ def test_reference_trains_and_leaves_its_files(small):
     assert repeated["spec_sha256"] == summary["spec_sha256"]
     assert repeated["run_dir"] == "runs/small-2"
     # and what came out can be taken out
-    exported = pmtrain("export", run, "model", "--dtype", "bfloat16", cwd=small)
+    exported = pmtrain("export", "small", "model", "--dtype", "bfloat16", "--format", "json", cwd=small)
     assert exported.returncode == 0, exported.stderr
-    assert f"weights sha256 {summary['weights_sha256']}" in exported.stdout.splitlines()
+    found = json.loads(exported.stdout)
+    assert found.pop("format") == FORMAT
+    PRINTED["export"].model.model_validate(found)
+    assert (found["weights_sha256"], found["folder"]) == (summary["weights_sha256"], "model")
     assert json.loads((small / "model" / "config.json").read_text())["torch_dtype"] == "bfloat16"
     assert f"{summary['eval_loss']:.4f}" in (small / "model" / "README.md").read_text()
 

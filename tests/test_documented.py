@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
+import typer
 from documented_commands import NOT_RUN, ROOT, RUN, documented, fits, lines_of, places
+
+from protomodels_cli.cli.main import app
 
 
 def test_every_documented_line_has_one_place():
@@ -52,3 +58,53 @@ def test_the_search_for_lines_finds_them():
     [by] = places("pmtrain bench gpu --list")
     assert by in RUN
     assert not places("pmtrain nothing")
+
+
+FOREIGN = {  # options of other programs, which sentences and commands of ours name
+    *("--user", "--index-url", "--extra-index-url", "--force-reinstall", "--torch-backend", "--pip-args", "--python"),
+    *("--no-deps", "--remotes", "--contains", "--gpus", "--logdir", "--quiet", "--version", "--help"),
+    *("--permanent", "--add-port", "--reload", "--ulimit", "--long"),
+}
+OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*[a-z]")
+OWN_PARSERS = {"pb", "bench", "launch"}  # what they name are options of programs that they are or start
+IN_WORDS = re.compile(r"`pmtrain ((?:[a-z]+ ?)+)([^`]*)`")
+
+
+def options_of(command: Any, name: str = "") -> dict[str, set[str]]:
+    """By command, as `token create`."""
+    inner = getattr(command, "commands", {})
+    if inner:
+        return {k: v for key, one in inner.items() for k, v in options_of(one, f"{name} {key}".strip()).items()}
+    return {name: {o for p in command.params for o in (*p.opts, *p.secondary_opts)} | {"--help"}}
+
+
+def wrong_options(text: str, known: dict[str, set[str]]) -> list[str]:
+    """Options that a text names and no command has, or not the command that it names them with."""
+    every = set().union(*known.values()) | FOREIGN
+    found = [option for option in OPTION.findall(text) if option not in every]
+    for words, rest in IN_WORDS.findall(text):
+        parts = words.split()
+        name = next((" ".join(parts[:n]) for n in (2, 1) if " ".join(parts[:n]) in known), None)
+        if name is None:
+            if parts[0] not in {one.split()[0] for one in known}:
+                found.append(words)
+            continue
+        found += [f"{name} {option}" for option in OPTION.findall(rest) if option not in known[name]]
+    return found
+
+
+def texts(file: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.JoinedStr):
+            yield "".join(str(part.value) if isinstance(part, ast.Constant) else "X" for part in node.values)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
+def test_every_option_and_command_that_a_sentence_names_exists():
+    known = options_of(typer.main.get_command(app))
+    files = [file for file in (ROOT / "protomodels_cli").rglob("*.py") if not OWN_PARSERS & set(file.parts)]
+    wrong = {file.name: found for file in files for text in texts(file) if (found := wrong_options(text, known))}
+    assert wrong == {}
+    assert wrong_options("see `pmtrain peers --json`", known) == ["peers --json"]
+    assert wrong_options("see `pmtrain statsu RUN`, add --nonsense", known) == ["--nonsense", "statsu "]

@@ -18,7 +18,9 @@ from hypothesis import strategies as st
 from random_models import SIZES, TEXT, make_model, make_tokenizer, save
 from typer.testing import CliRunner
 
+from protomodels_cli.cli.json_formats import PRINTED
 from protomodels_cli.cli.main import app
+from protomodels_cli.cli.output import FORMAT
 from protomodels_cli.errors import UserError
 from protomodels_cli.inference.evaluate import windows
 
@@ -26,10 +28,14 @@ CONTEXT = SIZES["max_position_embeddings"]
 
 
 def evaluated(tmp_path: Path, *arguments: Any) -> dict[str, Any]:
-    done = CliRunner().invoke(app, ["eval", *map(str, arguments), "--json", str(tmp_path / "found.json")])
+    words = ["eval", *map(str, arguments), "--json", str(tmp_path / "found.json"), "--format", "json"]
+    done = CliRunner().invoke(app, words)
     if done.exception is not None:
         raise done.exception
-    return dict(json.loads((tmp_path / "found.json").read_text()))
+    printed, found = json.loads(done.stdout), json.loads((tmp_path / "found.json").read_text())
+    assert printed == {"format": FORMAT, **found}
+    PRINTED["eval"].model.model_validate_json(json.dumps(found))
+    return dict(found)
 
 
 def refused(tmp_path: Path, *arguments: Any) -> tuple[str, int]:

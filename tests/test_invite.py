@@ -10,12 +10,14 @@ import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
+from urllib.request import Request, urlopen
 
 import pytest
 import segno
 from conftest import make_spec
 from starting import pmtrain
 from test_run import coordinator, ends
+from waiting import wait_for
 from wheels_here import our_wheel, wheels_of_dependencies
 
 from protomodels_cli import __version__, installing
@@ -160,6 +162,9 @@ def test_an_invitation_for_one_friend_and_for_all(tmp_path: Path):
         again = json.loads(pmtrain("invite", link, "--format", "json", cwd=tmp_path).stdout)
         assert (again["address"], again["token"]) == (ADDRESS, None), "it is remembered"
         assert link in again["join"]
+        address, _, key = (tmp_path / "run" / "page").read_text().split()[0].partition("?key=")
+        request = Request(f"{address}owner.json", headers={"Authorization": f"Bearer {key}"})
+        wait_for(lambda: json.load(urlopen(request)) == {"join": again["blocks"]["pip"]}, "the page shows the block")
         written = pmtrain("invite", "--html", "page.html", "--qr", cwd=tmp_path)
         assert Page((tmp_path / "page.html").read_text()).shown == list(again["blocks"].values())
         assert (tmp_path / "page.html").stat().st_mode & 0o077 == 0

@@ -53,7 +53,7 @@ SHOWS = {  # what each call of the coordinator's must show; written out here, so
     "/pmtrain.Peering/Fetch": "peer",
     "/pmtrain.Peering/Locate": "peer",
     "/pmtrain.Peering/Measure": "peer",
-    "/pmtrain.Operator/Status": "token",
+    "/pmtrain.Operator/Status": "any",
     "/pmtrain.Operator/Control": "owner",
     "/pmtrain.Operator/CreateToken": "owner",
     "/pmtrain.Operator/ListTokens": "owner",
@@ -61,15 +61,16 @@ SHOWS = {  # what each call of the coordinator's must show; written out here, so
     "/pmtrain.Operator/Kick": "owner",
     "/pmtrain.Operator/Rest": "owner",
 }
-OTHERWISE = {"token": "wrong_token", "peer": "not_enrolled", "owner": "not_owner"}
-REFUSED: dict[str, dict[str, str]] = {  # who calls: how the three kinds of calls are refused
+OTHERWISE = {"token": "wrong_token", "peer": "not_enrolled", "owner": "not_owner", "any": "wrong_token"}
+SHOWS_A_PEER = OTHERWISE | {"any": "not_enrolled"}
+REFUSED: dict[str, dict[str, str]] = {  # who calls: how the four kinds of calls are refused
     "nobody": OTHERWISE,
-    "other run": OTHERWISE,
-    "other peer": OTHERWISE,
-    "revoked token": OTHERWISE | {"token": "token_ended"},
-    "expired token": OTHERWISE | {"token": "token_ended"},
-    "dismissed peer": OTHERWISE | {"peer": "was_dismissed"},
-    "kicked peer": OTHERWISE | {"peer": "was_kicked"},
+    "other run": SHOWS_A_PEER,
+    "other peer": SHOWS_A_PEER,
+    "revoked token": OTHERWISE | {"token": "token_ended", "any": "token_ended"},
+    "expired token": OTHERWISE | {"token": "token_ended", "any": "token_ended"},
+    "dismissed peer": OTHERWISE | {"peer": "was_dismissed", "any": "was_dismissed"},
+    "kicked peer": OTHERWISE | {"peer": "was_kicked", "any": "was_kicked"},
 }
 DENIALS = {"wrong_token", "token_ended", "not_enrolled", "not_owner", "was_dismissed", "was_kicked"}
 
@@ -117,7 +118,7 @@ async def story_of(folder: Path, link: JoinLink, elsewhere: Path) -> Run:
             "dismissed peer": dismissed.metadata,
             "kicked peer": kicked.metadata,
         },
-        {"token": (("token", reply.token),), "peer": one.metadata, "owner": owner},
+        {"token": (("token", reply.token),), "peer": one.metadata, "owner": owner, "any": one.metadata},
     )
     assert reply.token != link.token, "or it would be back as another"
     other.lock.close()

@@ -291,7 +291,7 @@ PROBLEMS: list[tuple[p.Problem, int, str, str]] = [
         p.MemoryOptionTooLow("cuda:0", GIB, 8 * GIB, 2 * GIB),
         EXIT_OUTSIDE,
         "the smallest stage needs 2 GiB, and --memory allows 1 GiB of the 8 GiB free on cuda:0",
-        "allow --memory 2 or more, or ask the run's owner for more stages",
+        "allow --memory 2gib or more, or ask the run's owner for more stages",
     ),
     (
         p.PortNotOpened(80),
@@ -309,7 +309,7 @@ PROBLEMS: list[tuple[p.Problem, int, str, str]] = [
         p.GaveUp(24 * 3600.0),
         EXIT_OUTSIDE,
         "gave up: the coordinator could not be reached for 24 h",
-        f"{CHECK}; to wait longer: --give-up-after HOURS",
+        f"{CHECK}; to wait longer: --give-up-after TIME",
     ),
     (p.Dismissed("hash_mismatch", "dismissed: why", "join again", 5), 5, "dismissed: why", "join again"),
     (

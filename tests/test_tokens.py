@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import pytest
 from conftest import make_spec
 from pool import Pool
+from starting import begin
 from waiting import wait_for
 
 from protomodels_cli.cli.json_formats import PRINTED
@@ -129,9 +130,13 @@ def test_tokens_and_kicks_from_the_command_line_over_a_restart(pool: Pool, tmp_p
     spec = make_spec(stages=2, steps=2)  # which waits for a second peer until the end
     run = pool.start(spec, [])
     own = JoinLink.parse((run / "link").read_text())
-    created = pmtrain("token", "create", run, "--hours", "1")
+    created = pmtrain("token", "create", run, "--lasts", "1h", "--format", "json")
     assert created.returncode == 0, created.stderr
-    link = link_in(created.stdout)
+    made = json.loads(created.stdout)
+    assert made.pop("format") == FORMAT
+    PRINTED["token create"].model.model_validate(made)
+    assert made["seconds"] == 3600
+    link = link_in(made["join"])
     assert JoinLink.parse(link).token != own.token
 
     def joins(i: int, with_link: str, **job: Any) -> None:
@@ -187,13 +192,21 @@ def test_tokens_and_kicks_from_the_command_line_over_a_restart(pool: Pool, tmp_p
     with pytest.raises(Refused) as error:
         ask(lambda desk: desk.kick("nobody"))
     assert error.value.kind == "no_such_peer"
-    again = link_in(pmtrain("kick", run, "peer-2", "--yes").stdout)
+    with begin("top", run, "--format", "json", cwd=tmp_path) as watch:
+        assert json.loads(next(watch.stdout))["name"]
+        again = link_in(pmtrain("kick", run, "peer-2", "--yes").stdout)
+        then = ask(lambda desk: desk.status()).uptime_s
+        assert any(json.loads(line)["uptime_s"] > then for line in watch.stdout), "it goes on with the new link"
+        watch.kill()
     assert JoinLink.parse(again).token != own.token
     pool.peers[2].result()
     joins(2, str(own))
     assert pool.peers[2].result()["reason"] == "wrong_token", "it has the old link"
     joins(1, again)
     wait_for(lambda: is_in("peer-1"), "the new link lets peers join")
+    [folder] = (tmp_path / "p1").glob("*-*/")
+    (folder / "link").write_text(f"{own}\n")  # as of a peer that joined before: its own right shows it what is going on
+    assert pmtrain("status", folder, cwd=tmp_path).returncode == 0
     assert own.token not in (run / "private.json").read_text()
     json.loads((run / "private.json").read_text())
 

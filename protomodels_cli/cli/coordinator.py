@@ -49,7 +49,11 @@ def coordinator(
     ] = None,
     run_dir: Annotated[
         Path | None,
-        typer.Option(help="The run directory. Default: runs/NAME, or the next free one of runs/NAME-2, runs/NAME-3, …"),
+        typer.Option(
+            "--dir",
+            "--run-dir",
+            help="The run directory. Default: runs/NAME, or the next free one of runs/NAME-2, runs/NAME-3, …",
+        ),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue a run; never start a new one.")] = False,
     rebuild: Annotated[
@@ -136,6 +140,9 @@ def coordinator(
     if spec_file is None and store is None and not (resume and run_dir):
         raise OptionError("SPEC is missing", "name a spec file, or use --resume with --run-dir", "no_spec")
     spec = None if spec_file is None else load_spec(spec_file)
+    others = _addresses(also_at or [])
+    if relay is not None:
+        _relay_links(relay)
     logs.begin(log_level, verbose)
     beginning = Beginning()
     beginning.handle_signals()
@@ -151,7 +158,7 @@ def coordinator(
     from protomodels_cli.wire.channels import bind_address, own_address
 
     with beginning:
-        where, others = _place_of_page(page, no_page, page_sample), _addresses(also_at or [])
+        where = _place_of_page(page, no_page, page_sample)
         told = _target(notify)
         use_one_arena()
         gc.freeze()
@@ -255,21 +262,26 @@ def _relays(texts: list[str] | None, folder: Path) -> list[RelayLink]:
     """As given now, or at the last start: their secrets are in the run directory."""
     from protomodels_cli.coordinator.routes import MOST_RELAYS
     from protomodels_cli.files import write_whole
-    from protomodels_cli.wire.join_link import LinkError
-    from protomodels_cli.wire.tickets import relay_links
 
     kept = folder / "relays"
-    try:
-        found = relay_links(texts if texts is not None else [str(kept)] if kept.exists() else [])
-    except LinkError as e:
-        fix = "copy the whole link from what `pmtrain relay` printed, or name a file that has it"
-        raise OptionError("--relay: must be pmr://HOST:PORT/SECRET, or a file of such lines", fix, "relay") from e
+    found = _relay_links(texts if texts is not None else [str(kept)] if kept.exists() else [])
     if len(found) > MOST_RELAYS:
         raise OptionError(f"--relay names {len(found)} relays, {MOST_RELAYS} at most", "name fewer", "relay")
     logs.hide(*(link.secret for link in found))
     if texts is not None:
         write_whole(kept, "".join(f"{link}\n" for link in found).encode(), 0o600)
     return found
+
+
+def _relay_links(texts: list[str]) -> list[RelayLink]:
+    from protomodels_cli.wire.join_link import LinkError
+    from protomodels_cli.wire.tickets import relay_links
+
+    try:
+        return relay_links(texts)
+    except LinkError as e:
+        fix = "copy the whole link from what `pmtrain relay` printed, or name a file that has it"
+        raise OptionError("--relay: must be pmr://HOST:PORT/SECRET, or a file of such lines", fix, "relay") from e
 
 
 def _try_port(bind: str, port: int) -> None:

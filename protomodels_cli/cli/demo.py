@@ -7,14 +7,17 @@ from typing import Annotated
 
 import typer
 
+from protomodels_cli.cli.devices import NAMES, device_named
 from protomodels_cli.cli.log_options import LogLevelOption, Verbose
 
 
 def demo(
     steps: Annotated[int | None, typer.Option(min=1, help="Training steps. Default: those of the demo's spec.")] = None,
     stages: Annotated[int, typer.Option(min=1, help="Number of peers, each with one stage.")] = 4,
-    device: Annotated[str, typer.Option(help="Device that every peer computes on: cpu, cuda:N or mps.")] = "cpu",
-    run_dir: Annotated[Path | None, typer.Option(help="The run directory. Default: a new folder in runs/.")] = None,
+    device: Annotated[str, typer.Option(help=f"Device that every peer computes on: {NAMES}.")] = "cpu",
+    run_dir: Annotated[
+        Path | None, typer.Option("--dir", "--run-dir", help="The run directory. Default: a new folder in runs/.")
+    ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write a summary to this file.")] = None,
     chaos: Annotated[
         int | None,
@@ -30,4 +33,4 @@ def demo(
     from protomodels_cli.cli.run_demo import run
 
     options = ["--verbose"] * verbose + (["--log-level", log_level] if log_level else [])
-    run(steps, stages, device, run_dir, json_file, chaos, options)
+    run(steps, stages, device_named(device), run_dir, json_file, chaos, options)

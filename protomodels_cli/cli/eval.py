@@ -9,6 +9,7 @@ import typer
 
 from protomodels_cli.cli.devices import DeviceOption, device_named
 from protomodels_cli.cli.interrupt import leave_on_ctrl_c
+from protomodels_cli.cli.output import FormatOption
 from protomodels_cli.cli.place import ModelArgument, trained
 
 
@@ -35,6 +36,7 @@ def evaluate(
     dtype: Annotated[
         Literal["float32", "bfloat16"], typer.Option(help="Type of the weights in memory; bfloat16 takes half.")
     ] = "float32",
+    output: FormatOption = "text",
 ) -> None:
     """Measure loss, perplexity and bits per byte of a trained model on a text."""
     leave_on_ctrl_c()
@@ -46,4 +48,4 @@ def evaluate(
 
     from protomodels_cli.cli.run_eval import run
 
-    run(place, data or [], field, windows, context, json_file, where, dtype)
+    run(place, data or [], field, windows, context, json_file, where, dtype, output)

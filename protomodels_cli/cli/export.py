@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from protomodels_cli.cli.interrupt import leave_on_ctrl_c
+from protomodels_cli.cli.output import FormatOption
 from protomodels_cli.cli.place import complete_run, run_and, trained
 
 
@@ -28,6 +29,7 @@ def export(
         Literal["float32", "bfloat16", "float16"] | None,
         typer.Option(help="Type of the weights in OUT. Default: the run's."),
     ] = None,
+    output: FormatOption = "text",
 ) -> None:
     """Write the trained model as a Hugging Face checkpoint: a plain Llama, or with qk-norm a Qwen3.
 
@@ -44,4 +46,4 @@ def export(
 
     from protomodels_cli.cli.run_export import run as run_export
 
-    run_export(place, Path(out), step, dtype)
+    run_export(place, Path(out), step, dtype, output)

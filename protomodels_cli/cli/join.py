@@ -6,10 +6,11 @@ import os
 import re
 import socket
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from protomodels_cli.cli.amounts import memory_of, seconds_of
 from protomodels_cli.cli.devices import DeviceOption, device_named
 from protomodels_cli.cli.interrupt import leave_on_ctrl_c
 from protomodels_cli.cli.log_options import LogLevelOption, Verbose
@@ -17,6 +18,9 @@ from protomodels_cli.cli.say import say
 from protomodels_cli.errors import OptionError
 from protomodels_cli.files import peer_home
 from protomodels_cli.observe import logs
+
+if TYPE_CHECKING:
+    from protomodels_cli.wire.join_link import JoinLink
 
 
 def join(
@@ -40,8 +44,10 @@ def join(
         int, typer.Option(min=0, max=65535, help="TCP port for links from neighbours; 0: any free one.")
     ] = 0,
     memory: Annotated[
-        float | None,
-        typer.Option(min=0.001, help="Most device memory to use, in GiB; torch refuses more. Default: all free."),
+        str | None,
+        typer.Option(
+            metavar="SIZE", help="Most device memory to use, as 11gib; torch refuses more. Default: all free."
+        ),
     ] = None,
     listen: Annotated[
         bool, typer.Option("--listen/--no-listen", help="Whether neighbours may connect to this machine directly.")
@@ -66,9 +72,9 @@ def join(
         typer.Option(metavar="FROM-TO", help="Hours of the day to take part in, as 22:00-07:00. Default: all."),
     ] = None,
     give_up_after: Annotated[
-        float,
-        typer.Option(min=0, metavar="HOURS", help="Leave after this time without reaching the coordinator."),
-    ] = 24.0,
+        str,
+        typer.Option(metavar="TIME", help="Leave after this time without reaching the coordinator, as 8h or 20min."),
+    ] = "24h",
     folder: Annotated[
         Path | None,
         typer.Option("--dir", help="Folder for this peer's files. Default: pmtrain/peers in $XDG_DATA_HOME."),
@@ -95,6 +101,8 @@ def join(
     sends, receives = parse_cap("upload", upload), parse_cap("download", download)
     daily = None if hours is None else Hours.parse(hours)
     names, parsed = _devices(device, devices), read_link(link)
+    limit, patience = memory_of(memory), seconds_of(give_up_after, "--give-up-after")
+    assert patience is not None
     leave_on_ctrl_c()
     logs.begin(log_level, verbose)
     logs.hide(parsed.token)
@@ -103,25 +111,26 @@ def join(
     if "PYTORCH_ALLOC_CONF" not in os.environ:
         os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
 
+    import asyncio
+
     own = folder or peer_home(parsed.fingerprint[:8])
     if preflight:
+        asyncio.run(_check_link(parsed, own))
+
         from protomodels_cli.cli.run_doctor import check_first
 
         check_first(own, names[0])
 
-    import asyncio
-
     from protomodels_cli.worker.join import Options
     from protomodels_cli.worker.join import join as take_part
 
-    limit = None if memory is None else int(memory * 2**30)
     options = Options(
         parsed,
         names,
         name or socket.gethostname(),
         own,
         port,
-        give_up_after * 3600,
+        patience,
         listen,
         limit,
         metrics,
@@ -133,6 +142,22 @@ def join(
     )
 
     raise typer.Exit(asyncio.run(take_part(options, say)))
+
+
+async def _check_link(link: JoinLink, own: Path) -> None:
+    """Raises UserError where the link lets nobody in: before torch is imported, and the device is measured.
+
+    A coordinator that is away or has no room is asked again later, where this machine was in its run before."""
+    from protomodels_cli.wire.client import operator
+    from protomodels_cli.wire.join_link import CrowdedError, UnreachableError
+
+    try:
+        async with operator(link) as coordinator:
+            await coordinator.status()
+    except UnreachableError as e:
+        was_here = any(own.glob(f"*-{link.fingerprint[:8]}"))
+        if not (was_here or isinstance(e, CrowdedError)):
+            raise
 
 
 def _devices(one: str, several: str | None) -> tuple[str, ...]:

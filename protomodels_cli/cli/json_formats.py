@@ -78,6 +78,45 @@ class Invitation(Strict):
     token: str | None = Field(description="the id of the friend's own token; null: it is the run's own")
 
 
+class NewToken(Strict):
+    """The only time that the token is shown."""
+
+    id: str
+    person: str | None = Field(description="whom it is for; null: nobody was named")
+    uses: int = Field(description="how many peers may join with it")
+    seconds: float | None = Field(description="for which it can be joined with; null: until it is revoked")
+    join: str = Field(description="the command")
+
+
+class Export(Strict):
+    run: str
+    step: int
+    steps: int
+    folder: str
+    parameters: int
+    dtype: str
+    files: int = Field(description="of weights")
+    size: int = Field(description="bytes of all files")
+    weights_sha256: str = Field(description="of the run's own parameters, as the run prints it")
+    seconds: float
+
+
+class Evaluation(Strict):
+    model: str
+    step: int | None = Field(description="of the snapshot; null: an exported folder")
+    data: list[str] | None = Field(description="null: the run's held-out windows")
+    loss: float = Field(description="nats per token")
+    perplexity: float | None = Field(description="null: too large for a number")
+    bits_per_byte: float | None = Field(description="null: the data are ids, or have no bytes of their own")
+    tokens: int
+    bytes: int | None
+    windows: int
+    context: int
+    device: str
+    dtype: str
+    seconds: float
+
+
 class Run(Strict):
     kind: on_disk.Kind = Field(description="`run`: led here; `peer`: joined here; `reference`, `model`: an export")
     name: str = Field(description="which commands take in place of the path, unless it is a model")
@@ -226,7 +265,10 @@ PRINTED: dict[str, Printed] = {
     "top": Printed(RunStatus, lines=True),
     "peers": Printed(Peers),
     "invite": Printed(Invitation),
+    "token create": Printed(NewToken),
     "token list": Printed(Tokens),
+    "export": Printed(Export),
+    "eval": Printed(Evaluation),
     "events": Printed(Event, lines=True),
     "logs": Printed(LogLine, lines=True),
     "runs": Printed(Runs),

@@ -23,7 +23,7 @@ from protomodels_cli.worker.own_log import OwnLog, own_logs
 Kind = Literal["run", "reference", "peer", "model"]
 State = Literal["running", "done", "not_running", "other_version", "unreadable", "exported"]
 RUNS = Path("runs")  # below the working folder, as `coordinator`, `reference` and `demo` choose it
-PEER_LOG = "peer.log"
+PEER_LOG, PEER_SHOWS = "peer.log", "shown.json"  # as worker/join.py calls them
 LOOKED_AT = 5000  # rows from the end of a file, among which a step is looked for
 
 

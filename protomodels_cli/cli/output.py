@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import select
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 import typer
@@ -28,6 +29,13 @@ def wait_with_the_reader(seconds: float) -> None:
     poll.register(sys.stdout, 0)  # that the other end is closed is always told
     if poll.poll(1000 * seconds):
         raise typer.Exit(0)
+
+
+@contextlib.contextmanager
+def beside_json(output: Format) -> Iterator[None]:
+    """What is said meanwhile goes to standard error where a program reads standard output."""
+    with contextlib.redirect_stdout(sys.stderr if output == "json" else sys.stdout):
+        yield
 
 
 def print_json(fields: Mapping[str, Any], line: bool = False) -> None:

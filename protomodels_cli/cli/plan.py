@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from protomodels_cli.cli.amounts import memory_of
 from protomodels_cli.cli.completing import spec_files
 from protomodels_cli.cli.devices import NAMES, device_named
 from protomodels_cli.cli.line import HELP, LINE
@@ -20,7 +21,7 @@ def plan(
         int | None, typer.Option(min=1, help="Cut the model for this many peers. Default: the spec's stages.")
     ] = None,
     memory: Annotated[
-        float | None, typer.Option(min=0.001, help="Device memory of every peer, in GiB. Default: enough.")
+        str | None, typer.Option(metavar="SIZE", help="Device memory of every peer, as 24gib. Default: enough.")
     ] = None,
     speed: Annotated[
         str | None, typer.Option(help="Speed of every peer, as 20gflops or 5tflops. Default: measured on this machine.")
@@ -37,4 +38,6 @@ def plan(
     """Predict memory, bytes, step time and bottleneck, and recommend k and codec for a link."""
     from protomodels_cli.cli.run_plan import run
 
-    run(spec_file, link, peers, memory, speed, card, any_recipe, device_named(device), output)
+    found = memory_of(memory)
+    gib = None if found is None else found / 2**30
+    run(spec_file, link, peers, gib, speed, card, any_recipe, device_named(device), output)

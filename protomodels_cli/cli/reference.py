@@ -14,7 +14,8 @@ from protomodels_cli.cli.devices import NAMES, device_named
 def reference(
     spec_file: Annotated[Path, typer.Argument(metavar="SPEC", help="The run's spec.", autocompletion=spec_files)],
     run_dir: Annotated[
-        Path | None, typer.Option(help="Folder for metrics and snapshots. Default: a new folder in runs/.")
+        Path | None,
+        typer.Option("--dir", "--run-dir", help="Folder for metrics and snapshots. Default: a new folder in runs/."),
     ] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Stop after this many steps. Default: all.")] = None,
     device: Annotated[

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from protomodels_cli.cli.amounts import bits_of
 from protomodels_cli.cli.log_options import LogLevelOption, Verbose
 from protomodels_cli.cli.say import say
 from protomodels_cli.errors import EXIT_INTERRUPTED, UserError
@@ -24,12 +25,16 @@ def relay(
         Path | None,
         typer.Option("--dir", help="Folder of its secret and its books. Default: pmtrain/relay in $XDG_DATA_HOME."),
     ] = None,
-    run_mbit: Annotated[
-        float, typer.Option(min=0, metavar="MBIT", help="Most that a run may send through it; 0: no limit.")
-    ] = 0,
-    peer_mbit: Annotated[
-        float, typer.Option(min=0, metavar="MBIT", help="Most that a peer may send through it; 0: no limit.")
-    ] = 0,
+    run_limit: Annotated[
+        str,
+        typer.Option(
+            "--run-limit", "--run-mbit", metavar="RATE", help="Most that a run may send through it, as 50mbit."
+        ),
+    ] = "none",
+    peer_limit: Annotated[
+        str,
+        typer.Option("--peer-limit", "--peer-mbit", metavar="RATE", help="Most that a peer may send, as 5mbit."),
+    ] = "none",
     verbose: Verbose = False,
     log_level: LogLevelOption = None,
 ) -> None:
@@ -43,7 +48,9 @@ def relay(
     from protomodels_cli.wire.relaying import RelayLimits
 
     logs.begin(log_level, verbose)
-    limits = RelayLimits(bits_per_run=run_mbit * 1e6, bits_per_peer=peer_mbit * 1e6)
+    limits = RelayLimits(
+        bits_per_run=bits_of(run_limit, "--run-limit"), bits_per_peer=bits_of(peer_limit, "--peer-limit")
+    )
     asyncio.run(_relay(host or own_address(), port, folder or relay_home(), limits))
     raise typer.Exit(EXIT_INTERRUPTED)
 

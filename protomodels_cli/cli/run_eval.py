@@ -16,6 +16,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from protomodels_cli.cli.checks import check_outputs, chosen_device, enough_memory
 from protomodels_cli.cli.interrupt import raise_on_ctrl_c
+from protomodels_cli.cli.output import Format, beside_json, print_json
 from protomodels_cli.cli.prepared import left_out
 from protomodels_cli.data.errors import DataError
 from protomodels_cli.errors import EXIT_INTERRUPTED, OptionError
@@ -39,12 +40,13 @@ def run(
     json_file: Path | None,
     device: str,
     dtype: str,
+    output: Format = "text",
 ) -> None:
     import torch
 
     check_outputs(json_file)
     where = chosen_device(device)
-    with enough_memory(where, "a smaller --context"):
+    with beside_json(output), enough_memory(where, "a smaller --context"):
         loaded = load(place, where, getattr(torch, dtype))
         if context is not None and context > loaded.context:
             raise OptionError(
@@ -58,23 +60,23 @@ def run(
     if not found.tokens:
         raise DataError("there is nothing to predict in this data", "name a longer text with --data", "too_short")
     seconds = time.perf_counter() - started
-    print(_words(found, seconds))
+    summary = {
+        "model": place,
+        "step": None if loaded.source is None else loaded.source.step,
+        "data": data or None,
+        "loss": found.loss,
+        "perplexity": found.perplexity,
+        "bits_per_byte": found.bits_per_byte,
+        "tokens": found.tokens,
+        "bytes": found.bytes or None,
+        "windows": found.windows,
+        "context": context or loaded.context,
+        "device": where,
+        "dtype": dtype,
+        "seconds": seconds,
+    }
+    print_json(strict(summary)) if output == "json" else print(_words(found, seconds))
     if json_file is not None:
-        summary = {
-            "model": place,
-            "step": None if loaded.source is None else loaded.source.step,
-            "data": data or None,
-            "loss": found.loss,
-            "perplexity": found.perplexity,
-            "bits_per_byte": found.bits_per_byte,
-            "tokens": found.tokens,
-            "bytes": found.bytes or None,
-            "windows": found.windows,
-            "context": context or loaded.context,
-            "device": where,
-            "dtype": dtype,
-            "seconds": seconds,
-        }
         json_file.write_text(json.dumps(strict(summary), indent=1) + "\n")
 
 

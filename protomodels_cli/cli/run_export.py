@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import shlex
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 from protomodels_cli.cli.interrupt import interrupted, raise_on_every_end
+from protomodels_cli.cli.output import Format, beside_json, print_json
 from protomodels_cli.export.card import kind_of
 from protomodels_cli.export.out import check_free
 from protomodels_cli.export.source import Source, open_source
@@ -17,18 +19,23 @@ from protomodels_cli.observe.bytes_done import BytesDone
 from protomodels_cli.quantities import count, duration, plural, size
 
 
-def run(place: str, out: Path, step: int | None, dtype: str | None) -> None:
+def run(place: str, out: Path, step: int | None, dtype: str | None, output: Format = "text") -> None:
     raise_on_every_end()
     started = time.monotonic()
     check_free(out)
     try:
-        with open_source(place, step, out.absolute().parent) as source:
+        with beside_json(output), open_source(place, step, out.absolute().parent) as source:
             print(_header(source, place, out), flush=True)
             with BytesDone() as show:
                 exported = export(source, out, dtype, lambda done, total: show("writing", done, total))
     except KeyboardInterrupt:
         interrupted(f"{out} was not written")
-    print(_footer(source, out, exported, time.monotonic() - started))
+    seconds = time.monotonic() - started
+    if output == "json":
+        of_run = {"run": source.spec.name, "step": source.step, "steps": source.spec.steps}
+        print_json({**of_run, "folder": str(out), **asdict(exported), "seconds": seconds})
+        return
+    print(_footer(source, out, exported, seconds))
 
 
 def _header(source: Source, place: str, out: Path) -> str:

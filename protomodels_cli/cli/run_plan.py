@@ -122,7 +122,7 @@ def _does_not_fit(
     cut, sizes = spans(layers_per_stage(spec)), StageMemory(spec)
     need = max(sizes.total(span.start, span.stop, len(cut) - 1 - i, computation) for i, span in enumerate(cut))
     tenths = next(n for n in count(math.ceil(10 * need / 2**30)) if _fit(spec, int(n / 10 * 2**30), computation))
-    ways = [f"--memory {tenths / 10:g}"]
+    ways = [f"--memory {tenths / 10:g}gib"]
     for peers in range(len(cut) + 1, spec.model.layers // atom(spec) + 1):
         with contextlib.suppress(SpecError):  # it cannot be cut into so many
             if _fit(cut_for(whole, peers, memory), memory, computation):

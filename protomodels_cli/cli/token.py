@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from protomodels_cli.cli.amounts import seconds_of
 from protomodels_cli.cli.control import ask_owner
 from protomodels_cli.cli.output import FormatOption, print_json
 from protomodels_cli.cli.place import LedArgument, complete_run, run_and
@@ -21,8 +22,11 @@ MOST_USES = 1000
 def create(
     run: LedArgument = None,
     uses: Annotated[int, typer.Option(min=1, max=MOST_USES, help="How many peers may join with it.")] = 1,
-    hours: Annotated[
-        float | None, typer.Option(min=0.001, help="For how long peers can join with it. Default: until it is revoked.")
+    lasts: Annotated[
+        str | None,
+        typer.Option(
+            "--lasts", "--hours", metavar="TIME", help="How long peers can join with it, as 8h. Default: until revoked."
+        ),
     ] = None,
     person: Annotated[
         str,
@@ -33,16 +37,20 @@ def create(
             show_default=False,
         ),
     ] = "",
+    output: FormatOption = "text",
 ) -> None:
     """Make a join link of its own, for one peer unless you say otherwise. It is shown this once.
 
     A peer that comes again from the same folder counts once. Peers with one token do not audit each other: give each
     person one."""
-    seconds = 0.0 if hours is None else 3600 * hours
-    _, link, made = ask_owner(run, lambda desk: desk.create_token(uses, seconds, person))
+    seconds = seconds_of(lasts, "--lasts")
+    _, link, made = ask_owner(run, lambda desk: desk.create_token(uses, seconds or 0.0, person))
     from dataclasses import replace
 
     joining = f"pmtrain join '{replace(link, token=made.token)}'"
+    if output == "json":
+        print_json({"id": made.id, "person": person or None, "uses": uses, "seconds": seconds, "join": joining})
+        return
     who = person or "others"
     say(f"token {_titled(made.id, person)}: {who} can join with\n\n    {joining}\n\nwithout pmtrain: `pmtrain invite`")
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import re
+import sys
 from typing import Any
 
 import typer
@@ -76,9 +78,25 @@ def refused(error: Any) -> OptionError | None:
         return None
     if instead := _instead(error):
         return OptionError(f"{context.command_path}: {_one_line(error.format_message())}", instead, "usage")
-    usage = " ".join(context.get_usage().split()).removeprefix("Usage: ")
-    what = f"{context.command_path}: {_one_line(error.format_message())}"
+    usage = re.sub(r"\[\[(.*?)\]\]|\{(.*?)\}", _bare, " ".join(context.get_usage().split()).removeprefix("Usage: "))
+    what = f"{context.command_path}: {_one_line(error.format_message())}{_value_of(error)}"
     return OptionError(what, f"write {usage}; `{context.command_path} --help` explains", "usage")
+
+
+def _bare(found: re.Match[str]) -> str:
+    """`[[RUN]]` and `{LINK}`, as the parser writes them, without what it puts around."""
+    return f"[{found[1]}]" if found[1] else found[2]
+
+
+def _value_of(error: Any) -> str:
+    """What stands behind the option that is refused, where the parser does not say it."""
+    names, words = getattr(getattr(error, "param", None), "opts", ()), sys.argv
+    for i, word in enumerate(words):
+        option, equals, value = word.partition("=")
+        if option in names and (equals or i + 1 < len(words)):
+            value = value if equals else words[i + 1]
+            return "" if value in error.format_message() else f", and not {value!r}"
+    return ""
 
 
 def _instead(error: Any) -> str:

@@ -70,7 +70,7 @@ def refusal(reason: no.Refusal) -> tuple[str, str]:
         case no.NoSuchPeer(name, 0):
             return f"the run has no peer {name!r}", "name a peer as `pmtrain peers` shows it"
         case no.NoSuchPeer(name, peers):
-            return f"{peers} peers are called {name!r}", "name the id instead, as `pmtrain peers --json` shows it"
+            return f"{peers} peers are called {name!r}", "name the id instead, as `pmtrain peers` shows it"
         case no.RestsByItself(name):
             return f"{name} was put to rest on {name}'s own machine", f"run `pmtrain wake` on {name}'s machine"
         case no.NoSuchToken(id):

@@ -166,11 +166,19 @@ class Service(rpc.PeeringServicer):
             case "owner":
                 return keeper.may_decide(calls.metadata(context, "owner"))
             case "peer":
-                peer = calls.metadata(context, "peer")
-                refusal = keeper.may_call(peer, calls.metadata(context, "secret"))
-                return refusals.Dismissed() if refusal is None and peer in self._dismissed else refusal
+                return self._peers_refusal(context)
+            case "any":  # a peer may look on, also when the link is another by now
+                refusal = keeper.may_come(calls.metadata(context, "token"))
+                if refusal is None or keeper.may_decide(calls.metadata(context, "owner")) is None:
+                    return None
+                return self._peers_refusal(context) if calls.metadata(context, "peer") else refusal
             case _:
                 assert_never(right.shows)
+
+    def _peers_refusal(self, context: grpc.aio.ServicerContext) -> refusals.Refusal | None:
+        peer = calls.metadata(context, "peer")
+        refusal = self.doorkeeper.may_call(peer, calls.metadata(context, "secret"))
+        return refusals.Dismissed() if refusal is None and peer in self._dismissed else refusal
 
     def believe(self, right: Right, context: grpc.aio.ServicerContext) -> Caller:
         if self.door is not None:

@@ -153,7 +153,7 @@ def _memory(m: Machine, need: Need | None) -> Finding:
             ("end other programs",),
         )
     if m.memory < LITTLE_MEMORY:
-        fixes = ("end other programs", "limit what the run may take: pmtrain join LINK --memory GIB")
+        fixes = ("end other programs", "limit what the run may take: pmtrain join LINK --memory 8gib")
         return Finding("memory", "little_memory", "warn", figure, "a stage of any size may not fit", fixes)
     return ok("memory", figure)
 

@@ -7,11 +7,16 @@ import re
 _RATES = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 _SPEEDS = {"mflops": 1e6, "gflops": 1e9, "tflops": 1e12}
 _TIMES = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
+_SIZES = {"b": 1.0, "kib": 2.0**10, "mib": 2.0**20, "gib": 2.0**30, "tib": 2.0**40}
 _LONG_TIMES = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
 
 
 def bits_per_second(text: str) -> float:
     return _quantity(text, _RATES, "a bandwidth like 80mbit")
+
+
+def bytes_of(text: str) -> float:
+    return _quantity(text, _SIZES, "a size like 24gib")
 
 
 def flops_per_second(text: str) -> float:

@@ -47,8 +47,8 @@ class Refused(UserError):
 
 
 class Operator:
-    def __init__(self, channel: grpc.aio.Channel, token: str, owner: str = ""):
-        self._stub, self._metadata = rpc.OperatorStub(channel), (("token", token), ("owner", owner))
+    def __init__(self, channel: grpc.aio.Channel, token: str, owner: str = "", peer: Metadata = ()):
+        self._stub, self._metadata = rpc.OperatorStub(channel), (("token", token), ("owner", owner), *peer)
 
     async def status(self) -> pb.RunStatus:
         found: pb.RunStatus = await self._call(self._stub.Status, pb.StatusRequest())
@@ -211,8 +211,9 @@ async def coordinator_channel(link: JoinLink, authority_pem: bytes) -> AsyncIter
 
 
 @asynccontextmanager
-async def operator(link: JoinLink, owner: str = "") -> AsyncIterator[Operator]:
-    """`owner`: the secret of the run directory, where more than its status is asked for."""
+async def operator(link: JoinLink, owner: str = "", peer: Metadata = ()) -> AsyncIterator[Operator]:
+    """`owner`: the secret of the run directory, where more than its status is asked for. `peer`: what a peer shows, to
+    look on also when the run has another link by now."""
     link, authority = await find_coordinator(link)
     async with coordinator_channel(link, authority) as channel:
-        yield Operator(channel, link.token, owner)
+        yield Operator(channel, link.token, owner, peer)

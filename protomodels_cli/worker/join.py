@@ -54,7 +54,7 @@ from protomodels_cli.worker.resting import Hours, Wishes
 from protomodels_cli.worker.session import Session
 from protomodels_cli.worker.telling import PeerError, PeerTeller
 
-KEPT_LINK, IN_USE = "link", "lock"  # in a peer's folder; several peers of a run may share one
+KEPT_LINK, SHOWN, IN_USE = "link", "shown.json", "lock"  # in a peer's folder; several peers of a run may share one
 EXPIRED = "certificate_expired"  # how the coordinator refuses a peer that it has not seen for so long
 
 
@@ -150,7 +150,7 @@ async def _take_part(options: Options, tell: PeerTeller, figures: Figures) -> in
         if options.metrics is not None and gpus:
             closing.enter_context(watched(gpus[0], figures))
         identity = Identity(key, enrolled.certificate_pem, authority)
-        papers = Papers(identity, (("peer", enrolled.peer), ("secret", enrolled.secret)))
+        papers = Papers(identity, (("peer", enrolled.peer), ("secret", enrolled.secret)), folder / SHOWN)
         try:
             flops = await asyncio.to_thread(cards.measure_flops, spec)
         except RuntimeError as e:

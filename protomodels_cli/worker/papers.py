@@ -7,12 +7,16 @@ Knows keys and one call. It must not know stages, links or the control stream.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import random
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import grpc
 
+from protomodels_cli.files import write_whole
 from protomodels_cli.observe import logs
 from protomodels_cli.retry import Backoff
 from protomodels_cli.wire.client import Metadata, in_words
@@ -29,10 +33,17 @@ CALL_SECONDS = 30.0
 
 
 class Papers:
-    def __init__(self, identity: Identity, metadata: Metadata):
-        self.identity = identity
+    def __init__(self, identity: Identity, metadata: Metadata, kept: Path | None = None):
+        """`kept`: a file for what this peer shows, so that commands on this machine may look on as well."""
+        self.identity, self._kept = identity, kept
         self.metadata = [*metadata]  # of calls to the coordinator; changed in place: many have it
         self._note_life()
+        self._keep()
+
+    def _keep(self) -> None:
+        if self._kept is not None:
+            with contextlib.suppress(OSError):
+                write_whole(self._kept, json.dumps(dict(self.metadata)).encode(), 0o600)
 
     def _note_life(self) -> None:
         """This machine's clock only counts what has passed since: it may be wrong by hours."""
@@ -70,4 +81,5 @@ class Papers:
         self.identity = Identity(key, reply.certificate_pem, self.identity.authority_pem)
         self.metadata[:] = [(name, reply.secret if name == "secret" else value) for name, value in self.metadata]
         self._note_life()
+        await asyncio.to_thread(self._keep)
         logs.WIRE.info("this peer's certificate was renewed, for %.0f s", self._life)

@@ -230,7 +230,7 @@ def problem(found: p.Problem) -> tuple[str, str]:
             return (
                 f"gave up: the coordinator could not be reached for {duration(seconds)}",
                 "check your connection and that the coordinator runs, then join again; to wait longer: "
-                "--give-up-after HOURS",
+                "--give-up-after TIME",
             )
         case p.Dismissed(_, text, fix):
             return text, fix
@@ -296,7 +296,7 @@ def _before_joining(found: p.BeforeJoining) -> tuple[str, str]:
             return (
                 f"the smallest stage needs {size(need)}, and --memory allows {size(allowed)} of the {size(free)} free "
                 f"on {device}",
-                f"allow --memory {enough:g} or more, or ask the run's owner for more stages",
+                f"allow --memory {enough:g}gib or more, or ask the run's owner for more stages",
             )
         case p.PortNotOpened(port):
             return f"cannot listen on port {port}", "choose another with --port, or leave --port out"

@@ -1,0 +1,50 @@
+"""Amounts on the command line: 24gib, 20mbit, 8h, as in specs. A bare number is the spelling of before, with a hint."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+from protomodels_cli.errors import OptionError
+from protomodels_cli.spec import units
+
+LEAST_MEMORY = 1 << 20
+
+
+def memory_of(text: str | None, option: str = "--memory") -> int | None:
+    """In bytes; bare numbers were GiB."""
+    if text is None:
+        return None
+    found = int(_amount(text, option, units.bytes_of, "gib", "24gib or 512mib"))
+    if found < LEAST_MEMORY:
+        raise OptionError(f"{option} {text}: must be at least 1mib", "write for example 24gib or 512mib", "amount")
+    return found
+
+
+def seconds_of(text: str | None, option: str) -> float | None:
+    """Bare numbers were hours."""
+    return None if text is None else _amount(text, option, units.long_seconds, "h", "8h, 20min or 2d")
+
+
+def bits_of(text: str, option: str) -> float:
+    """A second; 0 and none are no limit. Bare numbers were Mbit."""
+    return 0.0 if text in ("none", "0") else _amount(text, option, units.bits_per_second, "mbit", "20mbit or none")
+
+
+def _amount(text: str, option: str, parse: Callable[[str], float], before: str, example: str) -> float:
+    try:
+        float(text)
+    except ValueError:
+        written = text
+    else:
+        written = f"{text}{before}"
+    try:
+        found = parse(written)
+    except ValueError as e:
+        raise OptionError(f"{option} {text}: {e}", f"write for example {example}", "amount") from None
+    if written != text:
+        hint = (
+            f"{option} {text} is taken as {written}, as before; write {option} {written}: the next version asks for it"
+        )
+        print(hint, file=sys.stderr)
+    return found
