@@ -41,7 +41,11 @@ OPTIONS = [
         "use one",
     ),
     ("follow run", "nothing says where the metrics go", "add --tensorboard DIR or --wandb PROJECT"),
-    ("follow run --tensorboard board", "run is not a run directory", "name a run directory"),
+    (
+        "follow run --tensorboard board",
+        "run: there is no such folder, nor a run with this name here",
+        "`pmtrain runs` lists what is on this machine; elsewhere, name the join link (pm://…)",
+    ),
 ]
 
 
@@ -58,7 +62,7 @@ REFUSED = [
     (
         ["--size", "1B", "--peers", "2", "--memory", "4"],
         "a model of # B parameters does not fit # peers with # GiB each: the largest stage needs # GiB at least\n"
-        "    fix:  one of --peers # with this memory, --memory #gib (# GiB on every peer), --size #M on these peers",
+        "    fix:  one of --peers # with this memory, --memory # (# GiB on every peer), --size #M on these peers",
     ),
     (
         ["--size", "3B", "--peers", "2", "--memory", "80", "--speed", "5tflops"],
