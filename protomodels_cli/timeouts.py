@@ -40,7 +40,7 @@ RELAY_TRIP = 1.0  # for a relay to answer when the round trip to it is measured
 RELAY_FIRST_PAUSE, RELAY_LONGEST_PAUSE = 0.2, 10.0  # between two tries to reach a relay
 
 # A part of a snapshot.
-PART_PROOF = 60.0  # for a peer to prove that it has a part; that takes a few reads
+PART_PROOF = 30.0  # for a peer to prove that it has a part; that takes a few reads
 PART_RETRY = 3.0  # between two tries to send or fetch a part that nobody waits for
 PART_RETRY_URGENT = 0.2  # between two tries while the run waits for the part
 

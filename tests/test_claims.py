@@ -25,7 +25,7 @@ from protomodels_cli.protocol.possession import PIECE, PIECES, proof
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 
 PART = Part(1, 3, 0, HASHES[0])
-LACKING = [events.Lacking("p7", PART)]
+LACKING = [events.Lacking("p7", PART, disproved=True)]
 
 
 @given(st.binary(min_size=1, max_size=PIECE), st.binary(min_size=16, max_size=16))
@@ -67,7 +67,7 @@ def a_desk(folder: Path) -> Desk:
     ("content", "answers", "heard"),
     [
         (CONTENTS[0], True, []),
-        (None, True, LACKING),
+        (None, True, [events.Lacking("p7", PART)]),
         (CONTENTS[0][:-1], True, LACKING),
         (bytes([1]) * len(CONTENTS[0]), True, LACKING),
         (CONTENTS[0], False, LACKING),
@@ -101,6 +101,40 @@ def test_what_is_claimed_is_proved_or_counts_no_more(tmp_path, monkeypatch, cont
 
     asyncio.run(story())
     assert machine_hears == heard
+
+
+@pytest.mark.parametrize(
+    ("content", "heard"), [(CONTENTS[0], [events.Ready("p7", PART)]), (bytes([1]) * len(CONTENTS[0]), LACKING)]
+)
+@pytest.mark.parametrize("claimed", [False, True])
+def test_a_stage_is_built_when_its_part_is_proved_and_not_before(tmp_path, content, heard, claimed):
+    """Whether or not the spare has said before that it has the part."""
+    desk, machine_hears, asked = a_desk(tmp_path), list[Any](), list[pb.Prove]()
+    desk.state = replace(desk.state, preparing={"p7": Preparation(PART, 0.0, None)})
+    upkeep: Any = None
+
+    async def story() -> None:
+        of_desk = lambda: desk.state, desk.snapshots, desk.uploads, upkeep
+        claims_here = Claims(*of_desk, lambda peer, prove: asked.append(prove), machine_hears.append, desk.fail)
+        async with exchange_of(desk, tmp_path, lambda notice: None) as exchange:
+            said: list[pb.PeerMessage] = []
+            exchange._send = lambda **body: said.append(pb.PeerMessage(**body))
+            exchange.parts.path(PART).write_bytes(content)
+            if claimed:
+                claims_here.hear(events.Prefetched("p7", PART))
+            for _ in range(3):
+                looking = claims_here.look_at(events.Ready("p7", PART))
+                assert looking is not None
+                await looking
+            assert machine_hears == []
+            [question] = asked
+            await exchange.prove(question)
+            for event in [event_of("p7", message, desk.state.spec) for message in said]:
+                if isinstance(event, events.Proof):
+                    await claims_here.check(event)
+
+    asyncio.run(story())
+    assert machine_hears[:1] == heard[:1]
 
 
 def test_a_part_is_looked_into_once_for_each_time_that_a_spare_is_told_to_build_from_it(tmp_path):

@@ -1,4 +1,4 @@
-"""Spares that say they have what they have not, or never build a stage: named, dismissed, and the run goes on."""
+"""Spares that say they have what they have not, or never build a stage: named, passed over, and the run goes on."""
 
 from __future__ import annotations
 
@@ -25,6 +25,14 @@ def dismissed(s: Scene, *names: str) -> dict[str, Any]:
     return sent_away["reason"]
 
 
+def given_up(s: Scene, name: str) -> dict[str, Any]:
+    """The reason for which this one had to give its stage up."""
+    [told] = s.wait_for(lambda: s.events("stage_given_up"), "nobody gave a stage up")
+    assert told["name"] == name
+    assert not s.events("peer_dismissed")
+    return told["reason"]
+
+
 def a_run(scene: Callable[[RunSpec], Scene], fault: dict[str, Any], signal: str, both: bool = False) -> Scene:
     """The holder of stage 1 gets a signal in step 8; the first spare has a fault, and with `both` the other one too."""
     s = scene(a_spec(limits={"restore_seconds": LIMIT}).model_copy(update={"stages": 2}))
@@ -39,7 +47,7 @@ def a_run(scene: Callable[[RunSpec], Scene], fault: dict[str, Any], signal: str,
 
 def test_a_spare_that_never_restores_its_stage_is_named_and_the_next_is_asked(scene):
     s = a_run(scene, {"kind": "never_ready"}, "SIGKILL")
-    assert dismissed(s, "peer-2") == {"kind": "too_slow", "stage": 1, "doing": "restore", "seconds": LIMIT}
+    assert given_up(s, "peer-2") == {"kind": "too_slow", "stage": 1, "doing": "restore", "seconds": LIMIT}
     assert s.ends_well()["lineage"] == 2
     assert s.events("stages_assigned")[-1]["holders"][1]["name"] == "peer-3"
 
@@ -56,10 +64,10 @@ def test_a_spare_that_never_builds_the_stage_of_a_silent_holder_is_named_and_not
 
 
 @pytest.mark.full
-def test_a_spare_that_claims_parts_is_found_out_and_dismissed_when_it_does_not_build(scene):
+def test_a_spare_that_claims_parts_is_found_out_and_gives_its_stage_up_when_it_does_not_build(scene):
     """Its claims count no more, before anybody needs them; it came first, so it is asked first all the same."""
     s = a_run(scene, {"kind": "claims_parts"}, "SIGKILL")
-    assert dismissed(s, "peer-2") == {"kind": "too_slow", "stage": 1, "doing": "restore", "seconds": LIMIT}
+    assert given_up(s, "peer-2") == {"kind": "too_slow", "stage": 1, "doing": "restore", "seconds": LIMIT}
     assert s.ends_well()["lineage"] == 2
     refuted = s.events("part_not_there")
     assert {event["name"] for event in refuted} == {"peer-2"}

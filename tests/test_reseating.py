@@ -378,3 +378,24 @@ def test_the_former_holder_may_be_gone_when_the_stage_is_given_back():
     assert not b.state.holds.get("p1")
     b.finish()
     assert b.decided == list(range(1, 61)), "the snapshot is of the last step"
+
+
+@pytest.mark.parametrize("seated", [False, True])
+def test_who_cannot_prove_that_it_has_the_part_had_its_turn(seated):
+    """As a spare that prepares the stage, and as a holder that builds it."""
+    b = saved()
+    b.join(3)
+    part = b.asked.part
+    if seated:
+        b.lose("p1")
+        assert b.state.history.holders == ("p0", "p2")
+    b.tell(ev.Lacking("p2", part, disproved=True))
+    [given_up] = told(b.commands, StageGivenUp)
+    assert (given_up.peer, given_up.reason) == ("p2", reasons.PartNotProved(1, 12))
+    if not seated:
+        assert [n.why for n in told(b.commands, StageNotReseated)] == ["not_ready"]
+        assert b.state.history.holders == ("p0", "p1")
+    else:
+        assert b.state.history.holders == ("p0", "p3")
+    b.finish()
+    assert b.decided == list(range(1, 61))

@@ -1,7 +1,8 @@
 """What peers say of parts of snapshots, looked into beside the machine: that one is unusable, or that they have it.
 
 The machine believes at once that a peer has a part: whoever has one is asked first, and that cannot wait. It hears
-later whose word was not true. It must not know what follows from that.
+later whose word was not true. That a spare has built a stage it hears only once the spare has proved that it has the
+stage's part. It must not know what follows from that.
 """
 
 from __future__ import annotations
@@ -45,6 +46,8 @@ class Claims:
         self._looked: dict[str, tuple[int, int, float, int]] = {}  # what of a peer was last looked into
         self._looking: set[str] = set()  # at what these peers said
         self._asked: dict[tuple[str, Part], bytes] = {}  # what peers were asked to prove, with which nonce
+        self._proved: set[tuple[str, Part]] = set()
+        self._ready: set[tuple[str, Part]] = set()  # what peers have built, and not proved yet
 
     def look_at(self, event: events.Event | events.Aside) -> Coroutine[Any, Any, None] | None:
         """What looking into it takes, where it is of parts."""
@@ -53,6 +56,8 @@ class Claims:
                 return self.look_into(event)
             case events.Proof():
                 return self.check(event)
+            case events.Ready():
+                return self.hear_ready(event)
             case _:
                 return None
 
@@ -102,10 +107,27 @@ class Claims:
     def hear(self, event: events.Event) -> None:
         """Have a peer prove what it says it has on its disk, as far as the run may need it."""
         match event:
-            case events.Joined(peer) if peer.parts:
+            case events.Joined(peer):
+                self._forget(peer.id)
                 self._ask(peer.id, peer.parts)
+            case events.Left(peer_id):
+                self._forget(peer_id)
             case events.Prefetched(peer_id, part):
                 self._ask(peer_id, [part])
+
+    async def hear_ready(self, ready: events.Ready) -> None:
+        key, told = (ready.peer, ready.part), self._state().preparing.get(ready.peer)
+        due = told is not None and told.part == ready.part and self._mark(ready.part) is not None
+        if not due or key in self._proved:  # the seed needs no proof, and what nobody asked for is passed over
+            self._submit(ready)
+            return
+        self._ready.add(key)
+        if key not in self._asked:
+            self._ask(ready.peer, [ready.part])
+
+    def _forget(self, peer: str) -> None:
+        self._proved = {key for key in self._proved if key[0] != peer}
+        self._ready = {key for key in self._ready if key[0] != peer}
 
     def _ask(self, peer: str, parts: Iterable[Part]) -> None:
         for part in parts:
@@ -117,15 +139,25 @@ class Claims:
     def _expire(self, peer: str, part: Part, nonce: bytes) -> None:
         if self._asked.get((peer, part)) == nonce:
             del self._asked[peer, part]
-            self._submit(events.Lacking(peer, part))
+            self._disprove(peer, part)
 
     async def check(self, answer: events.Proof) -> None:
-        if self._asked.get((answer.peer, answer.part)) != answer.nonce:
+        key = answer.peer, answer.part
+        if self._asked.get(key) != answer.nonce:
             return  # not what was asked, or asked again since
-        del self._asked[answer.peer, answer.part]
+        del self._asked[key]
         right = await asyncio.to_thread(self._proof, answer.part, answer.nonce)
         if right is not None and right != answer.sha256:
-            self._submit(events.Lacking(answer.peer, answer.part))
+            self._disprove(answer.peer, answer.part)
+            return
+        self._proved.add(key)
+        if key in self._ready:
+            self._ready.discard(key)
+            self._submit(events.Ready(*key))
+
+    def _disprove(self, peer: str, part: Part) -> None:
+        self._ready.discard((peer, part))
+        self._submit(events.Lacking(peer, part, disproved=True))
 
     def _mark(self, part: Part) -> Mark | None:
         """The complete snapshot that it is of."""

@@ -160,6 +160,7 @@ class Lacking:
 
     peer: str
     part: Part
+    disproved: bool = False
 
 
 @dataclass(frozen=True)
@@ -184,7 +185,8 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Ready:
-    """A spare has built the stage of this part, as it was told to."""
+    """A spare has built the stage of this part, as it was told to. The machine hears of it once the spare has proved
+    that it has the part."""
 
     peer: str
     part: Part

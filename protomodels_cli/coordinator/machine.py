@@ -23,6 +23,7 @@ from protomodels_cli.coordinator import (
     reseating,
     resting,
     spares,
+    trials,
 )
 from protomodels_cli.coordinator.departures import Departed
 from protomodels_cli.coordinator.events import (
@@ -167,8 +168,11 @@ def _take(moves: Moves, event: Event) -> None:
             absences.hear_store_away(moves, event)
         case Prefetched(peer_id, part):
             absences.hear_fetched(moves, peer_id, part)
-        case Lacking(peer_id, part):
+        case Lacking(peer_id, part, disproved):
             absences.hear_lacking(moves, peer_id, part)
+            if disproved:
+                trials.hear_disproved(moves, peer_id, part)
+                absences.weigh(moves)
         case Ready(peer_id, part):
             absences.hear_ready(moves, peer_id, part)
             absences.weigh(moves)

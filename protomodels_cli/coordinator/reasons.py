@@ -82,6 +82,15 @@ class TooSlow(Fact):
 
 
 @dataclass(frozen=True)
+class PartNotProved(Fact):
+    """A peer that builds a stage could not prove that it has the stage's part of a snapshot."""
+
+    stage: int
+    step: int
+    kind: Literal["part_not_proved"] = "part_not_proved"
+
+
+@dataclass(frozen=True)
 class PartUnreadable(Fact):
     """A peer cannot read its part of a snapshot, which is whole at the coordinator."""
 
@@ -153,7 +162,9 @@ class Kicked(Fact):  # by the run's owner
 Talk = InvalidMessage | TooManyMessages | NotReading | UnprocessableMessage | InvalidBasis
 Complaint = Kicked | PeerReport | Talk | OfAudits
 # A peer with it is dismissed.
-Fault = Complaint | HashMismatch | DamagedBasis | FalseClaim | TooSlow | PartUnreadable | SpoiltSnapshots
+Fault = (
+    Complaint | HashMismatch | DamagedBasis | FalseClaim | TooSlow | PartNotProved | PartUnreadable | SpoiltSnapshots
+)
 Silence = NoHeartbeat | ConnectionClosed | NotRenewed
 Loss = Silence | Fault | AskedToLeave | AskedToRest
 

@@ -76,6 +76,8 @@ def watch(moves: Moves) -> None:
     part = history.newest.as_parts()[stage] if history.newest.key == reseat.snapshot else None
     if reseat.spare not in state.peers or state.peers[reseat.spare].rest is not None:
         _give_up(moves, reseat, "spare_gone")
+    elif turns.weight(state, reseat.spare, moves.now):
+        _give_up(moves, reseat, "not_ready")
     elif preparation is not None and preparation.part.stage != stage:
         _give_up(moves, reseat, "spare_needed")
     elif part is None:

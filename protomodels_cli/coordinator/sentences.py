@@ -162,6 +162,8 @@ def loss(reason: r.Loss) -> str:
                 "step": f"finish the first step with stage {stage}",
             }
             return f"did not {work[doing]} within {duration(seconds)}"
+        case r.PartNotProved(stage, step):
+            return f"could not prove that it has {part_of(stage, step)}"
         case r.PartUnreadable(step):
             return f"could not read a part of the snapshot at step {step}"
         case r.SpoiltSnapshots(_, snapshots, why):
@@ -215,6 +217,7 @@ def dismissal(reason: r.Dismissal) -> tuple[str, str]:
             r.DamagedBasis()
             | MessagesDiffer()
             | r.FalseClaim()
+            | r.PartNotProved()
             | r.PartUnreadable()
             | r.PeerReport()
             | r.InvalidMessage()

@@ -9,11 +9,12 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-from protomodels_cli.coordinator import assigning, disputes
+from protomodels_cli.coordinator import assigning, disputes, notices, turns
 from protomodels_cli.coordinator.moves import Moves
 from protomodels_cli.coordinator.readiness import BEYOND, cap_of, restore_seconds, restoring, usual_seconds
-from protomodels_cli.coordinator.reasons import TooSlow
+from protomodels_cli.coordinator.reasons import AllStagesHeld, PartNotProved, TooSlow
 from protomodels_cli.coordinator.state import State, Task
+from protomodels_cli.protocol.parts import Part
 
 SLOWER = 2.0  # times the usual step: a new holder may be half as fast as the others
 
@@ -68,6 +69,23 @@ def _doing(state: State, task: Task, holder: str) -> Literal["restore", "reuse",
     if task.kind != "build":
         return "step"
     return "reuse" if holder in state.holds else "restore"
+
+
+def hear_disproved(moves: Moves, peer: str, part: Part) -> None:
+    """A peer was told to build a stage from this part, and could not prove that it has the part: it had its turn."""
+    state, preparation = moves.state, moves.state.preparing.get(peer)
+    if preparation is None or preparation.part != part or peer in state.holds or peer not in state.peers:
+        return
+    why = PartNotProved(part.stage, part.step)
+    if state.stage_of(peer) is None:
+        moves.tell(notices.StageGivenUp(peer, state.peers[peer].name, None, why))
+        moves.set(
+            turns=turns.after(state, [peer], moves.now),
+            preparing={p: preparation for p, preparation in state.preparing.items() if p != peer},
+        )
+        assigning.make_spare(moves, peer, AllStagesHeld(state.stages))
+    elif assigning.is_replaceable_after_its_turn(state, moves.now, peer):
+        assigning.stand_aside(moves, {peer: why})
 
 
 def part_late(moves: Moves, limit: float, equal: bool) -> bool:
