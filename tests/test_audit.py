@@ -178,7 +178,7 @@ def test_without_a_spare_it_is_said_that_nobody_looks(pool: Pool):
 
 @pytest.mark.full
 def test_liar_after_liar_is_replaced_and_the_coordinator_leads_on(pool: Pool):
-    """Four times in one run: a holder is killed, a liar takes its stage, is accused and dismissed, a spare goes on."""
+    """Twice in one run: a holder is killed, a liar takes its stage, is accused and dismissed, a spare goes on."""
     spec = a_spec(steps=100_000, limits={"connections_per_address": 1024})  # its status is asked for without rest
     run_dir = start(pool, spec, 0)
     assignments = 1
@@ -188,7 +188,7 @@ def test_liar_after_liar_is_replaced_and_the_coordinator_leads_on(pool: Pool):
         wait_for(lambda: len(events(run_dir, "stages_assigned")) > assignments, "the stage has no holder")
         assignments = len(events(run_dir, "stages_assigned"))
 
-    for turn in range(4):
+    for turn in range(2):
         for i in (0, 3):  # a holder, and from the second turn on the only spare
             pool.peers[i].kill()
         # Before the stage is free, the liar would be a spare, and audit the honest holder.
@@ -197,7 +197,9 @@ def test_liar_after_liar_is_replaced_and_the_coordinator_leads_on(pool: Pool):
         assigned_again()
         for i in (0, 3):
             join(pool, run_dir, i, f"honest-{turn}-{i}")
-        found = wait_for_event(run_dir, "peer_dismissed", name=f"liar-{turn}")
+        name = f"liar-{turn}"
+        wait_for(lambda n=name: events(run_dir, "peer_dismissed", name=n), f"{name} is not dismissed", 300)
+        [found] = events(run_dir, "peer_dismissed", name=name)
         assert found["reason"]["kind"] == "audit_failed"
         assert len(found["reason"]["auditors"]) == 2
         assigned_again()
