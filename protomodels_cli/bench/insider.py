@@ -293,12 +293,15 @@ class _Scene:
     # What came of it
 
     def weights_right(self) -> bool | None:
-        """Whether the newest snapshot has the bytes that one process computes; None: there was none in time."""
+        """Whether a snapshot from after the attack has the bytes that one process computes; None: there was none in
+        time, or it is not to be found."""
         before = len(self._events(0.0, "snapshot_complete", ""))
         if not self._wait(lambda: len(self._events(0.0, "snapshot_complete", "")) > before + 1, SAVED_SECONDS):
             return None
-        step = self._events(0.0, "snapshot_complete", "")[-1]["step"]
+        step = self._events(0.0, "snapshot_complete", "")[-2]["step"]  # the newest may still be put in its place
         here = _parts_at(self._running.folder / "snapshots", step)
+        if len(here) != peers_of(self._spec):
+            return None
         folder = self._folder / "reference"
         arguments = [
             str(self._running.folder / f"{self._spec.name}.yaml"),
@@ -311,7 +314,7 @@ class _Scene:
         if process.wait():
             log = self._running.folder / "logs" / "reference.log"
             raise UserError("the reference did not end", log.read_text()[-500:], "process_failed")
-        return bool(here) and here == _parts_at(folder / "snapshots", step)
+        return here == _parts_at(folder / "snapshots", step)
 
     def _steps(self) -> list[Row]:
         rows = (json.loads(line) for line in (self._running.folder / "metrics.jsonl").read_text().splitlines())
