@@ -138,15 +138,22 @@ def test_data_are_found_from_the_specs_own_folder(tmp_path: Path):
         assert (spec.data.source, spec.data.files) == (source, [file])
 
 
-def test_it_asks_on_a_terminal(tmp_path: Path):
-    """A wrong answer is asked for again; what an option says is not asked."""
+@pytest.mark.parametrize(
+    ("words", "typed"),
+    [
+        (["--device", "cpu"], "enormous\n2M\n\n3\n10mbit,10ms\n\n"),
+        ([], "2M\n\n3\n10mbit\n3O60\nRTX 3060\n\n"),
+    ],
+)
+def test_it_asks_on_a_terminal(words: list[str], typed: str, tmp_path: Path):
+    """A wrong answer is asked for again; what an option says is not asked, nor what a card says."""
     parent, child = pty.openpty()
-    command = [sys.executable, "-m", "protomodels_cli", "init", "a.yaml", "--device", "cpu"]
+    command = [sys.executable, "-m", "protomodels_cli", "init", "a.yaml", *words]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(command, cwd=tmp_path, env=env, stdin=child, stdout=subprocess.PIPE, stderr=child) as process:
         os.close(child)
-        os.write(parent, b"enormous\n2M\n\n3\n10mbit,10ms\n\n")
-        said, _ = process.communicate(timeout=120)
+        os.write(parent, typed.encode())
+        said, _ = process.communicate(timeout=240)
     os.close(parent)
     assert process.returncode == 0, said
     assert "Traceback" not in said.decode()

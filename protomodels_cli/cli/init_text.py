@@ -172,7 +172,8 @@ def _form_in_words(chosen: Chosen) -> str:
     times = f"{figures(fewer_bytes(chosen))} × fewer bytes than float32"
     if chosen.stages == 1:
         return "one stage sends nothing"
-    return f"{times}: at dense's loss soonest, of what was measured"
+    known = "" if chosen.answers.any_recipe else ", of what was measured"
+    return f"{times}: at dense's loss soonest{known}"
 
 
 def data_of(text: str, relative: Any) -> tuple[dict[str, Any], bool]:

@@ -135,14 +135,10 @@ def _answers(file: Path, asked: Asked, asking: bool) -> tuple[Answers, Card | No
     peers = answer(asked.peers, "How many machines will join?", PEERS, _is_positive)
     link = answer(asked.link, "The slowest one's connection, upload and delay?", LINE, line_of)
     named = asked.card
-    if named is None and asking and asked.device is None and asked.memory is None and asked.speed is None:
+    if named is None and asking and asked.device is None:
         named = answer(None, "Their card (RTX 3090, …; gpu or cpu if it has no name here)?", DEVICE, _is_card)
     card = card_named(named) if named is not None and named not in MEMORY else None
-    device = (
-        named
-        if named is not None and named in MEMORY
-        else answer(asked.device, "Do they compute on gpu or cpu?", DEVICE, _is_device)
-    )
+    device = asked.device or (named if named is not None and named in MEMORY else DEVICE)
     usual = card.memory if card else MEMORY[device]
     memory = answer(asked.memory, "Free memory of the smallest, in GiB?", usual, _is_positive)
     speed = speed_of(asked.speed) or (card.speed if card else speed_of(SPEED[device]))
@@ -192,11 +188,6 @@ def _is_positive(value: float) -> None:
 def _is_card(value: str) -> None:
     if value not in MEMORY:
         card_named(value)
-
-
-def _is_device(value: str) -> None:
-    if value not in MEMORY:
-        raise OptionError(f"{value}: must be gpu or cpu", "write gpu or cpu", "device")
 
 
 def _data(text: str, file: Path) -> tuple[dict[str, object], bool]:
