@@ -111,7 +111,6 @@ def test_a_message_as_each_of_them_takes_it(tmp_path: Path):
     (path, headers, body), (_, _, webhook) = serving.came
     assert (path, headers["Title"], body) == ("/friends", "my run", "spare: ü")
     assert "done" in json.loads(webhook)["content"]
-    send(parse_target(f"exec:tee {tmp_path / 'a'}"), "my run", "said")
     script = tmp_path / "script"
     script.write_text(f'#!/bin/sh\nprintf %s "$1" > {tmp_path}/said\n')
     script.chmod(0o755)
