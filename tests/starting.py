@@ -122,9 +122,13 @@ def begin_logged(folder: Path, name: str, arguments: Sequence[str], *others: obj
 
 
 def begin_afresh(*arguments: object, cwd: Path, **env: str) -> subprocess.Popen[str]:
-    """The same, started from the very beginning."""
+    """The same, started from the very beginning, and with Ctrl-C: tests in the background of a script have none."""
     pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    return subprocess.Popen(_command(arguments), cwd=cwd, env=_env(env), text=True, **pipes)
+
+    def with_ctrl_c() -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    return subprocess.Popen(_command(arguments), cwd=cwd, env=_env(env), text=True, preexec_fn=with_ctrl_c, **pipes)
 
 
 def pmtrain(

@@ -156,14 +156,15 @@ def test_liars_are_found_up_to_a_third_of_the_tokens(six: Pool, run: int):
 
 
 @pytest.mark.full
-def test_two_ends_that_report_different_messages_are_parted(pool: Pool):
-    """The liar is one of the two, and nobody can tell which."""
+def test_two_people_that_report_different_messages_are_relinked_and_neither_is_dismissed(pool: Pool):
+    """The liar is one of the two, and nobody can tell which. With a spare one of them would give its stage up."""
     run_dir = start(pool, a_spec(), 0, {"kind": "two_faced"})
-    wait_for(lambda: len(events(run_dir, "peer_dismissed")) == 2, "they were not parted")
-    assert {e["reason"]["kind"] for e in events(run_dir, "peer_dismissed")} == {"messages_differ"}
-    quarrels = [e for e in events(run_dir, "relinking") if e["reason"]["kind"] == "messages_differ"]
-    assert len(quarrels) == 5
-    assert {e["name"] for e in events(run_dir, "peer_dismissed")} == {"peer-0", "peer-1"}
+
+    def quarrels() -> list[dict[str, Any]]:
+        return [e for e in events(run_dir, "relinking") if e["reason"]["kind"] == "messages_differ"]
+
+    wait_for(lambda: len(quarrels()) > 6, "they were not relinked")
+    assert not events(run_dir, "peer_dismissed")
 
 
 @pytest.mark.full

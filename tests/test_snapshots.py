@@ -20,6 +20,7 @@ from conftest import make_spec
 from fsspec.implementations.memory import MemoryFileSystem
 
 from protomodels_cli.bench.recovery import beside
+from protomodels_cli.cli.beginning import Beginning
 from protomodels_cli.cli.folders import claim_or_find
 from protomodels_cli.coordinator import bad_requests, events
 from protomodels_cli.coordinator.bad_requests import BadRequest
@@ -344,20 +345,22 @@ def test_the_same_command_finds_the_run_it_left_and_not_one_that_is_done(
 ):
     monkeypatch.chdir(tmp_path)
     spec = make_spec(stages=2, name="home")
-    first = claim_or_find(None, spec)
+    first = claim_or_find(None, spec, Beginning())
     folder = open_run_dir(first, spec, tmp_path)
     create(first / "journal.sqlite", folder.identity, beginning("u"))
     journal = Journal(first / "journal.sqlite", folder.identity)
-    assert claim_or_find(None, spec) == Path("runs/home-2"), "somebody leads it"
+    assert claim_or_find(None, spec, Beginning()) == Path("runs/home-2"), "somebody leads it"
     folder.lock.close()
-    assert claim_or_find(None, spec) == first
-    assert claim_or_find(None, make_spec(stages=2, name="home", steps=9)) == Path("runs/home-3"), "another run"
+    assert claim_or_find(None, spec, Beginning()) == first
+    assert claim_or_find(None, make_spec(stages=2, name="home", steps=9), Beginning()) == Path("runs/home-3"), (
+        "another run"
+    )
     again = open_run_dir(first, None, Path())
     assert (again.resumed, again.token, again.spec) == (True, folder.token, spec)
     assert again.secret_of("p1", 9) == folder.secret_of("p1", 9)
     again.lock.close()
     journal.append([Ended("sha")], 1.0)
-    assert claim_or_find(None, spec) == Path("runs/home-4")
+    assert claim_or_find(None, spec, Beginning()) == Path("runs/home-4")
 
 
 def test_what_snapshots_cost_is_found_in_a_run_that_is_disturbed_now_and_then():

@@ -59,11 +59,12 @@ class Attack:
     seated: bool = False  # the attacker gets a stage before it counts
     named: bool = True  # events must name the attacker: what it does reaches the run
     crowds: bool = False  # honest newcomers are counted
+    leaves: bool = False  # without a word: that it was lost is what events have to say
 
 
 ATTACKS = {
     REFERENCE: Attack(named=False),
-    "false-hashes": Attack(seated=True),
+    "false-hashes": Attack(seated=True, leaves=True),
     "impossible-times": Attack(seated=True),
     "link-broken": Attack(seated=True),
     "stands-still": Attack(),
@@ -210,7 +211,7 @@ class _Scene:
             "steps": len(steps),
             "longest_pause_s": max(b - a for a, b in zip([began, *steps], [*steps, ended], strict=True)),
             "honest_dismissed": len(self._events(began, "peer_dismissed", "peer-")),
-            "named_in": sorted({e["kind"] for e in self._events(since, "", NAME)} - OF_ANYBODY),
+            "named_in": sorted({e["kind"] for e in self._events(since, "", NAME)} - _of_anybody(name)),
             "attacker": did,
             "join_s": None if None in joins or not joins else max(joined for joined in joins if joined is not None),
             "slowed": statistics.median(while_attacked) / statistics.median(still) - 1
@@ -354,6 +355,10 @@ class _Attacker:
         said, _ = self._process.communicate("\n", timeout=60)
         said = said.removeprefix(f"{READY}\n")
         return dict(json.loads(said)) if said else {"failed": f"exit code {self._process.returncode}"}
+
+
+def _of_anybody(attack: str) -> set[str]:
+    return OF_ANYBODY - {"peer_lost"} if ATTACKS[attack].leaves else OF_ANYBODY
 
 
 def _names_in(value: Any) -> Iterator[Any]:

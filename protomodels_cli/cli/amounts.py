@@ -6,7 +6,6 @@ import sys
 from collections.abc import Callable
 
 from protomodels_cli.errors import OptionError
-from protomodels_cli.spec import units
 
 LEAST_MEMORY = 1 << 20
 
@@ -15,6 +14,8 @@ def memory_of(text: str | None, option: str = "--memory") -> int | None:
     """In bytes; bare numbers were GiB."""
     if text is None:
         return None
+    from protomodels_cli.spec import units
+
     found = int(_amount(text, option, units.bytes_of, "gib", "24gib or 512mib"))
     if found < LEAST_MEMORY:
         raise OptionError(f"{option} {text}: must be at least 1mib", "write for example 24gib or 512mib", "amount")
@@ -23,11 +24,17 @@ def memory_of(text: str | None, option: str = "--memory") -> int | None:
 
 def seconds_of(text: str | None, option: str) -> float | None:
     """Bare numbers were hours."""
-    return None if text is None else _amount(text, option, units.long_seconds, "h", "8h, 20min or 2d")
+    if text is None:
+        return None
+    from protomodels_cli.spec import units
+
+    return _amount(text, option, units.long_seconds, "h", "8h, 20min or 2d")
 
 
 def bits_of(text: str, option: str) -> float:
     """A second; 0 and none are no limit. Bare numbers were Mbit."""
+    from protomodels_cli.spec import units
+
     return 0.0 if text in ("none", "0") else _amount(text, option, units.bits_per_second, "mbit", "20mbit or none")
 
 
