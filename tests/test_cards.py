@@ -140,7 +140,7 @@ def test_cards_that_take_turns_are_as_fast_as_their_mean(monkeypatch):
     ("said", "names"),
     [
         (("auto", None), ("auto",)),
-        (("mps", None), ("mps",)),
+        (("CPU", None), ("cpu",)),
         (("auto", "0,1"), ("cuda:0", "cuda:1")),
         (("auto", "cuda:1,0,12"), ("cuda:1", "cuda:0", "cuda:12")),
         (("auto", "cpu,cpu"), ("cpu", "cpu")),

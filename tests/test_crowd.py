@@ -17,6 +17,7 @@ from machine_bench import Bench, peer, to_step
 from own_time import in_own_time
 
 from protomodels_cli.coordinator import events, reasons, sessions, sharing
+from protomodels_cli.coordinator.contributions import Contributions
 from protomodels_cli.coordinator.dispatch import FEW, Dispatch
 from protomodels_cli.coordinator.events import Left
 from protomodels_cli.coordinator.history import beginning
@@ -133,14 +134,14 @@ def test_a_status_is_made_again_only_where_something_changed():
     b.join(1, 2, 3)
     to_step(b, 2)
     board = Board(0.0)
-    first = board.show(b.state, b.now, 3)
+    first = board.show(b.state, b.now, 3, None, Contributions())
     assert first == describe(b.state, b.now, 0.0, 3)
-    assert board.show(b.state, b.now + FRESH / 2, 4) is first
+    assert board.show(b.state, b.now + FRESH / 2, 4, None, Contributions()) is first
     rows = {name: row for name, (_, row) in board._rows.items()}
     b.tell(Left("p1", NoHeartbeat(5.0)))  # p3 takes its stage
     b.join(4)
     b.now += FRESH
-    assert board.show(b.state, b.now, 3) == describe(b.state, b.now, 0.0, 3)
+    assert board.show(b.state, b.now, 3, None, Contributions()) == describe(b.state, b.now, 0.0, 3)
     assert board._rows["p2"][1] is rows["p2"]
     assert board._rows.keys() == {"p2", "p3", "p4"}
 
@@ -151,10 +152,10 @@ def test_the_end_is_shown_at_once():
     b.join(0, 1)
     to_step(b, 3)
     board = Board(0.0)
-    assert board.show(b.state, b.now, 0).phase == pb.RunStatus.RUNNING
+    assert board.show(b.state, b.now, 0, None, Contributions()).phase == pb.RunStatus.RUNNING
     at = b.now
     b.finish()
-    assert board.show(b.state, at, 0).phase == pb.RunStatus.DONE
+    assert board.show(b.state, at, 0, None, Contributions()).phase == pb.RunStatus.DONE
 
 
 cards = st.sampled_from([(), ("x",), ("y",), ("x", "y")])

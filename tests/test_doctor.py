@@ -281,16 +281,19 @@ def test_a_gpu_computes_what_the_cpu_does():
     assert all(one.is_right for one in self_test.compare(torch.device("cuda:0"), "float32", "bf16"))
 
 
-def test_a_peer_with_a_folder_that_cannot_be_written_stops_before_it_joins(tmp_path: Path, unused_port):
+def test_a_peer_with_a_folder_that_cannot_be_written_stops_before_it_joins(pool: Pool, tmp_path: Path):
+    run_dir = pool.start(make_spec(stages=1, steps=2), [])
     (tmp_path / "file").write_text("")
-    words = ("join", f"pm://127.0.0.1:{unused_port}/{'A' * 22}#{'A' * 43}", "--device", "cpu")
-    done = pmtrain(*words, "--dir", "file/below", cwd=tmp_path)
+    words = ("join", (run_dir / "link").read_text().strip(), "--device", "cpu", "--dir", "file/below")
+    done = pmtrain(*words, cwd=tmp_path)
     assert done.returncode == EXIT_OUTSIDE
     assert "--no-preflight" in done.stderr
     assert " 1. " in done.stderr
-    skipped = pmtrain(*words, "--dir", "file/below", "--no-preflight", cwd=tmp_path)
+    skipped = pmtrain(*words, "--no-preflight", cwd=tmp_path)
+    assert skipped.returncode == EXIT_OUTSIDE
     assert "--no-preflight" not in skipped.stderr
-    assert str(unused_port) in skipped.stderr, "it went on to the coordinator"
+    assert "file/below" in skipped.stderr
+    pool.coordinator.renew()
 
 
 # The coordinator's side

@@ -63,7 +63,7 @@ def test_the_search_for_lines_finds_them():
 FOREIGN = {  # options of other programs, which sentences and commands of ours name
     *("--user", "--index-url", "--extra-index-url", "--force-reinstall", "--torch-backend", "--pip-args", "--python"),
     *("--no-deps", "--remotes", "--contains", "--gpus", "--logdir", "--quiet", "--version", "--help"),
-    *("--permanent", "--add-port", "--reload", "--ulimit", "--long"),
+    *("--permanent", "--add-port", "--reload", "--ulimit", "--long", "--query-gpu"),
 }
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*[a-z]")
 OWN_PARSERS = {"pb", "bench", "launch"}  # what they name are options of programs that they are or start

@@ -18,6 +18,7 @@ from typing import Any
 import grpc
 import pytest
 from conftest import make_spec
+from given_tokens import link_for
 from guest import Guest, a_guest
 from pool import Pool
 from told import wait_for_event
@@ -220,9 +221,11 @@ def shown_by(folder: Path, peer: str) -> Metadata:
 
 
 def a_long_run(pool: Pool, snapshots: dict[str, Any], **sections: Any) -> tuple[Path, tuple[int, int]]:
-    """Two holders of a run that goes on, and lineage and step of a complete snapshot."""
+    """Two people who hold stages of a run that goes on, and lineage and step of a complete snapshot."""
     spec = make_spec(**{"stages": 2, "steps": 100_000, "snapshots": snapshots, **sections})
-    folder = pool.start(spec, [{}, {}], fault={"kind": "reseats_nobody"})
+    folder = pool.start(spec, [], fault={"kind": "reseats_nobody"})
+    for i, link in enumerate([link_for(folder, "Eve"), link_for(folder, "Max")]):
+        pool.peers[i].start(kind="join", link=link, name=f"peer-{i}", dir=str(folder / f"p{i}"))
     saved = wait_for_event(folder, "snapshot_complete")
     return folder, (1, saved["step"])
 
@@ -322,9 +325,10 @@ def test_a_warm_spare_may_have_the_newest_snapshot_that_it_is_told_to_prefetch(p
 def test_what_an_audit_needs_is_given_to_the_spare_that_was_asked_and_to_nobody_else(pool: Pool):
     folder, _ = a_long_run(pool, {"interval": 5, "keep": 20}, audit=0.2)
     link = JoinLink.parse((folder / "link").read_text())
+    friends = JoinLink.parse(link_for(folder, "Ann"))  # nobody audits with a token that the holder has too
 
     async def story() -> None:
-        async with a_spare(link) as (spare, said), a_guest(link) as enrolled:
+        async with a_spare(friends) as (spare, said), a_guest(link) as enrolled:
             asked: pb.Audit = await said_of(said, "audit")
             restore, stage = asked.stage.restore, asked.stage.stage
             part = {"lineage": restore.lineage, "step": restore.step}

@@ -22,7 +22,7 @@ from waiting import PATIENCE
 
 from protomodels_cli import __version__
 from protomodels_cli.coordinator import bad_requests as bad
-from protomodels_cli.coordinator.door import Door, _cannot_listen
+from protomodels_cli.coordinator.door import Door, cannot_listen
 from protomodels_cli.coordinator.history import Synced, beginning
 from protomodels_cli.coordinator.identity import RunIdentity
 from protomodels_cli.coordinator.journal import Journal, create, read
@@ -238,7 +238,7 @@ def test_a_port_that_cannot_be_used(authority: tls.Authority):
         (OSError(errno.EACCES, "x"), "port 80 is reserved for the system", "choose a --port of 1024 or more"),
         (OSError(errno.ENOBUFS, "No buffer space"), "No buffer space", "choose another address or port"),
     ):
-        failure = _cannot_listen(error, "0.0.0.0", 80)
+        failure = cannot_listen(error, "0.0.0.0", 80)
         assert str(failure) == f"cannot listen on 0.0.0.0:80: {what}\n    fix:  {fix}"
         assert failure.kind
 

@@ -6,6 +6,7 @@ from bisect import bisect_left
 from pathlib import Path
 
 from protomodels_cli.data.compressed import compression
+from protomodels_cli.data.errors import DataError
 from protomodels_cli.data.sources import Input, python_files, source_files
 from protomodels_cli.spec.corpus import DataSpec
 from protomodels_cli.spec.schema import RunSpec
@@ -27,8 +28,11 @@ def bytes_each(spec: RunSpec) -> float:
 
 
 def tokens_of(spec: RunSpec, base: Path) -> float | None:
-    """Tokens that the data have for training; None: it is not known here."""
-    text = _bytes(spec.data, base)
+    """Tokens that the data have for training; None: it is not known here, for example since no file is."""
+    try:
+        text = _bytes(spec.data, base)
+    except DataError:
+        return None
     if text is None:
         return None
     if spec.data.max_bytes is not None:
