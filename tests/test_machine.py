@@ -115,8 +115,8 @@ def test_stale_and_foreign_words_change_nothing():
         ev.Done("p0", 0, number, b.report()),  # of another generation
         ev.Done("nobody", 1, number, b.report()),
         ev.Done("p2", 1, number, b.report()),  # a spare
-        ev.SubspaceReported("p0", 1, 1, {}, "x"),
-        ev.BasisTaken("p0", 1, 7, "x"),
+        ev.SubspaceReported("p0", 1, 0, {}, "x"),
+        ev.BasisTaken("p0", 1, 0, "x"),
         ev.SnapshotWhole(1, 1, ("a", "b")),
         ev.PartFailed(None, 1, 1, 0, NotWritten("full")),
         ev.PartFailed("p2", 1, 0, 0, NotWritten("a spare's")),

@@ -16,6 +16,7 @@ from protomodels_cli.coordinator import (
     assigning,
     checking,
     disputes,
+    fitting,
     notices,
     patience,
     reasons,
@@ -34,6 +35,7 @@ from protomodels_cli.coordinator.events import (
     Dismiss,
     Done,
     Event,
+    FromPeers,
     Joined,
     Lacking,
     Leaving,
@@ -116,6 +118,17 @@ def apply(state: State, event: Event, now: float) -> tuple[State, list[Record], 
 
 
 def _take(moves: Moves, event: Event) -> None:
+    before = moves.state
+    if not isinstance(event, FromPeers) or fitting.hear(moves, event):
+        _hear(moves, event)
+    if before.reseat is not None:
+        reseating.watch(moves)
+        if moves.state.reseat is None:
+            _go_on_if_idle(moves)
+    spares.watch(moves, before)
+
+
+def _hear(moves: Moves, event: Event) -> None:
     state = moves.state
     match event:
         case Joined(peer):
@@ -134,18 +147,13 @@ def _take(moves: Moves, event: Event) -> None:
         case Rests(peer_id, rest):
             resting.hear(moves, peer_id, rest)
             _go_on_if_idle(moves)
-        case Trouble(peer_id, what, about, generation):
-            known = state.stage_of(peer_id) is not None and generation == state.history.generation
+        case Trouble(peer_id, what, about):
             if about is None:
                 assigning.dismiss(moves, what, peer_id)
-            elif known and about < state.stages and state.history.holders[about] not in state.absent:
+            else:
                 disputes.hear(moves, what, peer_id, about)
-        case Done(peer_id, generation, number, report):
-            stage = state.stage_of(peer_id)
-            known = stage is not None and generation == state.history.generation
-            if known and state.task is not None and state.task.number == number:
-                assert stage is not None
-                _hear(moves, state.task, stage, report)
+        case Done(peer_id, _, _, report):
+            _hear_done(moves, peer_id, report)
         case BasisTaken():
             _take_basis(moves, event)
         case SubspaceReported():
@@ -204,11 +212,6 @@ def _take(moves: Moves, event: Event) -> None:
             patience.watch(moves)
         case _:
             assert_never(event)
-    if state.reseat is not None:
-        reseating.watch(moves)
-        if moves.state.reseat is None:
-            _go_on_if_idle(moves)
-    spares.watch(moves, state)
 
 
 def _pause(moves: Moves, why: reasons.Pause) -> None:
@@ -239,10 +242,10 @@ def _let_go(moves: Moves, *peers: str) -> None:
 # Tasks
 
 
-def _hear(moves: Moves, task: Task, stage: int, report: Report) -> None:
-    state = moves.state
-    if stage in state.heard:
-        return
+def _hear_done(moves: Moves, holder: str, report: Report) -> None:
+    state, task, stage = moves.state, moves.state.task, moves.state.stage_of(holder)
+    assert task is not None
+    assert stage is not None
     if task.kind in ("build", "sync") and not checking.check_hashes(moves, task, stage, report):
         return
     if task.kind == "step" and not (
@@ -403,11 +406,7 @@ def _stop(moves: Moves) -> None:
 
 
 def _hear_subspace(moves: Moves, event: SubspaceReported) -> None:
-    state = moves.state
-    known = state.stage_of(event.peer) == state.stages - 1 and event.generation == state.history.generation
-    if not known or state.owed != event.step:
-        return
-    history, update = state.history, state.spec.subspace.update
+    history, update = moves.state.history, moves.state.spec.subspace.update
     version, row = history.basis_version, dict(event.row)
     if event.sha256 is not None:
         version += 1
@@ -424,15 +423,12 @@ def _hear_subspace(moves: Moves, event: SubspaceReported) -> None:
 
 
 def _take_basis(moves: Moves, event: BasisTaken) -> None:
-    state, new = moves.state, moves.state.history.next_basis
-    stage = state.stage_of(event.peer)
-    known = stage is not None and event.generation == state.history.generation
-    if not known or new is None or event.version != new.version:
-        return
+    state, new, stage = moves.state, moves.state.history.next_basis, moves.state.stage_of(event.peer)
+    assert new is not None
+    assert stage is not None
     if event.sha256 != new.sha256:
         assigning.dismiss(moves, reasons.DamagedBasis(new.version), event.peer)
         return
-    assert stage is not None
     moves.set(took_basis=state.took_basis | {stage})
     if len(moves.state.took_basis) == state.stages:
         _go_on_if_idle(moves)

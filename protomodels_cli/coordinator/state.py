@@ -209,6 +209,7 @@ class State:
     suspects: frozenset[str] = frozenset()  # peers that were seen to use other bytes of U or T_fixed, once
     quarrels: Mapping[frozenset[str], int] = field(default_factory=dict)  # two peers → how often one blamed the other
     accusers: Mapping[int, frozenset[str]] = field(default_factory=dict)  # stage → voices that accused a holder of it
+    refused: Mapping[str, int] = field(default_factory=dict)  # peer → messages that no honest peer can have sent
     outsized: Mapping[str, int] = field(default_factory=dict)  # peer → reports of far larger numbers than of late
     complaints: tuple[BrokenLink, ...] = ()  # of the last hour
     parties: Mapping[str, Peer] = field(default_factory=dict)  # peers that had a quarrel or a complaint
