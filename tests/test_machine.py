@@ -104,6 +104,18 @@ def test_one_bad_number_anywhere_skips_the_step_everywhere(bad):
     assert (b.state.task.kind, b.state.task.step) == ("step", 3)
 
 
+def test_peers_that_are_here_have_names_of_their_own():
+    b = Bench(make_spec(stages=2, steps=9))
+    for id_ in ("p0", "p1", "p2"):
+        b.tell(ev.Joined(replace(peer(0), id=id_, name="bob")))
+    assert [b.state.peers[id_].name for id_ in ("p0", "p1", "p2")] == ["bob", "bob-2", "bob-3"]
+    b.tell(ev.Joined(replace(b.state.peers["p1"], name="bob")))  # it reconnects
+    assert b.state.peers["p1"].name == "bob-2"
+    b.lose("p2")
+    b.tell(ev.Joined(replace(peer(0), id="p9", name="bob")))
+    assert b.state.peers["p9"].name == "bob-3"
+
+
 def test_stale_and_foreign_words_change_nothing():
     b = Bench(make_spec(stages=2, steps=3))
     b.join(0, 1, 2)

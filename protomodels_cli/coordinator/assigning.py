@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
+from itertools import count
 
 from protomodels_cli.coordinator import notices, readiness, reasons, speeds, turns
 from protomodels_cli.coordinator.departures import Departed, how_it_went, with_new
@@ -45,9 +46,17 @@ def fresh(history: History) -> bool:
     return history.step == 0 and (history.lineage == 1 or not history.layers)
 
 
+def _own_name(state: State, peer: Peer) -> str:
+    """What it calls itself, with a number where another that is here is called so."""
+    taken = {other.name for other in state.peers.values() if other.id != peer.id}
+    numbered = (f"{peer.name}-{number}" for number in count(2))
+    return peer.name if peer.name not in taken else next(name for name in numbered if name not in taken)
+
+
 def join(moves: Moves, peer: Peer) -> None:
     """A peer joined or reconnected."""
     state, held = moves.state, peer.holding
+    peer = replace(peer, name=_own_name(state, peer))
     # In a lineage that a lost coordinator led too, that one may have given a peer a stage: no lie, and of no use.
     known = state.history.lineage > state.history.reserved
     if held is not None and held.lineage == state.history.lineage and peer.id not in state.history.held and known:
