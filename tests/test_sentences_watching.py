@@ -62,7 +62,7 @@ REFUSED = [
     (
         ["--size", "1B", "--peers", "2", "--memory", "4"],
         "a model of # B parameters does not fit # peers with # GiB each: the largest stage needs # GiB at least\n"
-        "    fix:  one of --peers # with this memory, --memory # (# GiB on every peer), --size #M on these peers",
+        "    fix:  one of --peers # with this memory, --memory #gib on every peer, --size #M on these peers",
     ),
     (
         ["--size", "3B", "--peers", "2", "--memory", "80", "--speed", "5tflops"],

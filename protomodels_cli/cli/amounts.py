@@ -14,12 +14,19 @@ def memory_of(text: str | None, option: str = "--memory") -> int | None:
     """In bytes; bare numbers were GiB."""
     if text is None:
         return None
+    check_memory(text, option)
     from protomodels_cli.spec import units
 
-    found = int(_amount(text, option, units.bytes_of, "gib", "24gib or 512mib"))
+    return int(_amount(text, option, units.bytes_of, "gib", "24gib or 512mib"))
+
+
+def check_memory(text: str, option: str = "--memory") -> None:
+    """Without the hint."""
+    from protomodels_cli.spec import units
+
+    _, found = _read(text, option, units.bytes_of, "gib", "24gib or 512mib")
     if found < LEAST_MEMORY:
         raise OptionError(f"{option} {text}: must be at least 1mib", "write for example 24gib or 512mib", "amount")
-    return found
 
 
 def seconds_of(text: str | None, option: str) -> float | None:
@@ -39,6 +46,17 @@ def bits_of(text: str, option: str) -> float:
 
 
 def _amount(text: str, option: str, parse: Callable[[str], float], before: str, example: str) -> float:
+    written, found = _read(text, option, parse, before, example)
+    if written != text:
+        hint = (
+            f"{option} {text} is taken as {written}, as before; write {option} {written}: the next version asks for it"
+        )
+        print(hint, file=sys.stderr)
+    return found
+
+
+def _read(text: str, option: str, parse: Callable[[str], float], before: str, example: str) -> tuple[str, float]:
+    """The amount with its unit, and as a number."""
     try:
         float(text)
     except ValueError:
@@ -46,12 +64,6 @@ def _amount(text: str, option: str, parse: Callable[[str], float], before: str, 
     else:
         written = f"{text}{before}"
     try:
-        found = parse(written)
+        return written, parse(written)
     except ValueError as e:
         raise OptionError(f"{option} {text}: {e}", f"write for example {example}", "amount") from None
-    if written != text:
-        hint = (
-            f"{option} {text} is taken as {written}, as before; write {option} {written}: the next version asks for it"
-        )
-        print(hint, file=sys.stderr)
-    return found

@@ -30,9 +30,9 @@ def init(
     ] = None,
     device: Annotated[Literal["gpu", "cpu"] | None, typer.Option(help="What they compute on. Default: gpu.")] = None,
     memory: Annotated[
-        float | None,
+        str | None,
         typer.Option(
-            min=0.1, help="Free device memory of the smallest, in GiB. Default: the card's; 11 on a GPU, 4 on a CPU."
+            help="Free device memory of the smallest, as 11gib. Default: the card's; 11gib on a GPU, 4gib on a CPU."
         ),
     ] = None,
     speed: Annotated[

@@ -63,7 +63,7 @@ def _more_memory(answers: Answers, least: int) -> Iterator[str]:
     sizes = [gib(int(least * 1.1**i)) for i in range(20)]
     found = _first(sizes, lambda n: possible(replace(answers, memory=int(n * GIB))))
     if found is not None and found * GIB > answers.memory:
-        yield f"--memory {found:g} ({size(found * GIB)} on every peer)"
+        yield f"--memory {found:g}gib on every peer"
 
 
 def _faster_line(answers: Answers) -> Iterator[str]:

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import typer
 
+from protomodels_cli.cli.amounts import check_memory, memory_of
 from protomodels_cli.cli.checks import speed_of
 from protomodels_cli.cli.init_choose import TOKENS_EACH, Answers, Chosen, choose
 from protomodels_cli.cli.init_refuse import refusal
@@ -58,7 +59,7 @@ class Asked:
     link: str | None
     card: str | None
     device: str | None
-    memory: float | None
+    memory: str | None
     speed: str | None
     any_recipe: bool
     steps: int | None
@@ -139,8 +140,9 @@ def _answers(file: Path, asked: Asked, asking: bool) -> tuple[Answers, Card | No
         named = answer(None, "Their card (RTX 3090, …; gpu or cpu if it has no name here)?", DEVICE, _is_card)
     card = card_named(named) if named is not None and named not in MEMORY else None
     device = asked.device or (named if named is not None and named in MEMORY else DEVICE)
-    usual = card.memory if card else MEMORY[device]
-    memory = answer(asked.memory, "Free memory of the smallest, in GiB?", usual, _is_positive)
+    usual = f"{card.memory if card else MEMORY[device]:g}gib"
+    memory = memory_of(answer(asked.memory, "Free memory of the smallest?", usual, check_memory))
+    assert memory is not None
     speed = speed_of(asked.speed) or (card.speed if card else speed_of(SPEED[device]))
     assert speed is not None
     section, _ = data(source)
@@ -156,7 +158,7 @@ def _answers(file: Path, asked: Asked, asking: bool) -> tuple[Answers, Card | No
         section,
         line_of(link),
         peers,
-        int(memory * 2**30),
+        memory,
         speed,
         asked.steps,
         ids,
@@ -200,7 +202,7 @@ def _data(text: str, file: Path) -> tuple[dict[str, object], bool]:
 
 def _in_words(chosen: Chosen, comes_to: Outlook, file: Path, line: str, card: Card | None) -> str:
     a, f, spec = chosen.answers, chosen.forecast, chosen.spec
-    shape, most = chosen.shape, max(stage.memory for stage in f.stages)
+    shape, most, memory = chosen.shape, max(stage.memory for stage in f.stages), f"{a.memory / 2**30:g}gib"
     quoted = shlex.quote(str(file))
     lines = [
         first_line(comes_to, f),
@@ -231,7 +233,7 @@ def _in_words(chosen: Chosen, comes_to: Outlook, file: Path, line: str, card: Ca
         "coordinator's disk",
         "",
         "next:",
-        f"  pmtrain plan {quoted} --link {as_option(a.link)} --memory {a.memory / 2**30:g} --speed {_speed(a.speed)}",
+        f"  pmtrain plan {quoted} --link {as_option(a.link)} --memory {memory} --speed {_speed(a.speed)}",
         f"  pmtrain coordinator {quoted}",
     ]
     return "\n".join(lines)
