@@ -252,3 +252,10 @@ def test_tokens_made_in_a_process_of_their_own_are_the_same(tmp_path):
         made(True, "jsonl")
     assert str(apart.value) == str(here.value)
     assert apart.value.exit_code == 3
+
+
+def test_grpc_is_told_to_print_nothing_before_anything_imports_it():
+    code = "import sys, os, protomodels_cli; print(os.environ['GRPC_VERBOSITY'], 'grpc' in sys.modules)"
+    clean = {name: value for name, value in os.environ.items() if name != "GRPC_VERBOSITY"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=clean, check=False)
+    assert done.stdout.split() == ["NONE", "False"], done.stderr

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
-import os
 import socket
-
-# gRPC itself prints a line for every handshake that fails, and anybody can make one fail: what matters to us it raises.
-os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 HEARTBEATS = 5  # that a peer sends in a lease, and times that the coordinator looks whether it owes one
 PIECE = 1 << 20  # bytes of a larger whole that one message carries; gRPC's own limit for a message is 4 MiB
