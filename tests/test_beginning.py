@@ -100,7 +100,7 @@ def test_an_owner_is_told_how_the_run_is(tmp_path: Path):
         leader.communicate(timeout=PATIENCE)
         assert leader.returncode == 0
     for command in ("pause", "resume", "stop"):
-        assert "--resume --run-dir run" in asked(command, "run", code=3)
+        assert "--resume --dir run" in asked(command, "run", code=3)
     assert (tmp_path / "run").exists()
     asked("rm", "run", code=2)
     asked("rm", "run", "--yes")

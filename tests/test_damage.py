@@ -102,7 +102,7 @@ def refused(run_dir: Path) -> JournalError:
         with pytest.raises(JournalError) as said:
             asyncio.run(lead())
     assert said.value.exit_code == EXIT_OUTSIDE
-    assert f"--rebuild --run-dir {run_dir}" in str(said.value)
+    assert f"--rebuild --dir {run_dir}" in str(said.value)
     with pytest.raises(JournalError) as seen:
         from_journal(run_dir)
     assert str(seen.value) == str(said.value)
@@ -253,7 +253,7 @@ def test_a_rebuilt_run_ends_with_the_undisturbed_weights(killed: Run, run_dir: P
     for arguments in (["coordinator", "--resume", "--run-dir", run_dir], ["status", run_dir]):
         done = pmtrain(*arguments, cwd=run_dir.parent)
         assert done.returncode == EXIT_OUTSIDE, done.stderr
-        assert f"--rebuild --run-dir {run_dir}" in done.stderr
+        assert f"--rebuild --dir {run_dir}" in done.stderr
         assert "Traceback" not in done.stderr
     broken = (run_dir / "journal.sqlite").read_bytes()
     newest = run_dir / "snapshots" / "0001-00000009" / "stage-1.safetensors"
@@ -268,7 +268,7 @@ def test_a_rebuilt_run_ends_with_the_undisturbed_weights(killed: Run, run_dir: P
     assert (history.over, history.rollbacks, history.lineage > 1000) == (True, 1, True)
     done = pmtrain("coordinator", "--rebuild", "--run-dir", run_dir, cwd=run_dir.parent)
     assert done.returncode == EXIT_OUTSIDE, done.stderr
-    assert f"--resume --run-dir {run_dir}" in done.stderr, "there is nothing to rebuild"
+    assert f"--resume --dir {run_dir}" in done.stderr, "there is nothing to rebuild"
 
 
 @pytest.mark.full

@@ -144,15 +144,15 @@ NOTICES: list[tuple[n.Notice, str]] = [
     (n.RunDone(9), "the run is done after 9 steps"),
     (
         n.RunStopped(5, "runs/tiny"),
-        "stopped by the owner, saved up to step 5; continue with `pmtrain coordinator --resume --run-dir runs/tiny`",
+        "stopped by the owner, saved up to step 5; continue with `pmtrain coordinator --resume --dir runs/tiny`",
     ),
     (
         n.RunStopped(0, "runs/tiny"),
-        "stopped by the owner, nothing was saved yet; continue with `pmtrain coordinator --resume --run-dir runs/tiny`",
+        "stopped by the owner, nothing was saved yet; continue with `pmtrain coordinator --resume --dir runs/tiny`",
     ),
     (
         n.Interrupted(5, "runs/home"),
-        "interrupted after step 5; the peers wait, continue with `pmtrain coordinator --resume --run-dir runs/home`",
+        "interrupted after step 5; the peers wait, continue with `pmtrain coordinator --resume --dir runs/home`",
     ),
     (
         n.DiskFailed("runs/home", "No space left on device"),

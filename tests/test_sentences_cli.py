@@ -32,9 +32,9 @@ OPTIONS: list[tuple[str, str, str]] = [
         "use auto, cpu, gpu (= cuda), cuda:N or mps",
     ),
     (
-        "reference tiny.yaml --run-dir taken",
+        "reference tiny.yaml --dir taken",
         "taken already holds a run",
-        "choose another --run-dir; runs are never overwritten",
+        "choose another --dir; runs are never overwritten",
     ),
     ("reference tiny.yaml --json .", ". cannot be written", "name a file in a folder that you may write to"),
     ("lab frontier --scale moon", "--scale moon: there is no such scale", "use cpu, gpu or gpu-1024"),
@@ -179,9 +179,9 @@ OPTIONS: list[tuple[str, str, str]] = [
         )
         for devices in ("a", "0,", "0,cpu", "cuda,cuda", "auto,auto")
     ),
-    ("coordinator --rebuild", "--rebuild needs a run directory", "name the run directory with --run-dir"),
-    ("coordinator", "SPEC is missing", "name a spec file, or use --resume with --run-dir"),
-    ("coordinator --resume --run-dir empty", "empty holds no run to continue", "name the run directory with --run-dir"),
+    ("coordinator --rebuild", "--rebuild needs a run directory", "name the run directory with --dir"),
+    ("coordinator", "SPEC is missing", "name a spec file, or use --resume with --dir"),
+    ("coordinator --resume --dir empty", "empty holds no run to continue", "name the run directory with --dir"),
     (
         "pause pm://127.0.0.1:1/tttttttttttttttttttttt#fffffffffffffffffffffffffffffffffffffffffff",
         "a join link is not enough for this, and its run directory is not on this machine",
@@ -394,9 +394,9 @@ def test_a_disk_that_is_too_small():
 
     why = "runs/home: snapshots need # of disk, and # are free (snapshots.keep = 3: 4 snapshots of #, with the one that"
     assert said(RESERVE + 3 * each) == (
-        f"{why} arrives)\n    fix:  free #, set snapshots.keep to 2, or choose a --run-dir on a larger disk"
+        f"{why} arrives)\n    fix:  free #, set snapshots.keep to 2, or choose a --dir on a larger disk"
     )
-    assert said(RESERVE) == f"{why} arrives)\n    fix:  free #, or choose a --run-dir on a larger disk"
+    assert said(RESERVE) == f"{why} arrives)\n    fix:  free #, or choose a --dir on a larger disk"
 
 
 def test_what_became_of_each_injected_fault():

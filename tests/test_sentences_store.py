@@ -63,7 +63,7 @@ def test_refusals_name_the_value_the_rule_and_the_fix(lost: Lost):  # noqa: F811
     )
     assert said(lambda: take_over(lost.stored(), folder / "lost", None, print), folder) == (
         "FOLDER/lost is there already, and not empty",
-        "choose another --run-dir, or, if the run is in there, `pmtrain coordinator --resume --run-dir FOLDER/lost`",
+        "choose another --dir, or, if the run is in there, `pmtrain coordinator --resume --dir FOLDER/lost`",
     )
     (store / "home/0001-00000002/stage-1.safetensors").write_bytes(b"rot")
     assert said(lambda: take_over(lost.stored(), folder / "new", None, lambda text: None), folder) == (

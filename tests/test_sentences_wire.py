@@ -244,10 +244,10 @@ def test_a_port_that_cannot_be_used(authority: tls.Authority):
 
 
 def test_a_run_directory(tmp_path: Path):
-    spec, path, other = make_spec(), tmp_path / "run", "choose another --run-dir"
+    spec, path, other = make_spec(), tmp_path / "run", "choose another --dir"
     assert said(lambda: open_run_dir(tmp_path / "none", None, tmp_path)) == (
         f"{tmp_path / 'none'} holds no run",
-        "name the directory of a run with --run-dir, or give the spec of a new run",
+        "name the directory of a run with --dir, or give the spec of a new run",
     )
     (tmp_path / "metrics.jsonl").touch()
     what = f"{tmp_path} holds the metrics of another run"
@@ -341,7 +341,7 @@ def test_a_journal(tmp_path: Path, damage: Callable[[Path], None], what: str | N
     else:
         assert re.search(r"was made with another spec \(hash \w{8}…, and this run has s{8}…\)$", found)
     assert fix == (
-        f"restore the run's own journal from a copy, or run `pmtrain coordinator --rebuild --run-dir {tmp_path}`: "
+        f"restore the run's own journal from a copy, or run `pmtrain coordinator --rebuild --dir {tmp_path}`: "
         "a new journal is made from the newest complete snapshot (without one, the run starts over), and nothing "
         "is deleted"
     )
@@ -351,7 +351,7 @@ def test_a_journal_beside_newer_files_and_a_rebuild_without_need(tmp_path: Path)
     create(tmp_path / "journal.sqlite", RUN, beginning(""))
     assert said(lambda: rebuild(tmp_path, RUN, beginning(""), print)) == (
         f"nothing to rebuild: {tmp_path / 'journal.sqlite'} is complete, up to step 0",
-        f"continue with `pmtrain coordinator --resume --run-dir {tmp_path}`",
+        f"continue with `pmtrain coordinator --resume --dir {tmp_path}`",
     )
     (tmp_path / "metrics.jsonl").write_text('{"event": "step", "lineage": 1, "step": 4}\n')
     assert said(lambda: believe(tmp_path, RUN))[0] == (

@@ -40,7 +40,7 @@ def resume(run: LedArgument = None) -> None:
 def stop(run: LedArgument = None) -> None:
     """Stop a run: finish the step, save a snapshot, dismiss the peers, and end the coordinator."""
     run_dir, _ = _control(run, "STOP")
-    say(f"stopping after this step; continue with `pmtrain coordinator --resume --run-dir {run_dir}`")
+    say(f"stopping after this step; continue with `pmtrain coordinator --resume --dir {run_dir}`")
 
 
 def kick(
@@ -132,5 +132,5 @@ def _not_led(folder: Path) -> UserError:
     if on_disk.look(folder, "run").state == "done":
         fix = f"take the model out with `pmtrain export {folder} OUT`"
         return UserError(f"the run in {folder} is done: there is no coordinator to ask", fix, "run_is_done")
-    fix = f"start it with `pmtrain coordinator --resume --run-dir {folder}`"
+    fix = f"start it with `pmtrain coordinator --resume --dir {folder}`"
     return UserError(f"the run in {folder} is not running: no coordinator leads it", fix, "not_running")

@@ -60,7 +60,7 @@ def coordinator(
         bool,
         typer.Option(
             "--rebuild",
-            help="For a lost or damaged journal: make a new one from the newest complete snapshot in --run-dir (if "
+            help="For a lost or damaged journal: make a new one from the newest complete snapshot in --dir (if "
             "there is none, start again at step 1), then continue.",
         ),
     ] = False,
@@ -135,10 +135,10 @@ def coordinator(
         fix = "leave out --resume and --rebuild: they are for a run directory that is still there"
         raise OptionError(f"--from {store} makes a new run directory", fix, "from_with_resume")
     if rebuild and run_dir is None:
-        raise OptionError("--rebuild needs a run directory", "name the run directory with --run-dir", "no_run_dir")
+        raise OptionError("--rebuild needs a run directory", "name the run directory with --dir", "no_run_dir")
     resume = resume or rebuild
     if spec_file is None and store is None and not (resume and run_dir):
-        raise OptionError("SPEC is missing", "name a spec file, or use --resume with --run-dir", "no_spec")
+        raise OptionError("SPEC is missing", "name a spec file, or use --resume with --dir", "no_spec")
     spec = None if spec_file is None else load_spec(spec_file)
     others = _addresses(also_at or [])
     if relay is not None:
@@ -172,7 +172,7 @@ def coordinator(
         else:
             path = claim_or_find(run_dir, spec, beginning)
             if resume and not holds_a_run(path):
-                raise UserError(f"{path} holds no run to continue", "name the run directory with --run-dir", "no_run")
+                raise UserError(f"{path} holds no run to continue", "name the run directory with --dir", "no_run")
             folder = open_run_dir(path, spec, base, rebuild, given)
             before = folder.addresses() if folder.resumed else ()
         logs.hide(folder.token, folder.owner)

@@ -36,7 +36,7 @@ def run(spec: RunSpec, base: Path, run_dir: Path | None, steps: int, device: str
     check_outputs(json_file)
     if run_dir is not None and (run_dir / "metrics.jsonl").exists():
         raise UserError(
-            f"{run_dir} already holds a run", "choose another --run-dir; runs are never overwritten", "run_exists"
+            f"{run_dir} already holds a run", "choose another --dir; runs are never overwritten", "run_exists"
         )
     corpus = prepared(spec, base)
     reference = Reference(spec, corpus, Carrier(spec), device, base)

@@ -38,7 +38,7 @@ def _claim(stored: Stored) -> Path:
         if (folder / BEGUN).exists() and (folder / BEGUN).read_text() == stored.identity.run:
             return folder
         if _holds(folder, stored):
-            fix = f"continue with `pmtrain coordinator --resume --run-dir {folder}`, or name another --run-dir"
+            fix = f"continue with `pmtrain coordinator --resume --dir {folder}`, or name another --dir"
             raise UserError(f"{folder} holds this run already", fix, kind="run_is_here")
     return claim(None, stored.spec.name)
 

@@ -47,7 +47,7 @@ class JournalError(UserError):
     def __init__(self, path: Path, why: str, kind: str = "damaged"):
         super().__init__(
             f"cannot use the journal: {path} {why}",
-            f"restore the run's own journal from a copy, or run `pmtrain coordinator --rebuild --run-dir {path.parent}`"
+            f"restore the run's own journal from a copy, or run `pmtrain coordinator --rebuild --dir {path.parent}`"
             ": a new journal is made from the newest complete snapshot (without one, the run starts over), and nothing "
             "is deleted",
             kind=f"journal_{kind}",

@@ -40,7 +40,7 @@ def rebuild(
     else:
         raise UserError(
             f"nothing to rebuild: {path / JOURNAL} is complete, up to step {step}",
-            f"continue with `pmtrain coordinator --resume --run-dir {path}`",
+            f"continue with `pmtrain coordinator --resume --dir {path}`",
             kind="nothing_to_rebuild",
         )
     whole, unusable = _look(path / SNAPSHOTS, identity)

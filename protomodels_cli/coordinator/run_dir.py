@@ -110,18 +110,18 @@ def open_run_dir(
         path.mkdir(parents=True, exist_ok=True)
         lock = (path / LOCK).open("a")
     except OSError as e:
-        fix = "choose another --run-dir"
+        fix = "choose another --dir"
         raise UserError(f"cannot write to {path}: {e.strerror}", fix, kind="run_dir_not_writable") from None
     if not _claimed(lock):
-        fix = f"stop that coordinator first (`pmtrain stop {path}`), or choose another --run-dir"
+        fix = f"stop that coordinator first (`pmtrain stop {path}`), or choose another --dir"
         raise UserError(f"another coordinator is running in {path}", fix, kind="run_dir_in_use") from None
     if holds_a_run(path):
         return replace(_go_on(path, lock, spec, rebuild), store_key=store_key)
     if spec is None:
-        fix = "name the directory of a run with --run-dir, or give the spec of a new run"
+        fix = "name the directory of a run with --dir, or give the spec of a new run"
         raise UserError(f"{path} holds no run", fix, kind="run_dir_empty")
     if (path / METRICS).exists():
-        fix = "choose another --run-dir; pmtrain overwrites no run"
+        fix = "choose another --dir; pmtrain overwrites no run"
         raise UserError(f"{path} holds the metrics of another run", fix, kind="run_dir_taken")
     if (path / "ca" / "ca.pem").exists():  # of a start that came no further
         authority = Authority.load(path / "ca")
@@ -158,7 +158,7 @@ def private_of(path: Path) -> Private:
         raise _unreadable(path / PRIVATE, e) from None
     raise UserError(
         f"the run directory {path} has format {found}, and pmtrain {__version__} reads format {FORMAT}",
-        "continue with the version of pmtrain that began the run, or begin a new run in another --run-dir",
+        "continue with the version of pmtrain that began the run, or begin a new run in another --dir",
         kind="run_dir_other_format",
     )
 
@@ -179,7 +179,7 @@ def _go_on(path: Path, lock: TextIO, asked: RunSpec | None, rebuild: bool) -> Ru
     if asked is not None and asked.sha256() != spec.sha256():
         raise UserError(
             f"{path} holds a run with another spec",
-            "choose another --run-dir, or leave out the spec to continue the run that is there",
+            "choose another --dir, or leave out the spec to continue the run that is there",
             kind="run_dir_other_spec",
         )
     authority = Authority.load(path / "ca")

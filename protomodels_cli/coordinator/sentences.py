@@ -116,10 +116,10 @@ def sentence(notice: n.Notice) -> str:
         case n.RunDone(steps):
             return f"the run is done after {plural(steps, 'step')}"
         case n.RunStopped(step, path):
-            command = f"`pmtrain coordinator --resume --run-dir {path}`"
+            command = f"`pmtrain coordinator --resume --dir {path}`"
             return f"stopped by the owner, {_saved(step)}; continue with {command}"
         case n.Interrupted(step, path):
-            command = f"`pmtrain coordinator --resume --run-dir {path}`"
+            command = f"`pmtrain coordinator --resume --dir {path}`"
             return f"interrupted after step {step}; the peers wait, continue with {command}"
         case n.NotifyFailed(target, detail):
             return f"no message reached {target} ({detail}): the run goes on, and the next message is tried again"

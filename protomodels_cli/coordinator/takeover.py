@@ -138,7 +138,7 @@ def take_over(stored: Stored, path: Path, base: Path | None, say: Callable[[str]
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            fix = "wait for it, or choose another --run-dir"
+            fix = "wait for it, or choose another --dir"
             raise StoreError(f"another process takes over into {path}", fix, kind="run_dir_in_use") from None
         try:
             return _fetch(stored, path, base, say)
@@ -146,7 +146,7 @@ def take_over(stored: Stored, path: Path, base: Path | None, say: Callable[[str]
             raise
         except OSError as e:
             if e.filename is not None and str(e.filename).startswith(str(path)):
-                fix = "free space there or choose another --run-dir, and run the same command again"
+                fix = "free space there or choose another --dir, and run the same command again"
                 raise StoreError(f"cannot write to {path}: {e.strerror}", fix, kind="run_dir_not_writable") from None
             raise unreachable(stored.url, e) from None
         except Exception as e:  # a store may raise anything
@@ -164,14 +164,14 @@ def _begin(path: Path, stored: Stored) -> None:
         path.mkdir(parents=True, exist_ok=True)
         write_whole(mark, stored.identity.run.encode())
     except OSError as e:
-        fix = "choose another --run-dir"
+        fix = "choose another --dir"
         raise StoreError(f"cannot write to {path}: {e.strerror}", fix, kind="run_dir_not_writable") from None
 
 
 def _taken(path: Path) -> StoreError:
     return StoreError(
         f"{path} is there already, and not empty",
-        f"choose another --run-dir, or, if the run is in there, `pmtrain coordinator --resume --run-dir {path}`",
+        f"choose another --dir, or, if the run is in there, `pmtrain coordinator --resume --dir {path}`",
         kind="run_dir_taken",
     )
 

@@ -162,7 +162,7 @@ def _folder(m: Machine, folder: Folder, need: Need | None) -> Finding:
     check, option = {
         "peer": ("disk, peer", "pmtrain join LINK --dir"),
         "cache": ("disk, cache", "export PMTRAIN_CACHE="),
-        "runs": ("disk, runs", "pmtrain coordinator SPEC --run-dir"),
+        "runs": ("disk, runs", "pmtrain coordinator SPEC --dir"),
     }[folder.what]
     elsewhere = f"use a folder on another disk: {option}{'' if option.endswith('=') else ' '}/path/with/space"
     if folder.detail:

@@ -146,7 +146,7 @@ def local_coordinator(
     """Start a coordinator, by `run` where it is given; end it, and what peers the block adds, when the block ends."""
     if (folder / "journal.sqlite").exists() or (folder / "link").exists():
         raise UserError(
-            f"{folder} already holds a run", "choose another --run-dir; runs are never overwritten", "run_exists"
+            f"{folder} already holds a run", "choose another --dir; runs are never overwritten", "run_exists"
         )
     (folder / "logs").mkdir(parents=True, exist_ok=True)
     spec_file = folder / f"{spec.name}.yaml"

@@ -39,6 +39,6 @@ def check_room(spec: RunSpec, folder: Path, free: Callable[[Path], int] = free_b
     raise UserError(
         f"{folder}: snapshots need {size(wanted)} of disk, and {size(found)} are free "
         f"(snapshots.keep = {keep}: {plural(keep + 1, 'snapshot')} of {size(each)}, with the one that arrives)",
-        f"free {size(wanted - found)}, {lower}or choose a --run-dir on a larger disk",
+        f"free {size(wanted - found)}, {lower}or choose a --dir on a larger disk",
         kind="disk_too_small",
     )
