@@ -31,6 +31,7 @@ from protomodels_cli import PROTOCOL, __version__
 from protomodels_cli.bench import strangers
 from protomodels_cli.bench.attack import READY
 from protomodels_cli.bench.edges import Edges, Heard
+from protomodels_cli.coordinator.message_fields import LEAST_FLOPS
 from protomodels_cli.errors import UserError
 from protomodels_cli.spec.load import spec_from
 from protomodels_cli.spec.schema import RunSpec
@@ -49,6 +50,7 @@ FAST = 15.0  # messages a second of one id: with more it would be sent away for 
 TIMES = 6  # complaints with every report
 WRONG = "0" * 64
 ONLY_SPARES = ("reads-others", "edges")  # attacks by peers that can hold no stage, and have a right to none
+AUDITS = ("lying-auditor",)  # by a peer too slow for a stage: only spares audit
 Body = dict[str, Any]  # of a message: what ControlStream.send takes
 
 
@@ -147,7 +149,7 @@ class Attacker:
     # An ordinary peer
 
     async def _take_part(self) -> None:
-        from protomodels_cli.worker import control, session
+        from protomodels_cli.worker import control, device, session
         from protomodels_cli.worker.join import Options, join
 
         change, done = CHANGES[self._order.attack], self.done
@@ -164,6 +166,8 @@ class Attacker:
                         super().send(**one)
 
         vars(session)["ControlStream"] = Liar
+        if self._order.attack in AUDITS:
+            vars(device)["measure_flops"] = lambda spec, on, seconds=0.0: LEAST_FLOPS
         number = next(self._numbers)
         folder = Path(self._order.folder) / f"{number}"  # with a key of its own: it comes back as another
         self.done["ids"] += 1
