@@ -26,7 +26,7 @@ from typing import Any
 
 from protomodels_cli.bench.abuse import join_once
 from protomodels_cli.bench.attack import READY
-from protomodels_cli.bench.insider_peer import NAME, Order
+from protomodels_cli.bench.insider_peer import AUDITS, NAME, Order
 from protomodels_cli.bench.loopback import small
 from protomodels_cli.bench.phases import Row, wait_for_steps
 from protomodels_cli.coordinator.run_dir import owner_secret
@@ -222,7 +222,10 @@ class _Scene:
         }
 
     def _order(self, name: str) -> Order:
-        return Order(str(self._running.link), name, str(self._folder / f"attacker-{name}"))
+        link = self._running.link
+        if name in AUDITS:  # nobody asks a peer without a token of its own for an audit at the holder's address
+            link = replace(link, token=asyncio.run(_token_for(self._running, NAME)))
+        return Order(str(link), name, str(self._folder / f"attacker-{name}"))
 
     @contextlib.contextmanager
     def _attacker(self, order: Order) -> Iterator[_Attacker]:
