@@ -108,14 +108,15 @@ def test_who_does_not_renew_is_out_and_who_does_stays(pool: Pool):
     run_dir = pool.start(a_spec(steps=2, stages=3), [])  # which waits for more peers
     link = JoinLink.parse((run_dir / "link").read_text())
 
-    async def story() -> tuple[str, str]:
+    async def story() -> tuple[str, str, str]:
         async with a_guest(link) as lazy, a_guest(link) as eager:
             one, other = await asyncio.gather(stays(lazy, LIFE + 3, False), stays(eager, LIFE + 3, True))
-            return one, other
+            return one, other, dict(lazy.metadata)["peer"]
 
-    assert asyncio.run(story()) == ("certificate_expired", "")
+    *ends, lazy = asyncio.run(story())
+    assert ends == ["certificate_expired", ""]
     [lost] = [e for e in events(run_dir, "peer_lost") if e["reason"]["kind"] == "not_renewed"]
-    assert lost["name"] == "guest"
+    assert lost["peer"] == lazy
     pool.coordinator.renew()
 
 
