@@ -217,7 +217,10 @@ async def enrolments(where: Address, source: str, token: str, request: bytes, co
         await connection.send(connection.call(ENROL, [("token", token)]), message(request), end=True)
         if connection.closed:
             break
-    await asyncio.sleep(0.5)  # the last answers come
+    answered = -1
+    while answered < len(connection.answered):  # the last ones come, on a busy machine late
+        answered = len(connection.answered)
+        await asyncio.sleep(2.0)
     connection.close()
     return len(connection.answered)
 
