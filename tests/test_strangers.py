@@ -97,7 +97,8 @@ def test_a_token_cannot_be_used_to_keep_others_out(link: JoinLink):
     request = pb.EnrolRequest(version=__version__, protocol=PROTOCOL, public_key_pem=key).SerializeToString()
 
     async def story() -> None:
-        enrolled = await strangers.enrolments((link.host, link.port), "127.0.0.2", link.token, request, 300)
+        where = link.host, link.port
+        enrolled = await strangers.enrolments(where, "127.0.0.2", link.token, request, 300, quiet=3.0)
         assert 16 <= enrolled < 32, "a burst of 16, and then one every four seconds"
         await gets_in(link)
 

@@ -210,17 +210,18 @@ async def half_sent(where: Address, source: str, streams: int, size: int, announ
     return connection
 
 
-async def enrolments(where: Address, source: str, token: str, request: bytes, count: int) -> int:
-    """As many as the coordinator lets through, of so many, one after another."""
+async def enrolments(where: Address, source: str, token: str, request: bytes, count: int, quiet: float = 0.5) -> int:
+    """As many as the coordinator lets through, of so many, one after another. `quiet`: seconds without another answer
+    after which none is waited for."""
     connection = Http2(*await tls_to(where, source))
     for _ in range(count):
         await connection.send(connection.call(ENROL, [("token", token)]), message(request), end=True)
         if connection.closed:
             break
     answered = -1
-    while answered < len(connection.answered):  # the last ones come, on a busy machine late
+    while answered < len(connection.answered):
         answered = len(connection.answered)
-        await asyncio.sleep(2.0)
+        await asyncio.sleep(quiet)
     connection.close()
     return len(connection.answered)
 
