@@ -172,6 +172,14 @@ def test_what_a_peer_would_have_alone_is_its_share_if_nobody_else_got_one(rows):
     assert found == {p.id: sharing._shares(peers, taken, [p])[p.id] for p in peers if p.id not in taken}
 
 
+def _a_million_turns() -> float:
+    """Seconds of CPU that a bare loop takes on this machine now; longer on cores that others use."""
+    began = time.process_time()
+    for _ in range(5_000_000):
+        pass
+    return (time.process_time() - began) / 5
+
+
 def test_a_holder_of_many_is_replaced_at_once_where_a_thousand_wait():
     stages = 64
     b = Bench(make_spec(stages=stages, model={"layers": stages}))
@@ -184,4 +192,5 @@ def test_a_holder_of_many_is_replaced_at_once_where_a_thousand_wait():
     b.tell(Left("p5", NoHeartbeat(5.0)))
     assert b.state.placed
     assert crowd[0].id in b.state.history.holders
-    assert time.process_time() - began < 1, "every peer's share of its card was compared with every other's"
+    took = time.process_time() - began
+    assert took < 100 * _a_million_turns(), "every peer's share of its card was compared with every other's"
