@@ -7,4 +7,4 @@ import os
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 __version__ = "0.1.0"
-PROTOCOL = 15  # of the messages between peers and with the coordinator; all must have the same
+PROTOCOL = 16  # of the messages between peers and with the coordinator; all must have the same

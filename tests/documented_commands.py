@@ -91,7 +91,7 @@ NOT_RUN: dict[str, tuple[str, ...]] = {  # by the reason
         "pmtrain join 'pm://…'",
         "pmtrain join 'pm://…' --hours 22:00-07:00",
     ),
-    "a synopsis, not a command": ("pmtrain export RUN_DIR OUT [*",),
+    "a synopsis, not a command": ("pmtrain export [RUN] OUT [*",),
     "installs an environment first, as every run of the tests has done": (
         "scripts/demo.sh",
         "scripts/test.sh",

@@ -20,7 +20,7 @@ AUDITS: list[tuple[n.AboutAudits, str]] = [
     (
         n.NobodyAudits(0.01, "no_independent"),
         "audit = 0.01, and every spare shares the holders' token or address, so nobody is audited; give each person a "
-        "token: `pmtrain token create RUN_DIR --for NAME`",
+        "token: `pmtrain token create --for NAME`",
     ),
     (
         n.StageAudited(2, 41, "p2", "desk", "attic"),
@@ -34,7 +34,7 @@ AUDITS: list[tuple[n.AboutAudits, str]] = [
     (
         n.HolderWatched("p2", "desk", ALONE, 1, 2),
         f"desk is watched: it {SENT}; 1 of 2 people who must contradict it before it is dismissed do; `pmtrain kick "
-        "RUN_DIR desk` dismisses it now",
+        "desk` dismisses it now",
     ),
     *(
         (n.AuditGivenUp(2, 41, why), f"stage 2 was not audited in step 41: {text}")

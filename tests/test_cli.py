@@ -129,8 +129,20 @@ def test_the_set_of_commands_and_options_is_deliberate():
 
     walk(typer.main.get_command(app), "")
     logs = ["--log-level", "--verbose"]
-    lab = ["--device", "--json", "--plot", "--seed", "--steps"]
-    sweep = {"--device", "--json", "--plot", "--steps", "--budget", "--keep", "--list", "--only", "--rates", "--scale"}
+    lab = ["--device", "--json", "--output", "--plot", "--seed", "--steps"]
+    sweep = {
+        "--device",
+        "--json",
+        "--output",
+        "--plot",
+        "--steps",
+        "--budget",
+        "--keep",
+        "--list",
+        "--only",
+        "--rates",
+        "--scale",
+    }
     sweep |= {"--seeds", "--text", "--workers"}
     assert found == {
         "init": sorted(
@@ -168,41 +180,120 @@ def test_the_set_of_commands_and_options_is_deliberate():
         "logs": ["--follow", "--format", "--last", "--peer"],
         "runs": ["--format"],
         "generate": ["--device", "--dtype", "--prompt", "--seed", "--temperature", "--tokens", "--top-p"],
-        "eval": ["--context", "--data", "--device", "--dtype", "--field", "--format", "--json", "--windows"],
-        "demo": sorted({"--chaos", "--device", "--dir", "--json", "--run-dir", "--stages", "--steps", *logs}),
+        "eval": [
+            "--context",
+            "--data",
+            "--device",
+            "--dtype",
+            "--field",
+            "--format",
+            "--json",
+            "--output",
+            "--windows",
+        ],
+        "demo": sorted(
+            {"--chaos", "--device", "--dir", "--json", "--output", "--run-dir", "--stages", "--steps", *logs}
+        ),
         "export": ["--dtype", "--format", "--step"],
         "follow": ["--once", "--tensorboard", "--wandb"],
         "bench abuse": sorted(
-            {"--connections", "--cores", "--json", "--link", "--rate", "--seconds", "--slow", "--steps", "--turns"}
+            {
+                "--connections",
+                "--cores",
+                "--json",
+                "--output",
+                "--link",
+                "--rate",
+                "--seconds",
+                "--slow",
+                "--steps",
+                "--turns",
+            }
             | {"--insider", "--attack", "--messages"}
         ),
         "bench gpu": sorted(
             {"--shape", "--layers", "--stages", "--method", "--k", "--link", "--torch", "--microbatch", "--windows"}
             | {"--device", "--devices", "--dtype", "--compile", "--recompute", "--in-flight", "--memory"}
             | {"--warm-up", "--steps", "--seconds", "--limit", "--minutes", "--peak-tflops"}
-            | {"--only", "--list", "--again", "--work", "--json", "--out", "--plot"}
+            | {"--only", "--list", "--again", "--work", "--json", "--output", "--out", "--plot"}
         ),
-        "bench loopback": ["--json", "--only", "--steps"],
-        "bench recovery": ["--json", "--months", "--only", "--plot", "--rates", "--runs", "--seed", "--turns"],
+        "bench loopback": ["--json", "--only", "--output", "--steps"],
+        "bench recovery": [
+            "--json",
+            "--months",
+            "--only",
+            "--output",
+            "--plot",
+            "--rates",
+            "--runs",
+            "--seed",
+            "--turns",
+        ],
         "bench stage": sorted(
             {"--shape", "--stages", "--stage", "--method", "--k", "--microbatch", "--windows", "--device"}
-            | {"--trace", "--json"}
+            | {"--trace", "--json", "--output"}
         ),
-        "bench transfers": ["--json", "--link", "--minutes", "--size"],
-        "bench viewers": ["--count", "--json", "--link", "--seconds", "--turns"],
-        "bench swarm": ["--churn", "--clients", "--json", "--minutes", "--stages", "--step-seconds"],
-        "bench wan": ["--emulated", "--json", "--link", "--method", "--plot", "--steps", "--torch", "--turns"],
+        "bench transfers": ["--json", "--link", "--minutes", "--output", "--size"],
+        "bench viewers": ["--count", "--json", "--link", "--output", "--seconds", "--turns"],
+        "bench swarm": ["--churn", "--clients", "--json", "--minutes", "--output", "--stages", "--step-seconds"],
+        "bench wan": [
+            "--emulated",
+            "--json",
+            "--link",
+            "--method",
+            "--output",
+            "--plot",
+            "--steps",
+            "--torch",
+            "--turns",
+        ],
         "plan": ["--any-recipe", "--card", "--device", "--format", "--link", "--memory", "--peers", "--speed"],
-        "reference": ["--device", "--dir", "--json", "--run-dir", "--steps"],
+        "reference": ["--device", "--dir", "--json", "--output", "--run-dir", "--steps"],
         "lab reconstruct": lab,
         "lab optimizer": lab,
         "lab rank": lab,
-        "lab grassmann": ["--device", "--interval", "--json", "--plot", "--seed", "--updates"],
+        "lab grassmann": ["--device", "--interval", "--json", "--output", "--plot", "--seed", "--updates"],
         "lab frontier": sorted({*sweep, "--trials"}),
         "lab scaling": sorted(sweep),
         "lab replicas": sorted({*sweep, "--batch", "--lanes", "--sum"} - {"--rates"}),
         "lab bandwidth": sorted({*lab, "--keep", "--scale", "--speed", "--target", "--text"}),
     }
+
+
+def test_the_commands_of_the_docs_are_the_groups_of_the_help():
+    import typer
+
+    from protomodels_cli.cli import main
+
+    table = (ROOT / "docs" / "commands.md").read_text().partition("| to | commands |")[2].partition("\n\n")[0]
+    documented = [set(re.findall(r"`(\w+)`", row)) for row in table.splitlines()[2:]]
+    command = typer.main.get_command(main.app)
+    groups: dict[str, set[str]] = {}
+    for name, one in command.commands.items():
+        groups.setdefault(one.rich_help_panel, set()).add(name)
+    assert documented == list(groups.values())
+
+
+def test_a_usage_line_is_what_one_types():
+    import typer
+
+    from protomodels_cli.cli.main import app
+
+    def usages(command, context):
+        yield command.get_usage(context)
+        for name, inner in getattr(command, "commands", {}).items():
+            yield from usages(inner, type(context)(inner, parent=context, info_name=name))
+
+    command = typer.main.get_command(app)
+    found = [" ".join(line.split()) for line in usages(command, command.context_class(command, info_name="pmtrain"))]
+    assert not [line for line in found if "{" in line or "[[" in line]
+    for line in (
+        "kick [OPTIONS] [RUN] PEER",
+        "status [OPTIONS] [RUN]",
+        "validate [OPTIONS] SPEC...",
+        "join [OPTIONS] LINK",
+    ):
+        assert f"Usage: pmtrain {line}" in found
 
 
 def test_validate_good_and_bad(tmp_path):

@@ -101,6 +101,17 @@ def texts(file: Path) -> Iterator[str]:
             yield node.value
 
 
+def test_no_sentence_has_a_word_that_stands_for_the_users_own():
+    """A command in a sentence can be copied as it is."""
+    found = [
+        (file.name, text)
+        for file in (ROOT / "protomodels_cli").rglob("*.py")
+        for text in texts(file)
+        if "RUN_DIR" in text and "pb" not in file.parts
+    ]
+    assert found == []
+
+
 def test_every_option_and_command_that_a_sentence_names_exists():
     known = options_of(typer.main.get_command(app))
     files = [file for file in (ROOT / "protomodels_cli").rglob("*.py") if not OWN_PARSERS & set(file.parts)]

@@ -7,12 +7,16 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from conftest import make_spec
 from starting import ROOT
 from test_cli import TINY, TYPER_ALONE
 from tiers import first
+
+from protomodels_cli.launch.local import local_coordinator
 
 LINK = f"pm://127.0.0.1:1/{'t' * 22}#{'f' * 43}"
 RELAY = "pmr://127.0.0.1:1"
@@ -156,3 +160,23 @@ def test_mistakes_are_answered_at_once_before_torch_with_value_and_fix_and_leave
             wrong[" ".join(words)] = answer
     assert wrong == {}
     assert sorted(tmp_path.rglob("*")) == there
+
+
+def test_a_link_that_lets_nobody_in_is_refused_before_torch_is_imported(tmp_path: Path):
+    spec = make_spec(stages=2, steps=3)
+    with local_coordinator(spec, tmp_path / "run") as running:
+        link = running.link
+        answers = {
+            "token": (5, replace(link, token="t" * len(link.token))),
+            "fingerprint": (5, replace(link, fingerprint="A" * len(link.fingerprint))),
+            "port": (3, replace(link, port=1)),
+        }
+        for named, (code, wrong) in answers.items():
+            command = [sys.executable, "-X", "importtime", "-m", "protomodels_cli", "join", str(wrong), "--dir", "peer"]
+            done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=280)
+            imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if "|" in line}
+            said = "\n".join(line for line in done.stderr.splitlines() if not line.startswith("import time:"))
+            assert done.returncode == code, said
+            assert "fix:" in said
+            assert "grpc" in imported
+            assert "torch" not in imported, named

@@ -116,6 +116,19 @@ def test_peers_that_are_here_have_names_of_their_own():
     assert b.state.peers["p9"].name == "bob-3"
 
 
+def test_peers_that_come_back_have_the_names_that_they_had():
+    b = Bench(make_spec(stages=2, steps=9))
+    for id_ in ("p0", "p1"):
+        b.tell(ev.Joined(replace(peer(0), id=id_, name="bob")))
+    while b.state.history.step < 2:
+        b.answer()
+    b.lose("p0")
+    b.lose("p1")
+    for id_, name in (("p1", "bob-2"), ("p2", "bob-3"), ("p0", "bob")):  # the holder of the first name may come back
+        b.tell(ev.Joined(replace(peer(0), id=id_, name="bob")))
+        assert b.state.peers[id_].name == name
+
+
 def test_stale_and_foreign_words_change_nothing():
     b = Bench(make_spec(stages=2, steps=3))
     b.join(0, 1, 2)

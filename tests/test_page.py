@@ -145,7 +145,8 @@ class Behind:
 
 
 def contents(folder: Path, status: Callable[[], pb.RunStatus] = a_status, **more: Any) -> Contents:
-    return Contents(Sources(status, Beside, folder / "metrics.jsonl", folder / "events.jsonl", **more), Veil())
+    beside = Beside(now=3601.0)
+    return Contents(Sources(status, lambda: beside, folder / "metrics.jsonl", folder / "events.jsonl", **more), Veil())
 
 
 def test_the_event_loop_reads_no_file_for_viewers(tmp_path, monkeypatch):

@@ -82,6 +82,7 @@ def a_status(stages: int) -> pb.RunStatus:
             found.peers.add(peer=f"p{i:08x}", name=name, device=DEVICE, state=pb.PeerStatus.HOLDING, stage=i)
             stage.compute_share, stage.wait_share, stage.wire_share = ((1.0, 0, 0), (0.39, 0.56, 0.05))[i % 2]
             stage.peak_memory, stage.forecast_memory, stage.process_memory = 1023 << 20, 999 << 20, bool(i % 2)
+            stage.celsius, stage.watts = 71.4, 349.6
         if i + 1 < stages:
             stage.path, stage.round_trip_s, stage.path_why = PATHS[i % len(PATHS)], 0.000902, "neither is let in"
         stage.forward_bytes_per_token = stage.backward_bytes_per_token = 1023.4
@@ -148,6 +149,10 @@ def test_what_a_viewer_can_ask_for_and_what_a_smoothed_loss_is(browser, served):
     assert browser.look("document.querySelectorAll('#work>table>tbody>tr').length") == 21, (
         "the first, and how many more"
     )
+    left = browser.look("document.querySelector('#eta').textContent")
+    assert "1 h 00 min since the start" in left
+    assert "86.4M tokens to go" in left
+    assert "71 °C, 350 W" in browser.look("document.querySelector('.stage').textContent")
     vacant = browser.look("document.querySelector('.stage[data-state=lost]').textContent")
     assert "kicked" in vacant
     assert NAMES[2] in vacant

@@ -23,7 +23,7 @@ SPEC: list[tuple[dict[str, Any] | None, dict[str, Any], str]] = [
         {},
         "model.init = 'start' | there is no Hugging Face checkpoint: FOLDER/start/config.json cannot be read "
         "(No such file or directory) | check the path, which is relative to the spec file; a run that has begun "
-        "does not need the checkpoint any more, and continues with `pmtrain coordinator --resume --dir RUN_DIR`",
+        "does not need the checkpoint any more, and continues with `pmtrain coordinator --resume --dir runs/NAME`",
     ),
     (
         {"model_type": "mistral"},

@@ -63,6 +63,18 @@ def test_who_holds_what_and_who_is_lost():
     assert (second.state, second.holders[0].name) == (pb.StageStatus.WAITING, "name-1")
 
 
+@pytest.mark.parametrize("reserved", [0, 1 << 30])
+def test_memory_is_the_stages_own_on_a_card_alone(reserved):
+    """Only there torch says how much it has taken."""
+    b = Bench(make_spec(stages=2, steps=9))
+    b.join(0, 1)
+    used = Usage(peak_memory=1 << 20, reserved_memory=reserved, celsius=71.5, watts=300.0)
+    b.state = replace(b.state, usage={0: used})
+    first, second = status(b).stages
+    assert (first.process_memory, second.process_memory) == (not reserved, False)
+    assert (first.celsius, first.watts, second.celsius) == (71.5, 300.0, 0.0)
+
+
 WENT = [
     ([ev.Left("p0", CUT_OFF), ev.Left("p0", SILENT)], pb.AWAY),
     ([ev.Leaving("p0")], pb.LEFT),

@@ -14,11 +14,12 @@ from protomodels_cli.cli.bench_stage import stage
 from protomodels_cli.cli.bench_swarm import swarm
 from protomodels_cli.cli.bench_transfers import transfers
 from protomodels_cli.cli.bench_viewers import viewers
+from protomodels_cli.cli.output import OutputFile
 from protomodels_cli.cli.say import say
-from protomodels_cli.cli.usage import Commands
+from protomodels_cli.cli.usage import App, Commands
 
 Measurement = Literal["overhead", "commit", "wire", "memory", "link"]
-app = typer.Typer(cls=Commands, no_args_is_help=True, help="Benchmarks: real runs, compared with each other.")
+app = App(cls=Commands, no_args_is_help=True, help="Benchmarks: real runs, compared with each other.")
 
 
 app.command()(abuse)
@@ -39,7 +40,7 @@ def bench() -> None:
 def loopback(
     steps: Annotated[int, typer.Option(min=2, help="Training steps of the run whose CPU time is compared.")] = 40,
     only: Annotated[Measurement | None, typer.Option(help="Only this measurement.")] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the numbers to this file.")] = None,
+    json_file: OutputFile = None,
 ) -> None:
     """Overhead of the pipeline on this machine: CPU time, round trips per step, bytes at the socket, memory, links."""
     import json
@@ -74,7 +75,7 @@ def wan(
         bool, typer.Option("--emulated", help="Emulate the link inside pmtrain: needs no root, and leaves torch out.")
     ] = False,
     torch: Annotated[bool, typer.Option(help="Measure torch.distributed.pipelining too.")] = True,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the numbers to this file.")] = None,
+    json_file: OutputFile = None,
     plot: Annotated[
         Path | None, typer.Option("--plot", help="Draw a picture to this file (.png, .svg or .pdf).")
     ] = None,

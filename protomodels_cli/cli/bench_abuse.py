@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from protomodels_cli.cli.output import OutputFile
 from protomodels_cli.cli.say import say
 from protomodels_cli.errors import OptionError
 
@@ -46,7 +46,7 @@ def abuse(
     messages: Annotated[
         int, typer.Option(min=0, help="Messages of the attack `edges`. 0: as many as there is time for.")
     ] = 0,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the numbers to this file.")] = None,
+    json_file: OutputFile = None,
 ) -> None:
     """Cost of attacks on the coordinator's port to a link-bound run, against the same attacks on an unrelated port; or
     attacks from within, each of which a run must outlive: else the exit code is 1."""

@@ -61,7 +61,12 @@ def gpu(
     ] = None,
     json_file: Annotated[
         Path | None,
-        typer.Option("--json", "--out", help="Results: written after each measurement, those in it are not repeated."),
+        typer.Option(
+            "--output",
+            "--json",
+            "--out",
+            help="Results: written after each measurement, those in it are not repeated.",
+        ),
     ] = None,
     plot: Annotated[
         Path | None, typer.Option("--plot", help="Draw a picture to this file (.png, .svg or .pdf).")

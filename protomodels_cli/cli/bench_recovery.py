@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from protomodels_cli.cli.output import OutputFile
 from protomodels_cli.cli.say import say
 from protomodels_cli.errors import OptionError
 
@@ -20,7 +21,7 @@ def recovery(
     seed: Annotated[int, typer.Option(help="The first month's seed; the others and the runs have the next ones.")] = 0,
     rates: Annotated[float, typer.Option(min=0.01, help="Months with so many times the faults, too.")] = 3.0,
     only: Annotated[Recovery | None, typer.Option(help="Only this measurement.")] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the numbers to this file.")] = None,
+    json_file: OutputFile = None,
     plot: Annotated[
         Path | None, typer.Option("--plot", help="Draw the month to this file (.png, .svg or .pdf).")
     ] = None,

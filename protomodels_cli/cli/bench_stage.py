@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from protomodels_cli.cli.output import OutputFile
 from protomodels_cli.cli.say import say
 from protomodels_cli.errors import OptionError
 
@@ -21,7 +22,7 @@ def stage(
     windows: Annotated[int | None, typer.Option(min=1, help="Windows a step. Default: by shape.")] = None,
     device: Annotated[str, typer.Option(help="Device to compute on: auto, cpu or cuda:N.")] = "auto",
     trace: Annotated[Path | None, typer.Option(help="Write a timeline for chrome://tracing to this file.")] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the numbers to this file.")] = None,
+    json_file: OutputFile = None,
 ) -> None:
     """Device time of one stage by itself: the model's kernels, and those of its messages (checks, codecs, packing)."""
     import json

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from protomodels_cli.cli.output import OutputFile
 from protomodels_cli.cli.say import say
 from protomodels_cli.errors import OptionError
 
@@ -17,7 +17,7 @@ def swarm(
     minutes: Annotated[float, typer.Option(min=0.01, help="Minutes measured, once all have joined.")] = 3.0,
     churn: Annotated[float, typer.Option(min=0.0, help="Percent of clients replaced a minute.")] = 1.0,
     step_seconds: Annotated[float, typer.Option(min=0.01, help="Time from a step's grant to its last report.")] = 0.5,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the numbers to this file.")] = None,
+    json_file: OutputFile = None,
 ) -> None:
     """Cost of a thousand peers: latency of commits and joins, the coordinator's CPU and memory, against 8 peers."""
     import json

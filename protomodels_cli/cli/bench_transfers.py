@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from protomodels_cli.cli.output import OutputFile
 from protomodels_cli.cli.say import say
 
 
@@ -14,7 +14,7 @@ def transfers(
     link: Annotated[str, typer.Option(help="BANDWIDTH,LATENCY of every peer's line, emulated.")] = "80mbit,25ms",
     size: Annotated[int, typer.Option(min=1, help="MiB of the part, about.")] = 1024,
     minutes: Annotated[float, typer.Option(min=1, help="Ends after this time, even if the part is not there.")] = 7.5,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the numbers to this file.")] = None,
+    json_file: OutputFile = None,
 ) -> None:
     """Cost of fetching and uploading a part to the steps, on a line that both use, with yielding and without."""
     import json

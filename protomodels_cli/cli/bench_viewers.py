@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from protomodels_cli.cli.output import OutputFile
 from protomodels_cli.cli.say import say
 
 
@@ -15,7 +15,7 @@ def viewers(
     link: Annotated[str, typer.Option(help="BANDWIDTH,LATENCY of every peer's line, emulated.")] = "10mbit,25ms",
     seconds: Annotated[float, typer.Option(min=1, help="Length of a phase.")] = 20.0,
     turns: Annotated[int, typer.Option(min=1, help="Repetitions of the three phases.")] = 4,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the numbers to this file.")] = None,
+    json_file: OutputFile = None,
 ) -> None:
     """Cost of viewers of the page to a link-bound run's steps, against the same load on an unrelated port."""
     import json

@@ -9,6 +9,7 @@ import typer
 
 from protomodels_cli.cli.devices import NAMES, device_named
 from protomodels_cli.cli.log_options import LogLevelOption, Verbose
+from protomodels_cli.cli.output import OutputFile
 
 
 def demo(
@@ -18,7 +19,7 @@ def demo(
     run_dir: Annotated[
         Path | None, typer.Option("--dir", "--run-dir", help="The run directory. Default: a new folder in runs/.")
     ] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write a summary to this file.")] = None,
+    json_file: OutputFile = None,
     chaos: Annotated[
         int | None,
         typer.Option(

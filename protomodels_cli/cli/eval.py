@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
 from protomodels_cli.cli.devices import DeviceOption, device_named
 from protomodels_cli.cli.interrupt import leave_on_ctrl_c
-from protomodels_cli.cli.output import FormatOption
+from protomodels_cli.cli.output import FormatOption, OutputFile
 from protomodels_cli.cli.place import ModelArgument, trained
 
 
@@ -31,7 +30,7 @@ def evaluate(
     context: Annotated[
         int | None, typer.Option(min=1, help="Tokens in a window. Default: the model's context.")
     ] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the numbers to this file.")] = None,
+    json_file: OutputFile = None,
     device: DeviceOption = "auto",
     dtype: Annotated[
         Literal["float32", "bfloat16"], typer.Option(help="Type of the weights in memory; bfloat16 takes half.")

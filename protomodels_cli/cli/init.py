@@ -12,7 +12,7 @@ from protomodels_cli.cli.output import FormatOption
 
 
 def init(
-    file: Annotated[Path, typer.Argument(help="The spec to write.")] = Path("run.yaml"),
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The spec to write.")] = Path("run.yaml"),
     size: Annotated[
         str | None, typer.Option(help="Parameters of the model, as 10M, 124M or 1.5B. Default: 124M.")
     ] = None,

@@ -34,7 +34,8 @@ def loss_in_words(chosen: Chosen) -> str:
     return f"{much}; as measured at {SOURCE}, not at this size"
 
 
-def text_of(chosen: Chosen) -> str:
+def text_of(chosen: Chosen, reading: str) -> str:
+    """`reading`: how often the data are read, in words."""
     a, s, spec = chosen.answers, chosen.shape, chosen.spec
     m, sub, o = spec.model, spec.subspace, spec.optimizer
     own, saving = ModelSize.of(spec), chosen.saving
@@ -119,7 +120,7 @@ def text_of(chosen: Chosen) -> str:
             f"at least {FILLING} for each stage, so that stages seldom wait for each other",
         ),
         "",
-        "data:",
+        _line("data:", reading),
         *(f"  {name}: {json.dumps(value, ensure_ascii=False)}" for name, value in a.data.items()),
         "",
         _line(

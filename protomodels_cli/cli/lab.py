@@ -7,9 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
-from protomodels_cli.cli.usage import Commands
+from protomodels_cli.cli.output import OutputFile
+from protomodels_cli.cli.usage import App, Commands
 
-app = typer.Typer(
+app = App(
     cls=Commands,
     no_args_is_help=True,
     help="Experiments that test the method's claims, each a command with --json and --plot.",
@@ -18,7 +19,6 @@ app = typer.Typer(
 Steps = Annotated[int, typer.Option(min=1, help="Training steps.")]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of weights, U and data order.")]
 Device = Annotated[str, typer.Option(help="Device: cpu, cuda or cuda:N.")]
-JsonFile = Annotated[Path | None, typer.Option("--json", help="Write all numbers to this file.")]
 PlotFile = Annotated[Path | None, typer.Option("--plot", help="Draw a picture to this file (.png, .svg or .pdf).")]
 
 KeepFile = Annotated[
@@ -29,7 +29,7 @@ ScaleSteps = Annotated[int | None, typer.Option("--steps", min=1, help="Training
 
 @app.command()
 def reconstruct(
-    steps: Steps = 200, seed: Seed = 0, device: Device = "cpu", json: JsonFile = None, plot: PlotFile = None
+    steps: Steps = 200, seed: Seed = 0, device: Device = "cpu", json: OutputFile = None, plot: PlotFile = None
 ) -> None:
     """Does a boundary lose anything? Errors of forward and backward against a plain Llama without boundaries."""
     from protomodels_cli.lab import reconstruct as experiment
@@ -39,7 +39,7 @@ def reconstruct(
 
 @app.command()
 def optimizer(
-    steps: Steps = 500, seed: Seed = 0, device: Device = "cpu", json: JsonFile = None, plot: PlotFile = None
+    steps: Steps = 500, seed: Seed = 0, device: Device = "cpu", json: OutputFile = None, plot: PlotFile = None
 ) -> None:
     """Which optimizers keep the weights in the subspace? Drift of row AdamW, Muon, AdamW and sign updates."""
     from protomodels_cli.lab import optimizer as experiment
@@ -49,7 +49,7 @@ def optimizer(
 
 @app.command()
 def rank(
-    steps: Steps = 600, seed: Seed = 0, device: Device = "cpu", json: JsonFile = None, plot: PlotFile = None
+    steps: Steps = 600, seed: Seed = 0, device: Device = "cpu", json: OutputFile = None, plot: PlotFile = None
 ) -> None:
     """Do matrices lose rank by themselves? Stable rank in a transformer, a CNN, a vision transformer, a mixer."""
     from protomodels_cli.cli.checks import check_extra
@@ -66,7 +66,7 @@ def grassmann(
     interval: Annotated[int, typer.Option(min=3, help="Steps between updates.")] = 10,
     seed: Seed = 0,
     device: Device = "cpu",
-    json: JsonFile = None,
+    json: OutputFile = None,
     plot: PlotFile = None,
 ) -> None:
     """Does a moving subspace converge or oscillate? Angles, eigenvalues and captured energy over many updates."""
@@ -114,7 +114,7 @@ def frontier(
     keep: KeepFile = None,
     listed: ListOnly = False,
     device: Device = "cpu",
-    json: JsonFile = None,
+    json: OutputFile = None,
     plot: PlotFile = None,
 ) -> None:
     """What does saving bytes cost? Loss against bytes per token, forms, anchors and codecs, and time to a loss."""
@@ -142,7 +142,7 @@ def scaling(
     keep: KeepFile = None,
     listed: ListOnly = False,
     device: Device = "cpu",
-    json: JsonFile = None,
+    json: OutputFile = None,
     plot: PlotFile = None,
 ) -> None:
     """Does the gap to dense grow with the model? Over widths and layers a segment, at 30 × and 100 × fewer bytes."""
@@ -183,7 +183,7 @@ def replicas(
     keep: KeepFile = None,
     listed: ListOnly = False,
     device: Device = "cpu",
-    json: JsonFile = None,
+    json: OutputFile = None,
     plot: PlotFile = None,
 ) -> None:
     """How cheap may the sum of replicas' gradients be? Loss against bits per parameter and step, at equal tokens."""
@@ -218,7 +218,7 @@ def bandwidth(
     text: TextFile = None,
     keep: KeepFile = None,
     device: Device = "cpu",
-    json: JsonFile = None,
+    json: OutputFile = None,
     plot: PlotFile = None,
 ) -> None:
     """How much compression does a link need? Tokens/s and time to a loss from 10 Mbit/s to 1 Gbit/s."""

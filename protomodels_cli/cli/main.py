@@ -36,11 +36,11 @@ from protomodels_cli.cli import (
     validate,
 )
 from protomodels_cli.cli import logs as show_logs
-from protomodels_cli.cli.usage import USAGE_ERROR, Commands, refused
+from protomodels_cli.cli.usage import USAGE_ERROR, App, Commands, refused
 from protomodels_cli.errors import EXIT_INTERRUPTED, EXIT_OUTSIDE, EXIT_SPEC, UserError
 from protomodels_cli.observe import logs
 
-app = typer.Typer(
+app = App(
     cls=Commands,
     no_args_is_help=True,
     pretty_exceptions_enable=False,

@@ -21,6 +21,20 @@ GPU_FROM = 1e12  # operations a second: a processor has less
 
 
 @dataclass(frozen=True)
+class Reading:
+    """How much a run reads, of how much."""
+
+    tokens: int
+    data_tokens: float | None  # null: not known before they are read
+    epochs: float | None
+
+
+def reading(spec: RunSpec, base: Path) -> Reading:
+    tokens, known = spec.steps * spec.batch.size * spec.model.context, tokens_of(spec, base)
+    return Reading(tokens, known, tokens / known if known else None)
+
+
+@dataclass(frozen=True)
 class Outlook:
     """What a run comes to."""
 
@@ -42,13 +56,13 @@ def outlook(
     fits: bool | None,
     watts: float | None,
 ) -> Outlook:
-    tokens, known = spec.steps * spec.batch.size * spec.model.context, tokens_of(spec, base)
+    reads = reading(spec, base)
     return Outlook(
         fits,
         spec.steps * forecast.step_seconds,
-        tokens,
-        known,
-        tokens / known if known else None,
+        reads.tokens,
+        reads.data_tokens,
+        reads.epochs,
         daily(forecast, saving, link, watts or (GPU_WATTS if flops >= GPU_FROM else CPU_WATTS)),
     )
 
@@ -84,7 +98,7 @@ def day_in_words(found: Outlook, named: bool) -> str:
     )
 
 
-def reading_in_words(found: Outlook, spec: RunSpec, option: bool = False) -> str:
+def reading_in_words(found: Outlook | Reading, spec: RunSpec, option: bool = False) -> str:
     """How often the data are read; and where that is too often, how much would be enough. `option`: for --data."""
     data, wanted = spec.data, found.tokens / ENOUGH
     named = f"hf:{data.dataset}" if data.source == "hf" else data.source

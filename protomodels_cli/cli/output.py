@@ -8,6 +8,7 @@ import select
 import signal
 import sys
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
@@ -16,6 +17,9 @@ FORMAT = 1  # of all that is printed; higher where a field goes or changes its m
 
 Format = Literal["text", "json"]
 FormatOption = Annotated[Format, typer.Option("--format", help="For people, or for programs (docs/json.md).")]
+OutputFile = Annotated[
+    Path | None, typer.Option("--output", "--json", help="Write what was measured to this file, as JSON.")
+]
 
 
 def end_with_the_reader() -> None:

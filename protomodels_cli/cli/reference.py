@@ -9,6 +9,7 @@ import typer
 
 from protomodels_cli.cli.completing import spec_files
 from protomodels_cli.cli.devices import NAMES, device_named
+from protomodels_cli.cli.output import OutputFile
 
 
 def reference(
@@ -21,7 +22,7 @@ def reference(
     device: Annotated[
         str, typer.Option(help=f"Device: {NAMES}. Results are bit-identical to a pipeline's on cpu only.")
     ] = "cpu",
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write a summary to this file.")] = None,
+    json_file: OutputFile = None,
 ) -> None:
     """Train the whole model in one process: the reference whose numbers every pipeline must reproduce."""
     from protomodels_cli.spec import load_spec

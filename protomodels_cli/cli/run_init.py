@@ -89,7 +89,7 @@ def run(file: Path, asked: Asked, yes: bool, force: bool, output: Format) -> Non
         True,
         watts,
     )
-    write_whole(file, text_of(chosen).encode())
+    write_whole(file, text_of(chosen, reading_in_words(comes_to, chosen.spec)).encode())
     assert load_spec(file) == chosen.spec, "the file does not say what was chosen"
     if output == "json":
         print_json(_for_programs(file, chosen, comes_to))

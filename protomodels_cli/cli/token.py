@@ -12,9 +12,9 @@ from protomodels_cli.cli.control import ask_owner
 from protomodels_cli.cli.output import FormatOption, print_json
 from protomodels_cli.cli.place import LedArgument, complete_run, run_and
 from protomodels_cli.cli.say import say
-from protomodels_cli.cli.usage import Commands
+from protomodels_cli.cli.usage import App, Commands
 
-app = typer.Typer(cls=Commands, no_args_is_help=True, help="Tokens that let peers join: make, list, revoke.")
+app = App(cls=Commands, no_args_is_help=True, help="Tokens that let peers join: make, list, revoke.")
 MOST_USES = 1000
 
 

@@ -8,11 +8,33 @@ import sys
 from typing import Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from protomodels_cli.errors import OptionError
 
 USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]  # click's own, or typer's copy of it: as typer has it
+
+
+class Command(TyperCommand):
+    """Its usage line shows arguments as one writes them: `[RUN] PEER`, which typer puts into braces."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        return [_plain(piece) for piece in super().collect_usage_pieces(ctx)]
+
+
+def _plain(piece: str) -> str:
+    found = re.fullmatch(r"\[(\[.*\])\]|\{(.*)\}(\.\.\.)?", piece)
+    if found is None:
+        return piece
+    inner, many = found[1] or found[2], found[3] or ""
+    return inner if " " in inner else inner + many
+
+
+class App(typer.Typer):
+    """A list of commands that are all written like that."""
+
+    def command(self, name: str | None = None, **options: Any) -> Any:
+        return super().command(name, cls=Command, **options)
 
 
 class Commands(TyperGroup):
@@ -37,7 +59,6 @@ MEANT = {  # what people type for a command with another name
     "train": ("coordinator", "join"),
     "serve": ("coordinator",),
     "lead": ("coordinator",),
-    "leave": ("join",),
     "list": ("runs",),
     "ls": ("runs",),
     "ps": ("runs",),
@@ -57,6 +78,9 @@ MEANT = {  # what people type for a command with another name
 }
 
 
+INSTEAD = {"leave": "a peer leaves with Ctrl-C in the terminal of its `pmtrain join`"}
+
+
 def no_such_command(path: str, asked: str, names: list[str]) -> OptionError:
     """`names`: of all commands there are."""
     root, own = path.split()[0], {name: name for name in names if " " not in name}
@@ -66,6 +90,8 @@ def no_such_command(path: str, asked: str, names: list[str]) -> OptionError:
         near = [among[word] for among in (own, last) for word in difflib.get_close_matches(asked, among, 1)][:1]
     meant = " or ".join(f"`{root} {name}`" for name in near)
     hint = f"did you mean {meant}? " if near else ""
+    if path == root and asked in INSTEAD:
+        hint = f"{INSTEAD[asked]}; "
     return OptionError(f"{path} {asked}: there is no such command", f"{hint}`{path} --help` lists them", "command")
 
 
@@ -78,14 +104,9 @@ def refused(error: Any) -> OptionError | None:
         return None
     if instead := _instead(error):
         return OptionError(f"{context.command_path}: {_one_line(error.format_message())}", instead, "usage")
-    usage = re.sub(r"\[\[(.*?)\]\]|\{(.*?)\}", _bare, " ".join(context.get_usage().split()).removeprefix("Usage: "))
+    usage = " ".join(context.get_usage().split()).removeprefix("Usage: ")
     what = f"{context.command_path}: {_one_line(error.format_message())}{_value_of(error)}"
     return OptionError(what, f"write {usage}; `{context.command_path} --help` explains", "usage")
-
-
-def _bare(found: re.Match[str]) -> str:
-    """`[[RUN]]` and `{LINK}`, as the parser writes them, without what it puts around."""
-    return f"[{found[1]}]" if found[1] else found[2]
 
 
 def _value_of(error: Any) -> str:

@@ -14,7 +14,7 @@ from protomodels_cli.errors import EXIT_SPEC
 
 
 def validate(
-    specs: Annotated[list[Path], typer.Argument(help="Spec files.", autocompletion=spec_files)],
+    specs: Annotated[list[Path], typer.Argument(metavar="SPEC", help="Spec files.", autocompletion=spec_files)],
     output: FormatOption = "text",
 ) -> None:
     """Check run specs; print every mistake with its line, rule and fix."""
@@ -31,7 +31,7 @@ def validate(
         else:
             results.append({"file": str(path), "ok": True, **_summary(spec)})
             if output == "text":
-                print(f"{path}: ok, {_sentence(spec)}")
+                print(f"{path}: ok, {_sentence(spec)}{_reading(spec, path.parent)}")
     if output == "json":
         print_json({"files": results})
     bad = [r for r in results if not r["ok"]]
@@ -59,6 +59,15 @@ def _summary(spec: Any) -> dict[str, Any]:
         "t_fixed_bytes_per_stage": t_fixed_bytes(spec),
         "boundary_bytes_per_token": boundary_bytes(spec),
     }
+
+
+def _reading(spec: Any, base: Path) -> str:
+    """Where the data are read so often that it has to be said."""
+    from protomodels_cli.cli.outlook import reading, reading_in_words
+    from protomodels_cli.data.amount import ENOUGH
+
+    found = reading(spec, base)
+    return f"; {reading_in_words(found, spec)}" if (found.epochs or 0.0) > ENOUGH else ""
 
 
 def _sentence(spec: Any) -> str:

@@ -8,9 +8,10 @@ lineage; if that is true of no peer, all stages are restored from the newest com
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
-from itertools import count
+from itertools import chain, count
 
 from protomodels_cli.coordinator import notices, readiness, reasons, speeds, turns
 from protomodels_cli.coordinator.departures import Departed, how_it_went, with_new
@@ -47,10 +48,15 @@ def fresh(history: History) -> bool:
 
 
 def _own_name(state: State, peer: Peer) -> str:
-    """What it calls itself, with a number where another that is here is called so."""
-    taken = {other.name for other in state.peers.values() if other.id != peer.id}
+    """What it calls itself, with a number where another peer that is here, or may come back, is called so. A peer that
+    comes back has the name that it had."""
+    known = {id_: one.name for id_, one in (*state.departed.items(), *state.peers.items())}
+    had = known.pop(peer.id, "")
+    taken = {name for id_, name in known.items() if id_ in state.peers or id_ in state.history.holders}
+    same = had == peer.name or re.fullmatch(rf"{re.escape(peer.name)}-\d+", had) is not None
     numbered = (f"{peer.name}-{number}" for number in count(2))
-    return peer.name if peer.name not in taken else next(name for name in numbered if name not in taken)
+    wished = [had] if same else []
+    return next(name for name in chain(wished, [peer.name], numbered) if name not in taken)
 
 
 def join(moves: Moves, peer: Peer) -> None:

@@ -23,7 +23,7 @@ def about_audits(notice: audit.AboutAudits) -> str:
             return f"audit = {share:g}, and no peer is spare: nobody is audited until one joins that could hold a stage"
         case audit.NobodyAudits(share):
             what = f"audit = {share:g}, and every spare shares the holders' token or address, so nobody is audited"
-            return f"{what}; give each person a token: `pmtrain token create RUN_DIR --for NAME`"
+            return f"{what}; give each person a token: `pmtrain token create --for NAME`"
         case audit.StageAudited(stage, step, _, name, auditor):
             return f"audited stage {stage} in step {step}: {name} sent what {auditor} recomputed"
         case audit.StageAccused(_, name, reason):
@@ -33,7 +33,7 @@ def about_audits(notice: audit.AboutAudits) -> str:
             return f"{accuser} and {other} disagree on whether {name} lied in step {reason.step}; others are asked"
         case audit.HolderWatched(_, name, reason, words, needed):
             what = f"{name} is watched: it {lied(reason)}"
-            fix = f"`pmtrain kick RUN_DIR {name}` dismisses it now"
+            fix = f"`pmtrain kick {name}` dismisses it now"
             return f"{what}; {words} of {needed} people who must contradict it before it is dismissed do; {fix}"
         case audit.AuditGivenUp(stage, step, why):
             return f"stage {stage} was not audited in step {step}: {GIVEN_UP[why]}"

@@ -45,6 +45,7 @@ CLOCK = Rule("0 or a time in seconds since 1970", _number(1.0, 1e12))
 FLOPS = Rule("0 or a number of operations a second", _number(LEAST_FLOPS, MOST_FLOPS))
 SQUARE = Rule("a square", lambda value, _: not value < 0)  # of a run that diverges it may be infinite, or no number
 RATIO = Rule("a ratio", lambda value, _: not value < 0)  # likewise
+WARMTH = Rule("0 or a temperature or power of a card", _number(0.0, 1e4))
 LOSS = Rule("a sum of losses", lambda value, _: True)  # likewise
 YES_OR_NO = Rule("yes or no", lambda value, _: True)
 LEG = Rule("a leg", lambda value, _: value in LEGS)
@@ -118,6 +119,7 @@ FIELDS: dict[str, dict[str, Rule]] = {
         **dict.fromkeys(("most_in_flight", "refused_frames"), COUNT),
         **dict.fromkeys(("path", "punch"), TEXT),
         **dict.fromkeys(("grown_forward", "grown_backward"), RATIO),
+        **dict.fromkeys(("celsius", "watts"), WARMTH),
     },
     "BasisTaken": {"version": COUNT, "sha256": HASH, "generation": COUNT},
     "Trouble": {

@@ -176,6 +176,8 @@ def _stages(state: State, phase: pb.RunStatus.Phase) -> list[pb.StageStatus]:
                 peak_memory=used.peak_memory,
                 process_memory=used.peak_memory > 0 and not used.reserved_memory,
                 forecast_memory=used.forecast_memory,
+                celsius=used.celsius,
+                watts=used.watts,
                 round_trip_s=used.round_trip_s,
                 path=used.path,
                 path_s=used.path_s,

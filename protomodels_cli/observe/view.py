@@ -151,10 +151,16 @@ def stage_table(s: pb.RunStatus) -> Fitting:
         figure("process" if any(t.process_memory for t in s.stages) else "memory", lambda t: t.peak_memory, size),
         figure("stage needs", lambda t: t.forecast_memory, size),
     ]
+    if any(t.celsius for t in s.stages):
+        columns.append(Column("card", cells(_warmth), right=True))
     return _fitting(
         columns,
-        ("stage needs", "process", "memory", "vs bf16", "B/token ←", "B/token →", "link to the next", "layers"),
+        ("stage needs", "card", "process", "memory", "vs bf16", "B/token ←", "B/token →", "link to the next", "layers"),
     )
+
+
+def _warmth(t: pb.StageStatus) -> str:
+    return f"{t.celsius:.0f} °C {t.watts:.0f} W" if t.celsius else "–"
 
 
 def _layers(t: pb.StageStatus) -> str:

@@ -104,7 +104,7 @@ def _read(path: Path) -> dict[str, Any]:
         raise CheckpointError(
             f"there is no Hugging Face checkpoint: {path} cannot be read ({e.strerror})",
             "check the path, which is relative to the spec file; a run that has begun does not need the checkpoint any "
-            "more, and continues with `pmtrain coordinator --resume --dir RUN_DIR`",
+            "more, and continues with `pmtrain coordinator --resume --dir runs/NAME`",
         ) from None
     except (ValueError, RecursionError):
         config = None

@@ -30,6 +30,8 @@ class Usage:
     grown_forward: float = 0.0  # the largest message from the previous stage, of the largest in the last steps; 0: none
     grown_backward: float = 0.0  # … from the next stage
     punch: str = ""  # why that link is not punched; empty: not known, or it is
+    celsius: float = 0.0  # of the peer's first card, lately; 0: not known
+    watts: float = 0.0  # that this card draws
 
     @classmethod
     def from_message(cls, message: pb.Usage) -> Usage:

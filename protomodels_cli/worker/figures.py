@@ -43,6 +43,10 @@ class Figures:
         for leg in LEGS:
             self.sent[leg] += getattr(used, f"{leg}_bytes")
 
+    def of_card(self) -> dict[str, float]:
+        """As a task's usage has it."""
+        return {} if self.warmth is None else {"celsius": self.warmth[0], "watts": self.warmth[1]}
+
     def granted(self, now: float) -> None:
         if not self._moments:
             self._began = now

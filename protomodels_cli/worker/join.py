@@ -147,7 +147,7 @@ async def _take_part(options: Options, tell: PeerTeller, figures: Figures) -> in
         nvidia = tuple(card for card in cards.ids.split(",") if chosen[0].type == "cuda" and card)
         gpus = tuple(card if card.startswith("GPU-") else f"GPU-{card}" for card in nvidia)
         closing.enter_context(limited(gpus, options.power, tell))  # before its speed is measured
-        if options.metrics is not None and gpus:
+        if gpus:
             closing.enter_context(watched(gpus[0], figures))
         identity = Identity(key, enrolled.certificate_pem, authority)
         papers = Papers(identity, (("peer", enrolled.peer), ("secret", enrolled.secret)), folder / SHOWN)

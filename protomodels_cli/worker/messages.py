@@ -47,7 +47,9 @@ def lost_message(assigned: pb.Assignment, why: str) -> pb.SnapshotLost:
     return pb.SnapshotLost(generation=assigned.generation, lineage=lost.lineage, step=lost.step, why=why)
 
 
-def done_message(report: TaskReport, generation: Generation, memory: Mapping[str, int], cpu_seconds: float) -> pb.Done:
+def done_message(
+    report: TaskReport, generation: Generation, machine: Mapping[str, float], cpu_seconds: float
+) -> pb.Done:
     sync, used = report.sync, report.usage
     return pb.Done(
         task=report.task,
@@ -71,6 +73,6 @@ def done_message(report: TaskReport, generation: Generation, memory: Mapping[str
             path=generation.path,
             path_s=generation.path_s,
             punch=generation.punch,
-            **memory,
+            **machine,
         ).to_message(),
     )

@@ -362,7 +362,8 @@ class Session:
             case orders.TaskReport():
                 self._compare_with_the_runs(generation.stage, item.sync)
                 cpu = 0.0 if self._cpu_before is None else time.process_time() - self._cpu_before
-                generation.done = done_message(item, generation, self._building.memory_used(), cpu)
+                machine = {**self._building.memory_used(), **self._figures.of_card()}
+                generation.done = done_message(item, generation, machine, cpu)
                 self._control.send(done=generation.done)
                 self._figures.finished(generation.done, generation.stage)
             case orders.SubspaceReport():

@@ -119,7 +119,7 @@ def _stage(stage: Mapping[str, Any], peers: Mapping[str, Any], beside: Beside, v
             return {**_peer(peers[peer], beside, veil), "presence": presence}
         return {"peer": peer, "name": veil(held_by["name"]), "state": "lost", "presence": presence}
 
-    names = ("compute_share", "wait_share", "wire_share", "state", "process_memory")
+    names = ("compute_share", "wait_share", "wire_share", "state", "process_memory", "celsius", "watts")
     sizes = ("stage", "first_layer", "end_layer", "most_in_flight", "peak_memory", "forecast_memory")
     return {
         "holders": [holder(h) for h in stage["holders"]],

@@ -346,7 +346,7 @@ class ParameterHash(_message.Message):
     def __init__(self, name: _Optional[str] = ..., sha256: _Optional[str] = ...) -> None: ...
 
 class Usage(_message.Message):
-    __slots__ = ("compute_s", "wait_s", "wire_s", "forward_bytes", "backward_bytes", "most_in_flight", "peak_memory", "cpu_s", "refused_frames", "forecast_memory", "reserved_memory", "round_trip_s", "path", "path_s", "grown_forward", "grown_backward", "punch")
+    __slots__ = ("compute_s", "wait_s", "wire_s", "forward_bytes", "backward_bytes", "most_in_flight", "peak_memory", "cpu_s", "refused_frames", "forecast_memory", "reserved_memory", "round_trip_s", "path", "path_s", "grown_forward", "grown_backward", "punch", "celsius", "watts")
     COMPUTE_S_FIELD_NUMBER: _ClassVar[int]
     WAIT_S_FIELD_NUMBER: _ClassVar[int]
     WIRE_S_FIELD_NUMBER: _ClassVar[int]
@@ -364,6 +364,8 @@ class Usage(_message.Message):
     GROWN_FORWARD_FIELD_NUMBER: _ClassVar[int]
     GROWN_BACKWARD_FIELD_NUMBER: _ClassVar[int]
     PUNCH_FIELD_NUMBER: _ClassVar[int]
+    CELSIUS_FIELD_NUMBER: _ClassVar[int]
+    WATTS_FIELD_NUMBER: _ClassVar[int]
     compute_s: float
     wait_s: float
     wire_s: float
@@ -381,7 +383,9 @@ class Usage(_message.Message):
     grown_forward: float
     grown_backward: float
     punch: str
-    def __init__(self, compute_s: _Optional[float] = ..., wait_s: _Optional[float] = ..., wire_s: _Optional[float] = ..., forward_bytes: _Optional[int] = ..., backward_bytes: _Optional[int] = ..., most_in_flight: _Optional[int] = ..., peak_memory: _Optional[int] = ..., cpu_s: _Optional[float] = ..., refused_frames: _Optional[int] = ..., forecast_memory: _Optional[int] = ..., reserved_memory: _Optional[int] = ..., round_trip_s: _Optional[float] = ..., path: _Optional[str] = ..., path_s: _Optional[float] = ..., grown_forward: _Optional[float] = ..., grown_backward: _Optional[float] = ..., punch: _Optional[str] = ...) -> None: ...
+    celsius: float
+    watts: float
+    def __init__(self, compute_s: _Optional[float] = ..., wait_s: _Optional[float] = ..., wire_s: _Optional[float] = ..., forward_bytes: _Optional[int] = ..., backward_bytes: _Optional[int] = ..., most_in_flight: _Optional[int] = ..., peak_memory: _Optional[int] = ..., cpu_s: _Optional[float] = ..., refused_frames: _Optional[int] = ..., forecast_memory: _Optional[int] = ..., reserved_memory: _Optional[int] = ..., round_trip_s: _Optional[float] = ..., path: _Optional[str] = ..., path_s: _Optional[float] = ..., grown_forward: _Optional[float] = ..., grown_backward: _Optional[float] = ..., punch: _Optional[str] = ..., celsius: _Optional[float] = ..., watts: _Optional[float] = ...) -> None: ...
 
 class BasisTaken(_message.Message):
     __slots__ = ("version", "sha256", "generation")
@@ -1194,7 +1198,7 @@ class Holder(_message.Message):
     def __init__(self, peer: _Optional[str] = ..., name: _Optional[str] = ..., presence: _Optional[_Union[Presence, str]] = ...) -> None: ...
 
 class StageStatus(_message.Message):
-    __slots__ = ("stage", "first_layer", "end_layer", "holders", "state", "compute_share", "wait_share", "wire_share", "forward_bytes_per_token", "backward_bytes_per_token", "ratio_bf16", "most_in_flight", "peak_memory", "forecast_memory", "round_trip_s", "path", "path_why", "path_kind", "path_s", "punch", "process_memory")
+    __slots__ = ("stage", "first_layer", "end_layer", "holders", "state", "compute_share", "wait_share", "wire_share", "forward_bytes_per_token", "backward_bytes_per_token", "ratio_bf16", "most_in_flight", "peak_memory", "forecast_memory", "round_trip_s", "path", "path_why", "path_kind", "path_s", "punch", "process_memory", "celsius", "watts")
     class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         UNSPECIFIED: _ClassVar[StageStatus.State]
@@ -1236,6 +1240,8 @@ class StageStatus(_message.Message):
     PATH_S_FIELD_NUMBER: _ClassVar[int]
     PUNCH_FIELD_NUMBER: _ClassVar[int]
     PROCESS_MEMORY_FIELD_NUMBER: _ClassVar[int]
+    CELSIUS_FIELD_NUMBER: _ClassVar[int]
+    WATTS_FIELD_NUMBER: _ClassVar[int]
     stage: int
     first_layer: int
     end_layer: int
@@ -1257,7 +1263,9 @@ class StageStatus(_message.Message):
     path_s: float
     punch: str
     process_memory: bool
-    def __init__(self, stage: _Optional[int] = ..., first_layer: _Optional[int] = ..., end_layer: _Optional[int] = ..., holders: _Optional[_Iterable[_Union[Holder, _Mapping]]] = ..., state: _Optional[_Union[StageStatus.State, str]] = ..., compute_share: _Optional[float] = ..., wait_share: _Optional[float] = ..., wire_share: _Optional[float] = ..., forward_bytes_per_token: _Optional[float] = ..., backward_bytes_per_token: _Optional[float] = ..., ratio_bf16: _Optional[float] = ..., most_in_flight: _Optional[int] = ..., peak_memory: _Optional[int] = ..., forecast_memory: _Optional[int] = ..., round_trip_s: _Optional[float] = ..., path: _Optional[str] = ..., path_why: _Optional[str] = ..., path_kind: _Optional[str] = ..., path_s: _Optional[float] = ..., punch: _Optional[str] = ..., process_memory: bool = ...) -> None: ...
+    celsius: float
+    watts: float
+    def __init__(self, stage: _Optional[int] = ..., first_layer: _Optional[int] = ..., end_layer: _Optional[int] = ..., holders: _Optional[_Iterable[_Union[Holder, _Mapping]]] = ..., state: _Optional[_Union[StageStatus.State, str]] = ..., compute_share: _Optional[float] = ..., wait_share: _Optional[float] = ..., wire_share: _Optional[float] = ..., forward_bytes_per_token: _Optional[float] = ..., backward_bytes_per_token: _Optional[float] = ..., ratio_bf16: _Optional[float] = ..., most_in_flight: _Optional[int] = ..., peak_memory: _Optional[int] = ..., forecast_memory: _Optional[int] = ..., round_trip_s: _Optional[float] = ..., path: _Optional[str] = ..., path_why: _Optional[str] = ..., path_kind: _Optional[str] = ..., path_s: _Optional[float] = ..., punch: _Optional[str] = ..., process_memory: bool = ..., celsius: _Optional[float] = ..., watts: _Optional[float] = ...) -> None: ...
 
 class PeerStatus(_message.Message):
     __slots__ = ("peer", "name", "state", "stage", "device", "memory", "flops", "address", "reachable", "joined_s", "rests_until", "upload", "download", "rests_by_itself", "outsized", "token", "person")

@@ -131,6 +131,7 @@ function card(stage) {
     ? fact("process", size(stage.peak_memory), "memory of the whole process, with Python and torch: on a CPU the stage's own is not known")
     : fact("memory", size(stage.peak_memory), "the most that the stage has taken of its device");
   if (stage.forecast_memory && !lost) fact("stage needs", size(stage.forecast_memory), "memory of the stage by forecast, at most");
+  if (stage.celsius && !lost) fact("card", `${Math.round(stage.celsius)} °C, ${Math.round(stage.watts)} W`, "temperature of this peer's first card, and what it draws");
   if (holder.round_trip_s) fact("coordinator ⇄", duration(holder.round_trip_s), "a message from this peer to the coordinator and back");
   return make("article", { class: "stage", "data-state": stage.state, "aria-label": `Stage ${stage.stage}` },
     make("div", { class: "top" }, make("span", null, `Stage ${stage.stage}`), make("span", { class: "state" }, lost ? holder.presence : words(stage.state))),
