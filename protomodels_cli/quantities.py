@@ -38,11 +38,14 @@ def duration(seconds: float) -> str:
     return f"{hours // 24:,} d" + (f" {hours % 24:02d} h" if hours % 24 else "")
 
 
+LATEST = 1e11  # seconds since 1970: the year 5138. Calendars end soon after
+
+
 def until_when(clock: float) -> str:
     """Seconds since 1970 as this machine's clock on the wall shows them; 0: nobody knows when."""
     if not clock:
         return "until it is woken"
-    then = datetime.fromtimestamp(clock)
+    then = datetime.fromtimestamp(min(clock, LATEST))
     return f"until {then:%H:%M}" if abs(clock - time.time()) < 20 * HOUR else f"until {then:%d %b %H:%M}"
 
 

@@ -50,7 +50,7 @@ def fresh(history: History) -> bool:
 def _own_name(state: State, peer: Peer) -> str:
     """What it calls itself, with a number where another peer that is here, or may come back, is called so. A peer that
     comes back has the name that it had."""
-    known = {id_: one.name for id_, one in (*state.departed.items(), *state.peers.items())}
+    known = {id_: gone.name for id_, gone in state.departed.items()} | {i: here.name for i, here in state.peers.items()}
     had = known.pop(peer.id, "")
     taken = {name for id_, name in known.items() if id_ in state.peers or id_ in state.history.holders}
     same = had == peer.name or re.fullmatch(rf"{re.escape(peer.name)}-\d+", had) is not None

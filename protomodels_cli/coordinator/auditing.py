@@ -69,6 +69,7 @@ class Audits:
         self.send: Callable[..., None] = lambda *_, **__: None  # to a peer, once there is a service
         self._chore, self._draw = chore, draw or random.SystemRandom()
         self._witnessed: Witnessed | None = None  # the last step that was recorded
+        self._recorded = (0, 0)  # generation and number of its task
         self._before = 0  # the step of the snapshot that was considered last
         self._judge = Judge()
         self._busy = self._began = False
@@ -93,13 +94,17 @@ class Audits:
 
     def _hear(self, event: events.Event) -> None:
         match event:
-            case events.Done(peer, generation, _, report) if report.recorded is not None:
-                self._note(peer, generation, report.recorded)
+            case events.Done(peer, generation, task, report) if report.recorded is not None:
+                if (generation, task) == self._recorded:  # with any other a liar would have this one forgotten
+                    self._note(peer, generation, report.recorded)
             case events.Left(peer_id) | events.Joined(Peer(id=peer_id)):  # what it was sent before may be lost
                 for waiting in (self._verdicts, self._shown):
                     _answer_none(waiting, peer_id)
         self._say_who_audits()
         self._consider()
+        state = self._state()
+        if state.task is not None and state.task.recorded:
+            self._recorded = (state.history.generation, state.task.number)
 
     def _say_who_audits(self) -> None:
         """Once, when the run has begun: without a spare the owner would hear of it after the first snapshot."""

@@ -14,6 +14,7 @@ from typing import Any
 from protomodels_cli.observe.metrics import rows_from_last
 
 MOST_NAMES = 200
+MOST_BYTES = 2**63 - 1
 OTHERS = ""
 EVERY = 500  # steps between two rows with the sums, so that no more than these are read after a restart
 EVENT = "contributions"
@@ -27,9 +28,8 @@ class Contribution:
     sent_bytes: int = 0
 
     def plus(self, steps: int, tokens: int, seconds: float, sent_bytes: int) -> Contribution:
-        return Contribution(
-            self.steps + steps, self.tokens + tokens, self.seconds + seconds, self.sent_bytes + sent_bytes
-        )
+        sent = min(self.sent_bytes + sent_bytes, MOST_BYTES)  # a peer says how much it sent
+        return Contribution(self.steps + steps, self.tokens + tokens, self.seconds + seconds, sent)
 
 
 class Contributions:

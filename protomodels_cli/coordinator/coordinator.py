@@ -287,9 +287,17 @@ class Coordinator:
         """What a peer says of parts or of an audit is looked into beside everything else."""
         if (looking := self._claims.look_at(event) or self._audits.look_at(event)) is not None:
             self._service.taken(event)
-            self._chore(looking)
+            self._chore(self._looked_into(event, looking))
         elif not isinstance(event, events.Aside):
             self._events.put_nowait(event)
+
+    async def _looked_into(self, event: events.Event | events.Aside, looking: Coroutine[Any, Any, None]) -> None:
+        try:
+            await looking
+        except (OSError, UserError):
+            raise
+        except Exception as e:
+            self._blame(event, e)
 
     def _chore(self, work: Coroutine[Any, Any, None]) -> None:
         self._chores.add(task := asyncio.create_task(work))
@@ -341,23 +349,35 @@ class Coordinator:
             if records:
                 self._note(records)
                 self._upkeep.journalled()
-            if isinstance(event, events.Left):
-                self._dispatch.forget(event.peer)
-                if isinstance(event.why, NoHeartbeat):
-                    self._silent[event.peer] = time.monotonic()
-            if isinstance(event, events.Joined):
-                self._silent.pop(event.peer.id, None)
-                self._service.joined_processed(event.peer.id)
-                self._dispatch.greet(self.state, event.peer.id)
-                if len(self._hosts) > 1:
-                    self._service.send(event.peer.id, addresses=pb.Addresses(hosts=self._hosts))
-            for command in commands:
-                self._do(command)
-            self._claims.hear(event)
-            self._audits.hear(event)
+            self._follow(event, commands)
             if self.state.history.over and not over_before:
                 await self._write_summary()
                 self._chore(self._end_when_the_silent_know())
+
+    def _follow(self, event: events.Event, commands: list[events.Command]) -> None:
+        """What an event leads to outside the machine. Where one part fails, the peer that sent the event is dismissed
+        and the other parts go on: the machine counts on them."""
+        parts = [partial(self._welcome, event), *(partial(self._do, command) for command in commands)]
+        for part in (*parts, partial(self._claims.hear, event), partial(self._audits.hear, event)):
+            try:
+                part()
+            except (OSError, UserError):
+                raise
+            except Exception as e:
+                self._blame(event, e)
+
+    def _welcome(self, event: events.Event) -> None:
+        """Whoever came, and whoever went, is known as such to all parts of the coordinator."""
+        if isinstance(event, events.Left):
+            self._dispatch.forget(event.peer)
+            if isinstance(event.why, NoHeartbeat):
+                self._silent[event.peer] = time.monotonic()
+        if isinstance(event, events.Joined):
+            self._silent.pop(event.peer.id, None)
+            self._service.joined_processed(event.peer.id)
+            self._dispatch.greet(self.state, event.peer.id)
+            if len(self._hosts) > 1:
+                self._service.send(event.peer.id, addresses=pb.Addresses(hosts=self._hosts))
 
     async def _in_order(self, write: Callable[..., None], *arguments: Any) -> None:
         """In a thread that does nothing else, one after another: others may be busy with large files."""
@@ -366,7 +386,7 @@ class Coordinator:
     def _now(self) -> float:
         return self._clock + time.monotonic()
 
-    def _blame(self, event: events.Event, error: Exception) -> None:
+    def _blame(self, event: events.Event | events.Aside, error: Exception) -> None:
         """An event broke the machine, whose state is as before. The peer that caused it is dismissed, nobody else.
 
         Without such a peer the fault is ours, and the coordinator stops. What audits found is ours too, but the run

@@ -41,7 +41,7 @@ def hear(moves: Moves, what: reasons.Complaint, peer: str, about: int) -> None:
     else:
         recent = [one for one in moves.state.complaints if moves.now - one.at < HOUR]
         moves.set(complaints=(*recent, BrokenLink(peer, other, moves.now))[-MOST_KEPT:])
-    if peer not in moves.state.peers:
+    if peer not in moves.state.peers or other in moves.state.absent:
         return
     if _is_enough(moves.state, what, peer, other) and part(moves, dict.fromkeys((peer, other), what)):
         return

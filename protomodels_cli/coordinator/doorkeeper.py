@@ -86,7 +86,7 @@ class Doorkeeper:
     def admit(self, token: str, key: bytes) -> str | refusals.Refusal:
         """The id of a peer that joins with this token and key. Blocks."""
         with self._one_change:
-            new, found = f"p{secrets.token_hex(4)}", self.guests.find(token)
+            new, found = f"p{secrets.token_hex(6)}", self.guests.find(token)
             if _same(token, self.token):
                 return new
             if found is None:  # it was replaced while the caller waited

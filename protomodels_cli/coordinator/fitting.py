@@ -8,10 +8,12 @@ counted, and a peer that sends such messages again and again is dismissed.
 from __future__ import annotations
 
 from protomodels_cli.coordinator import assigning, events, reasons
+from protomodels_cli.coordinator.disputes import is_quarrel
 from protomodels_cli.coordinator.moves import Moves
 from protomodels_cli.coordinator.state import State
 from protomodels_cli.wire.troubles import InvalidFeed
 
+MOST_KEPT = 1000  # peers whose refused messages are counted, also while they are away
 MOST = 3  # refused messages of one peer. After a restart of the coordinator an honest one may have sent one or two.
 
 
@@ -20,8 +22,8 @@ def hear(moves: Moves, event: events.FromPeers) -> bool:
     if (wrong := misfit(moves.state, event)) is None:
         return not is_late(moves.state, event)
     assert not isinstance(event, events.Joined)
-    here = {peer: count for peer, count in moves.state.refused.items() if peer in moves.state.peers}
-    moves.set(refused={**here, event.peer: here.get(event.peer, 0) + 1})
+    others = [one for one in moves.state.refused.items() if one[0] != event.peer][-MOST_KEPT:]
+    moves.set(refused=dict([*others, (event.peer, moves.state.refused.get(event.peer, 0) + 1)]))
     if moves.state.refused[event.peer] >= MOST:
         assigning.dismiss(moves, reasons.InvalidMessage(f"{wrong} (message {MOST} of this kind)"), event.peer)
     return False
@@ -64,7 +66,7 @@ def is_late(state: State, event: events.FromPeers) -> bool:
         case events.SubspaceReported(_, generation, step):
             return stage != state.stages - 1 or generation < history.generation or state.owed != step
         case events.Trouble(_, _, about, generation) if about is not None:
-            is_away = about < state.stages and history.holders[about] in state.absent
+            is_away = about < state.stages and history.holders[about] in state.absent and not is_quarrel(event.what)
             return stage is None or generation < history.generation or is_away
         case _:
             return False

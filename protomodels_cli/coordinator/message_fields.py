@@ -14,6 +14,7 @@ from typing import Any
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
+from protomodels_cli.quantities import LATEST
 from protomodels_cli.spec.schema import RunSpec
 from protomodels_cli.wire.frames import LEG_NUMBERS
 
@@ -41,7 +42,7 @@ PORT = Rule("a port", lambda value, _: value <= 65535)
 SECONDS = Rule("a time in seconds", _number(0.0, MOST_SECONDS))
 COMPUTING = Rule("0 or a time of computing in seconds", _number(LEAST_COMPUTING, MOST_SECONDS))
 BITS = Rule("0 or a number of bits a second", _number(1.0, 1e15))
-CLOCK = Rule("0 or a time in seconds since 1970", _number(1.0, 1e12))
+CLOCK = Rule("0 or a time in seconds since 1970", _number(1.0, LATEST))
 FLOPS = Rule("0 or a number of operations a second", _number(LEAST_FLOPS, MOST_FLOPS))
 SQUARE = Rule("a square", lambda value, _: not value < 0)  # of a run that diverges it may be infinite, or no number
 RATIO = Rule("a ratio", lambda value, _: not value < 0)  # likewise

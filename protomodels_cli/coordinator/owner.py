@@ -21,7 +21,7 @@ from protomodels_cli.coordinator.tokens import MOST_GUESTS, MOST_NAME, MOST_TOKE
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.pb import pmtrain_pb2_grpc as rpc
 
-PEER_ID = re.compile(r"p[0-9a-f]{8}")
+PEER_ID = re.compile(r"p[0-9a-f]{8,12}")
 
 
 class Desk(rpc.OperatorServicer):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from protomodels_cli.cost.recompute import Picked
 from protomodels_cli.model.shape import Slice
@@ -48,7 +49,7 @@ def lost_message(assigned: pb.Assignment, why: str) -> pb.SnapshotLost:
 
 
 def done_message(
-    report: TaskReport, generation: Generation, machine: Mapping[str, float], cpu_seconds: float
+    report: TaskReport, generation: Generation, machine: Mapping[str, Any], cpu_seconds: float
 ) -> pb.Done:
     sync, used = report.sync, report.usage
     return pb.Done(

@@ -114,7 +114,7 @@ def running_in(folder: Path) -> Iterator[tuple[str, str]]:
         return
     for path in files:
         with contextlib.suppress(OSError, ValueError), path.open("rb") as file:
-            if re.fullmatch(r"p[0-9a-f]{8}", path.name) is None:
+            if re.fullmatch(r"p[0-9a-f]{8,12}", path.name) is None:
                 continue
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
