@@ -12,15 +12,17 @@ from machine_bench import Bench
 from protomodels_cli.coordinator import events as ev
 from protomodels_cli.coordinator import reasons
 from protomodels_cli.coordinator.audit_reasons import AuditFailed, FalseVerdicts, MessagesDiffer
-from protomodels_cli.coordinator.message_fields import check
+from protomodels_cli.coordinator.message_fields import EDGES, MOST, check
 from protomodels_cli.coordinator.messages import event_of, peer_of
 from protomodels_cli.coordinator.snapshots.failures import NotWritten
+from protomodels_cli.coordinator.status import describe
+from protomodels_cli.observe.view import headline, peer_table, picture
 from protomodels_cli.spec import RunSpec
 from protomodels_cli.wire import troubles
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 
 FLOATS = [0.0, -0.0, -1.0, 5e-324, -5e-324, 1e-300, 1e-9, 0.5, 1.0, 1e11, 1e300, 1.8e308]
-FLOATS += [float("inf"), float("-inf"), float("nan")]
+FLOATS += [float("inf"), float("-inf"), float("nan"), *EDGES]
 TEXTS = ["", "x", "a" * 64, "0" * 63, "\x00\n", "é" * 300, "bf16", "embed", "layers.0", *troubles.KINDS]
 SECONDS = [0.0, 0.1, 1.0, 5e-324, 1e-300]  # of computing, as a report may state them
 # A message that ends the liar's session is rare, or little else would be tried.
@@ -30,7 +32,7 @@ BODIES = [one.name for one in pb.PeerMessage.DESCRIPTOR.fields]
 
 def integers(largest: int, near: list[int]) -> list[int]:
     around = [n + d for n in near for d in (-1, 0, 1) if 0 <= n + d <= largest]
-    return [0, 1, 2, 3, 5, largest, largest // 2 + 1, *around]
+    return [0, 1, 2, 3, 5, largest, largest // 2 + 1, min(largest, MOST), *around]
 
 
 class Liar:
@@ -125,6 +127,11 @@ class Liars:
             kinds = [self._honest, self._report, self._lie, self._internal, self._leave, self._return]
             self.draw.choices(kinds, [30, 20, 30, 1, 2, 10])[0]()
             self.events += 1
+            if self.events % 50 == 0:  # what the owner looks at
+                status = describe(self.b.state, self.b.now, 0.0, 0)
+                assert headline(status)
+                assert picture(status)
+                assert peer_table(status)
 
     def _honest(self) -> None:
         if self.draw.random() < 0.3:
@@ -190,7 +197,8 @@ class Liars:
             register = self.liar.message("register").register
             try:
                 check(register, self.b.state.spec)
-                said = peer_of(who, register, "127.0.0.1", (), self.b.now)
+                address, token = self.draw.choice(["127.0.0.1", "127.0.0.2"]), self.draw.choice(["", "guest"])
+                said = peer_of(who, register, address, (), self.b.now, token)
             except ValueError:
                 said = None
             if said is None or who in self.honest or self.draw.random() < 0.5:

@@ -48,6 +48,7 @@ class Bench:
         waits = waiting_for(self.state, self.now)
         assert (waits is None) == self.state.history.over, "every wait has a reason"
         assert waits is None or sentences.waiting(waits), "and a sentence"
+        assert all(sentences.sentence(command.notice) for command in commands if isinstance(command, ev.Tell))
         return commands
 
     def lose(self, peer: str) -> list[ev.Command]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from conftest import corpus_of, make_spec
@@ -15,7 +16,7 @@ from protomodels_cli.coordinator import events
 from protomodels_cli.coordinator.audit_reasons import AuditFailed, FalseVerdicts, MessagesDiffer
 from protomodels_cli.coordinator.coordinator import Coordinator
 from protomodels_cli.coordinator.messages import peer_of
-from protomodels_cli.coordinator.reasons import ConnectionClosed, PeerReport, UnprocessableMessage
+from protomodels_cli.coordinator.reasons import AllStagesHeld, ConnectionClosed, PeerReport, UnprocessableMessage
 from protomodels_cli.coordinator.run_dir import open_run_dir
 from protomodels_cli.coordinator.service import ControlStream, EnrolledPeer
 from protomodels_cli.errors import EXIT_OUTSIDE, UserError
@@ -116,3 +117,23 @@ def test_a_checkpoint_that_does_not_fit_into_memory_ends_the_coordinator_instead
     with contextlib.closing(folder.lock), pytest.raises(UserError) as ended:
         asyncio.run(cutting())
     assert (ended.value.kind, ended.value.exit_code) == ("memory", EXIT_OUTSIDE)
+
+
+def test_what_follows_from_an_event_fails_for_its_sender_alone(tmp_path: Path):
+    """A notice that cannot be told, say: the other commands are carried out all the same."""
+    spec = make_spec(stages=2)
+    folder = open_run_dir(tmp_path / "run", spec, tmp_path)
+
+    async def follow() -> tuple[pb.CoordinatorMessage, events.Event, bool]:
+        coordinator = Coordinator(corpus_of(spec), folder, print)
+        stream = ControlStream()
+        coordinator._service._enrolled["p1"] = EnrolledPeer(0.0, stream=stream)
+        untold, spare = events.Tell(cast(Any, "no notice")), events.MakeSpare("p1", AllStagesHeld(2))
+        coordinator._follow(events.Rests("p0", None), [untold, spare])
+        return stream.outbox.get_nowait(), coordinator._events.get_nowait(), coordinator._over.done()
+
+    with contextlib.closing(folder.lock):
+        message, event, over = asyncio.run(follow())
+    assert message.WhichOneof("body") == "spare"
+    assert event == events.Trouble("p0", UnprocessableMessage("Rests"))
+    assert not over

@@ -196,6 +196,11 @@ LOSSES: list[tuple[r.Loss, str]] = [
     (r.TooSlow(2, "restore", 90.0), "did not restore stage 2 from a snapshot within 1 min 30 s"),
     (r.PartNotProved(2, 40), "could not prove that it has stage 2's part of the snapshot at step 40"),
     (r.TooSlow(2, "link", 45.0), "did not link stage 2 within 45 s"),
+    (r.TooSlow(2, "task", 90.0), "did not report on stage 2 within 1 min 30 s"),
+    (
+        r.UnsoundNumbers(2, 5),
+        "had a non-finite loss or gradient of stage 2 in 5 steps in a row, as no other stage had",
+    ),
     (r.TooSlow(2, "step", 45.0), "did not finish the first step with stage 2 within 45 s"),
     (r.PartUnreadable(6), "could not read a part of the snapshot at step 6"),
     (LATE, "spoilt 2 snapshots in a row: the part was not uploaded within 9 s"),
@@ -239,6 +244,11 @@ DISMISSALS: list[tuple[r.Dismissal, str, str]] = [
     (r.NotReading(2000), "dismissed: left 2,000 messages unread", AGAIN),
     (r.Kicked(), "dismissed: kicked by the run's owner", "ask the run's owner"),
     (r.PartNotProved(2, 6), "dismissed: could not prove that it has stage 2's part of the snapshot at step 6", AGAIN),
+    (
+        r.UnsoundNumbers(2, 5),
+        "dismissed: had a non-finite loss or gradient of stage 2 in 5 steps in a row, as no other stage had",
+        AGAIN,
+    ),
     (r.PartUnreadable(6), "dismissed: could not read a part of the snapshot at step 6", AGAIN),
     (r.PeerReport(t.Failed("KeyError: 7")), "dismissed: failed: KeyError: 7", AGAIN),
     (r.InvalidMessage("x"), "dismissed: sent an invalid message: x", AGAIN),

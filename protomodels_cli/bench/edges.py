@@ -13,13 +13,13 @@ from typing import Any
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
-from protomodels_cli.coordinator.message_fields import FIELDS
+from protomodels_cli.coordinator.message_fields import EDGES, FIELDS, MOST
 from protomodels_cli.spec.schema import RunSpec
 from protomodels_cli.wire import troubles
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 
 FLOATS = [0.0, -0.0, -1.0, 5e-324, -5e-324, 1e-300, 1e-9, 0.5, 1.0, 1e11, 1e300, 1.8e308]
-FLOATS += [float("inf"), float("-inf"), float("nan")]
+FLOATS += [float("inf"), float("-inf"), float("nan"), *EDGES]
 TEXTS = ["", "x", "a" * 64, "0" * 63, "\x00\n", "é" * 300, "bf16", "embed", "layers.0", *troubles.KINDS]
 CONTENTS = [b"", b"x", bytes(32), bytes(1000)]
 FILLED = 0.5  # of the fields of a message
@@ -126,5 +126,6 @@ def _integers(largest: int, heard: Heard) -> list[int]:
         5,
         largest,
         largest // 2 + 1,
+        min(largest, MOST),
         *(n + d for n in near for d in (-1, 0, 1) if 0 <= n + d <= largest),
     ]

@@ -32,12 +32,13 @@ from protomodels_cli.coordinator.history import Forgot, History, Initialised, Ma
 from protomodels_cli.coordinator.moves import Moves
 from protomodels_cli.coordinator.placement import Placement
 from protomodels_cli.coordinator.sharing import fill_on_cards, place_on_cards
-from protomodels_cli.coordinator.state import FormerHolder, Holding, Peer, Preparation, State
+from protomodels_cli.coordinator.state import Absence, FormerHolder, Holding, Peer, Preparation, State
 from protomodels_cli.coordinator.voices import voice_of
 from protomodels_cli.errors import EXIT_OUTSIDE
 
 HOUR = 3600.0
 MOST_SECONDS = 1e6  # that a peer may be later than others, and still be asked before one that had its turn
+MOST_RETURNS = 3  # of one holder during a task, for which the task has longer
 DISMISS_AFTER = 6  # generations in a row that ended before a step was decided
 
 
@@ -84,21 +85,32 @@ def join(moves: Moves, peer: Peer) -> None:
     if (absence := state.absent.get(peer.id)) is not None:
         longest = max(moves.now - absence.since, state.returned.get(peer.id, 0.0))
         moves.set(returned={**state.returned, peer.id: longest})
+        _note_return(moves, peer.id, absence)
     kind = notices.PeerReturned if again else notices.PeerJoined
     moves.tell(kind(peer.id, peer.name, peer.device, peer.person))
     if _is_in_its_generation(state, peer):
         assert peer.holding is not None
-        moves.set(holds={**moves.state.holds, peer.id: peer.holding.stage}, resumed=moves.now, decided_at=())
+        moves.set(holds={**moves.state.holds, peer.id: peer.holding.stage}, decided_at=())
         moves.do(GoOn(peer.id))
     elif not state.placed or was_holder:
         if is_current(state.history, peer.holding):
             assert peer.holding is not None
             if state.history.holders[peer.holding.stage] == peer.id:
                 moves.set(holds={**moves.state.holds, peer.id: peer.holding.stage})
+        elif was_holder and not fresh(state.history):  # a process may end, but not again and again
+            moves.set(untried=state.untried | {peer.id}, turns=turns.after_another(moves.state, peer.id, moves.now))
         regroup(moves)
     else:  # which drops what it may have built ahead
         moves.set(preparing={p: preparation for p, preparation in state.preparing.items() if p != peer.id})
         make_spare(moves, peer.id, reasons.AllStagesHeld(state.stages))
+
+
+def _note_return(moves: Moves, peer: str, absence: Absence) -> None:
+    """The task at hand has that much longer; not for ever, or a peer could keep it from ending."""
+    state, times = moves.state, moves.state.returns.get(peer, 0) + 1
+    if state.task is not None and times <= MOST_RETURNS:
+        moves.set(waited=state.waited + moves.now - max(absence.since, state.task.started))
+    moves.set(returns={**state.returns, peer: times})
 
 
 def make_spare(moves: Moves, peer: str, why: reasons.Spare) -> None:

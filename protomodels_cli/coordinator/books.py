@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from protomodels_cli.coordinator.history import History
 from protomodels_cli.coordinator.journal import Journal
 from protomodels_cli.coordinator.rebuild import rebuild
 from protomodels_cli.coordinator.run_dir import RunDir
+from protomodels_cli.coordinator.state import KEPT_SECONDS
 from protomodels_cli.coordinator.trust import check_beside
 from protomodels_cli.observe.metrics import JsonLines, rows_from_last
 from protomodels_cli.observe.notices import Teller
@@ -35,6 +37,24 @@ def open_books(
     for notice in found:
         teller(notice)
     return journal, metrics
+
+
+def known_seconds(metrics: Path) -> tuple[float, ...]:
+    """What the last steps took, from the grant on, as far as the metrics tell. Blocks."""
+    found = list[float]()
+    try:
+        for row, _ in zip(rows_from_last(metrics), range(LOOKED_AT), strict=False):
+            if (
+                row.get("event") == "step"
+                and isinstance(seconds := row.get("seconds"), float)
+                and 0 <= seconds < math.inf
+            ):
+                found.append(seconds)
+            if len(found) == KEPT_SECONDS:
+                break
+    except OSError:
+        pass
+    return tuple(reversed(found))
 
 
 def known_names(events: Path) -> dict[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from protomodels_cli.coordinator import assigning, reasons
+from protomodels_cli.coordinator import assigning, reasons, turns
 from protomodels_cli.coordinator.events import Dismiss
 from protomodels_cli.coordinator.moves import Moves
 from protomodels_cli.coordinator.state import Hashes, Report, State, Task
@@ -38,7 +38,7 @@ def check_hashes(moves: Moves, task: Task, stage: int, report: Report) -> bool:
         moves.do(Dismiss(peer.id, why, EXIT_REFUSED))
         assigning.lose(moves, {peer.id: why})
         return False
-    moves.set(suspects=state.suspects | {peer.id})
+    moves.set(suspects=state.suspects | {peer.id}, turns=turns.after_another(state, peer.id, moves.now))
     moves.write_row("mismatch", task.step, stage=stage, peer=peer.id, what=other)
     [holder] = state.holders_of([stage])
     assigning.roll_back(moves, state.history.newest, reasons.StageDiverged(holder, other, task.step))

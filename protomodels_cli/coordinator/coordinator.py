@@ -19,7 +19,7 @@ from protomodels_cli.coordinator import contributions, events, machine, notices
 from protomodels_cli.coordinator.alarms import LongWait, alarm_of
 from protomodels_cli.coordinator.audit_reasons import OfAudits
 from protomodels_cli.coordinator.auditing import Audits
-from protomodels_cli.coordinator.books import known_names, open_books
+from protomodels_cli.coordinator.books import known_names, known_seconds, open_books
 from protomodels_cli.coordinator.claims import Claims
 from protomodels_cli.coordinator.contributions import Contributions
 from protomodels_cli.coordinator.deposit import Deposit
@@ -157,8 +157,9 @@ class Coordinator:
             if self.run_dir.resumed:  # a journal that cannot be believed opens no door
                 names = await asyncio.to_thread(known_names, self.run_dir.path / EVENTS)
                 await asyncio.to_thread(self._restore)
-                history = self._journal.history
-                resumed = machine.resume(self.spec, self.state.t_fixed, history, self._now(), names)
+                seconds = await asyncio.to_thread(known_seconds, self.run_dir.path / METRICS)
+                history, now = self._journal.history, self._now()
+                resumed = machine.resume(self.spec, self.state.t_fixed, history, now, names, seconds)
                 self.state = replace(resumed, folder=self._folder)
             elif self._first is not None:
                 await asyncio.to_thread(self._first.check)

@@ -56,8 +56,10 @@ def is_quarrel(what: reasons.Complaint) -> bool:
 
 
 def _counts(state: State, peer: str, now: float) -> bool:
-    """A link has so long to mend before its peer complains: what comes sooner after the last complaint is the same."""
-    return all(now - one.at >= timeouts.LINK_MEND for one in state.complaints if one.peer == peer)
+    """A link has so long to mend before its peer complains: what comes sooner after the last complaint is the same.
+    Peers of one person complain as one."""
+    own = [one for one in state.complaints if voice_of(state.parties[one.peer]) == voice_of(state.parties[peer])]
+    return all(now - one.at >= timeouts.LINK_MEND for one in own)
 
 
 def _is_enough(state: State, what: reasons.Complaint, peer: str, other: str) -> bool:

@@ -65,6 +65,8 @@ def is_late(state: State, event: events.FromPeers) -> bool:
             return stage is None or generation < history.generation or new is None or version < new.version
         case events.SubspaceReported(_, generation, step):
             return stage != state.stages - 1 or generation < history.generation or state.owed != step
+        case events.SnapshotLost(peer) if peer in state.holds:
+            return event.whole_here  # it has built its stage, and its part is as it should be
         case events.Trouble(_, _, about, generation) if about is not None:
             is_away = about < state.stages and history.holders[about] in state.absent and not is_quarrel(event.what)
             return stage is None or generation < history.generation or is_away

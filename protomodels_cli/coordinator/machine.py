@@ -8,6 +8,7 @@ was decided, and reach the journal before the commands that follow from them lea
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import isfinite
 from typing import assert_never
 
 from protomodels_cli import timeouts
@@ -75,7 +76,7 @@ from protomodels_cli.coordinator.moves import Moves
 from protomodels_cli.coordinator.next_task import next_task
 from protomodels_cli.coordinator.outsized import note as note_outsized
 from protomodels_cli.coordinator.snapshots import blame, policy
-from protomodels_cli.coordinator.state import Absence, Report, State, Task
+from protomodels_cli.coordinator.state import KEPT_SECONDS, Absence, Report, State, Task
 from protomodels_cli.protocol import steps
 from protomodels_cli.protocol.hashes import weights_sha256
 from protomodels_cli.protocol.throughput import with_step
@@ -88,10 +89,15 @@ def start(spec: RunSpec, basis_sha256: str, t_fixed: tuple[int, str]) -> State:
 
 
 def resume(
-    spec: RunSpec, t_fixed: tuple[int, str], history: History, now: float, names: Mapping[str, str] | None = None
+    spec: RunSpec,
+    t_fixed: tuple[int, str],
+    history: History,
+    now: float,
+    names: Mapping[str, str] | None = None,
+    step_seconds: tuple[float, ...] = (),
 ) -> State:
     """From a journal: the holders are waited for, since what they have in memory is usually all there. `names`: of
-    peers, as far as they are known."""
+    peers, as far as they are known. `step_seconds`: of the last steps, likewise."""
     absence = Absence(now, until=now + recovery.LEASES * spec.limits.lease_seconds)
     return State(
         spec,
@@ -100,6 +106,7 @@ def resume(
         absent=dict.fromkeys(history.holders, absence),
         departed={peer: Departed((names or {}).get(peer, ""), "lost", now) for peer in history.holders},
         missing=reasons.CoordinatorRestarted(),
+        step_seconds=step_seconds,
     )
 
 
@@ -320,13 +327,14 @@ def _decide(moves: Moves, task: Task, reports: list[Report]) -> None:
     )
     history = moves.state.history
     seconds = moves.now - task.started
+    moves.set(unsound=_unsound(state, reports))
     moves.set(
         undelivered=True,
         broken=0,
         stalled=0,
         trouble=None,
-        decided_at=with_step(state.decided_at, max(task.started, state.resumed), moves.now),
-        step_seconds=(*state.step_seconds[-49:], seconds),
+        decided_at=with_step(state.decided_at, task.started + state.waited, moves.now),
+        step_seconds=(*state.step_seconds[1 - KEPT_SECONDS :], seconds),
     )
     assigning.trust(moves)
     reseating.note_step(moves, seconds, reports)
@@ -351,10 +359,26 @@ def _decide(moves: Moves, task: Task, reports: list[Report]) -> None:
         _answer_bad_numbers(moves)
 
 
+def _unsound(state: State, reports: list[Report]) -> tuple[str, int]:
+    """The holder whose numbers alone are not finite, and in how many steps in a row that was so."""
+    found = [stage for stage, report in enumerate(reports) if not all(isfinite(square) for _, square in report.norms)]
+    if not isfinite(reports[-1].loss_sum) and len(reports) - 1 not in found:
+        found.append(len(reports) - 1)
+    if len(found) != 1:
+        return "", 0
+    holder, (before, times) = state.history.holders[found[0]], state.unsound
+    return holder, 1 + (times if holder == before else 0)
+
+
 def _answer_bad_numbers(moves: Moves) -> None:
     """Too many steps in a row had a loss or gradient that is not finite."""
     spec, history = moves.state.spec, moves.state.history
     many, step = history.skipped_in_a_row, history.step
+    holder, times = moves.state.unsound
+    if times >= spec.limits.nonfinite_steps and assigning.is_replaceable_after_its_turn(moves.state, moves.now, holder):
+        stage = history.holders.index(holder)
+        assigning.stand_aside(moves, {holder: reasons.UnsoundNumbers(stage, times)})
+        return
     why = reasons.NonFinite(many, step, spec.optimizer.lr)
     before = [mark for mark in history.snapshots if mark.step <= step - many]
     if spec.limits.nonfinite_action == "rollback" and history.answered < step:

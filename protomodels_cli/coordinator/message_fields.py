@@ -29,24 +29,25 @@ LEGS = frozenset(LEG_NUMBERS.values())
 class Rule:
     words: str
     holds: Callable[[Any, RunSpec], bool]
+    edges: tuple[float, ...] = ()  # numbers at which it begins and ends to hold
 
 
-def _number(least: float, most: float) -> Callable[[Any, RunSpec], bool]:
-    return lambda value, _: value == 0 or least <= value <= most  # false for NaN
+def _number(words: str, least: float, most: float) -> Rule:
+    return Rule(words, lambda value, _: value == 0 or least <= value <= most, (least, most))  # false for NaN
 
 
-COUNT = Rule(f"a whole number up to {MOST}", lambda value, _: value <= MOST)
+COUNT = Rule(f"a whole number up to {MOST}", lambda value, _: value <= MOST, (MOST,))
 STAGE = Rule("a stage of the run", lambda value, spec: value < spec.model.layers)
 LAYERS = Rule("a number of layers of the model", lambda value, spec: 0 < value <= spec.model.layers)
 PORT = Rule("a port", lambda value, _: value <= 65535)
-SECONDS = Rule("a time in seconds", _number(0.0, MOST_SECONDS))
-COMPUTING = Rule("0 or a time of computing in seconds", _number(LEAST_COMPUTING, MOST_SECONDS))
-BITS = Rule("0 or a number of bits a second", _number(1.0, 1e15))
-CLOCK = Rule("0 or a time in seconds since 1970", _number(1.0, LATEST))
-FLOPS = Rule("0 or a number of operations a second", _number(LEAST_FLOPS, MOST_FLOPS))
+SECONDS = _number("a time in seconds", 0.0, MOST_SECONDS)
+COMPUTING = _number("0 or a time of computing in seconds", LEAST_COMPUTING, MOST_SECONDS)
+BITS = _number("0 or a number of bits a second", 1.0, 1e15)
+CLOCK = _number("0 or a time in seconds since 1970", 1.0, LATEST)
+FLOPS = _number("0 or a number of operations a second", LEAST_FLOPS, MOST_FLOPS)
 SQUARE = Rule("a square", lambda value, _: not value < 0)  # of a run that diverges it may be infinite, or no number
 RATIO = Rule("a ratio", lambda value, _: not value < 0)  # likewise
-WARMTH = Rule("0 or a temperature or power of a card", _number(0.0, 1e4))
+WARMTH = _number("0 or a temperature or power of a card", 0.0, 1e4)
 LOSS = Rule("a sum of losses", lambda value, _: True)  # likewise
 YES_OR_NO = Rule("yes or no", lambda value, _: True)
 LEG = Rule("a leg", lambda value, _: value in LEGS)
@@ -131,6 +132,9 @@ FIELDS: dict[str, dict[str, Rule]] = {
         "seconds": SECONDS,
     },
 }
+
+
+EDGES = sorted({edge for rules in FIELDS.values() for rule in rules.values() for edge in rule.edges})
 
 
 def check(message: Message, spec: RunSpec, path: str = "") -> None:

@@ -12,7 +12,7 @@ from protomodels_cli.coordinator.state import State, Task
 from protomodels_cli.errors import EXIT_OUTSIDE
 
 # What a task may take: so many times what is usual, and at least so many seconds; or these, while no step was decided.
-STALL_TIMES, STALL_SECONDS, STALL_AT_FIRST = 10, 600.0, 3600.0
+STALL_TIMES, STALL_SECONDS, STALL_AT_FIRST = 5, 60.0, 3600.0
 
 
 def watch(moves: Moves) -> None:
@@ -25,7 +25,7 @@ def watch(moves: Moves) -> None:
         return
     elif task.kind in ("build", "link"):
         _watch_assigning(moves, task)
-    elif moves.now - max(task.started, state.resumed) > patience(state, task.kind):
+    elif moves.now - task.started - state.waited > patience(state, task.kind):
         _start_over(moves, still_working(state, moves.now))
 
 
@@ -38,9 +38,30 @@ def _watch_subspace(moves: Moves) -> None:
 
 
 def _start_over(moves: Moves, stalled_at: Stall) -> None:
+    again = moves.state.stalled > 0
     moves.tell(notices.Stalled(stalled_at))
     moves.set(stalled=moves.state.stalled + 1)
-    assigning.regroup(moves)
+    if not _rotate(moves, again):
+        assigning.regroup(moves)
+
+
+def _rotate(moves: Moves, again: bool) -> bool:
+    """Whether another peer takes the stage of a holder that was not heard of. Of several, nobody can tell which keeps
+    the others waiting: then one is chosen when the task did not end `again`, the newest first."""
+    state = moves.state
+    done = state.heard.keys() if state.task is not None else state.took_basis
+    late = [i for i in range(state.stages) if i not in done]
+    if isinstance(state.blocked[0] if state.blocked else None, SubspaceReport):
+        late = [state.stages - 1]
+    if len(late) > 1 and not again:
+        return False
+    kind = "step" if state.task is None else state.task.kind
+    for stage in sorted(late, key=lambda i: -state.peers[state.history.holders[i]].since):
+        holder = state.history.holders[stage]
+        if assigning.is_replaceable_after_its_turn(state, moves.now, holder):
+            assigning.stand_aside(moves, {holder: TooSlow(stage, "task", patience(state, kind))})
+            return True
+    return False
 
 
 def _watch_assigning(moves: Moves, task: Task) -> None:
@@ -78,7 +99,9 @@ def _watch_restoring(moves: Moves, stages: list[int]) -> None:
     state, gone = moves.state, dict[str, TooSlow]()
     for stage in stages:
         holder = state.history.holders[stage]
-        limit = restore_seconds(state.spec, state.history.layers, stage, state.fetches, readiness.cap_of(state, holder))
+        limit = restore_seconds(
+            state.spec, state.history.layers, stage, state.fetches, readiness.allowed_cap(state, holder)
+        )
         if moves.now - state.preparing[holder].asked >= limit and assigning.are_replaceable(
             state, moves.now, *gone, holder
         ):

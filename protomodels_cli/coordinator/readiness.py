@@ -10,6 +10,7 @@ from protomodels_cli.coordinator.history import History
 from protomodels_cli.coordinator.reasons import TaskKind
 from protomodels_cli.coordinator.state import State
 from protomodels_cli.cost.memory import stage_memory
+from protomodels_cli.cost.saving import LEAST_CAP
 from protomodels_cli.protocol.parts import Part
 from protomodels_cli.spec.cut import spans
 from protomodels_cli.spec.schema import RunSpec
@@ -39,9 +40,15 @@ def cap_of(state: State, peer: str | None) -> float:
     return math.inf if known is None else known.download
 
 
-def fetch_seconds(state: State, stage: int, peer: str | None = None) -> float:
+def allowed_cap(state: State, peer: str) -> float:
+    """The same, as its time limits know it."""
+    return max(cap_of(state, peer), LEAST_CAP)
+
+
+def fetch_seconds(state: State, stage: int, cap: float = math.inf) -> float:
+    """`cap`: bits a second."""
     span = spans(state.history.layers)[stage]
-    rate = min(FETCH_RATE, cap_of(state, peer) / 8)
+    rate = min(FETCH_RATE, cap / 8)
     return ASKING + stage_memory(state.spec).saved(span.start, span.stop) / rate
 
 
@@ -52,7 +59,7 @@ def build_seconds(state: State) -> float:
 
 def restoring(state: State, stage: int, peer: str | None = None) -> float:
     """Seconds that a peer without the part takes; one that is named, under its cap."""
-    return fetch_seconds(state, stage, peer) + build_seconds(state)
+    return fetch_seconds(state, stage, cap_of(state, peer)) + build_seconds(state)
 
 
 def restore_seconds(spec: RunSpec, layers: Sequence[int], stage: int, fetches: int = 1, cap: float = math.inf) -> float:
@@ -77,7 +84,7 @@ def patience(state: State, stage: int, usual: float) -> float:
 def expected(state: State, peer: str, stage: int) -> float:
     """Seconds from when this peer is told to prepare the stage until it is ready."""
     here = is_here(state, peer, wanted(state.history, stage))
-    return (0.0 if here else fetch_seconds(state, stage, peer)) + build_seconds(state)
+    return (0.0 if here else fetch_seconds(state, stage, cap_of(state, peer))) + build_seconds(state)
 
 
 def usual_seconds(state: State, kind: TaskKind) -> float:

@@ -73,10 +73,10 @@ class FalseClaim(Fact):
 @dataclass(frozen=True)
 class TooSlow(Fact):
     """A stage was not ready in time: limits.build_seconds, restore_seconds, reuse_seconds or link_seconds; or its new
-    holder did not do what an honest one does in less time ("step": its first step)."""
+    holder did not do what an honest one does in less time ("step": its first step); or all waited for it ("task")."""
 
     stage: int
-    doing: Literal["build", "restore", "reuse", "link", "step"]
+    doing: Literal["build", "restore", "reuse", "link", "step", "task"]
     seconds: float  # the limit
     kind: Literal["too_slow"] = "too_slow"
 
@@ -88,6 +88,16 @@ class PartNotProved(Fact):
     stage: int
     step: int
     kind: Literal["part_not_proved"] = "part_not_proved"
+
+
+@dataclass(frozen=True)
+class UnsoundNumbers(Fact):
+    """In so many steps in a row this stage alone had a loss or gradient that is not finite. Where a stage computes such
+    numbers, its neighbours get them."""
+
+    stage: int
+    steps: int
+    kind: Literal["unsound_numbers"] = "unsound_numbers"
 
 
 @dataclass(frozen=True)
@@ -163,7 +173,15 @@ Talk = InvalidMessage | TooManyMessages | NotReading | UnprocessableMessage | In
 Complaint = Kicked | PeerReport | Talk | OfAudits
 # A peer with it is dismissed.
 Fault = (
-    Complaint | HashMismatch | DamagedBasis | FalseClaim | TooSlow | PartNotProved | PartUnreadable | SpoiltSnapshots
+    Complaint
+    | HashMismatch
+    | DamagedBasis
+    | FalseClaim
+    | TooSlow
+    | PartNotProved
+    | PartUnreadable
+    | SpoiltSnapshots
+    | UnsoundNumbers
 )
 Silence = NoHeartbeat | ConnectionClosed | NotRenewed
 Loss = Silence | Fault | AskedToLeave | AskedToRest

@@ -8,6 +8,7 @@ goes wrong before that, the holder goes on. speeds.py says whether it is worth i
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from protomodels_cli.coordinator import assigning, readiness, speeds, turns
 from protomodels_cli.coordinator.events import MakeSpare, PrepareStage
@@ -41,7 +42,8 @@ def consider(moves: Moves) -> None:
         return
     holder = history.holders[stage]
     why = Reseating(stage, state.peers[holder].name, state.peers[spare].name, weighed.step, weighed.expected)
-    moves.set(reseat=Reseat(holder, spare, (history.lineage, history.step), moves.now, why))
+    names = turns.names_of(state.peers[spare])
+    moves.set(reseat=Reseat(holder, spare, (history.lineage, history.step), moves.now, why, names))
     moves.tell(StageReseating(history.step, weighed.pause, why))
 
 
@@ -75,6 +77,7 @@ def watch(moves: Moves) -> None:
     stage, preparation = reseat.why.stage, state.preparing.get(reseat.spare)
     part = history.newest.as_parts()[stage] if history.newest.key == reseat.snapshot else None
     if reseat.spare not in state.peers or state.peers[reseat.spare].rest is not None:
+        moves.set(turns=turns.with_names(state, reseat.names, moves.now))  # the run stood still for it
         _give_up(moves, reseat, "spare_gone")
     elif turns.weight(state, reseat.spare, moves.now):
         _give_up(moves, reseat, "not_ready")
@@ -85,7 +88,9 @@ def watch(moves: Moves) -> None:
             _give_up(moves, reseat, "not_saved")
     elif preparation is None or preparation.part != part:
         here = moves.now if readiness.is_here(state, reseat.spare, part) else None
-        moves.set(preparing={**state.preparing, reseat.spare: Preparation(part, moves.now, here)})
+        asked = moves.now if reseat.asked is None else reseat.asked  # it may have reconnected since
+        moves.set(reseat=replace(reseat, asked=asked))
+        moves.set(preparing={**state.preparing, reseat.spare: Preparation(part, asked, here)})
         moves.do(PrepareStage(reseat.spare, part))
     elif preparation.ready:
         if state.task is None and not state.absent:

@@ -160,10 +160,14 @@ def loss(reason: r.Loss) -> str:
                 "reuse": f"continue with stage {stage} from memory",
                 "link": f"link stage {stage}",
                 "step": f"finish the first step with stage {stage}",
+                "task": f"report on stage {stage}",
             }
             return f"did not {work[doing]} within {duration(seconds)}"
         case r.PartNotProved(stage, step):
             return f"could not prove that it has {part_of(stage, step)}"
+        case r.UnsoundNumbers(stage, steps):
+            alone = "as no other stage had"
+            return f"had a non-finite loss or gradient of stage {stage} in {plural(steps, 'step')} in a row, {alone}"
         case r.PartUnreadable(step):
             return f"could not read a part of the snapshot at step {step}"
         case r.SpoiltSnapshots(_, snapshots, why):
@@ -219,6 +223,7 @@ def dismissal(reason: r.Dismissal) -> tuple[str, str]:
             | r.FalseClaim()
             | r.PartNotProved()
             | r.PartUnreadable()
+            | r.UnsoundNumbers()
             | r.PeerReport()
             | r.InvalidMessage()
             | r.TooManyMessages()

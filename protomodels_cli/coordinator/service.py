@@ -57,6 +57,7 @@ MOST_UPLOADS = 2  # of one peer: a basis and a part of a snapshot may fall toget
 FAILURES_SECONDS = 32.0  # in which as many calls with a token may fail from one network as may connect from there
 TOO_EARLY = Rate(per_second=0.1, burst=4)
 LEAST_FAILURES = 16  # of those: where one connection is allowed, a mistake or two are nothing bad yet
+LOOK_AGAIN = 1.0  # seconds until a peer that opens too many sessions may open another
 SESSION_WITHIN = 600.0  # seconds after a peer's first call
 
 
@@ -282,6 +283,8 @@ class Service(rpc.PeeringServicer):
             await calls.refuse(context, refusals.OtherSpec())
             return
         known = self._enrolled[peer]
+        while not known.may_open(time.monotonic()):
+            await asyncio.sleep(LOOK_AGAIN)
         stream = ControlStream(address, calls.port(context))
         reached = known.reached if known.seen == (address, ports_of(register)) else ()
         try:

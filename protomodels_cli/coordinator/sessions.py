@@ -21,6 +21,7 @@ from protomodels_cli.wire.rates import Bucket, Rate
 # Of a peer's messages, each of which costs a token and another for every so many bytes. What the coordinator says
 # brings some: most of what an honest peer sends is an answer, however short the steps are. The rest are heartbeats.
 FROM_PEER, TOKEN_BYTES, FOR_EACH_MESSAGE = Rate(per_second=20.0, burst=500.0), 4096, 2
+OPENED = Rate(per_second=1 / 3, burst=20.0)  # sessions of one peer: each costs a row of events, and may relink all
 COOLING_SECONDS = 60.0  # in which nobody joins with the token, and from where, a peer was sent away for sending more
 MOST_UNTAKEN = 1000  # events of one peer that may wait for the machine; then nothing is read from it for a while
 UNTAKEN_SECONDS = 0.05  # until the next look
@@ -100,6 +101,13 @@ class EnrolledPeer:
     untaken: int = 0  # events that the machine has not processed yet
     until: float = 0.0  # when what it shows ends, in seconds since 1970
     bucket: Bucket | None = None  # of its messages, on whichever stream; None: it has sent none
+    opened: Bucket | None = None  # of its sessions
+
+    def may_open(self, now: float) -> bool:
+        """Another session."""
+        left = (self.opened or Bucket.full(OPENED, now)).take(OPENED, 1, now)
+        self.opened = left or self.opened
+        return left is not None
 
     def was_sent(self) -> None:
         """A message: it may answer."""

@@ -31,6 +31,8 @@ from protomodels_cli.protocol.parts import Part
 from protomodels_cli.spec.schema import RunSpec
 from protomodels_cli.wire.usage import Usage
 
+KEPT_SECONDS = 50  # steps of which it is known how long they took
+
 
 @dataclass(frozen=True)
 class Holding:
@@ -112,6 +114,8 @@ class Reseat:
     snapshot: tuple[int, int]
     since: float
     why: Reseating
+    names: tuple[str, ...] = ()  # of the spare and its voice, by which its turns are counted
+    asked: float | None = None  # when the spare was first told to build the stage
 
 
 @dataclass(frozen=True)
@@ -183,7 +187,8 @@ class State:
     departed: Mapping[str, Departed] = field(default_factory=dict)  # peers that are gone, the last one last
     replaceable: bool | None = None  # whether any one holder could be lost; None: not known yet
     returned: Mapping[str, float] = field(default_factory=dict)  # holder → its longest absence that it came back from
-    resumed: float = 0.0  # when a holder last came back into its generation
+    waited: float = 0.0  # seconds of the task at hand in which a holder was away, and came back
+    returns: Mapping[str, int] = field(default_factory=dict)  # holder → times that it came back during this task
     preparing: Mapping[str, Preparation] = field(default_factory=dict)  # peer → what it was told to build
     fetches: int = 0  # stages whose holders had to fetch a part when they were assigned
     reseat: Reseat | None = None
@@ -217,6 +222,7 @@ class State:
     former: FormerHolder | None = None  # while the stage is tried by a faster peer
     linked: float | None = None  # seconds that the stages took to link last
     turns: Mapping[str, tuple[float, ...]] = field(default_factory=dict)  # peer or voice → when it gave up a stage
+    unsound: tuple[str, int] = ("", 0)  # the holder whose numbers alone were not finite, and in how many steps in a row
     broken: int = 0  # generations in a row that ended before a step was decided
     stalled: int = 0  # … because a task did not end
     trouble: Relinking | None = None  # the last of these generations' end, as it was told

@@ -11,7 +11,14 @@ from typing import Literal
 
 from protomodels_cli.coordinator import assigning, disputes, notices, turns
 from protomodels_cli.coordinator.moves import Moves
-from protomodels_cli.coordinator.readiness import BEYOND, cap_of, restore_seconds, restoring, usual_seconds
+from protomodels_cli.coordinator.readiness import (
+    BEYOND,
+    LEAST,
+    allowed_cap,
+    fetch_seconds,
+    restore_seconds,
+    usual_seconds,
+)
 from protomodels_cli.coordinator.reasons import AllStagesHeld, PartNotProved, TooSlow
 from protomodels_cli.coordinator.state import State, Task
 from protomodels_cli.protocol.parts import Part
@@ -42,14 +49,13 @@ def _allowed(state: State, task: Task, stage: int) -> float:
     match task.kind:
         case "build" if holder in state.holds or (preparation is not None and preparation.ready):
             return BEYOND + usual_seconds(state, "step")  # it has the stage in memory, or said so
-        case "build" if preparation is None or state.pace.build is None:
-            return math.inf
         case "build":
-            has_part = preparation is not None and preparation.here is not None
-            usual = (
-                state.pace.build or 0.0 if has_part else max(restoring(state, stage, holder), state.pace.restore or 0.0)
-            )
-            cap = cap_of(state, holder)
+            if preparation is None:
+                return math.inf
+            build, cap = state.pace.build, allowed_cap(state, holder)
+            usual = LEAST if build is None else build  # nobody has built a stage from a part yet
+            if preparation.here is None:
+                usual += max(fetch_seconds(state, stage, cap), (state.pace.restore or 0.0) - (build or 0.0))
             limit = restore_seconds(state.spec, state.history.layers, stage, state.fetches, cap)
             return min(limit, usual + BEYOND)
         case "link":
@@ -62,7 +68,7 @@ def _since(state: State, task: Task, stage: int) -> float:
     preparation = state.preparing.get(state.history.holders[stage])
     if task.kind == "build" and preparation is not None and not preparation.ready:
         return preparation.asked
-    return max(task.started, state.resumed)
+    return task.started + state.waited
 
 
 def _doing(state: State, task: Task, holder: str) -> Literal["restore", "reuse", "step"]:

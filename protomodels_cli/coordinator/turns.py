@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from protomodels_cli.coordinator.state import State
+from protomodels_cli.coordinator.state import Peer, State
 from protomodels_cli.coordinator.voices import voice_of
 
 FORGOTTEN = 3600.0  # seconds after which a turn counts no more
@@ -20,7 +20,23 @@ Turns = Mapping[str, tuple[float, ...]]  # peer or voice → when it had a turn
 def after(state: State, peers: Iterable[str], now: float) -> Turns:
     """All turns, these peers' included: one for each peer, and one for its voice. Peers of one voice have one turn."""
     known = [state.peers[peer] for peer in peers if peer in state.peers]
-    names = {name for peer in known for name in (f"peer {peer.id}", voice_of(peer))}
+    return with_names(state, {name for peer in known for name in names_of(peer)}, now)
+
+
+def after_another(state: State, peer: str, now: float) -> Turns:
+    """The same for what may happen to an honest peer once: only the second time within an hour is a turn."""
+    once = f"once {peer}"
+    if any(now - at < FORGOTTEN for at in state.turns.get(once, ())):
+        return after(state, [peer], now)
+    return with_names(state, {once}, now)
+
+
+def names_of(peer: Peer) -> tuple[str, str]:
+    """The peer and its voice, as turns are counted."""
+    return f"peer {peer.id}", voice_of(peer)
+
+
+def with_names(state: State, names: Iterable[str], now: float) -> Turns:
     recent = {name: tuple(at for at in times if now - at < FORGOTTEN) for name, times in state.turns.items()}
     for name in sorted(names):
         recent[name] = (*recent.pop(name, ()), now)[-MOST_COUNTED:]
@@ -41,5 +57,4 @@ def _ages(turns: Turns, state: State, peer: str, now: float) -> list[float]:
     known = state.peers.get(peer)
     if known is None or not turns:
         return []
-    names = f"peer {peer}", voice_of(known)
-    return [now - at for name in names for at in turns.get(name, ()) if now - at < FORGOTTEN]
+    return [now - at for name in names_of(known) for at in turns.get(name, ()) if now - at < FORGOTTEN]

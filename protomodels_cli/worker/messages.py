@@ -48,9 +48,7 @@ def lost_message(assigned: pb.Assignment, why: str) -> pb.SnapshotLost:
     return pb.SnapshotLost(generation=assigned.generation, lineage=lost.lineage, step=lost.step, why=why)
 
 
-def done_message(
-    report: TaskReport, generation: Generation, machine: Mapping[str, Any], cpu_seconds: float
-) -> pb.Done:
+def done_message(report: TaskReport, generation: Generation, machine: Mapping[str, Any], cpu_seconds: float) -> pb.Done:
     sync, used = report.sync, report.usage
     return pb.Done(
         task=report.task,
