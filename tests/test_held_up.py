@@ -22,7 +22,6 @@ from protomodels_cli.coordinator.readiness import BEYOND, LEAST
 from protomodels_cli.coordinator.reseat_notices import StageNotReseated, StageReseating
 from protomodels_cli.coordinator.sessions import OPENED, EnrolledPeer
 from protomodels_cli.coordinator.state import Rest
-from protomodels_cli.cost.saving import LEAST_CAP, largest_part, part_seconds
 from protomodels_cli.protocol.audit import Recorded
 
 
@@ -162,12 +161,11 @@ def test_a_holder_that_loses_its_stage_again_and_again_gives_it_up():
     assert len([r for r in b.records if isinstance(r, RolledBack)]) <= 2
 
 
-@pytest.mark.parametrize("download", [1.0, 1e5])
-def test_a_low_cap_gives_nobody_time_for_ever(download):
-    """A new holder that says it receives next to nothing, and never builds the stage."""
+def test_a_low_cap_gives_nobody_time_for_ever():
+    """A new holder that says it receives as little as can be, and never builds the stage."""
     b = of_persons(peers=2)
     gone = b.state.history.holders[1]
-    b.tell(ev.Joined(replace(peer(2), token="t2", download=download)))
+    b.tell(ev.Joined(replace(peer(2), token="t2", download=1e6)))
     b.lose(gone)
     assert "p2" in b.state.history.holders
     b.tell(ev.Joined(replace(peer(3), token="t3")))
@@ -184,7 +182,7 @@ def test_a_holder_whose_part_the_run_waits_for_gives_its_stage_up_soon():
     """It says that it sends next to nothing, has the run wait for a snapshot, and hands nothing in."""
     b = of_persons(peers=3, steps=200)
     liar = b.state.history.holders[1]
-    b.tell(ev.Joined(replace(b.state.peers[liar], upload=1.0, holding=holding(b, 1, generation=1))))
+    b.tell(ev.Joined(replace(b.state.peers[liar], upload=1e6, holding=holding(b, 1, generation=1))))
     assert b.state.pace.upload is not None
     b.tell(ev.Leaving(liar))
     b.answer_until(lambda: b.state.task is None and b.state.history.pending, lambda: [b.done(i) for i in range(2)])
@@ -196,17 +194,6 @@ def test_a_holder_whose_part_the_run_waits_for_gives_its_stage_up_soon():
         b.now += 2
         b.tell(ev.Tick())
     b.finish()
-
-
-def test_a_cap_on_uploads_lengthens_the_time_of_parts_up_to_a_bound():
-    b = of_persons(peers=2)
-    slow = replace(b.state.peers["p0"], upload=1.0)
-    b.state = replace(b.state, peers={**b.state.peers, "p0": slow})
-    b.answer_until(lambda: b.state.history.pending, lambda: [b.done(i) for i in range(2)])
-    b.tell(ev.Tick())
-    [until] = b.state.due.values()
-    largest = largest_part(b.state.spec, b.state.history.layers)
-    assert until - b.now == pytest.approx(part_seconds(b.state.spec, largest, LEAST_CAP), abs=1.0)
 
 
 # With what it reports

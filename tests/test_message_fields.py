@@ -52,6 +52,11 @@ def verdict(**fields: int) -> pb.PeerMessage:
         (pb.PeerMessage(done=pb.Done(basis_sha256="u0")), "done.basis_sha256"),
         (pb.PeerMessage(register=pb.Register(flops=SUBNORMAL)), "register.flops"),
         (pb.PeerMessage(register=pb.Register(port=70000)), "register.port"),
+        (
+            pb.PeerMessage(register=pb.Register(upload=1.0)),
+            "register.upload",
+        ),  # its parts would be waited for for weeks
+        (pb.PeerMessage(register=pb.Register(download=999_999.0)), "register.download"),
         (pb.PeerMessage(rest=pb.Rest(until=3e11)), "rest.until"),  # no calendar has that year
         (pb.PeerMessage(register=pb.Register(rest=pb.Rest(until=3e11))), "register.rest.until"),
         (pb.PeerMessage(register=pb.Register(holding=pb.Holding(layers_per_stage=[0]))), "register.holding.layers"),

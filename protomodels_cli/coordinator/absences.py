@@ -104,9 +104,7 @@ def _pass_over(moves: Moves) -> None:
         if preparation is None:
             continue  # it was assigned a stage when another went
         stage = preparation.part.stage
-        limit = readiness.restore_seconds(
-            state.spec, state.history.layers, stage, cap=readiness.allowed_cap(state, peer)
-        )
+        limit = readiness.restore_seconds(state.spec, state.history.layers, stage, cap=readiness.cap_of(state, peer))
         overdue = not preparation.ready and moves.now - preparation.asked > limit and state.stage_of(peer) is None
         if overdue and _successor(moves, stage) not in (None, peer):
             assigning.dismiss(moves, reasons.TooSlow(stage, "restore", limit), peer)

@@ -16,6 +16,7 @@ from google.protobuf.message import Message
 
 from protomodels_cli.quantities import LATEST
 from protomodels_cli.spec.schema import RunSpec
+from protomodels_cli.wire.cap import LEAST as LEAST_CAP
 from protomodels_cli.wire.frames import LEG_NUMBERS
 
 # Larger than any honest number of steps, bytes or messages. Above it, a float does not hold every whole number.
@@ -42,7 +43,7 @@ LAYERS = Rule("a number of layers of the model", lambda value, spec: 0 < value <
 PORT = Rule("a port", lambda value, _: value <= 65535)
 SECONDS = _number("a time in seconds", 0.0, MOST_SECONDS)
 COMPUTING = _number("0 or a time of computing in seconds", LEAST_COMPUTING, MOST_SECONDS)
-BITS = _number("0 or a number of bits a second", 1.0, 1e15)
+CAP = _number("0 or a number of bits a second that `join` takes", LEAST_CAP, 1e15)
 CLOCK = _number("0 or a time in seconds since 1970", 1.0, LATEST)
 FLOPS = _number("0 or a number of operations a second", LEAST_FLOPS, MOST_FLOPS)
 SQUARE = Rule("a square", lambda value, _: not value < 0)  # of a run that diverges it may be infinite, or no number
@@ -79,8 +80,8 @@ FIELDS: dict[str, dict[str, Rule]] = {
         "machine": TEXT,
         "outside_port": PORT,
         "outside_host": TEXT,
-        "upload": BITS,
-        "download": BITS,
+        "upload": CAP,
+        "download": CAP,
     },
     "Rest": {"over": YES_OR_NO, "until": CLOCK, "by_owner": YES_OR_NO},
     "RelayTrip": {"relay": TEXT, "seconds": SECONDS},

@@ -99,9 +99,7 @@ def _watch_restoring(moves: Moves, stages: list[int]) -> None:
     state, gone = moves.state, dict[str, TooSlow]()
     for stage in stages:
         holder = state.history.holders[stage]
-        limit = restore_seconds(
-            state.spec, state.history.layers, stage, state.fetches, readiness.allowed_cap(state, holder)
-        )
+        limit = restore_seconds(state.spec, state.history.layers, stage, state.fetches, readiness.cap_of(state, holder))
         if moves.now - state.preparing[holder].asked >= limit and assigning.are_replaceable(
             state, moves.now, *gone, holder
         ):

@@ -10,7 +10,6 @@ from protomodels_cli.coordinator.history import History
 from protomodels_cli.coordinator.reasons import TaskKind
 from protomodels_cli.coordinator.state import State
 from protomodels_cli.cost.memory import stage_memory
-from protomodels_cli.cost.saving import LEAST_CAP
 from protomodels_cli.protocol.parts import Part
 from protomodels_cli.spec.cut import spans
 from protomodels_cli.spec.schema import RunSpec
@@ -38,11 +37,6 @@ def cap_of(state: State, peer: str | None) -> float:
     """Bits a second that a peer receives at most."""
     known = state.peers.get(peer or "")
     return math.inf if known is None else known.download
-
-
-def allowed_cap(state: State, peer: str) -> float:
-    """The same, as its time limits know it."""
-    return max(cap_of(state, peer), LEAST_CAP)
 
 
 def fetch_seconds(state: State, stage: int, cap: float = math.inf) -> float:

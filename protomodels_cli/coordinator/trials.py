@@ -14,7 +14,7 @@ from protomodels_cli.coordinator.moves import Moves
 from protomodels_cli.coordinator.readiness import (
     BEYOND,
     LEAST,
-    allowed_cap,
+    cap_of,
     fetch_seconds,
     restore_seconds,
     usual_seconds,
@@ -52,7 +52,7 @@ def _allowed(state: State, task: Task, stage: int) -> float:
         case "build":
             if preparation is None:
                 return math.inf
-            build, cap = state.pace.build, allowed_cap(state, holder)
+            build, cap = state.pace.build, cap_of(state, holder)
             usual = LEAST if build is None else build  # nobody has built a stage from a part yet
             if preparation.here is None:
                 usual += max(fetch_seconds(state, stage, cap), (state.pace.restore or 0.0) - (build or 0.0))

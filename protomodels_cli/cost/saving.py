@@ -73,9 +73,6 @@ def largest_part(spec: RunSpec, layers: Sequence[int]) -> int:
     return max(memory.saved(span.start, span.stop) for span in spans(layers))
 
 
-LEAST_CAP = 2e6  # bits a second: a peer whose cap is lower has no more time than with this
-
-
 def part_seconds(spec: RunSpec, largest: int, cap: float = math.inf) -> float:
     """How long the parts of a snapshot may take to arrive: so many bytes, over a slow line. `cap`: bits a second that a
     holder sends at most."""

@@ -17,7 +17,7 @@ from protomodels_cli.coordinator.readiness import BEYOND
 from protomodels_cli.coordinator.snapshots import policy
 from protomodels_cli.coordinator.snapshots.failures import Overdue
 from protomodels_cli.coordinator.state import State
-from protomodels_cli.cost.saving import LEAST_CAP, largest_part, part_seconds
+from protomodels_cli.cost.saving import largest_part, part_seconds
 
 MOST_SPOILT = 2  # snapshots in a row
 SLOWER = 2.0  # times what an upload took last
@@ -61,9 +61,7 @@ def _holds_up_the_run(state: State, mark: Mark, now: float) -> bool:
 def _limit(state: State) -> float:
     largest = largest_part(state.spec, state.history.layers)
     caps = [peer.upload for id_, peer in state.peers.items() if id_ in state.history.holders]
-    return part_seconds(state.spec, largest, max(LEAST_CAP, min(caps, default=math.inf))) * 2.0 ** min(
-        state.late, MOST_LATE
-    )
+    return part_seconds(state.spec, largest, min(caps, default=math.inf)) * 2.0 ** min(state.late, MOST_LATE)
 
 
 def _give_up_overdue(moves: Moves, mark: Mark) -> None:
