@@ -12,7 +12,7 @@ from machine_bench import CUT_OFF, Bench, holding, peer, to_step, told
 from test_reseating import saved, tried
 
 from protomodels_cli.coordinator import events as ev
-from protomodels_cli.coordinator import notices, patience, reasons, turns
+from protomodels_cli.coordinator import notices, patience, reasons, speeds, turns
 from protomodels_cli.coordinator.audit_reasons import MessagesDiffer
 from protomodels_cli.coordinator.auditing import Audits
 from protomodels_cli.coordinator.contributions import MOST_BYTES, Contribution
@@ -68,6 +68,35 @@ def test_a_spare_that_goes_while_the_run_stands_still_for_it_had_its_turn(gone):
     assert turns.weight(b.state, "p2", b.now) > 0
     b.finish()
     assert len(told(b.commands, StageReseating)) == 1
+
+
+def test_a_spare_that_is_late_had_its_turn_and_so_had_all_ids_of_its_person():
+    """A silent holder is to be replaced; the spares of one token say that they are the fastest, and build nothing."""
+    b = of_persons(peers=2)
+    b.tell(ev.Joined(replace(peer(2), token="t2")))
+    for i in range(10, 14):
+        b.tell(
+            ev.Joined(replace(peer(i), token="liar", flops=1e15, parts=frozenset(b.state.history.newest.as_parts())))
+        )
+    gone, begun = b.state.history.holders[1], b.now
+    b.tell(ev.Left(gone, reasons.NoHeartbeat(5.0)))
+    while "p2" not in b.state.preparing:
+        assert b.now - begun < LEAST + 60
+        b.now += 1
+        b.tell(ev.Tick())
+    asked = {c.peer for c in b.commands if isinstance(c, ev.PrepareStage)}
+    assert len(asked - {"p2"}) <= 1
+    b.tell(ev.Ready("p2", b.state.preparing["p2"].part))
+    assert b.state.history.holders[1] == "p2"
+    b.finish()
+
+
+def test_a_holder_that_says_it_computes_in_no_time_is_taken_for_the_slowest():
+    b = tried()
+    b.answer_until(lambda: len(b.state.timed) >= speeds.ENOUGH)
+    b.state = replace(b.state, timed=tuple(replace(t, compute=(1.0, 0.0)) for t in b.state.timed))
+    busy = speeds.busy(b.state)
+    assert busy.index(max(busy)) == 1
 
 
 # While a task is under way

@@ -10,7 +10,7 @@ from __future__ import annotations
 import statistics
 from dataclasses import replace
 
-from protomodels_cli.coordinator import assigning, notices, readiness, reasons, recovery
+from protomodels_cli.coordinator import assigning, notices, readiness, reasons, recovery, turns
 from protomodels_cli.coordinator.events import KeepSnapshots, MakeSpare, PrepareStage, SnapshotLost, StoreAway
 from protomodels_cli.coordinator.history import Forgot
 from protomodels_cli.coordinator.moves import Moves
@@ -105,9 +105,14 @@ def _pass_over(moves: Moves) -> None:
             continue  # it was assigned a stage when another went
         stage = preparation.part.stage
         limit = readiness.restore_seconds(state.spec, state.history.layers, stage, cap=readiness.cap_of(state, peer))
-        overdue = not preparation.ready and moves.now - preparation.asked > limit and state.stage_of(peer) is None
-        if overdue and _successor(moves, stage) not in (None, peer):
+        if preparation.ready or state.stage_of(peer) is not None:
+            continue
+        passed, expected = moves.now - preparation.asked, readiness.expected(state, peer, stage)
+        if passed > limit and _successor(moves, stage) not in (None, peer):
             assigning.dismiss(moves, reasons.TooSlow(stage, "restore", limit), peer)
+        elif not preparation.late and passed > readiness.patience(state, stage, expected):
+            moves.set(preparing={**state.preparing, peer: replace(preparation, late=True)})
+            moves.set(turns=turns.after(state, [peer], moves.now))  # or another id of its person would be asked next
 
 
 def _stand_down(moves: Moves) -> None:

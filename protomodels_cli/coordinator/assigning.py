@@ -81,6 +81,8 @@ def join(moves: Moves, peer: Peer) -> None:
         departed={p: departed for p, departed in state.departed.items() if p != peer.id},
     )
     if not was_holder:  # with the session before it went what it was told to build
+        if peer.id in state.preparing:
+            moves.set(turns=turns.after_another(moves.state, peer.id, moves.now))
         moves.set(preparing={p: preparation for p, preparation in state.preparing.items() if p != peer.id})
     if (absence := state.absent.get(peer.id)) is not None:
         longest = max(moves.now - absence.since, state.returned.get(peer.id, 0.0))
@@ -303,7 +305,8 @@ def fill(state: State, held: dict[int, str], now: float) -> dict[int, str] | rea
         if has_accused(state, peer, stage):
             return MOST_COST
         seconds = readiness.seconds_left(state, peer, stage, now) + HOUR * slower(stage).get(peer, 0.0)
-        return min(seconds, MOST_SECONDS) + MOST_SECONDS * turns.weight(state, peer, now)
+        had = 0.0 if readiness.is_ready(state, peer, stage) else turns.weight(state, peer, now)
+        return min(seconds, MOST_SECONDS) + MOST_SECONDS * had
 
     return fill_on_cards(state.spec, state.history.layers, held, state.peers.values(), cost)
 

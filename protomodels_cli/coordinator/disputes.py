@@ -7,6 +7,7 @@ person says; a peer that independent neighbours blame again and again is.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from protomodels_cli import timeouts
 from protomodels_cli.coordinator import assigning, reasons
@@ -119,4 +120,9 @@ def _independent(parties: Mapping[str, Peer], peer: str, pairs: Iterable[frozens
 
 def _note_parties(moves: Moves, *peers: str) -> None:
     state = moves.state
-    moves.set(parties={**state.parties, **{peer: state.peers[peer] for peer in peers if peer in state.peers}})
+    moves.set(
+        parties={
+            **state.parties,
+            **{peer: replace(state.peers[peer], parts=frozenset()) for peer in peers if peer in state.peers},
+        }
+    )

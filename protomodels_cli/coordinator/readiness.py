@@ -33,6 +33,12 @@ def is_here(state: State, peer: str, part: Part) -> bool:
     return not part.sha256 or part in state.peers[peer].parts
 
 
+def is_ready(state: State, peer: str, stage: int) -> bool:
+    """Whether it has built this stage, as far as it has said and could prove."""
+    preparation = state.preparing.get(peer)
+    return preparation is not None and preparation.ready and preparation.part == wanted(state.history, stage)
+
+
 def cap_of(state: State, peer: str | None) -> float:
     """Bits a second that a peer receives at most."""
     known = state.peers.get(peer or "")

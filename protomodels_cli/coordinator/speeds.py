@@ -22,6 +22,7 @@ from protomodels_cli.spec.schema import RunSpec
 
 KEPT, ENOUGH = 20, 5  # steps of a generation whose medians count: the last, and at least
 SHORTER = 0.75  # of what a step takes: it must not take more than this with the spare
+SAYS_NOTHING = 1.01  # times the slowest: who says that it computes in no time is taken for slower still
 WORTH = 2.0  # times the pause: what must be saved
 
 Verdict = Literal["reseat", "gains_too_little", "pause_too_long"]
@@ -49,8 +50,10 @@ def busy(state: State) -> tuple[float, ...]:
     """Seconds that each stage computes in a step; empty: too little was measured in this generation."""
     if len(state.timed) < ENOUGH:
         return ()
-    found = tuple(statistics.median(stage) for stage in zip(*(t.compute for t in state.timed), strict=True))
-    return found if min(found) > 0 else ()
+    found = [statistics.median(stage) for stage in zip(*(t.compute for t in state.timed), strict=True)]
+    if not (slowest := max(found)):
+        return ()
+    return tuple(seconds or SAYS_NOTHING * slowest for seconds in found)
 
 
 def step_now(state: State) -> float:

@@ -103,6 +103,7 @@ class Preparation:
     ready: bool = False  # of a spare
     failed: int = 0  # times that it could not use the part, though that is whole
     away: StoreUnreachable | None = None  # what kept it from the part when `asked` was last put forward
+    late: bool = False  # it took longer than expected, and had its turn for that
 
 
 @dataclass(frozen=True)
