@@ -6,6 +6,7 @@ import re
 import signal
 import socket
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -53,11 +54,21 @@ def test_the_run_that_has_the_port_is_named(tmp_path: Path):
         leader.kill()
 
 
+@pytest.fixture
+def heeds_hangups() -> Iterator[None]:
+    """Programs that the test starts, though the tests themselves may have been started with nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 @pytest.mark.parametrize(
     ("number", "folder"),
     first(1, [(signal.SIGTERM, None), (signal.SIGINT, None), (signal.SIGTERM, "there"), (signal.SIGHUP, "new/one")]),
 )
-def test_a_start_that_is_interrupted_leaves_nothing(tmp_path: Path, number: signal.Signals, folder: str | None):
+def test_a_start_that_is_interrupted_leaves_nothing(
+    tmp_path: Path, number: signal.Signals, folder: str | None, heeds_hangups: None
+):
     """While data are prepared, in a process of their own: Python's tracker of semaphores says nothing of it either."""
     text = {"source": "text", "files": ["text.txt"], "cache_dir": "../cache"}
     written(tmp_path, stages=1, steps=2, data=text, tokenizer={"kind": "bpe", "vocab_size": 8000})
