@@ -175,16 +175,22 @@ def test_the_only_one_that_is_silent_gives_its_stage_up_at_once():
 # With its stage
 
 
-def test_a_holder_that_loses_its_stage_again_and_again_gives_it_up():
+@pytest.mark.parametrize("leaves", [False, True])
+def test_a_holder_that_loses_its_stage_again_and_again_gives_it_up(leaves):
     """Once a process may end. What it had in memory is built again from the snapshot, and steps are redone."""
     b = of_persons(peers=3)
     liar = b.state.history.holders[0]
-    again(b, liar, parts=b.state.peers[liar].parts)
+    parts = b.state.peers[liar].parts
+    if leaves:
+        b.tell(ev.Left(liar, CUT_OFF))
+    again(b, liar, parts=parts)
     assert b.state.history.holders[0] == liar
     assert liar in b.state.untried
     to_step(b, b.state.history.step + 1)
     b.answer()
-    again(b, liar, parts=b.state.peers[liar].parts)
+    if leaves:
+        b.tell(ev.Left(liar, CUT_OFF))
+    again(b, liar, parts=parts)
     assert liar not in b.state.history.holders
     b.finish()
     assert len([r for r in b.records if isinstance(r, RolledBack)]) <= 2
@@ -222,6 +228,20 @@ def test_a_holder_whose_part_the_run_waits_for_gives_its_stage_up_soon():
         assert b.now - begun < BEYOND + 2 * b.state.pace.upload + 10
         b.now += 2
         b.tell(ev.Tick())
+    b.finish()
+
+
+def test_a_holder_that_reconnects_while_it_builds_loses_nothing_by_that():
+    """A large part over a line that breaks now and then."""
+    b = of_persons(peers=3)
+    b.lose(b.state.history.holders[1])
+    new = b.state.history.holders[1]
+    b.done(0)
+    for _ in range(4):
+        b.now += 2
+        again(b, new)
+        assert b.state.history.holders[1] == new
+        b.done(0)
     b.finish()
 
 

@@ -99,7 +99,7 @@ def join(moves: Moves, peer: Peer) -> None:
             assert peer.holding is not None
             if state.history.holders[peer.holding.stage] == peer.id:
                 moves.set(holds={**moves.state.holds, peer.id: peer.holding.stage})
-        elif was_holder and not fresh(state.history):  # a process may end, but not again and again
+        elif peer.id in (*state.holds, *state.absent) and not fresh(state.history):  # a process may end, but not often
             moves.set(untried=state.untried | {peer.id}, turns=turns.after_another(moves.state, peer.id, moves.now))
         regroup(moves)
     else:  # which drops what it may have built ahead

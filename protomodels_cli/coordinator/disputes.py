@@ -59,8 +59,13 @@ def is_quarrel(what: reasons.Complaint) -> bool:
 def _counts(state: State, peer: str, now: float) -> bool:
     """A link has so long to mend before its peer complains: what comes sooner after the last complaint is the same.
     Peers of one person complain as one."""
-    own = [one for one in state.complaints if voice_of(state.parties[one.peer]) == voice_of(state.parties[peer])]
+    own = [one for one in state.complaints if _voice(state, one.peer) == _voice(state, peer)]
     return all(now - one.at >= timeouts.LINK_MEND for one in own)
+
+
+def _voice(state: State, peer: str) -> str:
+    known = state.parties.get(peer)
+    return peer if known is None else voice_of(known)
 
 
 def _is_enough(state: State, what: reasons.Complaint, peer: str, other: str) -> bool:

@@ -50,9 +50,9 @@ def _rotate(moves: Moves, again: bool) -> bool:
     the others waiting: then one is chosen when the task did not end `again`, the newest first."""
     state = moves.state
     done = state.heard.keys() if state.task is not None else state.took_basis
-    late = [i for i in range(state.stages) if i not in done]
-    if isinstance(state.blocked[0] if state.blocked else None, SubspaceReport):
-        late = [state.stages - 1]
+    owes_a_report = state.blocked is not None and isinstance(state.blocked[0], SubspaceReport)
+    silent = [state.stages - 1] if owes_a_report else [i for i in range(state.stages) if i not in done]
+    late = [i for i in silent if state.history.holders[i] in state.peers]
     if len(late) > 1 and not again:
         return False
     kind = "step" if state.task is None else state.task.kind
