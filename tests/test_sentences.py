@@ -196,6 +196,7 @@ LOSSES: list[tuple[r.Loss, str]] = [
     (r.TooSlow(2, "restore", 90.0), "did not restore stage 2 from a snapshot within 1 min 30 s"),
     (r.PartNotProved(2, 40), "could not prove that it has stage 2's part of the snapshot at step 40"),
     (r.TooSlow(2, "link", 45.0), "did not link stage 2 within 45 s"),
+    (r.CameAndWent(2, 9), "came back 9 times before a step was done"),
     (r.TooSlow(2, "task", 90.0), "did not report on stage 2 within 1 min 30 s"),
     (
         r.UnsoundNumbers(2, 5),
@@ -244,6 +245,7 @@ DISMISSALS: list[tuple[r.Dismissal, str, str]] = [
     (r.NotReading(2000), "dismissed: left 2,000 messages unread", AGAIN),
     (r.Kicked(), "dismissed: kicked by the run's owner", "ask the run's owner"),
     (r.PartNotProved(2, 6), "dismissed: could not prove that it has stage 2's part of the snapshot at step 6", AGAIN),
+    (r.CameAndWent(2, 9), "dismissed: came back 9 times before a step was done", AGAIN),
     (
         r.UnsoundNumbers(2, 5),
         "dismissed: had a non-finite loss or gradient of stage 2 in 5 steps in a row, as no other stage had",

@@ -112,7 +112,7 @@ def _pass_over(moves: Moves) -> None:
             assigning.dismiss(moves, reasons.TooSlow(stage, "restore", limit), peer)
         elif not preparation.late and passed > readiness.patience(state, stage, expected):
             moves.set(preparing={**state.preparing, peer: replace(preparation, late=True)})
-            moves.set(turns=turns.after(state, [peer], moves.now))  # or another id of its person would be asked next
+            moves.set(turns=turns.after_a_delay(state, peer, moves.now))
 
 
 def _stand_down(moves: Moves) -> None:

@@ -38,6 +38,7 @@ from protomodels_cli.errors import EXIT_OUTSIDE
 
 HOUR = 3600.0
 MOST_SECONDS = 1e6  # that a peer may be later than others, and still be asked before one that had its turn
+MOST_SESSIONS = 8  # that a holder may open between two steps, where another peer can take its stage
 MOST_RETURNS = 3  # of one holder during a task, for which the task has longer
 DISMISS_AFTER = 6  # generations in a row that ended before a step was decided
 
@@ -82,11 +83,12 @@ def join(moves: Moves, peer: Peer) -> None:
     )
     if not was_holder:  # with the session before it went what it was told to build
         if peer.id in state.preparing:
-            moves.set(turns=turns.after_another(moves.state, peer.id, moves.now))
+            moves.set(turns=turns.after_another(moves.state, peer.id, "spare", moves.now))
         moves.set(preparing={p: preparation for p, preparation in state.preparing.items() if p != peer.id})
     if (absence := state.absent.get(peer.id)) is not None:
         longest = max(moves.now - absence.since, state.returned.get(peer.id, 0.0))
         moves.set(returned={**state.returned, peer.id: longest})
+    if was_holder or absence is not None:
         _note_return(moves, peer.id, absence)
     kind = notices.PeerReturned if again else notices.PeerJoined
     moves.tell(kind(peer.id, peer.name, peer.device, peer.person))
@@ -100,19 +102,36 @@ def join(moves: Moves, peer: Peer) -> None:
             if state.history.holders[peer.holding.stage] == peer.id:
                 moves.set(holds={**moves.state.holds, peer.id: peer.holding.stage})
         elif peer.id in (*state.holds, *state.absent) and not fresh(state.history):  # a process may end, but not often
-            moves.set(untried=state.untried | {peer.id}, turns=turns.after_another(moves.state, peer.id, moves.now))
+            moves.set(
+                untried=state.untried | {peer.id}, turns=turns.after_another(moves.state, peer.id, "stage", moves.now)
+            )
         regroup(moves)
     else:  # which drops what it may have built ahead
         moves.set(preparing={p: preparation for p, preparation in state.preparing.items() if p != peer.id})
         make_spare(moves, peer.id, reasons.AllStagesHeld(state.stages))
+    _part_with_the_restless(moves)
 
 
-def _note_return(moves: Moves, peer: str, absence: Absence) -> None:
-    """The task at hand has that much longer; not for ever, or a peer could keep it from ending."""
+def _note_return(moves: Moves, peer: str, absence: Absence | None) -> None:
+    """The task at hand has as much longer as it was away; not for ever, or a peer could keep it from ending."""
     state, times = moves.state, moves.state.returns.get(peer, 0) + 1
-    if state.task is not None and times <= MOST_RETURNS:
-        moves.set(waited=state.waited + moves.now - max(absence.since, state.task.started))
+    if absence is not None and state.task is not None and times <= MOST_RETURNS:
+        since = max(absence.since, state.task.started, state.waited_until)
+        moves.set(waited=state.waited + max(0.0, moves.now - since), waited_until=moves.now)
     moves.set(returns={**state.returns, peer: times})
+
+
+def _part_with_the_restless(moves: Moves) -> None:
+    """Holders that come and go again and again, before a step is done, give their stages up where others can take them:
+    each time all others wait, or link anew."""
+    state, holders = moves.state, moves.state.history.holders
+    restless = {peer: times for peer in holders if (times := state.returns.get(peer, 0)) > MOST_SESSIONS}
+    waited_for = {peer: absence for peer, absence in state.absent.items() if peer not in restless}
+    others = [peer for peer in state.peers if peer not in restless and not turns.weight(state, peer, moves.now)]
+    if restless and _could_go_on_without(replace(state, absent=waited_for), moves.now, restless, others):
+        moves.set(absent=waited_for)
+        why = {p: reasons.CameAndWent(holders.index(p), times) for p, times in restless.items()}
+        stand_aside(moves, why)
 
 
 def make_spare(moves: Moves, peer: str, why: reasons.Spare) -> None:
@@ -156,6 +175,9 @@ def part_with(moves: Moves, gone: Mapping[str, reasons.Loss]) -> None:
     """The same, and nothing is assigned again."""
     state = moves.state
     lost = [state.peers[peer] for peer in gone if peer in state.peers]
+    for peer in lost:
+        if peer.id in state.preparing and state.stage_of(peer.id) is None and not state.preparing[peer.id].ready:
+            moves.set(turns=turns.after_another(moves.state, peer.id, "spare", moves.now))
     moves.set(
         peers={i: p for i, p in state.peers.items() if i not in gone},
         holds={i: stage for i, stage in state.holds.items() if i not in gone},
@@ -306,7 +328,7 @@ def fill(state: State, held: dict[int, str], now: float) -> dict[int, str] | rea
             return MOST_COST
         seconds = readiness.seconds_left(state, peer, stage, now) + HOUR * slower(stage).get(peer, 0.0)
         had = 0.0 if readiness.is_ready(state, peer, stage) else turns.weight(state, peer, now)
-        return min(seconds, MOST_SECONDS) + MOST_SECONDS * had
+        return min(seconds, MOST_SECONDS) + MOST_SECONDS * (had + turns.delays(state, peer, now))
 
     return fill_on_cards(state.spec, state.history.layers, held, state.peers.values(), cost)
 

@@ -38,7 +38,7 @@ def check_hashes(moves: Moves, task: Task, stage: int, report: Report) -> bool:
         moves.do(Dismiss(peer.id, why, EXIT_REFUSED))
         assigning.lose(moves, {peer.id: why})
         return False
-    moves.set(suspects=state.suspects | {peer.id}, turns=turns.after_another(state, peer.id, moves.now))
+    moves.set(suspects=state.suspects | {peer.id}, turns=turns.after_another(state, peer.id, "basis", moves.now))
     moves.write_row("mismatch", task.step, stage=stage, peer=peer.id, what=other)
     [holder] = state.holders_of([stage])
     assigning.roll_back(moves, state.history.newest, reasons.StageDiverged(holder, other, task.step))

@@ -365,7 +365,11 @@ class Coordinator:
             except (OSError, UserError):
                 raise
             except Exception as e:
-                self._blame(event, e)
+                if isinstance(event, events.Left):  # it is gone, and may come back: none of that was its doing
+                    traceback.print_exception(e)
+                    logs.bug(e)
+                else:
+                    self._blame(event, e)
 
     def _welcome(self, event: events.Event) -> None:
         """Whoever came, and whoever went, is known as such to all parts of the coordinator."""

@@ -26,6 +26,7 @@ from protomodels_cli.coordinator import (
     resting,
     spares,
     trials,
+    turns,
 )
 from protomodels_cli.coordinator.departures import Departed
 from protomodels_cli.coordinator.events import (
@@ -332,6 +333,7 @@ def _decide(moves: Moves, task: Task, reports: list[Report]) -> None:
         undelivered=True,
         broken=0,
         stalled=0,
+        returns={},
         trouble=None,
         decided_at=with_step(state.decided_at, task.started + state.waited, moves.now),
         step_seconds=(*state.step_seconds[1 - KEPT_SECONDS :], seconds),
@@ -374,16 +376,19 @@ def _answer_bad_numbers(moves: Moves) -> None:
     """Too many steps in a row had a loss or gradient that is not finite."""
     spec, history = moves.state.spec, moves.state.history
     many, step = history.skipped_in_a_row, history.step
-    holder, times = moves.state.unsound
-    if times >= spec.limits.nonfinite_steps and assigning.is_replaceable_after_its_turn(moves.state, moves.now, holder):
-        stage = history.holders.index(holder)
-        assigning.stand_aside(moves, {holder: reasons.UnsoundNumbers(stage, times)})
-        return
     why = reasons.NonFinite(many, step, spec.optimizer.lr)
     before = [mark for mark in history.snapshots if mark.step <= step - many]
     if spec.limits.nonfinite_action == "rollback" and history.answered < step:
         assigning.roll_back(moves, before[-1], why, answered=step)
         assigning.regroup(moves)
+        return
+    holder, times = moves.state.unsound
+    alone = times >= spec.limits.nonfinite_steps and moves.state.stages > 1
+    first = not turns.is_recent(moves.state, "unsound", moves.now)  # another holder may have such numbers as well
+    if alone and first and assigning.is_replaceable_after_its_turn(moves.state, moves.now, holder):
+        stage = history.holders.index(holder)
+        moves.set(turns=turns.with_names(moves.state, {"unsound"}, moves.now))
+        assigning.stand_aside(moves, {holder: reasons.UnsoundNumbers(stage, times)})
         return
     _pause(moves, why)
 

@@ -38,5 +38,5 @@ class Moves:
     def begin(self, kind: TaskKind, step: int) -> Task:
         recorded = kind == "step" and self.state.is_recorded(step)
         task = Task(self.state.tasks + 1, kind, step, self.now, recorded)
-        self.set(task=task, blocked=None, heard={}, waited=0.0, returns={}, tasks=task.number)
+        self.set(task=task, blocked=None, heard={}, waited=0.0, tasks=task.number)
         return task

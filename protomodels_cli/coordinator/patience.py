@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from protomodels_cli.coordinator import assigning, notices, readiness, trials
+from protomodels_cli.coordinator import assigning, disputes, notices, readiness, trials
 from protomodels_cli.coordinator.events import Dismiss
 from protomodels_cli.coordinator.moves import Moves
 from protomodels_cli.coordinator.next_task import still_working
@@ -38,16 +38,17 @@ def _watch_subspace(moves: Moves) -> None:
 
 
 def _start_over(moves: Moves, stalled_at: Stall) -> None:
-    again = moves.state.stalled > 0
+    state = moves.state
+    again, limit = state.stalled > 0, patience(state, "step" if state.task is None else state.task.kind)
     moves.tell(notices.Stalled(stalled_at))
-    moves.set(stalled=moves.state.stalled + 1)
-    if not _rotate(moves, again):
+    moves.set(stalled=state.stalled + 1)
+    if not _rotate(moves, again, limit):
         assigning.regroup(moves)
 
 
-def _rotate(moves: Moves, again: bool) -> bool:
+def _rotate(moves: Moves, again: bool, limit: float) -> bool:
     """Whether another peer takes the stage of a holder that was not heard of. Of several, nobody can tell which keeps
-    the others waiting: then one is chosen when the task did not end `again`, the newest first."""
+    the others waiting: then one is chosen when the task did not end `again`."""
     state = moves.state
     done = state.heard.keys() if state.task is not None else state.took_basis
     owes_a_report = state.blocked is not None and isinstance(state.blocked[0], SubspaceReport)
@@ -55,11 +56,10 @@ def _rotate(moves: Moves, again: bool) -> bool:
     late = [i for i in silent if state.history.holders[i] in state.peers]
     if len(late) > 1 and not again:
         return False
-    kind = "step" if state.task is None else state.task.kind
-    for stage in sorted(late, key=lambda i: -state.peers[state.history.holders[i]].since):
-        holder = state.history.holders[stage]
-        if assigning.is_replaceable_after_its_turn(state, moves.now, holder):
-            assigning.stand_aside(moves, {holder: TooSlow(stage, "task", patience(state, kind))})
+    holders = state.history.holders
+    for stage in sorted(late, key=lambda i: (holders[i] in state.untried, disputes.opponents(state, holders[i])))[::-1]:
+        if assigning.is_replaceable_after_its_turn(state, moves.now, holders[stage]):
+            assigning.stand_aside(moves, {holders[stage]: TooSlow(stage, "task", limit)})
             return True
     return False
 

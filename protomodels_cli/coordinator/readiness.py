@@ -19,6 +19,7 @@ ASKING = 1.0  # seconds that a fetch takes, however small the part
 SLOW_LINE = 8e6  # bits a second that a fetch must reach on average, where the emulated link does not make it slower
 TIMES, LEAST = 3, 60.0  # a peer that takes so many times what is expected, and so many seconds, comes after all others
 BEYOND = 30.0  # seconds that a peer may take longer than expected, before another is asked as well or in its place
+SLOWDOWN = 5.0  # times the usual step: what one slow step may add to what is expected of the next
 LATE = 5e5  # seconds: longer than anything that is expected
 
 
@@ -88,8 +89,9 @@ def expected(state: State, peer: str, stage: int) -> float:
 
 
 def usual_seconds(state: State, kind: TaskKind) -> float:
-    """What such a task takes, as long as no stage is slower than usual."""
+    """What such a task takes, as long as no stage is slower than of late."""
     usual = statistics.median(state.step_seconds)
+    usual = max(usual, min(state.step_seconds[-1], SLOWDOWN * usual))  # it may have become slower just now
     return usual * max(1.0, state.spec.eval.windows / state.spec.batch.size) if kind == "evaluation" else usual
 
 

@@ -91,9 +91,18 @@ class PartNotProved(Fact):
 
 
 @dataclass(frozen=True)
+class CameAndWent(Fact):
+    """A holder opened so many sessions since the last step was decided."""
+
+    stage: int
+    times: int
+    kind: Literal["came_and_went"] = "came_and_went"
+
+
+@dataclass(frozen=True)
 class UnsoundNumbers(Fact):
-    """In so many steps in a row this stage alone had a loss or gradient that is not finite. Where a stage computes such
-    numbers, its neighbours get them."""
+    """In so many steps in a row this stage alone had a loss or gradient that is not finite. Mostly its neighbours get
+    such numbers too."""
 
     stage: int
     steps: int
@@ -182,6 +191,7 @@ Fault = (
     | PartUnreadable
     | SpoiltSnapshots
     | UnsoundNumbers
+    | CameAndWent
 )
 Silence = NoHeartbeat | ConnectionClosed | NotRenewed
 Loss = Silence | Fault | AskedToLeave | AskedToRest

@@ -165,6 +165,8 @@ def loss(reason: r.Loss) -> str:
             return f"did not {work[doing]} within {duration(seconds)}"
         case r.PartNotProved(stage, step):
             return f"could not prove that it has {part_of(stage, step)}"
+        case r.CameAndWent(_, times):
+            return f"came back {plural(times, 'time')} before a step was done"
         case r.UnsoundNumbers(stage, steps):
             alone = "as no other stage had"
             return f"had a non-finite loss or gradient of stage {stage} in {plural(steps, 'step')} in a row, {alone}"
@@ -224,6 +226,7 @@ def dismissal(reason: r.Dismissal) -> tuple[str, str]:
             | r.PartNotProved()
             | r.PartUnreadable()
             | r.UnsoundNumbers()
+            | r.CameAndWent()
             | r.PeerReport()
             | r.InvalidMessage()
             | r.TooManyMessages()

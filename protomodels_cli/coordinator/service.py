@@ -285,6 +285,10 @@ class Service(rpc.PeeringServicer):
         known = self._enrolled[peer]
         while not known.may_open(time.monotonic()):
             await asyncio.sleep(LOOK_AGAIN)
+            if (refusal := self._peers_refusal(context)) is not None:  # it may have been kicked meanwhile
+                await calls.refuse(context, refusal)
+                return
+        self._enrolled[peer] = known
         stream = ControlStream(address, calls.port(context))
         reached = known.reached if known.seen == (address, ports_of(register)) else ()
         try:

@@ -189,7 +189,10 @@ class State:
     replaceable: bool | None = None  # whether any one holder could be lost; None: not known yet
     returned: Mapping[str, float] = field(default_factory=dict)  # holder → its longest absence that it came back from
     waited: float = 0.0  # seconds of the task at hand in which a holder was away, and came back
-    returns: Mapping[str, int] = field(default_factory=dict)  # holder → times that it came back during this task
+    waited_until: float = 0.0  # when the last of these came back: absences may overlap
+    returns: Mapping[str, int] = field(
+        default_factory=dict
+    )  # holder → times that it opened another session since the last step was decided
     preparing: Mapping[str, Preparation] = field(default_factory=dict)  # peer → what it was told to build
     fetches: int = 0  # stages whose holders had to fetch a part when they were assigned
     reseat: Reseat | None = None

@@ -13,7 +13,6 @@ from protomodels_cli.coordinator import assigning, disputes, notices, turns
 from protomodels_cli.coordinator.moves import Moves
 from protomodels_cli.coordinator.readiness import (
     BEYOND,
-    LEAST,
     cap_of,
     fetch_seconds,
     restore_seconds,
@@ -53,7 +52,7 @@ def _allowed(state: State, task: Task, stage: int) -> float:
             if preparation is None:
                 return math.inf
             build, cap = state.pace.build, cap_of(state, holder)
-            usual = LEAST if build is None else build  # nobody has built a stage from a part yet
+            usual = limits.build_seconds if build is None else build  # nobody has built a stage from a part yet
             if preparation.here is None:
                 usual += max(fetch_seconds(state, stage, cap), (state.pace.restore or 0.0) - (build or 0.0))
             limit = restore_seconds(state.spec, state.history.layers, stage, state.fetches, cap)

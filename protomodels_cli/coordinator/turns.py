@@ -23,10 +23,10 @@ def after(state: State, peers: Iterable[str], now: float) -> Turns:
     return with_names(state, {name for peer in known for name in names_of(peer)}, now)
 
 
-def after_another(state: State, peer: str, now: float) -> Turns:
+def after_another(state: State, peer: str, what: str, now: float) -> Turns:
     """The same for what may happen to an honest peer once: only the second time within an hour is a turn."""
-    once = f"once {peer}"
-    if any(now - at < FORGOTTEN for at in state.turns.get(once, ())):
+    once = f"{what} {peer}"
+    if is_recent(state, once, now):
         return after(state, [peer], now)
     return with_names(state, {once}, now)
 
@@ -41,6 +41,21 @@ def with_names(state: State, names: Iterable[str], now: float) -> Turns:
     for name in sorted(names):
         recent[name] = (*recent.pop(name, ()), now)[-MOST_COUNTED:]
     return dict([(name, times) for name, times in recent.items() if times][-MOST_KEPT:])
+
+
+def is_recent(state: State, name: str, now: float) -> bool:
+    return any(now - at < FORGOTTEN for at in state.turns.get(name, ()))
+
+
+def after_a_delay(state: State, peer: str, now: float) -> Turns:
+    """It took longer than expected, which is no turn: others are asked first, or another id of its person would be."""
+    return with_names(state, {f"late {voice_of(state.peers[peer])}"}, now)
+
+
+def delays(state: State, peer: str, now: float) -> float:
+    """Those of its voice, within the last hour; an older one counts for less."""
+    times = state.turns.get(f"late {voice_of(state.peers[peer])}", ())
+    return sum(1 - (now - at) / FORGOTTEN for at in times if now - at < FORGOTTEN)
 
 
 def count(turns: Turns, state: State, peer: str, now: float) -> int:

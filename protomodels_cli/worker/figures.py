@@ -45,7 +45,10 @@ class Figures:
 
     def of_card(self) -> dict[str, float]:
         """As a task's usage has it."""
-        return {} if self.warmth is None else {"celsius": self.warmth[0], "watts": self.warmth[1]}
+        if (warmth := self.warmth) is None:  # another thread puts it down
+            return {}
+        celsius, watts = warmth
+        return {"celsius": max(0.0, celsius), "watts": max(0.0, watts)}
 
     def granted(self, now: float) -> None:
         if not self._moments:

@@ -13,14 +13,12 @@ from protomodels_cli.coordinator import assigning, reasons
 from protomodels_cli.coordinator.events import PartFailed, PartsArrived
 from protomodels_cli.coordinator.history import Mark
 from protomodels_cli.coordinator.moves import Moves
-from protomodels_cli.coordinator.readiness import BEYOND
 from protomodels_cli.coordinator.snapshots import policy
 from protomodels_cli.coordinator.snapshots.failures import Overdue
 from protomodels_cli.coordinator.state import State
 from protomodels_cli.cost.saving import largest_part, part_seconds
 
 MOST_SPOILT = 2  # snapshots in a row
-SLOWER = 2.0  # times what an upload took last
 MOST_LATE = 3  # times in a row that there is twice the time
 
 
@@ -46,16 +44,8 @@ def watch(moves: Moves) -> None:
     if due != state.due:
         moves.set(due=due)
     for mark in awaited:
-        if due[mark.key] <= moves.now or _holds_up_the_run(state, mark, moves.now):
+        if due[mark.key] <= moves.now:
             _give_up_overdue(moves, mark)
-
-
-def _holds_up_the_run(state: State, mark: Mark, now: float) -> bool:
-    """Whether steps wait for this snapshot, and it takes much longer than one usually does."""
-    pace = state.pace
-    if pace.upload is None or mark.key != (pace.lineage, pace.step) or not policy.is_needed(state):
-        return False
-    return now - pace.since > SLOWER * pace.upload + BEYOND
 
 
 def _limit(state: State) -> float:
@@ -89,5 +79,5 @@ def _blame(moves: Moves, failed: PartFailed) -> None:
     assert peer is not None
     many = state.spoilt.get(peer, 0) + 1
     moves.set(spoilt={**state.spoilt, peer: many})
-    if (many >= MOST_SPOILT or policy.is_needed(state)) and assigning.are_replaceable(state, moves.now, peer):
+    if many >= MOST_SPOILT and assigning.are_replaceable(state, moves.now, peer):
         assigning.dismiss(moves, reasons.SpoiltSnapshots(failed.stage, many, failed.why), peer)
