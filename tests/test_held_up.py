@@ -24,11 +24,12 @@ from protomodels_cli.coordinator.sessions import OPENED, EnrolledPeer
 from protomodels_cli.coordinator.snapshots.pace import Pace
 from protomodels_cli.coordinator.state import Rest
 from protomodels_cli.protocol.audit import Recorded
+from protomodels_cli.protocol.parts import Part
 
 
 def of_persons(peers: int = 4, stages: int = 2, steps: int = 60, **sections: object) -> Bench:
     """Every peer has a token of its own; the last ones are spares. Some steps were decided."""
-    b = Bench(make_spec(stages=stages, steps=steps, snapshots={"interval": 2}, **sections))
+    b = Bench(make_spec(stages=stages, steps=steps, **{"snapshots": {"interval": 2}, **sections}))
     for i in range(peers):
         b.tell(ev.Joined(replace(peer(i), token=f"t{i}")))
     to_step(b, 5)
@@ -440,6 +441,20 @@ def test_a_report_on_another_task_does_not_have_a_record_forgotten():
         audits.hear(event)
     assert audits._witnessed is not None
     assert (audits._witnessed.step, audits._witnessed.is_whole) == (task.step, True)
+
+
+def test_of_thousands_of_parts_those_of_the_last_snapshots_count():
+    """An honest peer of a run that keeps all snapshots has as many: it was asked to prove each, and was dismissed for
+    its answers."""
+    b = of_persons(peers=2, snapshots={"interval": 1, "keep": 1000}, steps=100)
+    to_step(b, 40)
+    marks = b.state.history.snapshots
+    assert len(marks) > 2 * assigning.MOST_SNAPSHOTS
+    parts = frozenset(part for mark in marks for part in mark.as_parts())
+    junk = frozenset(Part(7, i, 0, "f" * 64) for i in range(1000))
+    b.tell(ev.Joined(replace(peer(7), parts=parts | junk)))
+    kept = b.state.peers["p7"].parts
+    assert kept == {part for mark in marks[-assigning.MOST_SNAPSHOTS :] for part in mark.as_parts()}
 
 
 def test_a_peer_opens_so_many_sessions_and_then_one_now_and_then():

@@ -35,9 +35,11 @@ from protomodels_cli.coordinator.sharing import fill_on_cards, place_on_cards
 from protomodels_cli.coordinator.state import Absence, FormerHolder, Holding, Peer, Preparation, State
 from protomodels_cli.coordinator.voices import voice_of
 from protomodels_cli.errors import EXIT_OUTSIDE
+from protomodels_cli.protocol.parts import Part
 
 HOUR = 3600.0
 MOST_SECONDS = 1e6  # that a peer may be later than others, and still be asked before one that had its turn
+MOST_SNAPSHOTS = 16  # the last ones, of which it counts who has a part on its disk
 MOST_SESSIONS = 8  # that a holder may open between two steps, where another peer can take its stage
 MOST_RETURNS = 3  # of one holder during a task, for which the task has longer
 DISMISS_AFTER = 6  # generations in a row that ended before a step was decided
@@ -61,10 +63,16 @@ def _own_name(state: State, peer: Peer) -> str:
     return next(name for name in chain(wished, [peer.name], numbered) if name not in taken)
 
 
+def _useful(history: History, parts: frozenset[Part]) -> frozenset[Part]:
+    """Those of the last snapshots: of each it is asked whether it is there, and one peer may name thousands."""
+    last = {mark.key for mark in (*history.snapshots[-MOST_SNAPSHOTS:], *history.pending)}
+    return frozenset(part for part in parts if part.snapshot in last)
+
+
 def join(moves: Moves, peer: Peer) -> None:
     """A peer joined or reconnected."""
     state, held = moves.state, peer.holding
-    peer = replace(peer, name=_own_name(state, peer))
+    peer = replace(peer, name=_own_name(state, peer), parts=_useful(state.history, peer.parts))
     # In a lineage that a lost coordinator led too, that one may have given a peer a stage: no lie, and of no use.
     known = state.history.lineage > state.history.reserved
     if held is not None and held.lineage == state.history.lineage and peer.id not in state.history.held and known:

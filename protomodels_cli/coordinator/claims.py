@@ -107,9 +107,10 @@ class Claims:
     def hear(self, event: events.Event) -> None:
         """Have a peer prove what it says it has on its disk, as far as the run may need it."""
         match event:
-            case events.Joined(peer):
-                self._forget(peer.id)
-                self._ask(peer.id, peer.parts)
+            case events.Joined(joined):
+                self._forget(joined.id)
+                if (peer := self._state().peers.get(joined.id)) is not None:
+                    self._ask(peer.id, peer.parts)
             case events.Left(peer_id):
                 self._forget(peer_id)
             case events.Prefetched(peer_id, part):
