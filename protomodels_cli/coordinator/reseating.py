@@ -8,7 +8,6 @@ goes wrong before that, the holder goes on. speeds.py says whether it is worth i
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from protomodels_cli.coordinator import assigning, readiness, speeds, turns
 from protomodels_cli.coordinator.events import MakeSpare, PrepareStage
@@ -88,9 +87,7 @@ def watch(moves: Moves) -> None:
             _give_up(moves, reseat, "not_saved")
     elif preparation is None or preparation.part != part:
         here = moves.now if readiness.is_here(state, reseat.spare, part) else None
-        asked = moves.now if reseat.asked is None else reseat.asked  # it may have reconnected since
-        moves.set(reseat=replace(reseat, asked=asked))
-        moves.set(preparing={**state.preparing, reseat.spare: Preparation(part, asked, here)})
+        moves.set(preparing={**state.preparing, reseat.spare: Preparation(part, moves.now, here)})
         moves.do(PrepareStage(reseat.spare, part))
     elif preparation.ready:
         if state.task is None and not state.absent:

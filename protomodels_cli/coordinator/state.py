@@ -116,7 +116,6 @@ class Reseat:
     since: float
     why: Reseating
     names: tuple[str, ...] = ()  # of the spare and its voice, by which its turns are counted
-    asked: float | None = None  # when the spare was first told to build the stage
 
 
 @dataclass(frozen=True)
