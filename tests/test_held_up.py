@@ -116,12 +116,11 @@ def test_a_spare_that_comes_and_goes_while_a_stage_waits_for_it_is_asked_last(ho
 
 
 def test_after_a_restart_an_honest_peer_has_the_time_to_build_its_stage():
-    """What building takes is not known then; what steps take is."""
+    """What building takes is not known then, as nobody has built a stage yet; what steps take is."""
     b = of_persons(peers=4)
     b.state = replace(b.state, pace=Pace())
     b.lose(b.state.history.holders[1])
     new = b.state.history.holders[1]
-    b.done(0)
     b.now += 120
     b.tell(ev.Tick())
     assert b.state.history.holders[1] == new
