@@ -225,7 +225,9 @@ def test_a_capped_peer_gets_the_time_that_its_cap_asks_for():
     stage, free = 1, b.state.history.holders[1]
     slow = replace(b.state, peers={**b.state.peers, free: replace(b.state.peers[free], download=1e6)})
     usual = readiness.fetch_seconds(b.state, stage, readiness.cap_of(b.state, free)) - readiness.ASKING
-    assert readiness.fetch_seconds(slow, stage, readiness.cap_of(slow, free)) - readiness.ASKING == pytest.approx(80 * usual)
+    assert readiness.fetch_seconds(slow, stage, readiness.cap_of(slow, free)) - readiness.ASKING == pytest.approx(
+        80 * usual
+    )
     spec, layers = b.state.spec, b.state.history.layers
     plain = readiness.restore_seconds(spec, layers, stage) - spec.limits.build_seconds
     capped = readiness.restore_seconds(spec, layers, stage, cap=1e6) - spec.limits.build_seconds

@@ -31,7 +31,8 @@ Enumerated values and `…_kind` are for programs; sentences (`text`, `waiting_f
 and may change. Times are in seconds, sizes in bytes. A number that is not finite, which JSON does not have, is a string
 (`nan`, `inf`; in a status `NaN`, `Infinity`).
 
-`--json FILE` of `eval`, `demo`, `reference`, `lab` and `bench` is another thing: it writes what was measured to a file.
+`eval`, `demo`, `reference`, `lab` and `bench` take minutes or hours, and show how far they are. `--output FILE` (or
+`--json FILE`, as before) writes what they measured.
 
 This page is made from `protomodels_cli/cli/json_formats.py` by `scripts/docs.sh`; a test holds real output against it.
 """

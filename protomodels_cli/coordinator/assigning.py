@@ -52,11 +52,10 @@ def fresh(history: History) -> bool:
 
 
 def _own_name(state: State, peer: Peer) -> str:
-    """What it calls itself, with a number where another peer that is here, or may come back, is called so. A peer that
-    comes back has the name that it had."""
-    known = {id_: gone.name for id_, gone in state.departed.items()} | {i: here.name for i, here in state.peers.items()}
-    had = known.pop(peer.id, "")
-    taken = {name for id_, name in known.items() if id_ in state.peers or id_ in state.history.holders}
+    """What it calls itself, with a number where another that is here is called so. A peer that comes back has the name
+    that it had."""
+    taken = {other.name for other in state.peers.values() if other.id != peer.id}
+    had = state.name_of(peer.id)
     same = had == peer.name or re.fullmatch(rf"{re.escape(peer.name)}-\d+", had) is not None
     numbered = (f"{peer.name}-{number}" for number in count(2))
     wished = [had] if same else []
