@@ -95,6 +95,17 @@ def test_a_spare_that_is_late_is_asked_last_and_so_are_all_ids_of_its_person():
     b.finish()
 
 
+def test_a_spare_that_is_late_and_then_ready_takes_the_stage():
+    """The other, that was asked meanwhile, has not built it yet."""
+    b, _ = silent_beside_liars()
+    while "p2" not in b.state.preparing:
+        b.now += 1
+        b.tell(ev.Tick())
+    [late] = b.state.preparing.keys() - {"p2"}
+    b.tell(ev.Ready(late, b.state.preparing[late].part))
+    assert b.state.history.holders[1] == late
+
+
 @pytest.mark.parametrize("how", ["stream", "session", "rest"])
 def test_a_spare_that_comes_and_goes_while_a_stage_waits_for_it_is_asked_last(how):
     b, begun = silent_beside_liars()

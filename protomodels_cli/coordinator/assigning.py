@@ -39,7 +39,7 @@ from protomodels_cli.protocol.parts import Part
 
 HOUR = 3600.0
 MOST_SECONDS = 1e6  # that a peer may be later than others, and still be asked before one that had its turn
-MOST_SNAPSHOTS = 16  # the last ones, of which it counts who has a part on its disk
+MOST_SNAPSHOTS = 16  # a peer's parts of older snapshots do not count
 MOST_SESSIONS = 8  # that a holder may open between two steps, where another peer can take its stage
 MOST_RETURNS = 3  # of one holder during a task, for which the task has longer
 DISMISS_AFTER = 6  # generations in a row that ended before a step was decided
@@ -334,8 +334,11 @@ def fill(state: State, held: dict[int, str], now: float) -> dict[int, str] | rea
         if has_accused(state, peer, stage):
             return MOST_COST
         seconds = readiness.seconds_left(state, peer, stage, now) + HOUR * slower(stage).get(peer, 0.0)
-        had = 0.0 if readiness.is_ready(state, peer, stage) else turns.weight(state, peer, now)
-        return min(seconds, MOST_SECONDS) + MOST_SECONDS * (had + turns.delays(state, peer, now))
+        if readiness.is_ready(state, peer, stage):
+            return min(seconds, MOST_SECONDS)
+        return min(seconds, MOST_SECONDS) + MOST_SECONDS * (
+            turns.weight(state, peer, now) + turns.delays(state, peer, now)
+        )
 
     return fill_on_cards(state.spec, state.history.layers, held, state.peers.values(), cost)
 

@@ -372,7 +372,7 @@ class Coordinator:
                     self._blame(event, e)
 
     def _welcome(self, event: events.Event) -> None:
-        """Whoever came, and whoever went, is known as such to all parts of the coordinator."""
+        """Tells the other parts of the coordinator that a peer joined or left."""
         if isinstance(event, events.Left):
             self._dispatch.forget(event.peer)
             if isinstance(event.why, NoHeartbeat):

@@ -13,7 +13,7 @@ from protomodels_cli.coordinator.moves import Moves
 from protomodels_cli.coordinator.state import State
 from protomodels_cli.wire.troubles import InvalidFeed
 
-MOST_KEPT = 1000  # peers whose refused messages are counted, also while they are away
+MOST_KEPT = 1000  # peers with a count of refused messages; it is kept while they are away
 MOST = 3  # refused messages of one peer. After a restart of the coordinator an honest one may have sent one or two.
 
 

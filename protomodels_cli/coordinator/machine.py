@@ -362,7 +362,7 @@ def _decide(moves: Moves, task: Task, reports: list[Report]) -> None:
 
 
 def _unsound(state: State, reports: list[Report]) -> tuple[str, int]:
-    """The holder whose numbers alone are not finite, and in how many steps in a row that was so."""
+    """Finds the only holder with numbers that are not finite, and for how many steps in a row it was alone."""
     found = [stage for stage, report in enumerate(reports) if not all(isfinite(square) for _, square in report.norms)]
     if not isfinite(reports[-1].loss_sum) and len(reports) - 1 not in found:
         found.append(len(reports) - 1)

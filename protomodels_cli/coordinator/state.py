@@ -31,7 +31,7 @@ from protomodels_cli.protocol.parts import Part
 from protomodels_cli.spec.schema import RunSpec
 from protomodels_cli.wire.usage import Usage
 
-KEPT_SECONDS = 50  # steps of which it is known how long they took
+KEPT_SECONDS = 50  # the durations of the last steps are kept
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class Preparation:
     ready: bool = False  # of a spare
     failed: int = 0  # times that it could not use the part, though that is whole
     away: StoreUnreachable | None = None  # what kept it from the part when `asked` was last put forward
-    late: bool = False  # it took longer than expected, and had its turn for that
+    late: bool = False  # it took longer than expected, and that was counted
 
 
 @dataclass(frozen=True)
@@ -225,7 +225,10 @@ class State:
     former: FormerHolder | None = None  # while the stage is tried by a faster peer
     linked: float | None = None  # seconds that the stages took to link last
     turns: Mapping[str, tuple[float, ...]] = field(default_factory=dict)  # peer or voice → when it gave up a stage
-    unsound: tuple[str, int] = ("", 0)  # the holder whose numbers alone were not finite, and in how many steps in a row
+    unsound: tuple[str, int] = (
+        "",
+        0,
+    )  # the only holder with numbers that are not finite, and for how many steps in a row
     broken: int = 0  # generations in a row that ended before a step was decided
     stalled: int = 0  # … because a task did not end
     trouble: Relinking | None = None  # the last of these generations' end, as it was told
