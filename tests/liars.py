@@ -10,10 +10,11 @@ from google.protobuf.message import Message
 from machine_bench import Bench
 
 from protomodels_cli.coordinator import events as ev
-from protomodels_cli.coordinator import reasons
+from protomodels_cli.coordinator import machine, reasons
 from protomodels_cli.coordinator.audit_reasons import AuditFailed, FalseVerdicts, MessagesDiffer
 from protomodels_cli.coordinator.message_fields import EDGES, MOST, check
 from protomodels_cli.coordinator.messages import event_of, peer_of
+from protomodels_cli.coordinator.peers import Rest
 from protomodels_cli.coordinator.snapshots.failures import NotWritten
 from protomodels_cli.coordinator.status import describe
 from protomodels_cli.observe.view import headline, peer_table, picture
@@ -124,8 +125,8 @@ class Liars:
     def live(self, events: int) -> None:
         while self.events < events and not self.b.state.history.over and not self.b.state.stopped:
             self.b.now += self.draw.choice([0, 0, 0, 0.01, 1, 30])
-            kinds = [self._honest, self._report, self._lie, self._internal, self._leave, self._return]
-            self.draw.choices(kinds, [30, 20, 30, 1, 2, 10])[0]()
+            kinds = [self._honest, self._report, self._lie, self._internal, self._leave, self._return, self._owner]
+            self.draw.choices([*kinds, self._crash], [30, 20, 30, 1, 2, 10, 2, 0.2])[0]()
             self.events += 1
             if self.events % 50 == 0:  # what the owner looks at
                 status = describe(self.b.state, self.b.now, 0.0, 0)
@@ -152,8 +153,10 @@ class Liars:
                 self.b.done(stage)
 
     def _lie(self) -> None:
-        sender = self.draw.choice(self.liars)
-        if sender in self.b.state.peers:
+        """Mostly while they are connected. What comes from others reaches the machine only where a session has just
+        broken, and from somebody unknown it never does."""
+        sender = self.draw.choice([*self.liars, "stranger"])
+        if sender in self.b.state.peers or self.draw.random() < 0.1:
             self._say(sender, self.liar.message())
 
     def _say(self, sender: str, message: pb.PeerMessage) -> None:
@@ -184,6 +187,17 @@ class Liars:
             ev.StoreAway(holder, *mark.key, stage, "away"),
         ]
         self.b.tell(draw.choice(found))
+
+    def _owner(self) -> None:
+        rester, until = self.draw.choice(self.honest), self.b.now + self.draw.choice([10, 1000])
+        kinds: list[ev.Event] = [ev.PauseRun(), ev.ResumeRun(), ev.ResumeRun()]
+        kinds += [ev.Rests(rester, Rest(until)), ev.Rests(rester, None), ev.Trouble(rester, reasons.Kicked())]
+        self.b.tell(self.draw.choice([*kinds, ev.StopRun()] if self.draw.random() < 0.05 else kinds))
+
+    def _crash(self) -> None:
+        """The coordinator is killed and started again: of what it knew, its journal is left."""
+        state = self.b.state
+        self.b.state = machine.resume(state.spec, state.t_fixed, state.history, self.b.now)
 
     def _leave(self) -> None:
         who = self.draw.choice([*self.liars, *self.liars, *self.honest])

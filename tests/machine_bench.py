@@ -14,7 +14,8 @@ from protomodels_cli.coordinator.history import (
     Record,
 )
 from protomodels_cli.coordinator.next_task import waiting_for
-from protomodels_cli.coordinator.state import Holding, Peer, Report
+from protomodels_cli.coordinator.peers import Holding, Peer
+from protomodels_cli.coordinator.work import Report
 from protomodels_cli.protocol.steps import units
 from protomodels_cli.spec import RunSpec
 from protomodels_cli.wire.troubles import LinkBroken

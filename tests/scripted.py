@@ -26,7 +26,7 @@ from waiting import until
 from protomodels_cli.coordinator import events as ev
 from protomodels_cli.coordinator.feed import Feed
 from protomodels_cli.coordinator.messages import decision_message, event_of, explanation, peer_of
-from protomodels_cli.coordinator.state import Peer
+from protomodels_cli.coordinator.peers import Peer
 from protomodels_cli.model.basis import basis_to_bytes, initial_basis
 from protomodels_cli.protocol.parts import Part
 from protomodels_cli.spec import RunSpec

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from protomodels_cli.coordinator import events as ev
 from protomodels_cli.coordinator.judging import Hearing, Judge
-from protomodels_cli.coordinator.state import Peer, State
+from protomodels_cli.coordinator.peers import Peer
+from protomodels_cli.coordinator.state import State
 from protomodels_cli.coordinator.voices import voice_of
 from protomodels_cli.protocol.audit import Compared, drawn
 

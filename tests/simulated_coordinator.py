@@ -212,7 +212,7 @@ class CoordinatorProcess:
             here = [self.disk.parts.get((mark.lineage, mark.step, i)) for i in range(len(history.layers))]
             stages = frozenset(part.stage for part in here if part is not None)
             self.world.after(0.0, lambda m=mark, s=stages: self.take(ev.PartsArrived(m.lineage, m.step, s)))
-            if all(here) and mark.step not in self.state.whole:
+            if all(here) and mark.step not in self.state.saving.whole:
                 hashes = tuple(p.sha256 for p in here if p is not None)
                 self.world.after(0.0, lambda m=mark, h=hashes: self.take(ev.SnapshotWhole(m.lineage, m.step, h)))
 

@@ -10,8 +10,9 @@ from simulated_words import T_FIXED, Assignment, Frame, Keep, NewBasis, PartFile
 
 from protomodels_cli.coordinator import events as ev
 from protomodels_cli.coordinator.history import Decided
+from protomodels_cli.coordinator.peers import Holding, Peer
 from protomodels_cli.coordinator.snapshots.failures import NotWritten
-from protomodels_cli.coordinator.state import Hashes, Holding, Peer, Report
+from protomodels_cli.coordinator.work import Hashes, Report
 from protomodels_cli.protocol import steps
 from protomodels_cli.protocol.audit import Recorded
 from protomodels_cli.protocol.parts import Part

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from simulated_words import StageMemory, Violation
+from table_of_states import Broken, check
 
 from protomodels_cli.coordinator.audit_reasons import AuditFailed, FalseVerdicts
 from protomodels_cli.coordinator.history import Decided, Forgot, History, Placed, Record, RolledBack, fold
@@ -89,6 +90,10 @@ class Rules:
         return max((r.lineage for r in self._world.disk.journal if isinstance(r, RolledBack)), default=1)
 
     def check_coordinator(self, state: State) -> None:
+        try:
+            check(state)
+        except Broken as e:
+            raise Violation(str(e)) from None
         if not state.history.over and not state.stopped and waiting_for(state, self._world.now) is None:
             raise Violation("it waits, and does not say for what")
         if state.placed and state.task is not None and len(state.heard) == state.stages:

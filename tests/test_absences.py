@@ -103,15 +103,15 @@ def test_one_that_does_not_come_back_is_replaced_when_waiting_has_cost_as_much_a
     assert [type(r) for r in b.records[before:]] == [RolledBack, Placed]
     assert b.state.history.holders[0] == "p2"
     assert [c.peer for c in commands if isinstance(c, ev.AssignStage) and not c.reuse] == list(b.state.history.holders)
-    assert b.state.pace.build == pytest.approx(0.2), "from the part on its disk to its word"
+    assert b.state.saving.pace.build == pytest.approx(0.2), "from the part on its disk to its word"
     b.finish()
-    assert not b.state.preparing
+    assert not b.state.seats.preparing
 
 
 def test_a_holder_that_comes_back_before_its_time_is_up_finds_its_stage_though_another_has_built_it():
     b = a_run()
     gone, generation = b.state.history.holders[0], b.state.history.generation
-    b.state = replace(b.state, step_seconds=(100.0,) * 5)
+    b.state = replace(b.state, measured=replace(b.state.measured, step_seconds=(100.0,) * 5))
     b.tell(ev.Left(gone, SILENT))
     b.now += 30.0
     [asked] = [c for c in b.tell(ev.Tick()) if isinstance(c, ev.PrepareStage)]
@@ -121,7 +121,7 @@ def test_a_holder_that_comes_back_before_its_time_is_up_finds_its_stage_though_a
     commands = b.tell(ev.Joined(back))
     assert ev.GoOn(gone) in commands
     assert ev.MakeSpare(asked.peer, reasons.AllStagesHeld(2)) in commands, "it drops what it has built"
-    assert not b.state.preparing
+    assert not b.state.seats.preparing
     b.finish()
     assert (b.state.history.redone, b.state.history.generation) == (0, generation)
 
@@ -213,7 +213,7 @@ def test_a_part_that_is_not_there_after_all_is_no_reason_to_prefer_anybody():
 @pytest.mark.parametrize("built", [False, True])
 def test_a_spare_whose_stream_is_replaced_unnoticed_is_told_again_what_to_build(built):
     b = a_run()
-    b.state = replace(b.state, step_seconds=(100.0,) * 5)
+    b.state = replace(b.state, measured=replace(b.state.measured, step_seconds=(100.0,) * 5))
     b.tell(ev.Left(b.state.history.holders[0], SILENT))
     b.now += 30
     [asked] = [c for c in b.tell(ev.Tick()) if isinstance(c, ev.PrepareStage)]
@@ -221,7 +221,7 @@ def test_a_spare_whose_stream_is_replaced_unnoticed_is_told_again_what_to_build(
         b.tell(ev.Ready(asked.peer, asked.part))
     commands = b.tell(ev.Joined(peer(int(asked.peer[1:])))) + b.tell(ev.Tick())
     assert [c for c in commands if isinstance(c, ev.MakeSpare | ev.PrepareStage)][-1] == asked
-    assert not b.state.preparing[asked.peer].ready
+    assert not b.state.seats.preparing[asked.peer].ready
 
 
 def test_the_limit_of_who_builds_a_stage_goes_on_while_others_blink():

@@ -11,7 +11,7 @@ from machine_bench import peer
 
 from protomodels_cli.coordinator.candidates import candidates_for, dials, may_be_direct, nearest, site_of
 from protomodels_cli.coordinator.messages import port_at
-from protomodels_cli.coordinator.state import Peer
+from protomodels_cli.coordinator.peers import Peer
 from protomodels_cli.wire.addresses import is_address, is_private, machine_id, own_addresses
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 

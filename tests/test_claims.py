@@ -18,8 +18,8 @@ from protomodels_cli import timeouts
 from protomodels_cli.coordinator import events
 from protomodels_cli.coordinator.claims import Claims
 from protomodels_cli.coordinator.messages import event_of
+from protomodels_cli.coordinator.seats import Preparation
 from protomodels_cli.coordinator.snapshots.upkeep import Upkeep
-from protomodels_cli.coordinator.state import Preparation
 from protomodels_cli.protocol.parts import Part
 from protomodels_cli.protocol.possession import PIECE, PIECES, proof
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
@@ -110,7 +110,7 @@ def test_what_is_claimed_is_proved_or_counts_no_more(tmp_path, monkeypatch, cont
 def test_a_stage_is_built_when_its_part_is_proved_and_not_before(tmp_path, content, heard, claimed):
     """Whether or not the spare has said before that it has the part."""
     desk, machine_hears, asked = a_desk(tmp_path), list[Any](), list[pb.Prove]()
-    desk.state = replace(desk.state, preparing={"p7": Preparation(PART, 0.0, None)})
+    desk.prepares("p7", Preparation(PART, 0.0, None))
     upkeep: Any = None
 
     async def story() -> None:
@@ -147,7 +147,7 @@ def test_a_part_is_looked_into_once_for_each_time_that_a_spare_is_told_to_build_
 
     async def story() -> None:
         for asked in (10.0, 10.0, 20.0):
-            desk.state = replace(desk.state, preparing={"p7": Preparation(PART, asked, None)})
+            desk.prepares("p7", Preparation(PART, asked, None))
             await claims_here.look_into(lost)
 
     asyncio.run(story())

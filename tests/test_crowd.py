@@ -21,12 +21,12 @@ from protomodels_cli.coordinator.contributions import Contributions
 from protomodels_cli.coordinator.dispatch import FEW, Dispatch
 from protomodels_cli.coordinator.events import Left
 from protomodels_cli.coordinator.history import beginning
+from protomodels_cli.coordinator.peers import Peer
 from protomodels_cli.coordinator.reasons import NoHeartbeat
 from protomodels_cli.coordinator.run_dir import open_run_dir
 from protomodels_cli.coordinator.service import Service
 from protomodels_cli.coordinator.sessions import ControlStream, EnrolledPeer, watch
 from protomodels_cli.coordinator.sharing import offers
-from protomodels_cli.coordinator.state import Peer
 from protomodels_cli.coordinator.status import FRESH, Board, describe
 from protomodels_cli.wire.channels import HEARTBEATS
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb

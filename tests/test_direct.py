@@ -28,6 +28,7 @@ from waiting import until, wait_for
 from protomodels_cli.coordinator import events as ev
 from protomodels_cli.coordinator import notices as told
 from protomodels_cli.coordinator.history import Mark
+from protomodels_cli.coordinator.seats import Preparation
 from protomodels_cli.coordinator.snapshots import direct as directs
 from protomodels_cli.coordinator.snapshots import manifest
 from protomodels_cli.coordinator.snapshots.copies import Copies
@@ -36,7 +37,6 @@ from protomodels_cli.coordinator.snapshots.failures import WrongTensor
 from protomodels_cli.coordinator.snapshots.manifest import part_name, stored_name
 from protomodels_cli.coordinator.snapshots.upkeep import Upkeep
 from protomodels_cli.coordinator.snapshots.uploads import Uploads
-from protomodels_cli.coordinator.state import Preparation
 from protomodels_cli.protocol.parts import Part
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.store import StoreBroken, StoreRequest
@@ -127,7 +127,7 @@ def test_a_part_goes_to_the_store_and_back_past_the_coordinator(s3: S3, tmp_path
             exchange.parts.remove(part)
             exchange.parts.fetching(part).write_bytes(whole[:1000])  # a fetch that broke off
             other = Part(1, 3, 1, HASHES[1])
-            desk.state = replace(desk.state, preparing={"p0": Preparation(other, 0.0, None)})
+            desk.prepares("p0", Preparation(other, 0.0, None))
             for wanted, contents in ((part, whole), (other, CONTENTS[1])):
                 assert await exchange.find(wanted)
                 assert exchange.parts.path(wanted).read_bytes() == contents

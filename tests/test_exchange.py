@@ -21,11 +21,11 @@ from protomodels_cli import timeouts
 from protomodels_cli.coordinator import events as ev
 from protomodels_cli.coordinator.gate import Gate
 from protomodels_cli.coordinator.run_dir import open_run_dir
+from protomodels_cli.coordinator.seats import Preparation
 from protomodels_cli.coordinator.service import Service
 from protomodels_cli.coordinator.snapshots import failures
 from protomodels_cli.coordinator.snapshots import uploads as uploads_module
 from protomodels_cli.coordinator.snapshots.uploads import Refused
-from protomodels_cli.coordinator.state import Preparation
 from protomodels_cli.observe import logs
 from protomodels_cli.protocol.parts import Part
 from protomodels_cli.quantities import size
@@ -126,8 +126,8 @@ def test_a_part_is_fetched_in_pieces_and_from_where_it_broke_off(tmp_path: Path,
         desk.hand_in(stage, content)
     history = desk.state.history
     mark = replace(history.pending[0], parts=HASHES)
-    told = {"p0": Preparation(Part(1, 3, 1, HASHES[1]), 0.0, None)}
-    desk.state = replace(desk.state, history=replace(history, pending=(), snapshots=(mark,)), preparing=told)
+    desk.state = replace(desk.state, history=replace(history, pending=(), snapshots=(mark,)))
+    desk.prepares("p0", Preparation(Part(1, 3, 1, HASHES[1]), 0.0, None))
     offsets, read = list[int](), uploads_module._read_at
 
     def noted(file: Any, offset: int) -> bytes:

@@ -121,7 +121,7 @@ def test_refused_messages_are_counted_over_absences():
     generation = b.state.history.generation + 1
     for peer in ("p3", "p2"):
         b.tell(ev.Done(peer, generation, 1, b.report()))
-    assert b.state.refused == {"p3": 1, "p2": 1}
+    assert b.state.conduct.refused == {"p3": 1, "p2": 1}
     b.tell(ev.Left("p3", CUT_OFF))
     b.tell(ev.Done("p2", generation, 1, b.report()))
-    assert b.state.refused == {"p3": 1, "p2": 2}
+    assert b.state.conduct.refused == {"p3": 1, "p2": 2}

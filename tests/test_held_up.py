@@ -18,11 +18,11 @@ from protomodels_cli.coordinator.auditing import Audits
 from protomodels_cli.coordinator.contributions import MOST_BYTES, Contribution
 from protomodels_cli.coordinator.feed import Feed
 from protomodels_cli.coordinator.history import RolledBack
+from protomodels_cli.coordinator.peers import Rest
 from protomodels_cli.coordinator.readiness import BEYOND, LEAST
 from protomodels_cli.coordinator.reseat_notices import StageNotReseated, StageReseating
 from protomodels_cli.coordinator.sessions import OPENED, EnrolledPeer
 from protomodels_cli.coordinator.snapshots.pace import Pace
-from protomodels_cli.coordinator.state import Rest
 from protomodels_cli.protocol.audit import Recorded
 from protomodels_cli.protocol.parts import Part
 
@@ -51,7 +51,7 @@ def given_up(b: Bench) -> list[tuple[str, str]]:
 def test_a_spare_that_reconnects_again_and_again_gets_no_more_time():
     b = saved()
     begun = b.now
-    while b.state.reseat is not None:
+    while b.state.seats.handover is not None:
         assert b.now - begun < LEAST + 5
         b.now += 3
         again(b, "p2")
@@ -85,12 +85,12 @@ def silent_beside_liars() -> tuple[Bench, float]:
 
 def test_a_spare_that_is_late_is_asked_last_and_so_are_all_ids_of_its_person():
     b, begun = silent_beside_liars()
-    while "p2" not in b.state.preparing:
+    while "p2" not in b.state.seats.preparing:
         assert b.now - begun < LEAST + 60
         b.now += 1
         b.tell(ev.Tick())
     assert len({c.peer for c in b.commands if isinstance(c, ev.PrepareStage)} - {"p2"}) <= 1
-    b.tell(ev.Ready("p2", b.state.preparing["p2"].part))
+    b.tell(ev.Ready("p2", b.state.seats.preparing["p2"].part))
     assert b.state.history.holders[1] == "p2"
     b.finish()
 
@@ -98,22 +98,22 @@ def test_a_spare_that_is_late_is_asked_last_and_so_are_all_ids_of_its_person():
 def test_a_spare_that_is_late_and_then_ready_takes_the_stage():
     """The other, that was asked meanwhile, has not built it yet."""
     b, _ = silent_beside_liars()
-    while "p2" not in b.state.preparing:
+    while "p2" not in b.state.seats.preparing:
         b.now += 1
         b.tell(ev.Tick())
-    [late] = b.state.preparing.keys() - {"p2"}
-    b.tell(ev.Ready(late, b.state.preparing[late].part))
+    [late] = b.state.seats.preparing.keys() - {"p2"}
+    b.tell(ev.Ready(late, b.state.seats.preparing[late].part))
     assert b.state.history.holders[1] == late
 
 
 @pytest.mark.parametrize("how", ["stream", "session", "rest"])
 def test_a_spare_that_comes_and_goes_while_a_stage_waits_for_it_is_asked_last(how):
     b, begun = silent_beside_liars()
-    while "p2" not in b.state.preparing:
+    while "p2" not in b.state.seats.preparing:
         assert b.now - begun < 120
         b.now += 15
         b.tell(ev.Tick())
-        for liar in b.state.preparing.keys() - {"p2"}:
+        for liar in b.state.seats.preparing.keys() - {"p2"}:
             if how == "rest":
                 b.tell(ev.Rests(liar, Rest()))
                 b.tell(ev.Rests(liar, None))
@@ -122,14 +122,14 @@ def test_a_spare_that_comes_and_goes_while_a_stage_waits_for_it_is_asked_last(ho
                     b.tell(ev.Left(liar, CUT_OFF))
                 again(b, liar, token="liar", flops=1e15, rest=None)
             b.tell(ev.Tick())
-    b.tell(ev.Ready("p2", b.state.preparing["p2"].part))
+    b.tell(ev.Ready("p2", b.state.seats.preparing["p2"].part))
     assert b.state.history.holders[1] == "p2"
 
 
 def test_after_a_restart_an_honest_peer_has_the_time_to_build_its_stage():
     """What building takes is not known then, as nobody has built a stage yet; what steps take is."""
     b = of_persons(peers=4)
-    b.state = replace(b.state, pace=Pace())
+    b.state = replace(b.state, saving=replace(b.state.saving, pace=Pace()))
     b.lose(b.state.history.holders[1])
     new = b.state.history.holders[1]
     b.now += 120
@@ -143,8 +143,9 @@ def test_after_a_restart_an_honest_peer_has_the_time_to_build_its_stage():
 
 def test_a_holder_that_says_it_computes_in_no_time_is_taken_for_the_slowest():
     b = tried()
-    b.answer_until(lambda: len(b.state.timed) >= speeds.ENOUGH)
-    b.state = replace(b.state, timed=tuple(replace(t, compute=(1.0, 0.0)) for t in b.state.timed))
+    b.answer_until(lambda: len(b.state.measured.timed) >= speeds.ENOUGH)
+    timed = tuple(replace(t, compute=(1.0, 0.0)) for t in b.state.measured.timed)
+    b.state = replace(b.state, measured=replace(b.state.measured, timed=timed))
     busy = speeds.busy(b.state)
     assert busy.index(max(busy)) == 1
 
@@ -298,7 +299,7 @@ def test_a_holder_that_loses_its_stage_again_and_again_gives_it_up(leaves):
         b.tell(ev.Left(liar, CUT_OFF))
     again(b, liar, parts=parts)
     assert b.state.history.holders[0] == liar
-    assert liar in b.state.untried
+    assert liar in b.state.conduct.untried
     to_step(b, b.state.history.step + 1)
     b.answer()
     if leaves:
@@ -395,9 +396,9 @@ def test_a_quarrel_counts_though_the_other_is_away_for_a_moment():
     history = b.state.history
     away, here = history.holders[1], history.holders[0]
     b.tell(ev.Left(away, reasons.NoHeartbeat(5.0)))
-    assert away in b.state.absent
+    assert away in b.state.seats.absent
     b.tell(ev.Trouble(here, MessagesDiffer(3, 0), 1, history.generation))
-    assert b.state.quarrels == {frozenset((away, here)): 1}
+    assert b.state.conduct.quarrels == {frozenset((away, here)): 1}
     assert b.state.history.generation == history.generation, "nobody relinks for it"
 
 
@@ -421,7 +422,7 @@ def test_a_stage_that_uses_another_basis_twice_within_an_hour_is_asked_last():
         assert wrong.hashes is not None
         b.done(b.state.history.holders.index(liar), hashes=replace(wrong.hashes, basis="wrong"))
         b.answer_until(lambda: b.state.task and b.state.task.kind == "step")
-        b.answer_until(lambda: not b.state.suspects)
+        b.answer_until(lambda: not b.state.conduct.suspects)
     assert liar not in b.state.history.holders
     b.finish()
 

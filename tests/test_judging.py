@@ -21,8 +21,8 @@ from protomodels_cli.coordinator import events as ev
 from protomodels_cli.coordinator.audit_reasons import AuditFailed, FalseVerdicts
 from protomodels_cli.coordinator.contradictions import Contradictions, quorum
 from protomodels_cli.coordinator.judging import Hearing, Judge
+from protomodels_cli.coordinator.peers import Peer
 from protomodels_cli.coordinator.reseat_notices import StageReseating
-from protomodels_cli.coordinator.state import Peer
 from protomodels_cli.coordinator.voices import voice_of
 from protomodels_cli.protocol.audit import Compared, drawn
 

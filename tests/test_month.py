@@ -132,7 +132,7 @@ def test_how_much_an_upload_slows_steps_is_measured(slower: float):
     size = replace(SIZE, step_beside=(1 + slower) * SIZE.step, copy=0.0)
     month = _month({}, True, size)
     month.run()
-    assert month.state.pace.slowed == pytest.approx(max(LEAST_SLOWED, slower))
+    assert month.state.saving.pace.slowed == pytest.approx(max(LEAST_SLOWED, slower))
 
 
 def test_what_a_blip_costs_is_the_blip():

@@ -17,12 +17,17 @@ from waiting import PATIENCE
 from protomodels_cli import timeouts
 from protomodels_cli.coordinator import part_rights
 from protomodels_cli.coordinator.history import Mark, beginning
+from protomodels_cli.coordinator.peers import Peer
 from protomodels_cli.coordinator.refusals import NoSession, PartNotAssigned
-from protomodels_cli.coordinator.state import Peer, Preparation, State
+from protomodels_cli.coordinator.seats import Preparation, assigned
+from protomodels_cli.coordinator.state import State
+from protomodels_cli.coordinator.work import Task, Unplaced, Working
 from protomodels_cli.protocol.parts import Part
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 
 OLD, NEW, OTHER_CUT = (1, 3), (1, 6), (0, 0)
+
+AT_WORK = Working(Task(1, "step", 4, 0.0))
 
 
 def a_state(warm: bool = False, **changes: Any) -> State:
@@ -40,11 +45,13 @@ def a_state(warm: bool = False, **changes: Any) -> State:
     )
     peers = {id: Peer(id, id, "cpu", 1 << 30, 1e9, "", 0, 0.0) for id in ("left", "right", "spare", "warm")}
     spec = make_spec(stages=2, snapshots={"warm_spares": warm})
-    return replace(State(spec, (1, "t"), history, peers, placed=True), **changes)
+    state = State(spec, (1, "t"), history, peers, seats=assigned(["left", "right"], {}), work=AT_WORK)
+    return replace(state, **changes)
 
 
 def building(stage: int, snapshot: tuple[int, int] = NEW) -> dict[str, Any]:
-    return {"preparing": {"spare": Preparation(Part(*snapshot, stage, HASHES[stage]), 0.0, None)}}
+    preparation = Preparation(Part(*snapshot, stage, HASHES[stage]), 0.0, None)
+    return {"seats": assigned(["left", "right"], {}).prepared("spare", preparation)}
 
 
 @pytest.mark.parametrize(
@@ -55,10 +62,10 @@ def building(stage: int, snapshot: tuple[int, int] = NEW) -> dict[str, Any]:
         (a_state(), "right", OLD, {1}),
         (a_state(), "right", OTHER_CUT, set()),
         (a_state(), "spare", NEW, set()),
-        (a_state(placed=False), "left", NEW, set()),
+        (a_state(work=Unplaced()), "left", NEW, set()),
         (a_state(**building(1)), "spare", NEW, {1}),
         (a_state(**building(1)), "spare", OLD, set()),
-        (a_state(placed=False, **building(1)), "spare", NEW, {1}),
+        (a_state(work=Unplaced(), **building(1)), "spare", NEW, {1}),
         (a_state(warm=True), "spare", NEW, {0, 1}),
         (a_state(warm=True), "spare", OLD, set()),
         (a_state(warm=True), "left", NEW, {0}),
@@ -90,7 +97,7 @@ def test_a_peer_whose_session_or_order_is_late_gets_its_part_once_that_is_there(
 
     async def story() -> None:
         async with exchange_of(desk, tmp_path, lambda notice: None) as exchange, asyncio.timeout(PATIENCE):
-            desk.state = replace(before, **({"peers": {}} if lost == "session" else {"placed": False}))
+            desk.state = replace(before, **({"peers": {}} if lost == "session" else {"work": Unplaced()}))
             finding = asyncio.create_task(exchange.find(PART))
             await asyncio.sleep(0.3)
             assert not finding.done(), "it was refused, and neither gave up nor got the part"
@@ -109,7 +116,7 @@ def test_a_fetch_that_is_under_way_goes_on_when_the_generation_changes(tmp_path:
             call = exchange._stub.Fetch(metadata=exchange._metadata)
             await call.write(pb.FetchRequest(lineage=1, step=3, stage=0, size=100))
             first = (await call.read()).data
-            desk.state = replace(desk.state, placed=False, peers={})
+            desk.state = replace(desk.state, work=Unplaced(), peers={})
             await call.write(pb.FetchRequest(offset=100, size=1 << 20))
             return first + (await call.read()).data
 

@@ -84,7 +84,7 @@ def test_broken_links_are_nobodys_fault():
         assert complain(b, stage, 1, LinkBroken) == []
         b.answer_until(lambda: b.state.task and b.state.task.kind == "step")
         b.answer()
-    assert b.state.quarrels == {}
+    assert b.state.conduct.quarrels == {}
 
 
 def quarrel(times: int) -> Bench:
@@ -93,9 +93,10 @@ def quarrel(times: int) -> Bench:
     b.join(0, 1, 2, 3, 4)
     to_step(b, 3)
     pair = b.state.history.holders[:2]
-    b.state = replace(b.state, quarrels={frozenset(pair): times}, parties={i: b.state.peers[i] for i in pair})
+    parties = {i: b.state.peers[i] for i in pair}
+    b.state = replace(b.state, conduct=replace(b.state.conduct, quarrels={frozenset(pair): times}, parties=parties))
     b.tell(ev.Left(b.state.history.holders[0], SILENT))
-    assert list(b.state.absent) == [b.state.history.holders[0]]
+    assert list(b.state.seats.absent) == [b.state.history.holders[0]]
     return b
 
 
@@ -107,7 +108,7 @@ def test_two_culprits_one_of_whom_is_away_open_one_generation():
     assert {c.peer for c in commands if isinstance(c, ev.Dismiss)} == {away, here}
     assert [r.generation for r in b.records[told_before:] if isinstance(r, Placed)] == [before.generation + 1]
     assert len([c for c in commands if isinstance(c, ev.AssignStage)]) == b.state.stages
-    assert not {away, here} & {*b.state.peers, *b.state.absent, *b.state.history.holders}
+    assert not {away, here} & {*b.state.peers, *b.state.seats.absent, *b.state.history.holders}
 
 
 def test_a_complaint_of_a_holder_that_is_away_counts_and_relinks_nobody():
@@ -116,7 +117,7 @@ def test_a_complaint_of_a_holder_that_is_away_counts_and_relinks_nobody():
     before = b.state
     away, here, *_ = before.history.holders
     assert b.tell(ev.Trouble(away, MessagesDiffer(3, 0), 1, before.history.generation)) == []
-    assert b.state == replace(before, quarrels={frozenset((away, here)): 2})
+    assert b.state == replace(before, conduct=replace(before.conduct, quarrels={frozenset((away, here)): 2}))
 
 
 def of_several(spares: int, stages: int = 3) -> Bench:

@@ -66,7 +66,7 @@ def test_without_a_spare_it_waits_and_says_for_what_and_the_others_keep_what_the
     waits = b.waits()
     assert isinstance(waits, reasons.StagesWithoutPeer)
     assert [s.stage for s in waits.stages] == [0]
-    assert [c for c in commands if isinstance(c, ev.Wait)] == [ev.Wait(stays, b.state.missing)]
+    assert [c for c in commands if isinstance(c, ev.Wait)] == [ev.Wait(stays, b.state.work.missing)]
     b.tell(ev.Joined(replace(peer(int(gone[1:])), holding=holding(b, 0))))
     assert [c.reuse for c in b.commands if isinstance(c, ev.AssignStage)][-2:] == [True, True]
     b.finish()
@@ -325,7 +325,7 @@ def test_where_steps_take_long_a_task_may_take_five_times_as_long_and_an_evaluat
     to_step(b, 3)
     b.now += 100
     b.answer_until(lambda: b.state.task.kind == "evaluation")
-    b.state = replace(b.state, step_seconds=(100.0, 100.0, 5.0))
+    b.state = replace(b.state, measured=replace(b.state.measured, step_seconds=(100.0, 100.0, 5.0)))
     stall(b, 1000)  # of two steps' worth of text
 
 
@@ -391,7 +391,7 @@ def who_gave_up(stages: int, late: set[int], new: bool) -> tuple[list[int | None
     b.answer_until(lambda: b.state.task.kind == "link")
     for stage in set(range(stages)) - late:
         b.done(stage)
-    b.now += b.state.linked + 29
+    b.now += b.state.measured.linked + 29
     assert not told(b.tell(ev.Tick()), notices.StageGivenUp)
     b.now += 2
     if not told(b.tell(ev.Tick()), notices.StageGivenUp):

@@ -11,10 +11,10 @@ from machine_bench import BROKEN, Bench, peer, to_step, told
 from protomodels_cli.coordinator import assigning, machine, notices, reasons
 from protomodels_cli.coordinator import events as ev
 from protomodels_cli.coordinator.history import Began, Forgot, Synced
+from protomodels_cli.coordinator.peers import Holding
 from protomodels_cli.coordinator.snapshots import policy
 from protomodels_cli.coordinator.snapshots.failures import NoRoom, NotWritten
 from protomodels_cli.coordinator.snapshots.room import missing_room
-from protomodels_cli.coordinator.state import Holding
 from protomodels_cli.cost import saving
 
 FULL = NotWritten("ENOSPC")
@@ -237,7 +237,7 @@ def test_one_that_is_due_by_time_waits_for_the_one_that_is_still_uploading():
     assert begun(b) == [1]
     assert told(b.commands, notices.SnapshotSkipped) == [notices.SnapshotSkipped(2, 1)], "once"
     b.tell(ev.SnapshotWhole(1, 1, ("a",)))
-    assert b.state.pace.upload > 8
+    assert b.state.saving.pace.upload > 8
     b.answer_until(lambda: b.state.history.step == 7, tasks_alone)
     assert begun(b) == [1, 6]
 
@@ -247,7 +247,7 @@ def test_where_nothing_is_said_failures_and_uploads_say_how_often():
     b.join(0, 1, 2)
     take_steps(b, 3, 10.0)
     calm = policy.seconds_between(b.state)
-    b.state = replace(b.state, pace=replace(b.state.pace, upload=60.0))
+    b.state = replace(b.state, saving=replace(b.state.saving, pace=replace(b.state.saving.pace, upload=60.0)))
     dear = policy.seconds_between(b.state)
     b.lose(b.state.history.holders[0])
     take_steps(b, 3, 10.0)

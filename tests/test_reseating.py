@@ -17,8 +17,8 @@ from protomodels_cli.coordinator import events as ev
 from protomodels_cli.coordinator.history import Decided, RolledBack
 from protomodels_cli.coordinator.notices import StageGivenUp
 from protomodels_cli.coordinator.reseat_notices import StageNotReseated, StageReseated, StageReseating
+from protomodels_cli.coordinator.seats import Preparation
 from protomodels_cli.coordinator.snapshots.failures import NotWritten
-from protomodels_cli.coordinator.state import Preparation
 from protomodels_cli.coordinator.status import phase_of
 from protomodels_cli.cost.memory import stage_memory
 from protomodels_cli.cost.saving import PEER_SECONDS
@@ -75,9 +75,9 @@ class Slow(Bench):
 
     def answer(self) -> None:
         """A spare that is asked builds the stage."""
-        spare = self.state.reseat.spare if self.state.reseat is not None else ""
-        if spare in self.state.preparing:
-            self.tell(ev.Ready(spare, self.state.preparing[spare].part))
+        spare = self.state.seats.handover.spare if self.state.seats.handover is not None else ""
+        if spare in self.state.seats.preparing:
+            self.tell(ev.Ready(spare, self.state.seats.preparing[spare].part))
         else:
             super().answer()
 
@@ -103,20 +103,20 @@ def about_to_change() -> Slow:
     """At the second snapshot, which has not arrived yet."""
     b = a_run()
     to_step(b, 12)
-    b.answer_until(lambda: b.state.reseat, lambda: [b.done(i) for i in range(2)])
+    b.answer_until(lambda: b.state.seats.handover, lambda: [b.done(i) for i in range(2)])
     return b
 
 
 def saved() -> Slow:
     """The spare was asked."""
     b = about_to_change()
-    b.answer_until(lambda: b.state.preparing)
+    b.answer_until(lambda: b.state.seats.preparing)
     return b
 
 
 def goes_on(b: Slow) -> None:
     """Where it stood, in the same generation, and to the end."""
-    assert b.state.reseat is None
+    assert b.state.seats.handover is None
     assert b.state.task is not None
     assert (b.state.task.kind, b.state.task.step, b.state.history.generation) == ("step", 13, 1)
     b.finish()
@@ -129,9 +129,9 @@ def test_the_stage_goes_to_the_spare_and_no_step_is_redone():
     assert (begun.step, begun.reason.stage, begun.reason.holder, begun.reason.spare) == (12, 1, "name-1", "name-2")
     assert b.waits() == begun.reason
     assert phase_of(b.state) == pb.RunStatus.ASSIGNING
-    assert not b.state.preparing, "there is nothing to fetch yet"
+    assert not b.state.seats.preparing, "there is nothing to fetch yet"
     before = b.state.history.holders
-    b.answer_until(lambda: b.state.preparing)
+    b.answer_until(lambda: b.state.seats.preparing)
     assert b.asked == ev.PrepareStage("p2", b.state.history.newest.as_parts()[1])
     assert b.state.history.newest.step == b.state.history.step == 12
     b.tell(ev.Tick())
@@ -178,7 +178,7 @@ def test_whatever_becomes_of_the_spare_or_the_snapshot_the_holder_goes_on(why):
     [stays] = told(b.commands, StageNotReseated)
     kinds = {"out_of_memory": "spare_gone", "unusable": "not_saved"}
     assert (stays.stage, stays.holder, stays.spare, stays.why) == (1, "p1", "p2", kinds.get(why, why))
-    assert "p2" not in b.state.preparing
+    assert "p2" not in b.state.seats.preparing
     goes_on(b)
 
 
@@ -282,9 +282,9 @@ def test_the_fastest_of_the_spares_is_asked():
     b.join(0, 1, 2)
     for i, flops in ((3, 3e9), (4, 2e9)):
         b.tell(ev.Joined(replace(peer(i), flops=flops)))
-    b.answer_until(lambda: b.state.reseat)
-    assert b.state.reseat is not None
-    assert b.state.reseat.spare == "p3"
+    b.answer_until(lambda: b.state.seats.handover)
+    assert b.state.seats.handover is not None
+    assert b.state.seats.handover.spare == "p3"
 
 
 def test_a_step_is_as_long_as_its_slowest_stage_for_all_microbatches_but_one():
@@ -308,8 +308,8 @@ def test_of_two_who_could_take_over_the_faster_is_asked_unless_it_takes_an_hour_
     assert longer["p2"] > 1 > longer["p3"] == 0
     left = replace(b.state, peers={i: p for i, p in b.state.peers.items() if i != "p0"})
     assert assigning.fill(left, {1: "p1"}, b.now) == {0: "p3"}
-    late = {"p3": Preparation(readiness.wanted(b.state.history, 0), b.now - readiness.LATE, None)}
-    assert assigning.fill(replace(left, preparing=late), {1: "p1"}, b.now) == {0: "p2"}
+    late = Preparation(readiness.wanted(b.state.history, 0), b.now - readiness.LATE, None)
+    assert assigning.fill(replace(left, seats=left.seats.prepared("p3", late)), {1: "p1"}, b.now) == {0: "p2"}
 
 
 def tried(*more: int) -> Slow:
@@ -344,7 +344,7 @@ def test_a_claim_of_speed_unseats_nobody_who_stands_still_gives_the_stage_back(a
 
 
 def speeds_of(b: Slow) -> float:
-    return statistics.median(b.state.step_seconds)
+    return statistics.median(b.state.measured.step_seconds)
 
 
 def test_whoever_stood_still_is_asked_last_under_any_id_of_its_token():
@@ -375,7 +375,7 @@ def test_the_former_holder_may_be_gone_when_the_stage_is_given_back():
     b.now += 200
     b.tell(ev.Tick())
     assert b.state.history.holders[1] in ("p1", "p3")
-    assert not b.state.holds.get("p1")
+    assert not b.state.seats.holds.get("p1")
     b.finish()
     assert b.decided == list(range(1, 61)), "the snapshot is of the last step"
 

@@ -19,7 +19,8 @@ from protomodels_cli.coordinator import events as ev
 from protomodels_cli.coordinator import notices, reasons
 from protomodels_cli.coordinator.history import RolledBack
 from protomodels_cli.coordinator.messages import event_of
-from protomodels_cli.coordinator.state import FormerHolder, Rest
+from protomodels_cli.coordinator.peers import Rest
+from protomodels_cli.coordinator.seats import assigned
 from protomodels_cli.coordinator.status import describe
 from protomodels_cli.errors import EXIT_REFUSED, EXIT_SPEC, OptionError
 from protomodels_cli.observe.view import resting as resting_line
@@ -213,9 +214,10 @@ def test_who_rests_while_another_tries_its_stage_is_not_given_it_back():
     b = bench(0, 1, 2)
     to_step(b, 4)
     [spare] = set(b.state.peers) - set(b.state.history.holders)
-    b.state = replace(b.state, former=FormerHolder(spare, 1))
+    tried = assigned(b.state.history.holders, {}, former=(1, spare))
+    b.state = replace(b.state, seats=tried)
     b.tell(ev.Rests(spare, Rest()))
-    assert b.state.former is None
+    assert b.state.seats.former is None
     b.finish()
     assert b.state.history.redone == 0
 

@@ -23,7 +23,7 @@ from protomodels_cli.coordinator.owner import Desk
 from protomodels_cli.coordinator.run_dir import open_run_dir
 from protomodels_cli.coordinator.service import Service
 from protomodels_cli.coordinator.sessions import ControlStream, EnrolledPeer
-from protomodels_cli.coordinator.state import Task
+from protomodels_cli.coordinator.work import Task
 from protomodels_cli.model.stage import Sync
 from protomodels_cli.protocol.messages import BadMessage
 from protomodels_cli.spec import RunSpec

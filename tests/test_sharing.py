@@ -9,10 +9,10 @@ from conftest import make_spec
 
 from protomodels_cli.bench.month_size import SPEC as MONTH
 from protomodels_cli.coordinator.no_placement import StageTooLarge
+from protomodels_cli.coordinator.peers import Peer
 from protomodels_cli.coordinator.placement import Placement, place
 from protomodels_cli.coordinator.reasons import StagesWithoutPeer
 from protomodels_cli.coordinator.sharing import fill_on_cards, needs, offers, place_on_cards, share_of
-from protomodels_cli.coordinator.state import Peer
 from protomodels_cli.cost.activations import Computation
 from protomodels_cli.spec.load import spec_from
 from protomodels_cli.spec.schema import RunSpec

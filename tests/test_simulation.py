@@ -147,9 +147,9 @@ def saves_too_soon(patch: Any) -> None:
 
 
 def _complete_at_once(moves: Any) -> None:
-    for step, parts in sorted(moves.state.whole.items()):
+    for step, parts in sorted(moves.state.saving.whole.items()):
         moves.record(policy.Saved(step, parts))
-        moves.set(whole={s: p for s, p in moves.state.whole.items() if s > step})
+        moves.saving = replace(moves.saving, whole={s: p for s, p in moves.state.saving.whole.items() if s > step})
         moves.do(policy.KeepSnapshots())
 
 
@@ -208,8 +208,9 @@ def reseats_from_any_snapshot(patch: Any) -> None:
     watch = reseating.watch
 
     def at_once(moves: Any) -> None:
-        if moves.state.reseat is not None and moves.state.history.newest.parts:
-            moves.set(reseat=replace(moves.state.reseat, snapshot=moves.state.history.newest.key))
+        if moves.state.seats.handover is not None and moves.state.history.newest.parts:
+            late = replace(moves.seats.handover, snapshot=moves.state.history.newest.key)
+            moves.seats = moves.seats.handing_over(late.why.stage, late)
         watch(moves)
 
     patch.setattr(reseating, "watch", at_once)
@@ -226,7 +227,7 @@ def forgets_what_it_measured(patch: Any) -> None:
 
     def and_forget(moves: Any) -> None:
         end(moves)
-        moves.set(speeds={})
+        moves.conduct = replace(moves.conduct, speeds={})
 
     patch.setattr(assigning, "_end_generation", and_forget)
 

@@ -28,12 +28,15 @@ from protomodels_cli.coordinator.history import Dropped, Ended, Mark, beginning
 from protomodels_cli.coordinator.identity import RunIdentity
 from protomodels_cli.coordinator.journal import Journal, create
 from protomodels_cli.coordinator.notices import Notice, PartDamaged, PartRestored
+from protomodels_cli.coordinator.peers import Peer
 from protomodels_cli.coordinator.run_dir import open_run_dir
+from protomodels_cli.coordinator.seats import Preparation, assigned
 from protomodels_cli.coordinator.snapshots.copies import Copies
 from protomodels_cli.coordinator.snapshots.store import Snapshots
 from protomodels_cli.coordinator.snapshots.upkeep import Upkeep
 from protomodels_cli.coordinator.snapshots.uploads import Damaged, Later, Uploads
-from protomodels_cli.coordinator.state import Peer, State
+from protomodels_cli.coordinator.state import State
+from protomodels_cli.coordinator.work import Task, Working
 from protomodels_cli.cost.part import part_contents
 from protomodels_cli.errors import UserError
 from protomodels_cli.safetensors_file import write_safetensors
@@ -66,10 +69,14 @@ class Desk:
         begun = Mark(1, 3, 0, "u", layers=(2, 2))
         history = replace(beginning("u"), layers=(2, 2), stage_holders=(("p0",), ("p1",)), step=3, pending=(begun,))
         peers = {id: Peer(id, id, "cpu", 1 << 30, 1e9, "", 0, 0.0) for id in ("p0", "p1")}
-        self.state = State(SPEC, (1, "t"), history, peers, placed=True)
+        work = Working(Task(1, "step", 4, 0.0))
+        self.state = State(SPEC, (1, "t"), history, peers, seats=assigned(["p0", "p1"], {}), work=work)
         self.told: list[events.Event] = []
         self.snapshots = Snapshots(folder / "snapshots", RUN, (1, "t"), folder / "basis")
         self.uploads = Uploads(lambda: self.state, None, self.snapshots, self.told.append, self.fail)
+
+    def prepares(self, peer: str, preparation: Preparation) -> None:
+        self.state = replace(self.state, seats=self.state.seats.prepared(peer, preparation))
 
     def fail(self, error: OSError) -> None:
         raise error

@@ -95,7 +95,7 @@ def test_where_most_are_late_nobody_is_blamed_and_there_is_twice_the_time():
         commands = withhold(b, 0, 2, seconds=times * LIMIT)
         assert [n.stage for n in told(commands, notices.SnapshotFailed)] == [0, 2]
         assert not dismissed(commands)
-    assert not b.state.spoilt
+    assert not b.state.conduct.spoilt
     b.answer_until(lambda: b.state.history.newest.step)
     withhold(b, 0, 1, 2)
 
@@ -130,7 +130,7 @@ def test_the_time_runs_while_all_holders_are_here():
     b.tell(ev.Left(b.state.history.holders[1], SILENT))
     b.now += 2 * LIMIT
     assert not told(b.tell(ev.Tick()), notices.SnapshotFailed)
-    assert not b.state.due
+    assert not b.state.saving.due
 
 
 def test_how_long_parts_may_take_follows_from_the_largest():

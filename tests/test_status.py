@@ -69,7 +69,7 @@ def test_memory_is_the_stages_own_on_a_card_alone(reserved):
     b = Bench(make_spec(stages=2, steps=9))
     b.join(0, 1)
     used = Usage(peak_memory=1 << 20, reserved_memory=reserved, celsius=71.5, watts=300.0)
-    b.state = replace(b.state, usage={0: used})
+    b.state = replace(b.state, measured=replace(b.state.measured, usage={0: used}))
     first, second = status(b).stages
     assert (first.process_memory, second.process_memory) == (not reserved, False)
     assert (first.celsius, first.watts, second.celsius) == (71.5, 300.0, 0.0)

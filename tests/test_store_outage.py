@@ -23,13 +23,14 @@ from protomodels_cli.coordinator import events as ev
 from protomodels_cli.coordinator import notices, reasons
 from protomodels_cli.coordinator.claims import Claims
 from protomodels_cli.coordinator.history import Mark
+from protomodels_cli.coordinator.seats import Preparation
 from protomodels_cli.coordinator.snapshots import upkeep as upkeeps
 from protomodels_cli.coordinator.snapshots import uploads as uploading
 from protomodels_cli.coordinator.snapshots.copies import Copies, OutOfReach
 from protomodels_cli.coordinator.snapshots.manifest import PUT_THERE, stored_name
 from protomodels_cli.coordinator.snapshots.upkeep import Upkeep
 from protomodels_cli.coordinator.snapshots.uploads import Uploads
-from protomodels_cli.coordinator.state import Preparation
+from protomodels_cli.coordinator.work import Unplaced
 from protomodels_cli.protocol.parts import Part
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.worker.snapshots.exchange import SnapshotExchange
@@ -57,10 +58,9 @@ class StoreDesk(Desk):
         marks = *self.state.history.snapshots, self.mark
         self.state = replace(
             self.state,
-            placed=True,
             history=replace(self.state.history, generation=1, pending=(), snapshots=marks),
-            preparing={"p0": Preparation(PART, 0.0, None)},
         )
+        self.prepares("p0", Preparation(PART, 0.0, None))
         self.snapshots.settle(lambda: self.state.history)
         self.there = self.store / "home/0001-00000003" / stored_name(0, HASHES[0])
         self.there.parent.mkdir(parents=True)
@@ -149,7 +149,7 @@ def test_one_that_is_damaged_in_the_store_is_damaged_and_what_nobody_waits_for_i
             with desk.outage():
                 looking = asyncio.create_task(desk.claims.look_into(replace(LOST, generation=2)))
                 await until(lambda: desk.heard, "nobody heard of it")
-                desk.state = replace(desk.state, placed=False)
+                desk.state = replace(desk.state, work=Unplaced())
                 await looking
 
     asyncio.run(story())
@@ -250,7 +250,9 @@ def test_a_store_that_is_away_for_long_costs_neither_a_snapshot_nor_a_peer(silen
     assert b.state.history.snapshots == snapshots
     b.now += LIMIT + 1
     b.tell(ev.Tick())
-    assert peer not in (*b.state.history.holders, *b.state.preparing), "the store is back, and it has had its time"
+    assert peer not in (*b.state.history.holders, *b.state.seats.preparing), (
+        "the store is back, and it has had its time"
+    )
     assert b.state.history.snapshots == snapshots
     b.finish()
 

@@ -18,12 +18,12 @@ from protomodels_cli.coordinator.assigning import is_current
 from protomodels_cli.coordinator.deposit import AUTHORITY, JOURNALS, Deposit
 from protomodels_cli.coordinator.history import Began, History, Record, RolledBack, Saved, beginning, fold
 from protomodels_cli.coordinator.notices import Notice, StoredUnusable, TookOver
+from protomodels_cli.coordinator.peers import Holding
 from protomodels_cli.coordinator.reasons import StagesLost
 from protomodels_cli.coordinator.run_dir import open_run_dir
 from protomodels_cli.coordinator.seal import KEY_FILE, StoreKey, StoreKeyError, read_key
 from protomodels_cli.coordinator.snapshots.copies import Copies
 from protomodels_cli.coordinator.snapshots.store import Snapshots
-from protomodels_cli.coordinator.state import Holding
 from protomodels_cli.coordinator.subspace import Subspace
 from protomodels_cli.coordinator.takeover import Stored, StoreError, Taken, open_store, take_over
 from protomodels_cli.coordinator.trust import believe
@@ -134,7 +134,7 @@ def test_a_peer_that_the_lost_coordinator_gave_a_stage_unheard_is_no_liar(lost: 
     unheard = replace(peer(7), holding=Holding(1, 0, (2, 2), 3))
     state, records, commands = machine.apply(state, events.Joined(unheard), 0.0)
     assert unheard.id in state.peers
-    assert (state.holds, records, [c for c in commands if isinstance(c, events.Dismiss)]) == ({}, [], [])
+    assert (state.seats.holds, records, [c for c in commands if isinstance(c, events.Dismiss)]) == ({}, [], [])
 
 
 def test_a_rollback_after_it_opens_a_lineage_that_nobody_has_seen(lost: Lost):

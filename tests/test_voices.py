@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from machine_bench import peer
 
-from protomodels_cli.coordinator.state import Peer
+from protomodels_cli.coordinator.peers import Peer
 from protomodels_cli.coordinator.tokens import OWN
 from protomodels_cli.coordinator.voices import are_independent, voice_of
 

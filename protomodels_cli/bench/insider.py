@@ -377,8 +377,9 @@ def _names_in(value: Any) -> Iterator[Any]:
 
 def _parts_at(snapshots: Path, step: int) -> dict[str, str]:
     """The hashes of a snapshot's parts, by file; empty: it is not there."""
-    found = [path for path in snapshots.glob("*/stage-*.safetensors") if int(path.parent.name.split("-")[-1]) == step]
-    return {path.name: hash_file(path) for path in found}
+    complete = [folder for folder in snapshots.iterdir() if not folder.name.startswith(".")]  # others come and go
+    of_step = [folder for folder in complete if int(folder.name.split("-")[-1]) == step]
+    return {path.name: hash_file(path) for folder in sorted(of_step) for path in folder.glob("stage-*.safetensors")}
 
 
 async def _token_for(running: LocalRun, person: str) -> str:

@@ -21,7 +21,9 @@ from protomodels_cli.coordinator import absences, machine, readiness, reasons, r
 from protomodels_cli.coordinator import events as ev
 from protomodels_cli.coordinator.checking import right_hashes
 from protomodels_cli.coordinator.history import Decided, RolledBack
-from protomodels_cli.coordinator.state import Absence, Holding, Peer, Report, Task
+from protomodels_cli.coordinator.peers import Holding, Peer
+from protomodels_cli.coordinator.seats import Absent
+from protomodels_cli.coordinator.work import Report, Task, Working
 from protomodels_cli.protocol import steps
 from protomodels_cli.protocol.parts import Part
 
@@ -123,9 +125,11 @@ class Month:
         self.clock.fall(name)
         self.returns[name] = back
         state, history, held = self.state, self.state.history, None
-        if name in state.holds:
+        if name in state.seats.holds:
             generation = history.generation if state.stage_of(name) is not None else 0
-            held = Holding(history.lineage, state.holds[name], history.layers, history.step, generation=generation)
+            held = Holding(
+                history.lineage, state.seats.holds[name], history.layers, history.step, generation=generation
+            )
         self.missed[name] = held
 
     def _miss(self, name: str, closed: bool = False) -> None:
@@ -133,7 +137,7 @@ class Month:
             return
         dead = closed or not self.patient
         self._tell(ev.Left(name, reasons.ConnectionClosed() if dead else reasons.NoHeartbeat(self.size.lease)))
-        if self.state.absent:
+        if self.state.seats.absent:
             self._tick_at(self.clock.now + (timeouts.SESSION_RECONNECT if dead else LEAST_TICK))
 
     def _come_back(self, name: str) -> None:
@@ -158,7 +162,7 @@ class Month:
             return  # another is on its way
         self._next_tick = math.inf
         self._tell(ev.Tick())
-        words = [self._next_word(peer, absence) for peer, absence in self.state.absent.items()]
+        words = [self._next_word(absent) for absent in self.state.seats.absent.values()]
         self._tick_at(max(self.clock.now + LEAST_TICK, min([self.clock.now + QUIET_TICK, *words])))
 
     def _tick_at(self, when: float) -> None:
@@ -166,17 +170,17 @@ class Month:
             self._next_tick = when
             self._at(when, self._tick)
 
-    def _next_word(self, peer: str, absence: Absence) -> float:
+    def _next_word(self, absent: Absent) -> float:
         """When a tick may change what is done about it. A coordinator ticks twice a second, and most change nothing."""
-        away = self.clock.now - absence.since
-        if absence.until is not None and absence.until > self.clock.now:
-            return absence.until
-        if absence.until is not None or peer not in self.state.history.holders:
+        peer, away = absent.peer, self.clock.now - absent.since
+        if absent.until is not None and absent.until > self.clock.now:
+            return absent.until
+        if absent.until is not None or peer not in self.state.history.holders:
             return self.clock.now
-        longest, lease = self.state.returned.get(peer, 0.0), self.size.lease
+        longest, lease = self.state.conduct.longest.get(peer, 0.0), self.size.lease
         limit = recovery.patience(absences.costs(self.state, peer), away, longest, lease)
         moments = (recovery.FETCH_AFTER, limit / 4, limit, recovery.COMES_BACK * longest, away + away / COARSE)
-        return absence.since + TICK + min(moment for moment in moments if moment > away)
+        return absent.since + TICK + min(moment for moment in moments if moment > away)
 
     def _tell(self, event: ev.Event) -> None:
         self.state, records, commands = machine.apply(self.state, event, self.clock.now)
@@ -282,7 +286,8 @@ class Month:
         self.step = None
         hashes, last = right_hashes(self.state), self.state.stages - 1
         heard = {stage: Report(hashes, norms, 64.0, 64) for stage, norms in enumerate(self._norms[:last])}
-        self.state = replace(self.state, heard=heard)
+        assert isinstance(self.state.work, Working)
+        self.state = replace(self.state, work=replace(self.state.work, heard=heard))
         self._report(self.state.history.holders[last], last, task)
 
     def _finish_all(self, task: int) -> None:

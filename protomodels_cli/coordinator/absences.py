@@ -14,59 +14,58 @@ from protomodels_cli.coordinator import assigning, notices, readiness, reasons, 
 from protomodels_cli.coordinator.events import KeepSnapshots, MakeSpare, PrepareStage, SnapshotLost, StoreAway
 from protomodels_cli.coordinator.history import Forgot
 from protomodels_cli.coordinator.moves import Moves
+from protomodels_cli.coordinator.seats import Absent, Preparation
 from protomodels_cli.coordinator.snapshots import policy
-from protomodels_cli.coordinator.state import Absence, Preparation, State
+from protomodels_cli.coordinator.state import State
 from protomodels_cli.protocol.parts import Part
 
 
-def miss(moves: Moves, peer: str, why: reasons.Silence, absence: Absence) -> None:
+def miss(moves: Moves, why: reasons.Silence, absent: Absent) -> None:
     """A peer has no session any more."""
-    state, history = moves.state, moves.state.history
-    is_here, is_holder = peer in state.peers, peer in state.holds
-    stage, task = state.stage_of(peer), state.task
-    if not is_here:
+    state, history, peer = moves.state, moves.state.history, absent.peer
+    known, stage, task = state.peers.get(peer), state.stage_of(peer), state.task
+    if known is None:
         return
-    if not is_holder or assigning.fresh(history):
+    if peer not in state.seats.holds or assigning.fresh(history):
         assigning.lose(moves, {peer: why})
         return
-    assigning.part_with(moves, {peer: why})
-    moves.set(absent={**state.absent, peer: absence})
+    assigning.part_with(moves, {peer: why}, absent)
     if stage is None or (task is not None and task.kind in ("build", "link")):
         assigning.regroup(moves)
-    elif absence.until is None:
+    elif absent.until is None:
         redo = costs(moves.state, peer).redo
-        moves.tell(notices.HolderAway(peer, state.peers[peer].name, stage, history.step - history.newest.step, redo))
+        moves.tell(notices.HolderAway(peer, known.name, stage, history.step - history.newest.step, redo))
 
 
 def weigh(moves: Moves) -> None:
     """Stop waiting for those whose time is up; have stages prepared that may soon be needed."""
     _pass_over(moves)
     state = moves.state
-    late = {peer for peer, absence in state.absent.items() if _is_late(moves, peer, absence)}
+    late = {peer for peer, absent in state.seats.absent.items() if _is_late(moves, absent)}
     if late:
-        moves.set(absent={p: absence for p, absence in state.absent.items() if p not in late})
+        moves.seats = moves.seats.given_up(late)
         assigning.regroup(moves)
     _stand_down(moves)
 
 
-def _is_late(moves: Moves, peer: str, absence: Absence) -> bool:
-    state = moves.state
-    if absence.until is not None:
-        return absence.until <= moves.now and not _is_nearly_saved(state, peer, moves.now)
+def _is_late(moves: Moves, absent: Absent) -> bool:
+    state, peer = moves.state, absent.peer
+    if absent.until is not None:
+        return absent.until <= moves.now and not _is_nearly_saved(state, peer, moves.now)
     if peer not in state.history.holders:
         return True  # another has its stage
     stage = state.history.holders.index(peer)
     successor = _successor(moves, stage)
     if successor is None:
         return False  # nobody could take over: waiting is all there is
-    part, preparation = readiness.wanted(state.history, stage), state.preparing.get(successor)
+    part, preparation = readiness.wanted(state.history, stage), state.seats.preparing.get(successor)
     asked = preparation is not None and preparation.part == part
     ready = asked and preparation is not None and preparation.ready
-    away, lease = moves.now - absence.since, state.spec.limits.lease_seconds
-    action = recovery.decide(costs(state, peer), away, state.returned.get(peer, 0.0), lease, ready)
+    away, lease = moves.now - absent.since, state.spec.limits.lease_seconds
+    action = recovery.decide(costs(state, peer), away, state.conduct.longest.get(peer, 0.0), lease, ready)
     if action == "fetch" and not asked:
         here = moves.now if readiness.is_here(state, successor, part) else None
-        moves.set(preparing={**moves.state.preparing, successor: Preparation(part, moves.now, here)})
+        moves.seats = moves.seats.prepared(successor, Preparation(part, moves.now, here))
         moves.do(PrepareStage(successor, part))
     return action == "replace" and not _is_nearly_saved(state, peer, moves.now)
 
@@ -75,32 +74,31 @@ def _is_nearly_saved(state: State, peer: str, now: float) -> bool:
     """Is a newer snapshot about to be complete, without anything that is still to come from who is away? A rollback
     gives up what is begun: to wait for the other parts is worth it while that takes less than the steps that they save.
     A dead holder's part may well be here, since the largest part takes longest."""
-    history, pace = state.history, state.pace
+    history, pace = state.history, state.saving.pace
     if not history.pending or pace.upload is None or peer not in history.holders:
         return False
-    mark, usual = history.pending[-1], statistics.median(state.step_seconds or (0.0,))
-    here = state.arrived.get(mark.key, frozenset())
+    mark, usual = history.pending[-1], statistics.median(state.measured.step_seconds or (0.0,))
+    here = state.saving.arrived.get(mark.key, frozenset())
     expected = pace.since + pace.upload - now
     saved = (mark.step - history.newest.step) * usual
     return (
         mark.key == (pace.lineage, pace.step)
-        and set(state.absent_stages) <= here
+        and set(state.seats.absent_stages) <= here
         and -pace.upload / 4 < expected < saved
     )
 
 
 def _successor(moves: Moves, stage: int) -> str | None:
     """Who would hold this stage, if all that are absent were given up."""
-    held = {s: peer for peer, s in moves.state.holds.items()}
-    found = assigning.fill(moves.state, held, moves.now)
+    found = assigning.fill(moves.state, moves.seats.held, moves.now)
     return found.get(stage) if isinstance(found, dict) else None
 
 
 def _pass_over(moves: Moves) -> None:
     """A spare that was told to build a stage and has not within limits.restore_seconds goes, where another is here: it
     is slow beyond use, or it never had what it said."""
-    for peer in list(moves.state.preparing):
-        state, preparation = moves.state, moves.state.preparing.get(peer)
+    for peer in list(moves.seats.preparing):
+        state, preparation = moves.state, moves.seats.preparing.get(peer)
         if preparation is None:
             continue  # it was assigned a stage when another went
         stage = preparation.part.stage
@@ -111,34 +109,34 @@ def _pass_over(moves: Moves) -> None:
         if passed > limit and _successor(moves, stage) not in (None, peer):
             assigning.dismiss(moves, reasons.TooSlow(stage, "restore", limit), peer)
         elif not preparation.late and passed > readiness.patience(state, stage, expected):
-            moves.set(preparing={**state.preparing, peer: replace(preparation, late=True)})
-            moves.set(turns=turns.after_a_delay(state, peer, moves.now))
+            moves.seats = moves.seats.prepared(peer, replace(preparation, late=True))
+            moves.conduct = replace(moves.conduct, turns=turns.after_a_delay(state, peer, moves.now))
 
 
 def _stand_down(moves: Moves) -> None:
     """Who prepares a stage whose holder is back drops what it has, and stays a spare."""
     state = moves.state
-    if not state.placed or not state.preparing:
+    if not state.placed or not state.seats.preparing:
         return
-    absent = set(state.absent_stages)
+    absent = set(state.seats.absent_stages)
     done = [
         peer
-        for peer, preparation in state.preparing.items()
+        for peer, preparation in state.seats.preparing.items()
         if preparation.part.stage not in absent and state.stage_of(peer) is None and not _is_reseated(state, peer)
     ]
-    moves.set(preparing={p: preparation for p, preparation in state.preparing.items() if p not in done})
+    moves.seats = moves.seats.stood_down(done)
     moves.do(*(MakeSpare(peer, reasons.AllStagesHeld(state.stages)) for peer in done))
 
 
 def _is_reseated(state: State, spare: str) -> bool:
-    return state.reseat is not None and state.reseat.spare == spare
+    return state.seats.handover is not None and state.seats.handover.spare == spare
 
 
 def hear_fetched(moves: Moves, peer: str, part: Part) -> None:
     policy.note_part(moves, peer, part)
-    state, preparation = moves.state, moves.state.preparing.get(peer)
+    preparation = moves.seats.preparing.get(peer)
     if preparation is not None and preparation.part == part and preparation.here is None:
-        moves.set(preparing={**state.preparing, peer: replace(preparation, here=moves.now)})
+        moves.seats = moves.seats.prepared(peer, replace(preparation, here=moves.now))
 
 
 def hear_lacking(moves: Moves, peer: str, part: Part) -> None:
@@ -146,35 +144,35 @@ def hear_lacking(moves: Moves, peer: str, part: Part) -> None:
     state, known = moves.state, moves.state.peers.get(peer)
     if known is None or part not in known.parts:
         return
-    moves.set(peers={**state.peers, peer: replace(known, parts=known.parts - {part})})
-    preparation = state.preparing.get(peer)
+    moves.know(replace(known, parts=known.parts - {part}))
+    preparation = state.seats.preparing.get(peer)
     if preparation is not None and preparation.part == part and not preparation.ready:
-        moves.set(preparing={**state.preparing, peer: replace(preparation, here=None)})
+        moves.seats = moves.seats.prepared(peer, replace(preparation, here=None))
     moves.tell(notices.PartNotThere(peer, known.name, part.stage, part.step))
 
 
 def hear_ready(moves: Moves, peer: str, part: Part) -> None:
-    state, preparation = moves.state, moves.state.preparing.get(peer)
+    state, preparation = moves.state, moves.seats.preparing.get(peer)
     if preparation is None or preparation.part != part or preparation.ready:
         return
-    moves.set(preparing={**state.preparing, peer: replace(preparation, ready=True)})
+    moves.seats = moves.seats.prepared(peer, replace(preparation, ready=True))
     took, since = moves.now - preparation.asked, preparation.here or preparation.asked
-    pace = replace(state.pace, build=moves.now - since)
-    moves.set(pace=replace(pace, restore=took) if since > preparation.asked else pace)
+    pace = replace(state.saving.pace, build=moves.now - since)
+    moves.saving = replace(moves.saving, pace=replace(pace, restore=took) if since > preparation.asked else pace)
     if not _is_reseated(state, peer):
-        moves.tell(notices.StagePrepared(peer, state.peers[peer].name, part.stage, part.step))
+        moves.tell(notices.StagePrepared(peer, state.name_of(peer), part.stage, part.step))
 
 
 def hear_store_away(moves: Moves, event: StoreAway) -> None:
     """That a part is out of everybody's reach is not the fault of whoever needs it: its time begins anew, and neither
     the snapshot nor the peer goes."""
     state = moves.state
-    preparation, url = state.preparing.get(event.peer), state.spec.snapshots.copy_to or ""
+    preparation, url = state.seats.preparing.get(event.peer), state.spec.snapshots.copy_to or ""
     part = None if preparation is None else (*preparation.part.snapshot, preparation.part.stage)
     if preparation is None or preparation.ready or part != (event.lineage, event.step, event.stage):
         return
     away = reasons.StoreUnreachable(event.stage, event.step, url, event.detail)
-    moves.set(preparing={**state.preparing, event.peer: replace(preparation, asked=moves.now, away=away)})
+    moves.seats = moves.seats.prepared(event.peer, replace(preparation, asked=moves.now, away=away))
     if preparation.away is None:
         moves.tell(notices.CopyUnreachable(event.stage, event.step, url, event.detail))
 
@@ -184,14 +182,14 @@ def lose_snapshot(moves: Moves, event: SnapshotLost) -> bool:
     before it takes its place, should the run have to go back. If it is only the spare that cannot, it may try again, a
     few times."""
     state, history = moves.state, moves.state.history
-    preparation = state.preparing.get(event.peer)
+    preparation = state.seats.preparing.get(event.peer)
     if preparation is None or preparation.part.snapshot != (event.lineage, event.step):
         return False
     if state.stage_of(event.peer) is not None:
         return False  # it was assigned the stage since
     if event.whole_here and preparation.failed + 1 < assigning.DISMISS_AFTER:
         again = replace(preparation, failed=preparation.failed + 1)
-        moves.set(preparing={**state.preparing, event.peer: again})
+        moves.seats = moves.seats.prepared(event.peer, again)
         moves.do(PrepareStage(event.peer, again.part))
     elif event.whole_here:
         assigning.dismiss(moves, reasons.PartUnreadable(event.step), event.peer)
@@ -205,9 +203,10 @@ def lose_snapshot(moves: Moves, event: SnapshotLost) -> bool:
 def costs(state: State, peer: str) -> recovery.Costs:
     history, task = state.history, state.task
     stage = history.holders.index(peer)
-    usual = statistics.median(state.step_seconds) if state.step_seconds else 0.0
+    usual = statistics.median(state.measured.step_seconds) if state.measured.step_seconds else 0.0
     under_way = 0.0
     if state.placed and task is not None and task.kind == "step":
-        under_way = max(0.0, min(a.since for a in state.absent.values()) - task.started) if state.absent else 0.0
+        away = [absent.since for absent in state.seats.absent.values()]
+        under_way = max(0.0, min(away) - task.started) if away else 0.0
     redo = (history.step - history.newest.step) * usual + under_way
     return recovery.Costs(redo, readiness.restoring(state, stage))

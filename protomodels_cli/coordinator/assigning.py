@@ -30,10 +30,13 @@ from protomodels_cli.coordinator.events import (
 from protomodels_cli.coordinator.filling import MOST_COST
 from protomodels_cli.coordinator.history import Forgot, History, Initialised, Mark, Placed, RolledBack
 from protomodels_cli.coordinator.moves import Moves
+from protomodels_cli.coordinator.peers import Holding, Peer
 from protomodels_cli.coordinator.placement import Placement
+from protomodels_cli.coordinator.seats import Absent, Preparation, assigned
 from protomodels_cli.coordinator.sharing import fill_on_cards, place_on_cards
-from protomodels_cli.coordinator.state import Absence, FormerHolder, Holding, Peer, Preparation, State
+from protomodels_cli.coordinator.state import State
 from protomodels_cli.coordinator.voices import voice_of
+from protomodels_cli.coordinator.work import Unplaced, Working
 from protomodels_cli.errors import EXIT_OUTSIDE
 from protomodels_cli.protocol.parts import Part
 
@@ -79,71 +82,73 @@ def join(moves: Moves, peer: Peer) -> None:
         moves.do(Dismiss(peer.id, why, EXIT_OUTSIDE))
         moves.tell(notices.PeerDismissed(peer.id, peer.name, None, why))
         return
-    again = peer.id in state.peers or peer.id in state.absent
+    again = peer.id in state.peers or peer.id in state.seats.absent
     was_holder = state.stage_of(peer.id) is not None
-    moves.set(
-        peers={**state.peers, peer.id: peer},
-        absent={p: absence for p, absence in state.absent.items() if p != peer.id},
-        holds={p: stage for p, stage in state.holds.items() if p != peer.id},
-        former=None if state.former is not None and state.former.peer == peer.id else state.former,
-        departed={p: departed for p, departed in state.departed.items() if p != peer.id},
-    )
+    moves.know(peer)
+    moves.seats = moves.seats.rejoined(peer.id)
+    moves.state = replace(moves.state, departed={p: departed for p, departed in state.departed.items() if p != peer.id})
     if not was_holder:  # with the session before it went what it was told to build
-        if peer.id in state.preparing:
-            moves.set(turns=turns.after_another(moves.state, peer.id, "spare", moves.now))
-        moves.set(preparing={p: preparation for p, preparation in state.preparing.items() if p != peer.id})
-    if (absence := state.absent.get(peer.id)) is not None:
-        longest = max(moves.now - absence.since, state.returned.get(peer.id, 0.0))
-        moves.set(returned={**state.returned, peer.id: longest})
-    if was_holder or absence is not None:
-        _note_return(moves, peer.id, absence)
+        if peer.id in state.seats.preparing:
+            moves.conduct = replace(moves.conduct, turns=turns.after_another(moves.state, peer.id, "spare", moves.now))
+        moves.seats = moves.seats.without([peer.id])
+    if (absent := state.seats.absent.get(peer.id)) is not None:
+        longest = max(moves.now - absent.since, state.conduct.longest.get(peer.id, 0.0))
+        moves.conduct = replace(moves.conduct, longest={**state.conduct.longest, peer.id: longest})
+    if was_holder or absent is not None:
+        _note_return(moves, peer.id, absent)
     kind = notices.PeerReturned if again else notices.PeerJoined
     moves.tell(kind(peer.id, peer.name, peer.device, peer.person))
     if _is_in_its_generation(state, peer):
         assert peer.holding is not None
-        moves.set(holds={**moves.state.holds, peer.id: peer.holding.stage}, decided_at=())
+        moves.seats = moves.seats.taken(peer.holding.stage, peer.id)
+        moves.measured = replace(moves.measured, decided_at=())
         moves.do(GoOn(peer.id))
     elif not state.placed or was_holder:
         if is_current(state.history, peer.holding):
             assert peer.holding is not None
             if state.history.holders[peer.holding.stage] == peer.id:
-                moves.set(holds={**moves.state.holds, peer.id: peer.holding.stage})
-        elif peer.id in (*state.holds, *state.absent) and not fresh(state.history):  # a process may end, but not often
-            moves.set(
-                untried=state.untried | {peer.id}, turns=turns.after_another(moves.state, peer.id, "stage", moves.now)
+                moves.seats = moves.seats.taken(peer.holding.stage, peer.id)
+        elif peer.id in (*state.seats.holds, *state.seats.absent) and not fresh(
+            state.history
+        ):  # a process may end, but not often
+            moves.conduct = replace(
+                moves.conduct,
+                untried=state.conduct.untried | {peer.id},
+                turns=turns.after_another(moves.state, peer.id, "stage", moves.now),
             )
         regroup(moves)
     else:  # which drops what it may have built ahead
-        moves.set(preparing={p: preparation for p, preparation in state.preparing.items() if p != peer.id})
+        moves.seats = moves.seats.without([peer.id])
         make_spare(moves, peer.id, reasons.AllStagesHeld(state.stages))
     _part_with_the_restless(moves)
 
 
-def _note_return(moves: Moves, peer: str, absence: Absence | None) -> None:
+def _note_return(moves: Moves, peer: str, absent: Absent | None) -> None:
     """The task at hand has as much longer as it was away; not for ever, or a peer could keep it from ending."""
-    state, times = moves.state, moves.state.returns.get(peer, 0) + 1
-    if absence is not None and state.task is not None and times <= MOST_RETURNS:
-        since = max(absence.since, state.task.started, state.waited_until)
-        moves.set(waited=state.waited + max(0.0, moves.now - since), waited_until=moves.now)
-    moves.set(returns={**state.returns, peer: times})
+    work, times = moves.work, moves.conduct.returns.get(peer, 0) + 1
+    if absent is not None and isinstance(work, Working) and times <= MOST_RETURNS:
+        since = max(absent.since, work.task.started, work.waited_until)
+        moves.work = replace(work, waited=work.waited + max(0.0, moves.now - since), waited_until=moves.now)
+    moves.conduct = replace(moves.conduct, returns={**moves.conduct.returns, peer: times})
 
 
 def _part_with_the_restless(moves: Moves) -> None:
     """Holders that come and go again and again, before a step is done, give their stages up where others can take them:
     each time all others wait, or link anew."""
     state, holders = moves.state, moves.state.history.holders
-    restless = {peer: times for peer in holders if (times := state.returns.get(peer, 0)) > MOST_SESSIONS}
-    waited_for = {peer: absence for peer, absence in state.absent.items() if peer not in restless}
+    restless = {peer: times for peer in holders if (times := state.conduct.returns.get(peer, 0)) > MOST_SESSIONS}
+    waited_for = state.seats.given_up(restless)
     others = [peer for peer in state.peers if peer not in restless and not turns.weight(state, peer, moves.now)]
-    if restless and _could_go_on_without(replace(state, absent=waited_for), moves.now, restless, others):
-        moves.set(absent=waited_for)
+    if restless and _could_go_on_without(replace(state, seats=waited_for), moves.now, restless, others):
+        moves.seats = waited_for
         why = {p: reasons.CameAndWent(holders.index(p), times) for p, times in restless.items()}
         stand_aside(moves, why)
 
 
 def make_spare(moves: Moves, peer: str, why: reasons.Spare) -> None:
     """A peer that rests hears of that, and of nothing else."""
-    moves.do(MakeSpare(peer, why if moves.state.peers[peer].rest is None else reasons.Resting()))
+    known = moves.state.peers.get(peer)
+    moves.do(MakeSpare(peer, why if known is None or known.rest is None else reasons.Resting()))
 
 
 def _is_in_its_generation(state: State, peer: Peer) -> bool:
@@ -175,31 +180,35 @@ def lose(moves: Moves, gone: Mapping[str, reasons.Loss]) -> None:
 def _are_needed(state: State, gone: Iterable[str]) -> bool:
     """Whether the stages are assigned again without these peers. While nobody is placed, every peer counts."""
     here = [peer for peer in gone if peer in state.peers]
-    return any(peer in state.holds or state.stage_of(peer) is not None or not state.placed for peer in here)
+    return any(peer in state.seats.holds or state.stage_of(peer) is not None or not state.placed for peer in here)
 
 
-def part_with(moves: Moves, gone: Mapping[str, reasons.Loss]) -> None:
-    """The same, and nothing is assigned again."""
+def part_with(moves: Moves, gone: Mapping[str, reasons.Loss], absent: Absent | None = None) -> None:
+    """The same, and nothing is assigned again. `absent`: the one that is gone, where it is waited for."""
     state = moves.state
-    lost = [state.peers[peer] for peer in gone if peer in state.peers]
+    lost = [known for peer in gone if (known := state.peers.get(peer)) is not None]
     for peer in lost:
-        if peer.id in state.preparing and state.stage_of(peer.id) is None and not state.preparing[peer.id].ready:
-            moves.set(turns=turns.after_another(moves.state, peer.id, "spare", moves.now))
-    moves.set(
+        preparation = state.seats.preparing.get(peer.id)
+        if preparation is not None and state.stage_of(peer.id) is None and not preparation.ready:
+            moves.conduct = replace(moves.conduct, turns=turns.after_another(moves.state, peer.id, "spare", moves.now))
+    moves.state = replace(
+        moves.state,
         peers={i: p for i, p in state.peers.items() if i not in gone},
-        holds={i: stage for i, stage in state.holds.items() if i not in gone},
         leaving=state.leaving - gone.keys(),
-        preparing={i: preparation for i, preparation in state.preparing.items() if i not in gone},
         departed=with_new(state.departed, _departed(moves, gone), state.history.holders),
     )
+    if absent is not None:
+        moves.seats = moves.seats.missed(state.seats.holds[absent.peer], absent)
+    moves.seats = moves.seats.without(gone.keys())
     for peer in lost:
-        moves.tell(_parting(peer, _stage(state, peer.id), gone[peer.id]))
+        moves.tell(_parting(peer, state.stage_at(peer.id), gone[peer.id]))
 
 
 def _departed(moves: Moves, gone: Mapping[str, reasons.Loss]) -> dict[str, Departed]:
     state, found = moves.state, dict[str, Departed]()
     for peer, why in gone.items():
-        if (known := state.peers.get(peer) or state.departed.get(peer)) is not None:
+        known = state.peers.get(peer) or state.departed.get(peer)
+        if known is not None and not isinstance(why, reasons.AskedToRest):  # which keeps its session
             found[peer] = Departed(known.name, how_it_went(why), moves.now)
     return found
 
@@ -216,19 +225,13 @@ def _parting(peer: Peer, stage: int | None, why: reasons.Loss) -> notices.Notice
             return notices.PeerDismissed(peer.id, peer.name, stage, why)
 
 
-def _stage(state: State, peer: str) -> int | None:
-    """The stage that the peer holds, or has in memory while no stage is assigned."""
-    stage = state.stage_of(peer)
-    return state.holds.get(peer) if stage is None else stage
-
-
 def dismiss(moves: Moves, what: reasons.Fault, *peers: str) -> None:
     """Whether they are here or waited for: who is away when a lie of it is found must not come back with its stage."""
-    absent = moves.state.absent.keys() & set(peers)
+    absent = moves.seats.absent.keys() & set(peers)
     needed = bool(absent) or _are_needed(moves.state, peers)
     for peer in (p for p in peers if p in moves.state.peers or p in absent):
         moves.do(Dismiss(peer, what, EXIT_OUTSIDE))
-    moves.set(absent={p: absence for p, absence in moves.state.absent.items() if p not in absent})
+    moves.seats = moves.seats.given_up(absent)
     part_with(moves, dict.fromkeys(peers, what))
     if needed:  # once, however many go: every call opens a generation
         regroup(moves)
@@ -239,12 +242,9 @@ def stand_aside(moves: Moves, gone: Mapping[str, reasons.Fault]) -> None:
     state = moves.state
     here = {peer: why for peer, why in gone.items() if peer in state.peers}
     for peer, why in here.items():
-        moves.tell(notices.StageGivenUp(peer, state.peers[peer].name, _stage(state, peer), why))
-    moves.set(
-        turns=turns.after(state, here, moves.now),
-        holds={i: stage for i, stage in state.holds.items() if i not in here},
-        preparing={i: preparation for i, preparation in state.preparing.items() if i not in here},
-    )
+        moves.tell(notices.StageGivenUp(peer, state.name_of(peer), state.stage_at(peer), why))
+    moves.conduct = replace(moves.conduct, turns=turns.after(state, here, moves.now))
+    moves.seats = moves.seats.without(here)
     regroup(moves)
 
 
@@ -252,20 +252,20 @@ def assign_again(moves: Moves, what: reasons.Complaint | reasons.PartUnreadable,
     """Assign all stages again, in a new generation; after several tries, dismiss these peers, where all of them are
     one person's. Otherwise it is one person's word against another's."""
     broken = moves.state.broken + 1
-    moves.set(broken=broken)
+    moves.state = replace(moves.state, broken=broken)
     if broken >= DISMISS_AFTER and are_one_persons(moves.state, *peers):
         dismiss(moves, what, *dict.fromkeys(peers))
         return
-    peer = moves.state.peers[peers[0]]
-    trouble = notices.Relinking(peer.id, peer.name, moves.state.stage_of(peer.id), what)
-    moves.set(trouble=trouble)
+    state, peer = moves.state, peers[0]
+    trouble = notices.Relinking(peer, state.name_of(peer), state.stage_of(peer), what)
+    moves.state = replace(moves.state, trouble=trouble)
     moves.tell(trouble)
     regroup(moves)
 
 
 def are_one_persons(state: State, *peers: str) -> bool:
     """Whether these peers have one voice, as far as they are known."""
-    known = [state.peers.get(peer) or state.parties.get(peer) for peer in peers]
+    known = [state.peers.get(peer) or state.conduct.parties.get(peer) for peer in peers]
     return len({voice_of(peer) for peer in known if peer is not None}) == 1 and None not in known
 
 
@@ -278,11 +278,11 @@ def regroup(moves: Moves) -> None:
     if fresh(history):
         _assign_afresh(moves)
         return
-    held = {stage: peer for peer, stage in moves.state.holds.items()}
+    held = moves.seats.held
     absent = [stage for stage in range(len(history.layers)) if stage not in held]
-    expected = [stage for stage, peer in enumerate(history.holders) if peer in moves.state.absent]
+    expected = [stage for stage, peer in enumerate(history.holders) if peer in moves.seats.absent]
     must_go_back = history.newest.step != history.step and not set(absent) <= set(expected)
-    if absent and moves.state.absent and not must_go_back:
+    if absent and moves.seats.absent and not must_go_back:
         _wait(moves, reasons.HoldersDisconnected(tuple(absent)))
         return
     found = fill(moves.state, held, moves.now)
@@ -301,31 +301,31 @@ def reseat(moves: Moves, stage: int, peer: str) -> None:
     history = moves.state.history
     before = history.holders[stage]
     _end_generation(moves)
-    moves.set(holds={p: held for p, held in moves.state.holds.items() if p != before})
-    moves.set(former=FormerHolder(before, stage))
-    _assign(moves, history.layers, {**dict(enumerate(history.holders)), stage: peer})
-    moves.do(Wait(before, reasons.StageTried(stage, moves.state.peers[peer].name)))
+    moves.seats = moves.seats.without([before])
+    _assign(moves, history.layers, {**dict(enumerate(history.holders)), stage: peer}, former=(stage, before))
+    moves.do(Wait(before, reasons.StageTried(stage, moves.state.name_of(peer))))
 
 
 def trust(moves: Moves) -> None:
     """A step is done: its holders have shown that they can do it."""
-    former = moves.state.former
-    if former is not None and former.peer in moves.state.peers:
-        make_spare(moves, former.peer, reasons.AllStagesHeld(moves.state.stages))
-    moves.set(untried=frozenset(), former=None)
+    former = moves.seats.former
+    if former is not None and former[1] in moves.state.peers:
+        make_spare(moves, former[1], reasons.AllStagesHeld(moves.state.stages))
+    moves.conduct = replace(moves.conduct, untried=frozenset())
+    moves.seats = moves.seats.without_former()
 
 
 def _end_generation(moves: Moves) -> None:
     state = moves.state
-    moves.set(speeds={**state.speeds, **speeds.measured(state)}, timed=(), reseat=None)
-    moves.set(placed=False, task=None, blocked=None, heard={}, took_basis=frozenset(), usage={}, decided_at=())
-    if (former := state.former) is not None and former.peer in state.peers:  # no step was done without it
-        others = {peer: stage for peer, stage in state.holds.items() if stage != former.stage}
-        moves.set(holds={**others, former.peer: former.stage})
-    moves.set(former=None)
+    moves.conduct = replace(moves.conduct, speeds={**state.conduct.speeds, **speeds.measured(state)})
+    moves.measured = replace(moves.measured, timed=())
+    moves.work = Unplaced()
+    moves.seats = moves.seats.closed(state.peers.keys())
+    moves.state = replace(moves.state, took_basis=frozenset())
+    moves.measured = replace(moves.measured, usage={}, decided_at=())
 
 
-def fill(state: State, held: dict[int, str], now: float) -> dict[int, str] | reasons.StagesWithoutPeer:
+def fill(state: State, held: Mapping[int, str], now: float) -> dict[int, str] | reasons.StagesWithoutPeer:
     """Holders for the other stages, from the peers without a stage: those who could go on the soonest, with what they
     would make an hour of steps longer."""
     slower = functools.cache(functools.partial(speeds.slower, state))
@@ -345,10 +345,11 @@ def fill(state: State, held: dict[int, str], now: float) -> dict[int, str] | rea
 
 def has_accused(state: State, peer: str, stage: int) -> bool:
     """Whether this peer's voice accused a holder of this stage: it would gain by a lie."""
-    return voice_of(state.peers[peer]) in state.accusers.get(stage, ())
+    known = state.peers.get(peer)
+    return known is not None and voice_of(known) in state.conduct.accusers.get(stage, ())
 
 
-def _without_accusers(state: State, held: dict[int, str], found: dict[int, str], now: float) -> dict[int, str]:
+def _without_accusers(state: State, held: Mapping[int, str], found: dict[int, str], now: float) -> dict[int, str]:
     """The same, but where only its accusers could take a stage, another holder takes it, and one of them that
     holder's: nobody gets a seat that it accused, unless nobody else has the memory for it."""
 
@@ -390,7 +391,9 @@ def roll_back(moves: Moves, mark: Mark, why: reasons.Rollback, answered: int = 0
     history = moves.state.history
     redo = history.step - mark.step
     moves.record(RolledBack(history.highest_lineage + 1, mark.lineage, mark.step, why, answered))
-    moves.set(holds={}, undelivered=False, whole={}, unsaved=None)
+    moves.seats = moves.seats.emptied()
+    moves.state = replace(moves.state, undelivered=False)
+    moves.saving = replace(moves.saving, whole={}, unsaved=None)
     moves.do(KeepSnapshots())
     moves.tell(notices.RolledBack(why, mark.step, redo, history.highest_lineage + 1))
 
@@ -403,37 +406,44 @@ def _assign_afresh(moves: Moves) -> None:
         found = place_on_cards(spec, [peer for i, peer in state.peers.items() if had[i] <= most])
         if isinstance(found, Placement):
             break
-    moves.set(holds={}, absent={})
+    moves.seats = moves.seats.emptied().given_up(moves.seats.absent)
     if isinstance(found, Placement):
         _assign(moves, found.layers, dict(enumerate(found.holders)))
         return
-    moves.set(missing=found)
+    moves.work = Unplaced(found)
     for peer in state.peers:
         make_spare(moves, peer, found)
 
 
-def _assign(moves: Moves, layers: tuple[int, ...], held: dict[int, str]) -> None:
+def _assign(moves: Moves, layers: tuple[int, ...], held: dict[int, str], former: tuple[int, str] | None = None) -> None:
+    """`former`: a stage that another peer tries, and who keeps it in memory meanwhile."""
     state = moves.state
     holders = tuple(held[stage] for stage in range(len(layers)))
-    if state.spec.model.init is not None and not state.history.newest.parts and not state.holds.keys() >= set(holders):
+    if (
+        state.spec.model.init is not None
+        and not state.history.newest.parts
+        and not state.seats.holds.keys() >= set(holders)
+    ):
         _cut(moves, layers, state.spec.model.init)
         return
     generation = state.history.generation + 1
     moves.record(Placed(generation, layers, tuple((peer,) for peer in holders)))
-    reuse = {peer for stage, peer in enumerate(holders) if state.holds.get(peer) == stage}
+    reuse = {peer for stage, peer in enumerate(holders) if state.seats.holds.get(peer) == stage}
     stay = {peer for peer, before in zip(holders, state.history.holders, strict=False) if peer == before}
     # Peers that reuse their memory hold their stage at once; the others once they report it.
-    moves.set(placed=True, absent={}, undelivered=False, holds={p: s for p, s in state.holds.items() if p in reuse})
+    building = {peer: _preparation(moves, peer, stage) for stage, peer in enumerate(holders) if peer not in reuse}
+    fetches = sum(preparation.here is None for preparation in building.values())
+    moves.state = replace(moves.state, undelivered=False, fetches=fetches)
+    moves.seats = assigned(holders, building, former)
     task = moves.begin("build", state.history.step)
     for stage, peer in enumerate(holders):
         moves.do(AssignStage(peer, stage, task.number, peer in reuse))
     seated = set(holders)
-    moves.set(preparing={peer: _preparation(moves, peer, i) for i, peer in enumerate(holders) if peer not in reuse})
-    moves.set(fetches=sum(preparation.here is None for preparation in moves.state.preparing.values()))
-    moves.set(untried=frozenset(seated - (reuse | stay) | (seated & state.untried)))
-    former = "" if state.former is None else state.former.peer
+    moves.conduct = replace(
+        moves.conduct, untried=frozenset(seated - (reuse | stay) | (seated & state.conduct.untried))
+    )
     for peer in state.peers:
-        if peer not in seated and peer != former:
+        if peer not in seated and (former is None or peer != former[1]):
             make_spare(moves, peer, reasons.AllStagesHeld(len(holders)))
     moves.tell(notices.StagesAssigned(generation, layers, moves.state.holders_of(range(len(layers)))))
 
@@ -441,7 +451,7 @@ def _assign(moves: Moves, layers: tuple[int, ...], held: dict[int, str]) -> None
 def _preparation(moves: Moves, peer: str, stage: int) -> Preparation:
     """Who builds a stage goes on with it, should all be assigned again meanwhile."""
     state, part = moves.state, readiness.wanted(moves.state.history, stage)
-    before = state.preparing.get(peer)
+    before = state.seats.preparing.get(peer)
     if before is not None and before.part == part:
         return before
     return Preparation(part, moves.now, moves.now if readiness.is_here(state, peer, part) else None)
@@ -450,13 +460,13 @@ def _preparation(moves: Moves, peer: str, stage: int) -> Preparation:
 def _cut(moves: Moves, layers: tuple[int, ...], checkpoint: str) -> None:
     """What some stages are to begin with lies in the checkpoint still."""
     if not moves.state.cutting:
-        moves.set(cutting=True)
+        moves.state = replace(moves.state, cutting=True)
         moves.do(CutCheckpoint(layers))
     _wait(moves, reasons.CheckpointUncut(checkpoint))
 
 
 def take_first_snapshot(moves: Moves, event: CheckpointCut) -> None:
-    moves.set(cutting=False)
+    moves.state = replace(moves.state, cutting=False)
     moves.record(Initialised(event.layers, event.parts, event.source))
     moves.do(KeepSnapshots())
     path = moves.state.spec.model.init or ""
@@ -470,10 +480,11 @@ def _wait(moves: Moves, what: reasons.Missing) -> None:
     all the more."""
     history = moves.state.history
     wanted = {readiness.wanted(history, stage) for stage in range(len(history.layers))}
-    building = {p: at for p, at in moves.state.preparing.items() if at.part in wanted or p not in history.holders}
-    moves.set(missing=what, preparing=building)
+    building = {p: at for p, at in moves.seats.preparing.items() if at.part in wanted or p not in history.holders}
+    moves.work = Unplaced(what)
+    moves.seats = moves.seats.stood_down(moves.seats.preparing.keys() - building.keys())
     for peer in moves.state.peers:
-        if peer in moves.state.holds:
+        if peer in moves.seats.holds:
             moves.do(Wait(peer, what))
         elif peer not in building:
             make_spare(moves, peer, what)

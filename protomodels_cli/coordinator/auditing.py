@@ -24,8 +24,9 @@ from protomodels_cli.coordinator.bad_requests import BadRequest
 from protomodels_cli.coordinator.feed import Feed
 from protomodels_cli.coordinator.history import Mark
 from protomodels_cli.coordinator.judging import Hearing, Judge
+from protomodels_cli.coordinator.peers import Peer
 from protomodels_cli.coordinator.snapshots.uploads import Chunks, bytes_of
-from protomodels_cli.coordinator.state import Peer, State
+from protomodels_cli.coordinator.state import State
 from protomodels_cli.coordinator.voices import are_independent, voice_of
 from protomodels_cli.observe import logs
 from protomodels_cli.protocol.audit import Recorded, digest, disputed, drawn, noise_between
@@ -112,7 +113,7 @@ class Audits:
         if self._began or not state.history.holders:
             return
         self._began = True
-        holders = [state.peers[peer] for peer in state.history.holders if peer in state.peers]
+        holders = [known for peer in state.history.holders if (known := state.peers.get(peer)) is not None]
         spares = [peer for peer in state.peers.values() if peer not in holders]
         if not any(are_independent(spare, holder) for spare in spares for holder in holders):
             self._tell(told.NobodyAudits(state.spec.audit, "no_independent" if spares else "no_spare"))
@@ -120,13 +121,14 @@ class Audits:
     def _note(self, peer: str, generation: int, recorded: Recorded) -> None:
         state, history = self._state(), self._state().history
         stage, known = state.stage_of(peer), self._witnessed
-        if stage is None or generation != history.generation or peer not in state.peers:
+        reporter = state.peers.get(peer)
+        if stage is None or generation != history.generation or reporter is None:
             return
         if known is None or (known.generation, known.step) != (generation, recorded.step):
             known = Witnessed(history.lineage, recorded.step, generation, history.layers, history.holders)
             self._witnessed = known
         known.recorded.setdefault(stage, recorded)
-        known.peers.setdefault(stage, state.peers[peer])
+        known.peers.setdefault(stage, reporter)
         if known.is_whole:
             for boundary in disputed([known.recorded[i] for i in range(len(known.holders))]):
                 why = MessagesDiffer(known.step, boundary)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
-from protomodels_cli.coordinator.state import Peer
+from protomodels_cli.coordinator.peers import Peer
 from protomodels_cli.wire.addresses import is_private, network_of
 
 Kind = Literal["loopback", "lan", "public"]

@@ -7,7 +7,8 @@ from dataclasses import replace
 from protomodels_cli.coordinator import assigning, reasons, turns
 from protomodels_cli.coordinator.events import Dismiss
 from protomodels_cli.coordinator.moves import Moves
-from protomodels_cli.coordinator.state import Hashes, Report, State, Task
+from protomodels_cli.coordinator.state import State
+from protomodels_cli.coordinator.work import Hashes, Report, Task
 from protomodels_cli.errors import EXIT_REFUSED
 from protomodels_cli.protocol import steps
 
@@ -30,16 +31,20 @@ def check_hashes(moves: Moves, task: Task, stage: int, report: Report) -> bool:
         ahead = replace(right, basis_version=new.version, basis=new.sha256)
         if found == ahead:
             return True  # a step that was under way has switched to it
-    peer = state.peers[state.history.holders[stage]]
+    peer = state.history.holders[stage]
     same_basis = found is not None and (found.basis_version, found.basis) == (right.basis_version, right.basis)
     other: reasons.Shared = "T_fixed" if same_basis else "U"
-    if peer.id in state.suspects or (assigning.fresh(state.history) and task.kind == "build"):
+    if peer in state.conduct.suspects or (assigning.fresh(state.history) and task.kind == "build"):
         why = reasons.HashMismatch(other)
-        moves.do(Dismiss(peer.id, why, EXIT_REFUSED))
-        assigning.lose(moves, {peer.id: why})
+        moves.do(Dismiss(peer, why, EXIT_REFUSED))
+        assigning.lose(moves, {peer: why})
         return False
-    moves.set(suspects=state.suspects | {peer.id}, turns=turns.after_another(state, peer.id, "basis", moves.now))
-    moves.write_row("mismatch", task.step, stage=stage, peer=peer.id, what=other)
+    moves.conduct = replace(
+        moves.conduct,
+        suspects=state.conduct.suspects | {peer},
+        turns=turns.after_another(state, peer, "basis", moves.now),
+    )
+    moves.write_row("mismatch", task.step, stage=stage, peer=peer, what=other)
     [holder] = state.holders_of([stage])
     assigning.roll_back(moves, state.history.newest, reasons.StageDiverged(holder, other, task.step))
     assigning.regroup(moves)

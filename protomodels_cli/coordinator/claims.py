@@ -70,7 +70,7 @@ class Claims:
         mark = next((m for m in history.snapshots if m.key == (lost.lineage, lost.step)), None)
         if stage is None or mark is None or not mark.parts:
             return
-        told = state.preparing.get(lost.peer)
+        told = state.seats.preparing.get(lost.peer)
         tries = (0.0, 0) if told is None else (told.asked, told.failed)
         which = history.generation, lost.step, *tries
         if self._looked.get(lost.peer) == which or lost.peer in self._looking:
@@ -117,7 +117,7 @@ class Claims:
                 self._ask(peer_id, [part])
 
     async def hear_ready(self, ready: events.Ready) -> None:
-        key, told = (ready.peer, ready.part), self._state().preparing.get(ready.peer)
+        key, told = (ready.peer, ready.part), self._state().seats.preparing.get(ready.peer)
         due = told is not None and told.part == ready.part and self._mark(ready.part) is not None
         if not due or key in self._proved:  # the seed needs no proof, and what nobody asked for is passed over
             self._submit(ready)

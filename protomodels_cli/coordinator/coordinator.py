@@ -467,7 +467,7 @@ class Coordinator:
             self._totals.add(row)
             if self._contributions.add(row):
                 self._metrics.write(self._contributions.row(row["lineage"], row["step"]))
-        speed = tokens_per_s(self.state.decided_at, self.spec.batch.size * self.spec.model.context)
+        speed = tokens_per_s(self.state.measured.decided_at, self.spec.batch.size * self.spec.model.context)
         if line := self._progress.line(row, speed):
             self.say(line)
 

@@ -20,8 +20,9 @@ from protomodels_cli.coordinator.messages import (
 )
 from protomodels_cli.coordinator.reasons import Spare
 from protomodels_cli.coordinator.service import Service
-from protomodels_cli.coordinator.state import State, Task
+from protomodels_cli.coordinator.state import State
 from protomodels_cli.coordinator.subspace import Subspace
+from protomodels_cli.coordinator.work import Task
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 
 # What a crowd of spares is told can wait for whoever holds a stage: so many of them at once, and a pause.

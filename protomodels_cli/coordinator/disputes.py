@@ -13,8 +13,10 @@ from protomodels_cli import timeouts
 from protomodels_cli.coordinator import assigning, reasons
 from protomodels_cli.coordinator.assigning import DISMISS_AFTER, HOUR
 from protomodels_cli.coordinator.audit_reasons import MessagesDiffer
+from protomodels_cli.coordinator.conduct import BrokenLink
 from protomodels_cli.coordinator.moves import Moves
-from protomodels_cli.coordinator.state import BrokenLink, Peer, State
+from protomodels_cli.coordinator.peers import Peer
+from protomodels_cli.coordinator.state import State
 from protomodels_cli.coordinator.voices import are_independent, voice_of
 from protomodels_cli.wire.troubles import InvalidInput
 
@@ -33,16 +35,18 @@ def hear(moves: Moves, what: reasons.Complaint, peer: str, about: int) -> None:
     _note_parties(moves, peer, other)
     if is_quarrel(what):
         pair = frozenset((peer, other))
-        moves.set(quarrels={**moves.state.quarrels, pair: moves.state.quarrels.get(pair, 0) + 1})
-        if culprits := culprits_of(moves.state.quarrels, moves.state.parties, peer, other):
+        moves.conduct = replace(
+            moves.conduct, quarrels={**moves.conduct.quarrels, pair: moves.conduct.quarrels.get(pair, 0) + 1}
+        )
+        if culprits := culprits_of(moves.conduct.quarrels, moves.conduct.parties, peer, other):
             assigning.dismiss(moves, what, *culprits)
             return
     elif not _counts(moves.state, peer, moves.now):
         return
     else:
-        recent = [one for one in moves.state.complaints if moves.now - one.at < HOUR]
-        moves.set(complaints=(*recent, BrokenLink(peer, other, moves.now))[-MOST_KEPT:])
-    if peer not in moves.state.peers or other in moves.state.absent:
+        recent = [one for one in moves.conduct.complaints if moves.now - one.at < HOUR]
+        moves.conduct = replace(moves.conduct, complaints=(*recent, BrokenLink(peer, other, moves.now))[-MOST_KEPT:])
+    if peer not in moves.state.peers or other in moves.seats.absent:
         return
     if _is_enough(moves.state, what, peer, other) and part(moves, dict.fromkeys((peer, other), what)):
         return
@@ -59,19 +63,19 @@ def is_quarrel(what: reasons.Complaint) -> bool:
 def _counts(state: State, peer: str, now: float) -> bool:
     """A link has so long to mend before its peer complains: what comes sooner after the last complaint is the same.
     Peers of one person complain as one."""
-    own = [one for one in state.complaints if _voice(state, one.peer) == _voice(state, peer)]
+    own = [one for one in state.conduct.complaints if _voice(state, one.peer) == _voice(state, peer)]
     return all(now - one.at >= timeouts.LINK_MEND for one in own)
 
 
 def _voice(state: State, peer: str) -> str:
-    known = state.parties.get(peer)
+    known = state.conduct.parties.get(peer)
     return peer if known is None else voice_of(known)
 
 
 def _is_enough(state: State, what: reasons.Complaint, peer: str, other: str) -> bool:
     if is_quarrel(what):
-        return state.quarrels[frozenset((peer, other))] >= APART
-    return state.broken + 1 >= APART or sum(one.peer == peer for one in state.complaints) >= MOST_COMPLAINTS
+        return state.conduct.quarrels[frozenset((peer, other))] >= APART
+    return state.broken + 1 >= APART or sum(one.peer == peer for one in state.conduct.complaints) >= MOST_COMPLAINTS
 
 
 def part(moves: Moves, blamed: Mapping[str, reasons.Fault]) -> bool:
@@ -80,7 +84,7 @@ def part(moves: Moves, blamed: Mapping[str, reasons.Fault]) -> bool:
     state = moves.state
     for peer in sorted(blamed, key=lambda peer: -opponents(state, peer)):
         if assigning.is_replaceable_after_its_turn(state, moves.now, peer, equal=True):
-            moves.set(broken=0)
+            moves.state = replace(moves.state, broken=0)
             assigning.stand_aside(moves, {peer: blamed[peer]})
             return True
     return False
@@ -90,13 +94,15 @@ def note_links(moves: Moves, pairs: Iterable[tuple[str, str]]) -> None:
     """These neighbours did not open their link in time."""
     for pair in pairs:
         _note_parties(moves, *pair)
-        moves.set(complaints=(*moves.state.complaints, BrokenLink(*pair, moves.now))[-MOST_KEPT:])
+        moves.conduct = replace(
+            moves.conduct, complaints=(*moves.conduct.complaints, BrokenLink(*pair, moves.now))[-MOST_KEPT:]
+        )
 
 
 def opponents(state: State, peer: str) -> int:
     """How many independent peers it was in a quarrel with, or in a complaint of the last hour."""
-    pairs = [*state.quarrels, *(frozenset((one.peer, one.other)) for one in state.complaints)]
-    return len(_independent(state.parties, peer, pairs))
+    pairs = [*state.conduct.quarrels, *(frozenset((one.peer, one.other)) for one in state.conduct.complaints)]
+    return len(_independent(state.conduct.parties, peer, pairs))
 
 
 def culprits_of(quarrels: Quarrels, parties: Mapping[str, Peer], *pair: str) -> list[str]:
@@ -125,9 +131,14 @@ def _independent(parties: Mapping[str, Peer], peer: str, pairs: Iterable[frozens
 
 def _note_parties(moves: Moves, *peers: str) -> None:
     state = moves.state
-    moves.set(
+    moves.conduct = replace(
+        moves.conduct,
         parties={
-            **state.parties,
-            **{peer: replace(state.peers[peer], parts=frozenset()) for peer in peers if peer in state.peers},
-        }
+            **state.conduct.parties,
+            **{
+                peer: replace(known, parts=frozenset())
+                for peer in peers
+                if (known := state.peers.get(peer)) is not None
+            },
+        },
     )

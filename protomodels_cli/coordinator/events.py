@@ -9,8 +9,9 @@ from typing import Any
 from protomodels_cli.coordinator import reasons
 from protomodels_cli.coordinator.history import Decided
 from protomodels_cli.coordinator.notices import Notice
+from protomodels_cli.coordinator.peers import Peer, Rest
 from protomodels_cli.coordinator.snapshots.failures import PartFailure
-from protomodels_cli.coordinator.state import Peer, Report, Rest, Task
+from protomodels_cli.coordinator.work import Report, Task
 from protomodels_cli.protocol.audit import Compared
 from protomodels_cli.protocol.parts import Part
 

@@ -7,6 +7,8 @@ counted, and a peer that sends such messages again and again is dismissed.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from protomodels_cli.coordinator import assigning, events, reasons
 from protomodels_cli.coordinator.disputes import is_quarrel
 from protomodels_cli.coordinator.moves import Moves
@@ -22,9 +24,11 @@ def hear(moves: Moves, event: events.FromPeers) -> bool:
     if (wrong := misfit(moves.state, event)) is None:
         return not is_late(moves.state, event)
     assert not isinstance(event, events.Joined)
-    others = [one for one in moves.state.refused.items() if one[0] != event.peer][-MOST_KEPT:]
-    moves.set(refused=dict([*others, (event.peer, moves.state.refused.get(event.peer, 0) + 1)]))
-    if moves.state.refused[event.peer] >= MOST:
+    others = [one for one in moves.conduct.refused.items() if one[0] != event.peer][-MOST_KEPT:]
+    moves.conduct = replace(
+        moves.conduct, refused=dict([*others, (event.peer, moves.conduct.refused.get(event.peer, 0) + 1)])
+    )
+    if moves.conduct.refused[event.peer] >= MOST:
         assigning.dismiss(moves, reasons.InvalidMessage(f"{wrong} (message {MOST} of this kind)"), event.peer)
     return False
 
@@ -65,10 +69,12 @@ def is_late(state: State, event: events.FromPeers) -> bool:
             return stage is None or generation < history.generation or new is None or version < new.version
         case events.SubspaceReported(_, generation, step):
             return stage != state.stages - 1 or generation < history.generation or state.owed != step
-        case events.SnapshotLost(peer) if peer in state.holds:
+        case events.SnapshotLost(peer) if peer in state.seats.holds:
             return event.whole_here  # it has built its stage, and its part is as it should be
         case events.Trouble(_, _, about, generation) if about is not None:
-            is_away = about < state.stages and history.holders[about] in state.absent and not is_quarrel(event.what)
+            is_away = (
+                about < state.stages and history.holders[about] in state.seats.absent and not is_quarrel(event.what)
+            )
             return stage is None or generation < history.generation or is_away
         case _:
             return False

@@ -15,8 +15,9 @@ from protomodels_cli.coordinator import audit_notices as told
 from protomodels_cli.coordinator import events
 from protomodels_cli.coordinator.audit_reasons import AuditFailed, FalseVerdicts
 from protomodels_cli.coordinator.contradictions import Contradictions, quorum
+from protomodels_cli.coordinator.peers import Peer
 from protomodels_cli.coordinator.sharing import fits_beside
-from protomodels_cli.coordinator.state import Peer, State
+from protomodels_cli.coordinator.state import State
 from protomodels_cli.coordinator.voices import are_independent, voice_of
 from protomodels_cli.protocol.audit import Compared
 
@@ -184,7 +185,7 @@ def _spares(state: State, hearing: Hearing) -> Iterator[Peer]:
 
 
 def _is_busy(state: State, peer: Peer) -> bool:
-    return peer.id in state.preparing or peer.id in state.leaving or peer.rest is not None
+    return peer.id in state.seats.preparing or peer.id in state.leaving or peer.rest is not None
 
 
 def _fits(state: State, hearing: Hearing, peer: Peer) -> bool:

@@ -3,11 +3,65 @@
 No clock, no I/O, no randomness. A run is a chain of *tasks* that all stages do together: build, link, then steps with a
 sync or an evaluation between them, and a finish. A task is concluded when every stage has reported; records say what
 was decided, and reach the journal before the commands that follow from them leave. Snapshots are taken beside it.
+
+What the run (work.py), a seat (seats.py) and a member (State.standing) can be, and every move there is. Tests hold the
+machine to this table.
+
+    run     Unplaced  → Working      every stage has a holder, with the stage in memory or building it
+            Unplaced  → Unplaced     holders are missing still, or others are
+            Working   → Working      a stage has reported; or all have, and the next task follows
+            Working   → Blocked      all have reported, and something else must come before the next task
+            Blocked   → Working      it has come
+            Blocked   → Blocked      it has come, and now something else must
+            Working   → Unplaced     a holder is gone, or its links must be made anew: the generation ends
+            Blocked   → Unplaced     the same
+            Working   → Idle         the run is over, or is stopped
+            Blocked   → Idle         it is stopped
+
+    seat    Vacant    → Building     the stage is assigned to a peer, which builds it from a part or the seed
+            Vacant    → Here         a peer is back, and has the stage in memory still
+            Building  → Here         it has built the stage; or the generation ended, and who had it before has it
+            Building  → Building     a part has arrived, or the stage is ready
+            Building  → Vacant       the peer is gone; or the generation ended, and it goes on as an understudy
+            Here      → Here         another keeps it: the generation in which a faster peer tried the stage has ended
+            Here      → Building     another peer gets the stage, since this one is needed for another
+            Here      → Absent       the peer's session broke
+            Here      → Vacant       the peer is gone, gave it up or has a new session; or all go back to a snapshot
+            Absent    → Vacant       the peer has a new session, or is not waited for any longer
+            Absent    → Here         the generation ended, and who had the stage before has it
+            Absent    → Building     all go back to a snapshot, and another peer gets the stage
+
+    member  unknown   → spare        it joined
+            unknown   → holder       it joined, and got a stage
+            unknown   → resting      it joined, and wants no stage for now
+            spare     → holder       it got a stage
+            holder    → spare        it gave its stage up
+            spare     → resting      it wants no stage for now
+            resting   → spare        it woke
+            resting   → holder       it woke, and got a stage
+            holder    → resting      it wants no stage for now, and nothing is saved yet
+            holder    → leaving      it goes, or rests, once the step is done and saved
+            leaving   → holder       it woke before that
+            leaving   → resting      the step is saved
+            holder    → away         its session broke
+            leaving   → away         the same
+            away      → holder       it is back, and has its stage in memory
+            away      → spare        it is back without it
+            spare     → gone         its session broke, or it left, was kicked or was dismissed
+            holder    → gone         it left, was kicked or dismissed; or its session broke, and it built its stage
+            resting   → gone
+            leaving   → gone
+            away      → gone         it is not waited for any longer, or was dismissed
+            gone      → spare        it joined again
+            gone      → holder       the same, and got a stage
+            gone      → resting
+            gone      → unknown      it was long ago
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from math import isfinite
 from typing import assert_never
 
@@ -76,8 +130,10 @@ from protomodels_cli.coordinator.history import (
 from protomodels_cli.coordinator.moves import Moves
 from protomodels_cli.coordinator.next_task import next_task
 from protomodels_cli.coordinator.outsized import note as note_outsized
+from protomodels_cli.coordinator.seats import Absent, waited_for
 from protomodels_cli.coordinator.snapshots import blame, policy
-from protomodels_cli.coordinator.state import KEPT_SECONDS, Absence, Report, State, Task
+from protomodels_cli.coordinator.state import KEPT_SECONDS, Measured, State
+from protomodels_cli.coordinator.work import Blocked, Idle, Report, Task, Unplaced, Working
 from protomodels_cli.protocol import steps
 from protomodels_cli.protocol.hashes import weights_sha256
 from protomodels_cli.protocol.throughput import with_step
@@ -99,15 +155,15 @@ def resume(
 ) -> State:
     """From a journal: the holders are waited for, since what they have in memory is usually all there. `names`: of
     peers, as far as they are known. `step_seconds`: of the last steps, likewise."""
-    absence = Absence(now, until=now + recovery.LEASES * spec.limits.lease_seconds)
+    until = now + recovery.LEASES * spec.limits.lease_seconds
     return State(
         spec,
         t_fixed,
         history,
-        absent=dict.fromkeys(history.holders, absence),
         departed={peer: Departed((names or {}).get(peer, ""), "lost", now) for peer in history.holders},
-        missing=reasons.CoordinatorRestarted(),
-        step_seconds=step_seconds,
+        seats=waited_for(len(history.layers), history.holders, now, until),
+        work=Unplaced(reasons.CoordinatorRestarted()),
+        measured=Measured(step_seconds=step_seconds),
     )
 
 
@@ -115,7 +171,7 @@ def apply(state: State, event: Event, now: float) -> tuple[State, list[Record], 
     moves = Moves(state, now)
     if state.history.over:
         if isinstance(event, Joined):
-            moves.set(peers={**state.peers, event.peer.id: event.peer})
+            moves.know(event.peer)
             _dismiss_all(moves)
     elif state.stopped:
         if isinstance(event, Joined):
@@ -129,9 +185,9 @@ def _take(moves: Moves, event: Event) -> None:
     before = moves.state
     if not isinstance(event, FromPeers) or fitting.hear(moves, event):
         _hear(moves, event)
-    if before.reseat is not None:
+    if before.seats.handover is not None:
         reseating.watch(moves)
-        if moves.state.reseat is None:
+        if moves.seats.handover is None:
             _go_on_if_idle(moves)
     spares.watch(moves, before)
 
@@ -148,7 +204,7 @@ def _hear(moves: Moves, event: Event) -> None:
         case Left(peer_id, why):
             closed, lease = not isinstance(why, reasons.NoHeartbeat), state.spec.limits.lease_seconds
             until = moves.now + timeouts.SESSION_RECONNECT if closed else None
-            absences.miss(moves, peer_id, why, Absence(moves.now if closed else moves.now - lease, until))
+            absences.miss(moves, why, Absent(peer_id, moves.now if closed else moves.now - lease, until))
         case Leaving(peer_id):
             resting.end(moves, peer_id)
             _hear_leaving(moves, peer_id)
@@ -193,8 +249,8 @@ def _hear(moves: Moves, event: Event) -> None:
             absences.hear_ready(moves, peer_id, part)
             absences.weigh(moves)
         case Accused(accused, voices):
-            before = state.accusers.get(accused, frozenset())
-            moves.set(accusers={**state.accusers, accused: before | voices})
+            before = state.conduct.accusers.get(accused, frozenset())
+            moves.conduct = replace(moves.conduct, accusers={**state.conduct.accusers, accused: before | voices})
         case PauseRun():
             if state.history.paused is None:
                 _pause(moves, reasons.ByOwner())
@@ -202,17 +258,19 @@ def _hear(moves: Moves, event: Event) -> None:
         case ResumeRun():
             if state.history.paused is not None:
                 moves.record(Resumed())
-                moves.set(decided_at=())
+                moves.measured = replace(moves.measured, decided_at=())
                 moves.tell(notices.Resumed())
                 _go_on_if_idle(moves)
         case StopRun():
-            nothing_new = state.history.newest.step == state.history.step or not (state.holds or state.absent)
-            moves.set(stopping=True)
+            nothing_new = state.history.newest.step == state.history.step or not (
+                state.seats.holds or state.seats.absent
+            )
+            moves.state = replace(moves.state, stopping=True)
             if state.stands_still and (nothing_new or state.stopping):  # asked twice: what is not saved is let go
                 _stop(moves)
             _go_on_if_idle(moves)
         case Tick(room):
-            moves.set(room=room)
+            moves.saving = replace(moves.saving, room=room)
             absences.weigh(moves)
             blame.watch(moves)
             if policy.may_try_again(moves):
@@ -232,17 +290,17 @@ def _hear_leaving(moves: Moves, peer: str) -> None:
     state = moves.state
     if peer not in state.peers:
         return
-    if state.history.step == 0 or (peer not in state.holds and state.stage_of(peer) is None):
+    if state.history.step == 0 or (peer not in state.seats.holds and state.stage_of(peer) is None):
         _let_go(moves, peer)
         return
-    moves.set(leaving=state.leaving | {peer})
+    moves.state = replace(moves.state, leaving=state.leaving | {peer})
     _go_on_if_idle(moves)
 
 
 def _let_go(moves: Moves, *peers: str) -> None:
     """They asked to go, or to rest."""
-    known = moves.state.peers
-    going = [peer for peer in peers if peer not in known or known[peer].rest is None]
+    resting_peers = {id_ for id_, known in moves.state.peers.items() if known.rest is not None}
+    going = [peer for peer in peers if peer not in resting_peers]
     moves.do(*(Dismiss(peer, reasons.AskedToLeave()) for peer in going))
     resting.lay_down(moves, dict.fromkeys(going, reasons.AskedToLeave()), set(peers) - set(going))
 
@@ -251,27 +309,27 @@ def _let_go(moves: Moves, *peers: str) -> None:
 
 
 def _hear_done(moves: Moves, holder: str, report: Report) -> None:
-    state, task, stage = moves.state, moves.state.task, moves.state.stage_of(holder)
-    assert task is not None
+    state, work, stage = moves.state, moves.work, moves.state.stage_of(holder)
+    assert isinstance(work, Working)
     assert stage is not None
+    task = work.task
     if task.kind in ("build", "sync") and not checking.check_hashes(moves, task, stage, report):
         return
     if task.kind == "step" and not (
         checking.check_units(moves, stage, report) and checking.check_recorded(moves, task, stage, report)
     ):
         return
-    moves.set(heard={**state.heard, stage: report})
+    moves.work = replace(work, heard={**work.heard, stage: report})
     if task.kind == "build":
         peer, newest = state.history.holders[stage], state.history.newest
-        ahead = (preparation := state.preparing.get(peer)) is not None and preparation.ready
-        if peer not in state.holds and not ahead:
+        ahead = (preparation := state.seats.preparing.get(peer)) is not None and preparation.ready
+        if peer not in state.seats.holds and not ahead:
             policy.note_built(moves, peer, stage, moves.now - task.started)
-        others = {p: of_p for p, of_p in state.preparing.items() if p != peer}
-        moves.set(holds={**moves.state.holds, peer: stage}, preparing=others)
+        moves.seats = moves.seats.built(stage, peer)
         if newest.parts and newest.step == state.history.step:
             policy.note_part(moves, peer, newest.as_parts()[stage])
     if task.kind == "step":
-        moves.set(usage={**state.usage, stage: report.usage})
+        moves.measured = replace(moves.measured, usage={**state.measured.usage, stage: report.usage})
     if len(moves.state.heard) == state.stages:
         _conclude(moves, task, [moves.state.heard[i] for i in range(state.stages)])
 
@@ -285,7 +343,7 @@ def _conclude(moves: Moves, task: Task, reports: list[Report]) -> None:
             moves.do(SendTurn(None, moves.begin("link", task.step)))
             return
         case "link":
-            moves.set(linked=moves.now - task.started)
+            moves.measured = replace(moves.measured, linked=moves.now - task.started)
             moves.tell(notices.StagesLinked(moves.state.history.generation))
             if moves.state.history.next_basis is not None:
                 moves.do(SendBasis(moves.state.history.next_basis.version))
@@ -301,7 +359,7 @@ def _conclude(moves: Moves, task: Task, reports: list[Report]) -> None:
             moves.write_row("eval", task.step, loss=loss)
         case "finish":
             moves.record(Ended(weights_sha256(p for r in reports for p in r.parameters)))
-            moves.set(task=None)
+            moves.work = Idle()
             moves.tell(notices.RunDone(task.step))
             _dismiss_all(moves)
             return
@@ -328,15 +386,14 @@ def _decide(moves: Moves, task: Task, reports: list[Report]) -> None:
     )
     history = moves.state.history
     seconds = moves.now - task.started
-    moves.set(unsound=_unsound(state, reports))
-    moves.set(
-        undelivered=True,
-        broken=0,
-        stalled=0,
-        returns={},
-        trouble=None,
-        decided_at=with_step(state.decided_at, task.started + state.waited, moves.now),
-        step_seconds=(*state.step_seconds[1 - KEPT_SECONDS :], seconds),
+    moves.conduct = replace(moves.conduct, unsound=_unsound(state, reports))
+    moves.state = replace(moves.state, undelivered=True, broken=0, stalled=0)
+    moves.conduct = replace(moves.conduct, returns={})
+    moves.state = replace(moves.state, trouble=None)
+    moves.measured = replace(
+        moves.measured,
+        decided_at=with_step(state.measured.decided_at, task.started + state.waited, moves.now),
+        step_seconds=(*state.measured.step_seconds[1 - KEPT_SECONDS :], seconds),
     )
     assigning.trust(moves)
     reseating.note_step(moves, seconds, reports)
@@ -368,7 +425,7 @@ def _unsound(state: State, reports: list[Report]) -> tuple[str, int]:
         found.append(len(reports) - 1)
     if len(found) != 1:
         return "", 0
-    holder, (before, times) = state.history.holders[found[0]], state.unsound
+    holder, (before, times) = state.history.holders[found[0]], state.conduct.unsound
     return holder, 1 + (times if holder == before else 0)
 
 
@@ -382,12 +439,12 @@ def _answer_bad_numbers(moves: Moves) -> None:
         assigning.roll_back(moves, before[-1], why, answered=step)
         assigning.regroup(moves)
         return
-    holder, times = moves.state.unsound
+    holder, times = moves.conduct.unsound
     alone = times >= spec.limits.nonfinite_steps and moves.state.stages > 1
     first = not turns.is_recent(moves.state, "unsound", moves.now)  # another holder may have such numbers as well
     if alone and first and assigning.is_replaceable_after_its_turn(moves.state, moves.now, holder):
         stage = history.holders.index(holder)
-        moves.set(turns=turns.with_names(moves.state, {"unsound"}, moves.now))
+        moves.conduct = replace(moves.conduct, turns=turns.with_names(moves.state, {"unsound"}, moves.now))
         assigning.stand_aside(moves, {holder: reasons.UnsoundNumbers(stage, times)})
         return
     _pause(moves, why)
@@ -416,15 +473,17 @@ def _go_on(moves: Moves) -> None:
     coming = next_task(moves.state)
     task = moves.begin(*coming) if isinstance(coming, tuple) else None
     if not isinstance(coming, tuple):
-        known = state.blocked is not None and state.blocked[0] == coming
-        moves.set(task=None, heard={}, blocked=state.blocked if known else (coming, moves.now))
+        known = state.blocked is not None and state.blocked.on == coming
+        moves.work = state.work if known else Blocked(coming, moves.now)
     if decision is not None or task is not None or save:
         moves.do(SendTurn(decision, task, save))
-    moves.set(undelivered=False)
+    moves.state = replace(moves.state, undelivered=False)
 
 
 def _stop(moves: Moves) -> None:
-    moves.set(stopped=True, task=None)
+    moves.state = replace(moves.state, stopped=True)
+    if moves.state.placed:
+        moves.work = Idle()
     saved = moves.state.history.newest.step
     moves.do(*(Dismiss(peer, reasons.RunStopped(saved)) for peer in moves.state.peers))
     moves.tell(notices.RunStopped(saved, moves.state.folder))
@@ -441,7 +500,7 @@ def _hear_subspace(moves: Moves, event: SubspaceReported) -> None:
         version += 1
         first = steps.first_step_with(update, event.step)
         moves.record(Adopted(version, event.sha256, event.step, first))
-        moves.set(took_basis=frozenset())
+        moves.state = replace(moves.state, took_basis=frozenset())
         moves.do(SendBasis(version))
         row = {"first_step": first, **row}
     moves.record(Reported(event.step))
@@ -458,7 +517,7 @@ def _take_basis(moves: Moves, event: BasisTaken) -> None:
     if event.sha256 != new.sha256:
         assigning.dismiss(moves, reasons.DamagedBasis(new.version), event.peer)
         return
-    moves.set(took_basis=state.took_basis | {stage})
+    moves.state = replace(moves.state, took_basis=state.took_basis | {stage})
     if len(moves.state.took_basis) == state.stages:
         _go_on_if_idle(moves)
 

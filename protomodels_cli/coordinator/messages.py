@@ -8,12 +8,14 @@ from typing import Any, assert_never
 
 from protomodels_cli.coordinator import events, message_fields, sentences
 from protomodels_cli.coordinator.history import Decided, History, Mark
+from protomodels_cli.coordinator.peers import Holding, Peer, Rest
 from protomodels_cli.coordinator.reasons import PeerReport
 from protomodels_cli.coordinator.routes import MOST_RELAYS
 from protomodels_cli.coordinator.sharing import share_of
 from protomodels_cli.coordinator.snapshots.failures import NotWritten
-from protomodels_cli.coordinator.state import Hashes, Holding, Peer, Report, Rest, State, Task
+from protomodels_cli.coordinator.state import State
 from protomodels_cli.coordinator.tokens import OWN
+from protomodels_cli.coordinator.work import Hashes, Report, Task
 from protomodels_cli.cost.activations import Computation
 from protomodels_cli.protocol.audit import Compared, Recorded
 from protomodels_cli.spec.schema import RunSpec

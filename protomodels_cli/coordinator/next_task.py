@@ -6,6 +6,7 @@ from protomodels_cli.coordinator import reasons
 from protomodels_cli.coordinator.reasons import TaskKind
 from protomodels_cli.coordinator.snapshots.policy import is_due, is_needed
 from protomodels_cli.coordinator.state import State
+from protomodels_cli.coordinator.work import Unplaced
 from protomodels_cli.protocol import steps
 
 STORE_SECONDS = 150.0  # after which a store that was out of reach is believed to be back: a try takes a minute at most
@@ -23,12 +24,12 @@ def next_task(state: State) -> tuple[TaskKind, int] | reasons.Blocker:
             return "sync", step
         if history.evaluated < step and (last or steps.is_due(step, spec.eval.interval)):
             return "evaluation", step
-        if state.reseat is not None:
-            return state.reseat.why
+        if state.seats.handover is not None:
+            return state.seats.handover.why
         if is_needed(state):
-            if state.unsaved is not None:
-                return reasons.SnapshotFailing(step, state.unsaved[1])
-            if state.owed is not None and step in state.whole:  # all that it lacks
+            if state.saving.unsaved is not None:
+                return reasons.SnapshotFailing(step, state.saving.unsaved[1])
+            if state.owed is not None and step in state.saving.whole:  # all that it lacks
                 return reasons.SubspaceReport(state.owed)
             return reasons.SnapshotIncomplete(step)
     if history.paused is not None:
@@ -49,10 +50,10 @@ def waiting_for(state: State, now: float) -> reasons.Waiting | None:
     """What the run waits for; None when it is over."""
     if state.history.over:
         return None
-    if not state.placed:
-        return state.missing
-    if state.absent:
-        return reasons.HoldersDisconnected(state.absent_stages)
+    if isinstance(state.work, Unplaced):
+        return state.work.missing
+    if state.seats.absent:
+        return reasons.HoldersDisconnected(state.seats.absent_stages)
     if state.task is None:
         coming = next_task(state)
         return reasons.Coordinator() if isinstance(coming, tuple) else coming
@@ -63,7 +64,7 @@ def _store_away(state: State, now: float) -> reasons.StoreUnreachable | None:
     """What keeps a stage from being built, as long as that is said again and again."""
     if state.task is None or state.task.kind != "build":
         return None
-    waits = [state.preparing[peer] for peer in state.history.holders if peer in state.preparing]
+    waits = [state.seats.preparing[peer] for peer in state.history.holders if peer in state.seats.preparing]
     return next((p.away for p in waits if p.away is not None and now - p.asked < STORE_SECONDS), None)
 
 

@@ -6,10 +6,11 @@ A neighbour's word is one peer's against another's, and honest training may dive
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from protomodels_cli.coordinator import notices
 from protomodels_cli.coordinator.moves import Moves
-from protomodels_cli.coordinator.state import Report
+from protomodels_cli.coordinator.work import Report
 
 # Times the largest of the last steps: far above what clipped updates do to a message from one step to the next. A run
 # that jumps to infinity passes it too, and then every one of its stages is named.
@@ -26,8 +27,8 @@ def note(moves: Moves, step: int, reports: Sequence[Report]) -> None:
             if not 0 <= sender < len(reports) or not grown > OUTSIZED or got[sender]:
                 continue
             peer = state.history.holders[sender]
-            many = moves.state.outsized.get(peer, 0) + 1
-            moves.set(outsized={**moves.state.outsized, peer: many})
-            if peer in state.peers and str(many).rstrip("0") == "1":
-                said = state.peers[peer].name, sender, stage, step, grown, many
+            many = moves.conduct.outsized.get(peer, 0) + 1
+            moves.conduct = replace(moves.conduct, outsized={**moves.conduct.outsized, peer: many})
+            if (known := state.peers.get(peer)) is not None and str(many).rstrip("0") == "1":
+                said = known.name, sender, stage, step, grown, many
                 moves.tell(notices.OutsizedMessages(peer, *said))

@@ -14,9 +14,9 @@ import grpc
 from protomodels_cli.coordinator import bad_requests, calls, events, refusals
 from protomodels_cli.coordinator.doorkeeper import Doorkeeper, Revoked
 from protomodels_cli.coordinator.messages import clean, owners_event
+from protomodels_cli.coordinator.peers import Rest
 from protomodels_cli.coordinator.reasons import Kicked
 from protomodels_cli.coordinator.snapshots.upkeep import beside
-from protomodels_cli.coordinator.state import Rest
 from protomodels_cli.coordinator.tokens import MOST_GUESTS, MOST_NAME, MOST_TOKENS, OWN, Token
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.pb import pmtrain_pb2_grpc as rpc

@@ -36,11 +36,11 @@ def _holds(state: State, peer: str, snapshot: tuple[int, int], stage: int) -> bo
 
 
 def _builds(state: State, peer: str, snapshot: tuple[int, int], stage: int) -> bool:
-    told = state.preparing.get(peer)
+    told = state.seats.preparing.get(peer)
     return told is not None and (told.part.snapshot, told.part.stage) == (snapshot, stage)
 
 
 def _prefetches(state: State, peer: str, snapshot: tuple[int, int]) -> bool:
     """Whether it is a spare, and the run tells its spares to prefetch all parts (`Keep.newest`)."""
-    is_spare = state.stage_of(peer) is None and peer not in state.preparing
+    is_spare = state.stage_of(peer) is None and peer not in state.seats.preparing
     return state.spec.snapshots.warm_spares and is_spare and snapshot == state.history.newest.key

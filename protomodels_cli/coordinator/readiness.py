@@ -31,12 +31,13 @@ def wanted(history: History, stage: int) -> Part:
 
 def is_here(state: State, peer: str, part: Part) -> bool:
     """Whether this peer need not fetch it."""
-    return not part.sha256 or part in state.peers[peer].parts
+    known = state.peers.get(peer)
+    return not part.sha256 or (known is not None and part in known.parts)
 
 
 def is_ready(state: State, peer: str, stage: int) -> bool:
     """Whether it has built this stage, as far as it has said and could prove."""
-    preparation = state.preparing.get(peer)
+    preparation = state.seats.preparing.get(peer)
     return preparation is not None and preparation.ready and preparation.part == wanted(state.history, stage)
 
 
@@ -55,7 +56,7 @@ def fetch_seconds(state: State, stage: int, cap: float = math.inf) -> float:
 
 def build_seconds(state: State) -> float:
     """As measured last."""
-    return state.pace.build or 0.0
+    return state.saving.pace.build or 0.0
 
 
 def restoring(state: State, stage: int, peer: str | None = None) -> float:
@@ -77,7 +78,7 @@ def restore_seconds(spec: RunSpec, layers: Sequence[int], stage: int, fetches: i
 
 def patience(state: State, stage: int, usual: float) -> float:
     """Seconds after which a peer that prepares a stage is not counted on any more, where so many are usual."""
-    unknown = state.pace.build is None
+    unknown = state.saving.pace.build is None
     limit = max(LEAST, TIMES * usual) if unknown else usual + BEYOND
     return min(restore_seconds(state.spec, state.history.layers, stage), limit)
 
@@ -90,14 +91,14 @@ def expected(state: State, peer: str, stage: int) -> float:
 
 def usual_seconds(state: State, kind: TaskKind) -> float:
     """What such a task takes, as long as no stage is slower than of late."""
-    usual = statistics.median(state.step_seconds)
-    usual = max(usual, min(state.step_seconds[-1], SLOWDOWN * usual))  # it may have become slower just now
+    usual = statistics.median(state.measured.step_seconds)
+    usual = max(usual, min(state.measured.step_seconds[-1], SLOWDOWN * usual))  # it may have become slower just now
     return usual * max(1.0, state.spec.eval.windows / state.spec.batch.size) if kind == "evaluation" else usual
 
 
 def seconds_left(state: State, peer: str, stage: int, now: float) -> float:
     """Until this peer could go on with the stage, as far as one can tell."""
-    usual, preparation = expected(state, peer, stage), state.preparing.get(peer)
+    usual, preparation = expected(state, peer, stage), state.seats.preparing.get(peer)
     if preparation is None:
         return usual
     is_it, at = preparation.part == wanted(state.history, stage), preparation.part.stage

@@ -8,48 +8,52 @@ goes wrong before that, the holder goes on. speeds.py says whether it is worth i
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from protomodels_cli.coordinator import assigning, readiness, speeds, turns
 from protomodels_cli.coordinator.events import MakeSpare, PrepareStage
 from protomodels_cli.coordinator.moves import Moves
 from protomodels_cli.coordinator.reasons import AllStagesHeld, Reseating
 from protomodels_cli.coordinator.reseat_notices import StageNotReseated, StageReseated, StageReseating, WhyNot
+from protomodels_cli.coordinator.seats import Handover, Preparation
 from protomodels_cli.coordinator.sharing import fill_on_cards, fits_beside
 from protomodels_cli.coordinator.snapshots import policy
-from protomodels_cli.coordinator.state import Preparation, Report, Reseat, State, Timed
+from protomodels_cli.coordinator.state import State, Timed
+from protomodels_cli.coordinator.work import Report
 
 
 def note_step(moves: Moves, seconds: float, reports: Sequence[Report]) -> None:
     timed = Timed(seconds, tuple(report.usage.compute_s for report in reports))
-    moves.set(timed=(*moves.state.timed[1 - speeds.KEPT :], timed))
+    moves.measured = replace(moves.measured, timed=(*moves.measured.timed[1 - speeds.KEPT :], timed))
 
 
 def consider(moves: Moves) -> None:
     """A snapshot of the last step was begun: is this the moment?"""
     state, history = moves.state, moves.state.history
     busy = speeds.busy(state)
-    if not busy or state.pace.upload is None or state.absent or policy.is_needed(state):
+    if not busy or state.saving.pace.upload is None or state.seats.absent or policy.is_needed(state):
         return
     stage = busy.index(max(busy))
     had_a_turn = {peer for peer in state.peers if turns.weight(state, peer, moves.now)}
-    taken = state.unready | state.preparing.keys() | had_a_turn
+    taken = state.conduct.unready | state.seats.preparing.keys() | had_a_turn
     spares = {spare: seconds for spare, seconds in speeds.at_stage(state, stage).items() if spare not in taken}
     if not spares or speeds.decide(_weighed(state, stage, min(spares.values()))) != "reseat":
         return  # as it mostly is: which of them has the memory takes longer to say
     spare = _fastest(state, stage, spares)
     if spare is None or speeds.decide(weighed := _weighed(state, stage, spares[spare])) != "reseat":
         return
-    holder = history.holders[stage]
-    why = Reseating(stage, state.peers[holder].name, state.peers[spare].name, weighed.step, weighed.expected)
-    names = turns.names_of(state.peers[spare])
-    moves.set(reseat=Reseat(holder, spare, (history.lineage, history.step), moves.now, why, names))
+    holder, known = history.holders[stage], state.peers.get(spare)
+    assert known is not None
+    why = Reseating(stage, state.name_of(holder), known.name, weighed.step, weighed.expected)
+    names, snapshot = turns.names_of(known), (history.lineage, history.step)
+    moves.seats = moves.seats.handing_over(stage, Handover(holder, spare, snapshot, moves.now, why, names))
     moves.tell(StageReseating(history.step, weighed.pause, why))
 
 
 def _weighed(state: State, stage: int, seconds: float) -> speeds.Weighed:
     """With a spare that computes for so long in a step."""
     step, expected = speeds.step_now(state), speeds.step_with(state, stage, seconds)
-    pause = (state.pace.upload or 0.0) + max(readiness.restoring(state, stage), state.pace.restore or 0.0)
+    pause = (state.saving.pace.upload or 0.0) + max(readiness.restoring(state, stage), state.saving.pace.restore or 0.0)
     return speeds.Weighed(step, expected, pause, state.spec.steps - state.history.step)
 
 
@@ -70,53 +74,56 @@ def _fastest(state: State, stage: int, spares: Mapping[str, float]) -> str | Non
 
 def watch(moves: Moves) -> None:
     """After every event, while a stage is about to change hands."""
-    state, history, reseat = moves.state, moves.state.history, moves.state.reseat
-    if reseat is None:
+    state, history, handover = moves.state, moves.state.history, moves.seats.handover
+    if handover is None:
         return  # a new generation has begun: all were assigned again
-    stage, preparation = reseat.why.stage, state.preparing.get(reseat.spare)
-    part = history.newest.as_parts()[stage] if history.newest.key == reseat.snapshot else None
-    if reseat.spare not in state.peers or state.peers[reseat.spare].rest is not None:
-        moves.set(turns=turns.with_names(state, reseat.names, moves.now))  # the run stood still for it
-        _give_up(moves, reseat, "spare_gone")
-    elif turns.weight(state, reseat.spare, moves.now):
-        _give_up(moves, reseat, "not_ready")
+    stage, preparation = handover.why.stage, state.seats.preparing.get(handover.spare)
+    part = history.newest.as_parts()[stage] if history.newest.key == handover.snapshot else None
+    known = state.peers.get(handover.spare)
+    if known is None or known.rest is not None:
+        moves.conduct = replace(
+            moves.conduct, turns=turns.with_names(state, handover.names, moves.now)
+        )  # the run stood still for it
+        _give_up(moves, handover, "spare_gone")
+    elif turns.weight(state, handover.spare, moves.now):
+        _give_up(moves, handover, "not_ready")
     elif preparation is not None and preparation.part.stage != stage:
-        _give_up(moves, reseat, "spare_needed")
+        _give_up(moves, handover, "spare_needed")
     elif part is None:
-        if _is_lost(state, reseat, moves.now):
-            _give_up(moves, reseat, "not_saved")
+        if _is_lost(state, handover, moves.now):
+            _give_up(moves, handover, "not_saved")
     elif preparation is None or preparation.part != part:
-        here = moves.now if readiness.is_here(state, reseat.spare, part) else None
-        moves.set(preparing={**state.preparing, reseat.spare: Preparation(part, moves.now, here)})
-        moves.do(PrepareStage(reseat.spare, part))
+        here = moves.now if readiness.is_here(state, handover.spare, part) else None
+        moves.seats = moves.seats.prepared(handover.spare, Preparation(part, moves.now, here))
+        moves.do(PrepareStage(handover.spare, part))
     elif preparation.ready:
-        if state.task is None and not state.absent:
-            _conclude(moves, reseat)
+        if state.task is None and not state.seats.absent:
+            _conclude(moves, handover)
     elif moves.now - preparation.asked > readiness.patience(
-        state, stage, readiness.restoring(state, stage, reseat.spare)
+        state, stage, readiness.restoring(state, stage, handover.spare)
     ):
-        moves.set(unready=(state.unready | {reseat.spare}) & state.peers.keys())
-        moves.set(turns=turns.after(state, [reseat.spare], moves.now))
-        _give_up(moves, reseat, "not_ready")
+        moves.conduct = replace(moves.conduct, unready=(state.conduct.unready | {handover.spare}) & state.peers.keys())
+        moves.conduct = replace(moves.conduct, turns=turns.after(state, [handover.spare], moves.now))
+        _give_up(moves, handover, "not_ready")
 
 
-def _is_lost(state: State, reseat: Reseat, now: float) -> bool:
+def _is_lost(state: State, handover: Handover, now: float) -> bool:
     """Was the snapshot given up or found unusable, or does it take too long? Then the run goes on beside it."""
-    begun = reseat.snapshot in [mark.key for mark in state.history.pending]
-    usual = state.pace.upload or 0.0
-    return not begun or now - reseat.since > max(readiness.LEAST, readiness.TIMES * usual)
+    begun = handover.snapshot in [mark.key for mark in state.history.pending]
+    usual = state.saving.pace.upload or 0.0
+    return not begun or now - handover.since > max(readiness.LEAST, readiness.TIMES * usual)
 
 
-def _conclude(moves: Moves, reseat: Reseat) -> None:
-    stage, names = reseat.why.stage, reseat.why
-    assigning.reseat(moves, stage, reseat.spare)
-    moves.tell(StageReseated(stage, reseat.spare, names.spare, reseat.holder, names.holder))
+def _conclude(moves: Moves, handover: Handover) -> None:
+    stage, names = handover.why.stage, handover.why
+    assigning.reseat(moves, stage, handover.spare)
+    moves.tell(StageReseated(stage, handover.spare, names.spare, handover.holder, names.holder))
 
 
-def _give_up(moves: Moves, reseat: Reseat, why: WhyNot) -> None:
-    state, spare, names = moves.state, reseat.spare, reseat.why
-    moves.set(reseat=None)
-    if spare in state.peers and spare in state.preparing and why != "spare_needed":
-        moves.set(preparing={p: preparation for p, preparation in state.preparing.items() if p != spare})
+def _give_up(moves: Moves, handover: Handover, why: WhyNot) -> None:
+    state, spare, names = moves.state, handover.spare, handover.why
+    moves.seats = moves.seats.handing_over(names.stage, None)
+    if spare in state.peers and spare in state.seats.preparing and why != "spare_needed":
+        moves.seats = moves.seats.stood_down([spare])
         moves.do(MakeSpare(spare, AllStagesHeld(state.stages)))
-    moves.tell(StageNotReseated(names.stage, reseat.holder, names.holder, spare, names.spare, why))
+    moves.tell(StageNotReseated(names.stage, handover.holder, names.holder, spare, names.spare, why))

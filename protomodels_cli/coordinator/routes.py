@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 
 from protomodels_cli.coordinator.candidates import candidates_for, dials, may_be_direct, nearest
 from protomodels_cli.coordinator.door import Door
-from protomodels_cli.coordinator.state import Peer, State
+from protomodels_cli.coordinator.peers import Peer
+from protomodels_cli.coordinator.state import State
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.relay import Role
 from protomodels_cli.wire.tickets import TICKET_SECONDS, RelayLink, Ticket

@@ -10,8 +10,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from protomodels_cli.coordinator import no_placement, reasons
 from protomodels_cli.coordinator.filling import fill
+from protomodels_cli.coordinator.peers import Peer, Peers
 from protomodels_cli.coordinator.placement import Offer, Placement, place
-from protomodels_cli.coordinator.state import Peer
 from protomodels_cli.cost.memory import stage_memory
 from protomodels_cli.spec.cut import spans
 from protomodels_cli.spec.schema import RunSpec
@@ -55,12 +55,14 @@ def fill_on_cards(
 
 
 def fits_beside(
-    spec: RunSpec, peers: Mapping[str, Peer], layers: Sequence[int], holders: Sequence[str], stage: int, peer: str
+    spec: RunSpec, peers: Peers, layers: Sequence[int], holders: Sequence[str], stage: int, peer: str
 ) -> bool:
     """Whether the cards of this peer can hold this stage while those who hold one still do."""
-    beside = [peers[i] for i in holders if i in peers and not _are_apart(peers[i], peers[peer])]
+    if (new := peers.get(peer)) is None:
+        return False
+    here = [known for holder in holders if (known := peers.get(holder)) is not None]
     others = [peer if i == stage else holder for i, holder in enumerate(holders)]
-    together = [*beside, peers[peer]]
+    together = [*(known for known in here if not _are_apart(known, new)), new]
     return _fit(together, {**needs(spec, together, layers, holders), **needs(spec, together, layers, others)})
 
 
@@ -68,15 +70,13 @@ def _are_apart(a: Peer, b: Peer) -> bool:
     return set(a.cards).isdisjoint(b.cards)
 
 
-def share_of(
-    spec: RunSpec, peers: Mapping[str, Peer], layers: Sequence[int], holders: Sequence[str], stage: int
-) -> int:
+def share_of(spec: RunSpec, peers: Peers, layers: Sequence[int], holders: Sequence[str], stage: int) -> int:
     """Bytes for a stage, once all are placed: what it needs, and an equal part of what they leave on its cards. A peer
     without a stage needs nothing."""
     holder = peers.get(holders[stage])
     if holder is None:
         return 0
-    others = (peers[peer] for peer in holders if peer in peers)
+    others = (known for peer in holders if (known := peers.get(peer)) is not None)
     beside = [p for p in others if p is holder or not _are_apart(holder, p)]
     needed = needs(spec, beside, layers, holders)
     return needed[holder.id] + _shares(beside, needed, beside)[holder.id]

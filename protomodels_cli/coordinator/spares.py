@@ -24,14 +24,14 @@ def watch(moves: Moves, before: State) -> None:
     found = _is_replaceable(state)
     if state.replaceable and not found:
         moves.tell(notices.NoSpareLeft())
-    moves.set(replaceable=found)
+    moves.state = replace(moves.state, replaceable=found)
 
 
 def _is_replaceable(state: State) -> bool:
     """Whether any one holder could be lost. Mostly the first spare can hold every stage, which settles it."""
     history, holders = state.history, state.history.holders
     open_stages = set(range(len(holders)))
-    seated = {peer: state.peers[peer] for peer in holders if peer in state.peers}
+    seated = {peer: known for peer in holders if (known := state.peers.get(peer)) is not None}
     for spare in [peer for id_, peer in state.peers.items() if id_ not in seated and peer.rest is None][:MOST_ASKED]:
         for stage in sorted(open_stages):
             others = {i: peer for i, peer in enumerate(holders) if i != stage}

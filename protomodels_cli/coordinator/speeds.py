@@ -48,16 +48,16 @@ def decide(w: Weighed) -> Verdict:
 
 def busy(state: State) -> tuple[float, ...]:
     """Seconds that each stage computes in a step; empty: too little was measured in this generation."""
-    if len(state.timed) < ENOUGH:
+    if len(state.measured.timed) < ENOUGH:
         return ()
-    found = [statistics.median(stage) for stage in zip(*(t.compute for t in state.timed), strict=True)]
+    found = [statistics.median(stage) for stage in zip(*(t.compute for t in state.measured.timed), strict=True)]
     if not (slowest := max(found)):
         return ()
     return tuple(seconds or SAYS_NOTHING * slowest for seconds in found)
 
 
 def step_now(state: State) -> float:
-    return statistics.median(t.seconds for t in state.timed)
+    return statistics.median(t.seconds for t in state.measured.timed)
 
 
 def step_with(state: State, stage: int, seconds: float) -> float:
@@ -89,7 +89,7 @@ def at_stage(state: State, stage: int) -> dict[str, float]:
         return {}
     by_benchmark = {p: flops * statistics.median(worth) for p, flops in offered.items() if p not in holders}
     work = _work(state.spec, state.history.layers)[stage]
-    return {peer: work / state.speeds.get(peer, speed) for peer, speed in by_benchmark.items()}
+    return {peer: work / state.conduct.speeds.get(peer, speed) for peer, speed in by_benchmark.items()}
 
 
 def slower(state: State, stage: int) -> dict[str, float]:

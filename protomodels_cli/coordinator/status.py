@@ -12,9 +12,10 @@ from protomodels_cli.coordinator import path_reasons, reasons
 from protomodels_cli.coordinator.candidates import may_be_direct
 from protomodels_cli.coordinator.contributions import Contributions
 from protomodels_cli.coordinator.next_task import waiting_for
+from protomodels_cli.coordinator.peers import Peer
 from protomodels_cli.coordinator.reasons import TaskKind
 from protomodels_cli.coordinator.sentences import not_direct, pause, sentence, waiting
-from protomodels_cli.coordinator.state import Peer, State
+from protomodels_cli.coordinator.state import State
 from protomodels_cli.protocol.throughput import seconds_left, tokens_per_s
 from protomodels_cli.spec.cut import spans
 from protomodels_cli.wire.path import PUNCHED, is_relayed
@@ -77,7 +78,7 @@ def describe(
         waiting_kind="" if waits is None else waits.kind,
         step=history.step,
         steps=spec.steps,
-        tokens_per_s=tokens_per_s(state.decided_at, a_step) if phase == pb.RunStatus.RUNNING else 0.0,
+        tokens_per_s=tokens_per_s(state.measured.decided_at, a_step) if phase == pb.RunStatus.RUNNING else 0.0,
         generation=history.generation,
         basis_version=history.basis_version,
         spec_sha256=spec.sha256(),
@@ -107,8 +108,8 @@ def describe(
         status.eval_loss = history.eval_loss
     if (left := seconds_left(spec.steps - history.step, a_step, status.tokens_per_s)) is not None:
         status.eta_s = left
-    if state.step_seconds and not history.over:
-        status.crash_redo_s = (history.step - history.newest.step) * statistics.median(state.step_seconds)
+    if state.measured.step_seconds and not history.over:
+        status.crash_redo_s = (history.step - history.newest.step) * statistics.median(state.measured.step_seconds)
         if (seconds := _restore_seconds(state)) is not None:
             status.crash_restore_s = seconds
     return status
@@ -124,7 +125,7 @@ def add_work(status: pb.RunStatus, began: float | None, contributions: Contribut
 def _restore_seconds(state: State) -> float | None:
     """As the last time that a part had to be fetched; where there was none, what an upload took, for the fetch, and
     building a stage, as far as that was measured."""
-    pace = state.pace
+    pace = state.saving.pace
     if not state.history.newest.parts:
         return pace.build
     if pace.restore is not None:
@@ -143,7 +144,7 @@ def phase_of(state: State) -> pb.RunStatus.Phase:
         return pb.RunStatus.WAITING if state.history.step else pb.RunStatus.WAITING_FOR_PEERS
     if state.task is not None and state.task.kind in ("build", "link"):
         return pb.RunStatus.ASSIGNING
-    if state.reseat is not None and state.task is None:
+    if state.seats.handover is not None and state.task is None:
         return pb.RunStatus.ASSIGNING
     return pb.RunStatus.PAUSED if state.history.paused and state.task is None else pb.RunStatus.RUNNING
 
@@ -153,7 +154,7 @@ def _stages(state: State, phase: pb.RunStatus.Phase) -> list[pb.StageStatus]:
     history, tokens = state.history, state.spec.batch.size * state.spec.model.context
     rows = []
     for i, (holder, span) in enumerate(zip(history.holders, spans(history.layers), strict=True)):
-        used = state.usage.get(i, Usage())
+        used = state.measured.usage.get(i, Usage())
         if phase != pb.RunStatus.RUNNING:
             used = at_rest(used)
         whole = used.compute_s + used.wait_s + used.wire_s or 1.0
@@ -191,7 +192,7 @@ def _stages(state: State, phase: pb.RunStatus.Phase) -> list[pb.StageStatus]:
 
 def _why_not_direct(state: State, stage: int) -> path_reasons.NotDirect | None:
     """Why the link from this stage to the next is relayed, or punched; None: it is neither."""
-    used = state.usage.get(stage, Usage())
+    used = state.measured.usage.get(stage, Usage())
     if used.path == PUNCHED:
         return path_reasons.Punched()
     if not is_relayed(used.path) or stage + 1 >= state.stages:
@@ -213,7 +214,7 @@ def _doing(state: State, stage: int) -> pb.StageStatus.State:
 def _presence(state: State, peer: str) -> pb.Presence:
     if peer in state.peers:
         return pb.HERE
-    if peer in state.absent:
+    if peer in state.seats.absent:
         return pb.AWAY
     departed = state.departed.get(peer)
     return pb.LOST if departed is None else pb.Presence.Value(departed.how.upper())
@@ -256,16 +257,17 @@ def _peer(peer: Peer) -> pb.PeerStatus:
 
 
 def _update(row: pb.PeerStatus, state: State, peer: Peer, now: float) -> None:
-    row.joined_s, row.outsized = now - peer.since, state.outsized.get(peer.id, 0)
-    stage = state.stage_of(peer.id)
-    if stage is None and not state.placed:  # it waits with what it has in memory for a holder of another stage
-        stage = state.holds.get(peer.id)
-    if stage is None:
-        if peer.rest is not None:
-            row.state = pb.PeerStatus.RESTING
-        else:
-            row.state = pb.PeerStatus.SPARE if state.history.holders else pb.PeerStatus.UNPLACED
+    row.joined_s, row.outsized = now - peer.since, state.conduct.outsized.get(peer.id, 0)
+    if (stage := state.stage_at(peer.id)) is None:
         row.ClearField("stage")
     else:
-        row.state = pb.PeerStatus.LEAVING if peer.id in state.leaving else pb.PeerStatus.HOLDING
         row.stage = stage
+    match state.standing(peer.id):
+        case "holder":
+            row.state = pb.PeerStatus.HOLDING
+        case "leaving":
+            row.state = pb.PeerStatus.LEAVING
+        case "resting":
+            row.state = pb.PeerStatus.RESTING
+        case _:
+            row.state = pb.PeerStatus.SPARE if state.history.holders else pb.PeerStatus.UNPLACED

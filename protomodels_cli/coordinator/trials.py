@@ -7,6 +7,7 @@ after 30 s more than is expected of one that does not, where another peer can ta
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Literal
 
 from protomodels_cli.coordinator import assigning, disputes, notices, turns
@@ -19,7 +20,8 @@ from protomodels_cli.coordinator.readiness import (
     usual_seconds,
 )
 from protomodels_cli.coordinator.reasons import AllStagesHeld, PartNotProved, TooSlow
-from protomodels_cli.coordinator.state import State, Task
+from protomodels_cli.coordinator.state import State
+from protomodels_cli.coordinator.work import Task
 from protomodels_cli.protocol.parts import Part
 
 SLOWER = 2.0  # times the usual step: a new holder may be half as fast as the others
@@ -28,7 +30,9 @@ SLOWER = 2.0  # times the usual step: a new holder may be half as fast as the ot
 def watch(moves: Moves, task: Task) -> bool:
     """Whether a new holder had to give its stage up."""
     state = moves.state
-    late = [i for i in range(state.stages) if i not in state.heard and state.history.holders[i] in state.untried]
+    late = [
+        i for i in range(state.stages) if i not in state.heard and state.history.holders[i] in state.conduct.untried
+    ]
     over = {i: allowed for i in late if moves.now - _since(state, task, i) > (allowed := _allowed(state, task, i))}
     if task.kind == "link" and over:
         return part_late(moves, min(over.values()), equal=False)
@@ -44,27 +48,29 @@ def watch(moves: Moves, task: Task) -> bool:
 def _allowed(state: State, task: Task, stage: int) -> float:
     """Seconds that a new holder of this stage may work on this task."""
     holder = state.history.holders[stage]
-    preparation, limits = state.preparing.get(holder), state.spec.limits
+    preparation, limits = state.seats.preparing.get(holder), state.spec.limits
     match task.kind:
-        case "build" if holder in state.holds or (preparation is not None and preparation.ready):
+        case "build" if holder in state.seats.holds or (preparation is not None and preparation.ready):
             return BEYOND + usual_seconds(state, "step")  # it has the stage in memory, or said so
         case "build":
             if preparation is None:
                 return math.inf
-            build, cap = state.pace.build, cap_of(state, holder)
+            build, cap = state.saving.pace.build, cap_of(state, holder)
             usual = limits.build_seconds if build is None else build  # nobody has built a stage from a part yet
             if preparation.here is None:
-                usual += max(fetch_seconds(state, stage, cap), (state.pace.restore or 0.0) - (build or 0.0))
+                usual += max(fetch_seconds(state, stage, cap), (state.saving.pace.restore or 0.0) - (build or 0.0))
             limit = restore_seconds(state.spec, state.history.layers, stage, state.fetches, cap)
             return min(limit, usual + BEYOND)
         case "link":
-            return math.inf if state.linked is None else min(limits.link_seconds, state.linked + BEYOND)
+            return (
+                math.inf if state.measured.linked is None else min(limits.link_seconds, state.measured.linked + BEYOND)
+            )
         case kind:
             return BEYOND + SLOWER * usual_seconds(state, kind)
 
 
 def _since(state: State, task: Task, stage: int) -> float:
-    preparation = state.preparing.get(state.history.holders[stage])
+    preparation = state.seats.preparing.get(state.history.holders[stage])
     if task.kind == "build" and preparation is not None and not preparation.ready:
         return preparation.asked
     return task.started + state.waited
@@ -73,21 +79,19 @@ def _since(state: State, task: Task, stage: int) -> float:
 def _doing(state: State, task: Task, holder: str) -> Literal["restore", "reuse", "step"]:
     if task.kind != "build":
         return "step"
-    return "reuse" if holder in state.holds else "restore"
+    return "reuse" if holder in state.seats.holds else "restore"
 
 
 def hear_disproved(moves: Moves, peer: str, part: Part) -> None:
     """A peer was told to build a stage from this part, and could not prove that it has the part: it had its turn."""
-    state, preparation = moves.state, moves.state.preparing.get(peer)
-    if preparation is None or preparation.part != part or peer in state.holds or peer not in state.peers:
+    state, preparation = moves.state, moves.seats.preparing.get(peer)
+    if preparation is None or preparation.part != part or peer in state.seats.holds or peer not in state.peers:
         return
     why = PartNotProved(part.stage, part.step)
     if state.stage_of(peer) is None:
-        moves.tell(notices.StageGivenUp(peer, state.peers[peer].name, None, why))
-        moves.set(
-            turns=turns.after(state, [peer], moves.now),
-            preparing={p: preparation for p, preparation in state.preparing.items() if p != peer},
-        )
+        moves.tell(notices.StageGivenUp(peer, state.name_of(peer), None, why))
+        moves.conduct = replace(moves.conduct, turns=turns.after(state, [peer], moves.now))
+        moves.seats = moves.seats.stood_down([peer])
         assigning.make_spare(moves, peer, AllStagesHeld(state.stages))
     elif assigning.is_replaceable_after_its_turn(state, moves.now, peer):
         assigning.stand_aside(moves, {peer: why})
@@ -103,7 +107,7 @@ def part_late(moves: Moves, limit: float, equal: bool) -> bool:
 
     def guilt(stage: int) -> tuple[int, int, bool]:
         waiting = sum(stage in pair for pair in pairs)
-        return waiting, disputes.opponents(state, holders[stage]), holders[stage] in state.untried
+        return waiting, disputes.opponents(state, holders[stage]), holders[stage] in state.conduct.untried
 
     for stage in sorted(late, key=guilt, reverse=True):
         _, others, is_new = guilt(stage)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from protomodels_cli.coordinator.state import Peer, State
+from protomodels_cli.coordinator.peers import Peer
+from protomodels_cli.coordinator.state import State
 from protomodels_cli.coordinator.voices import voice_of
 
 FORGOTTEN = 3600.0  # seconds after which a turn counts no more
@@ -19,7 +20,7 @@ Turns = Mapping[str, tuple[float, ...]]  # peer or voice → when it had a turn
 
 def after(state: State, peers: Iterable[str], now: float) -> Turns:
     """All turns, these peers' included: one for each peer, and one for its voice. Peers of one voice have one turn."""
-    known = [state.peers[peer] for peer in peers if peer in state.peers]
+    known = [one for peer in peers if (one := state.peers.get(peer)) is not None]
     return with_names(state, {name for peer in known for name in names_of(peer)}, now)
 
 
@@ -37,24 +38,26 @@ def names_of(peer: Peer) -> tuple[str, str]:
 
 
 def with_names(state: State, names: Iterable[str], now: float) -> Turns:
-    recent = {name: tuple(at for at in times if now - at < FORGOTTEN) for name, times in state.turns.items()}
+    recent = {name: tuple(at for at in times if now - at < FORGOTTEN) for name, times in state.conduct.turns.items()}
     for name in sorted(names):
         recent[name] = (*recent.pop(name, ()), now)[-MOST_COUNTED:]
     return dict([(name, times) for name, times in recent.items() if times][-MOST_KEPT:])
 
 
 def is_recent(state: State, name: str, now: float) -> bool:
-    return any(now - at < FORGOTTEN for at in state.turns.get(name, ()))
+    return any(now - at < FORGOTTEN for at in state.conduct.turns.get(name, ()))
 
 
 def after_a_delay(state: State, peer: str, now: float) -> Turns:
     """It took longer than expected, which is no turn: others are asked first, or another id of its person would be."""
-    return with_names(state, {f"late {voice_of(state.peers[peer])}"}, now)
+    known = state.peers.get(peer)
+    return state.conduct.turns if known is None else with_names(state, {f"late {voice_of(known)}"}, now)
 
 
 def delays(state: State, peer: str, now: float) -> float:
     """Those of its voice, within the last hour; an older one counts for less."""
-    times = state.turns.get(f"late {voice_of(state.peers[peer])}", ())
+    known = state.peers.get(peer)
+    times = () if known is None else state.conduct.turns.get(f"late {voice_of(known)}", ())
     return sum(1 - (now - at) / FORGOTTEN for at in times if now - at < FORGOTTEN)
 
 
@@ -65,7 +68,7 @@ def count(turns: Turns, state: State, peer: str, now: float) -> int:
 
 def weight(state: State, peer: str, now: float) -> float:
     """The same, where an older turn counts for less: whoever has the least is asked first."""
-    return sum(1 - age / FORGOTTEN for age in _ages(state.turns, state, peer, now))
+    return sum(1 - age / FORGOTTEN for age in _ages(state.conduct.turns, state, peer, now))
 
 
 def _ages(turns: Turns, state: State, peer: str, now: float) -> list[float]:

@@ -6,7 +6,7 @@ apart by their networks alone, so a person with several addresses has several vo
 
 from __future__ import annotations
 
-from protomodels_cli.coordinator.state import Peer
+from protomodels_cli.coordinator.peers import Peer
 from protomodels_cli.coordinator.tokens import OWN
 from protomodels_cli.wire.addresses import network_of
 

@@ -129,7 +129,7 @@ class Watching:
         stages = len(history.layers)
         return Beside(
             kept=[(mark.step, len(mark.parts)) for mark in history.snapshots if mark.step],
-            pending=[(m.step, len(state.arrived.get(m.key, ())), stages) for m in history.pending],
+            pending=[(m.step, len(state.saving.arrived.get(m.key, ())), stages) for m in history.pending],
             round_trips=self._round_trips(),
             run=self._run_dir.shown_as,
             now=time.time(),

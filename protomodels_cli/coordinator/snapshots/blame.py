@@ -8,6 +8,7 @@ costs the steps since the newest snapshot. Without anybody to take over, steps w
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from protomodels_cli.coordinator import assigning, reasons
 from protomodels_cli.coordinator.events import PartFailed, PartsArrived
@@ -25,7 +26,7 @@ MOST_LATE = 3  # times in a row that there is twice the time
 def hear_arrived(moves: Moves, event: PartsArrived) -> None:
     snapshot = event.lineage, event.step
     if snapshot in [mark.key for mark in moves.state.history.pending]:
-        moves.set(arrived={**moves.state.arrived, snapshot: event.stages})
+        moves.saving = replace(moves.saving, arrived={**moves.saving.arrived, snapshot: event.stages})
 
 
 def hear_failed(moves: Moves, event: PartFailed) -> None:
@@ -36,13 +37,13 @@ def hear_failed(moves: Moves, event: PartFailed) -> None:
 def watch(moves: Moves) -> None:
     """Give up what is overdue. The time runs while all holders are here: who is not is no slow uploader."""
     state, history = moves.state, moves.state.history
-    awaited = [m for m in history.pending if m.step not in state.whole and not state.stands_still]
-    due = {m.key: state.due[m.key] for m in awaited if m.key in state.due}
+    awaited = [m for m in history.pending if m.step not in state.saving.whole and not state.stands_still]
+    due = {m.key: state.saving.due[m.key] for m in awaited if m.key in state.saving.due}
     if len(due) < len(awaited):
         until = moves.now + _limit(state)
         due = dict.fromkeys((m.key for m in awaited), until) | due
-    if due != state.due:
-        moves.set(due=due)
+    if due != state.saving.due:
+        moves.saving = replace(moves.saving, due=due)
     for mark in awaited:
         if due[mark.key] <= moves.now:
             _give_up_overdue(moves, mark)
@@ -51,14 +52,14 @@ def watch(moves: Moves) -> None:
 def _limit(state: State) -> float:
     largest = largest_part(state.spec, state.history.layers)
     caps = [peer.upload for id_, peer in state.peers.items() if id_ in state.history.holders]
-    return part_seconds(state.spec, largest, min(caps, default=math.inf)) * 2.0 ** min(state.late, MOST_LATE)
+    return part_seconds(state.spec, largest, min(caps, default=math.inf)) * 2.0 ** min(state.saving.late, MOST_LATE)
 
 
 def _give_up_overdue(moves: Moves, mark: Mark) -> None:
     """Those who are late are at fault where at least half have delivered; otherwise the coordinator's own line may be
     slow. Where that does not change who is to deliver, there is twice the time the next time."""
     state, history = moves.state, moves.state.history
-    here = state.arrived.get(mark.key, frozenset())
+    here = state.saving.arrived.get(mark.key, frozenset())
     why = Overdue(_limit(state))
     late = [
         PartFailed(holder, *mark.key, stage, why) for stage, holder in enumerate(history.holders) if stage not in here
@@ -69,15 +70,15 @@ def _give_up_overdue(moves: Moves, mark: Mark) -> None:
     if 2 * len(late) <= state.stages:
         for failed in late:
             _blame(moves, failed)
-        if any(moves.state.spoilt[holder] < MOST_SPOILT or holder not in moves.state.peers for holder in holders):
+        if any(moves.conduct.spoilt[holder] < MOST_SPOILT or holder not in moves.state.peers for holder in holders):
             return
-    moves.set(late=state.late + 1)
+    moves.saving = replace(moves.saving, late=state.saving.late + 1)
 
 
 def _blame(moves: Moves, failed: PartFailed) -> None:
     state, peer = moves.state, failed.peer
     assert peer is not None
-    many = state.spoilt.get(peer, 0) + 1
-    moves.set(spoilt={**state.spoilt, peer: many})
+    many = state.conduct.spoilt.get(peer, 0) + 1
+    moves.conduct = replace(moves.conduct, spoilt={**state.conduct.spoilt, peer: many})
     if many >= MOST_SPOILT and assigning.are_replaceable(state, moves.now, peer):
         assigning.dismiss(moves, reasons.SpoiltSnapshots(failed.stage, many, failed.why), peer)

@@ -27,9 +27,9 @@ def is_due(state: State) -> bool:
     history, step = state.history, state.history.step
     if step == 0 or history.newest.step == step or any(m.step == step for m in history.pending):
         return False
-    if state.unsaved is not None and state.unsaved[0] == step:
+    if state.saving.unsaved is not None and state.saving.unsaved[0] == step:
         return False
-    regular = (_at_interval(state) or state.pace.due) and not state.pace.no_room
+    regular = (_at_interval(state) or state.saving.pace.due) and not state.saving.pace.no_room
     return is_needed(state) or (regular and not history.pending)
 
 
@@ -39,9 +39,9 @@ def _at_interval(state: State) -> bool:
 
 def seconds_between(state: State) -> float:
     """After which a snapshot is due since the last one was begun; infinite: they go by steps alone."""
-    history, usual = state.history, statistics.median(state.step_seconds or (0.0,))
+    history, usual = state.history, statistics.median(state.measured.step_seconds or (0.0,))
     trained = (history.step + history.redone) * usual
-    pace = state.pace
+    pace = state.saving.pace
     return due_after(state.spec, state.stages, pace.upload or 0.0, usual, trained, history.rollbacks, pace.slowed)
 
 
@@ -59,51 +59,57 @@ def begin_if_due(moves: Moves) -> bool:
         _begin(moves)
     history = moves.state.history
     here = history.generation, history.step
-    if state.asked == here or history.step in state.whole or all(m.step != history.step for m in history.pending):
+    if (
+        state.saving.asked == here
+        or history.step in state.saving.whole
+        or all(m.step != history.step for m in history.pending)
+    ):
         return False
-    moves.set(asked=here)
+    moves.saving = replace(moves.saving, asked=here)
     return True
 
 
 def _begin(moves: Moves) -> None:
     state, history = moves.state, moves.state.history
-    if missing := missing_room(state.spec, history.layers, state.room):
+    if missing := missing_room(state.spec, history.layers, state.saving.room):
         _skip(moves, missing)
-        moves.set(unsaved=(history.step, NoRoom(missing), moves.now))
+        moves.saving = replace(moves.saving, unsaved=(history.step, NoRoom(missing), moves.now))
         return
     moves.record(Began(history.step))
-    begun = replace(state.pace, lineage=history.lineage, since=moves.now, step=history.step, due=False, no_room=False)
-    moves.set(pace=begun)
+    begun = replace(
+        state.saving.pace, lineage=history.lineage, since=moves.now, step=history.step, due=False, no_room=False
+    )
+    moves.saving = replace(moves.saving, pace=begun)
 
 
 def _skip(moves: Moves, missing: int) -> None:
     """The disk lacks so many bytes. It is said once, and looked at again after every step."""
-    pace = moves.state.pace
+    pace = moves.saving.pace
     if not pace.no_room:
         moves.tell(notices.SnapshotWithoutRoom(moves.state.history.step, missing))
-    moves.set(pace=replace(pace, no_room=True))
+    moves.saving = replace(moves.saving, pace=replace(pace, no_room=True))
 
 
 def look_at_the_clock(moves: Moves, granted: float) -> None:
     """After the decision of a step that was granted then: has enough time passed for a snapshot, and is there room for
     one that is due? The answer stands until the next decision. While another one is still uploading, one that is due by
     steps is left out, and one that is due by time waits."""
-    history, pace = moves.state.history, moves.state.pace
+    history, pace = moves.state.history, moves.saving.pace
     if pace.lineage != history.lineage:
         pace = replace(pace, lineage=history.lineage, since=granted, step=0, due=False, beside=(), alone=())
     pace = _compare(pace, bool(history.pending), granted, moves.now - granted)
-    moves.set(pace=pace)
+    moves.saving = replace(moves.saving, pace=pace)
     due = pace.no_room or moves.now - pace.since >= seconds_between(moves.state)
-    moves.set(pace=replace(pace, due=due))
+    moves.saving = replace(moves.saving, pace=replace(pace, due=due))
     if not (due or _at_interval(moves.state)):
         return
     if history.pending:
         if _at_interval(moves.state) or not pace.due:
             moves.tell(notices.SnapshotSkipped(history.step, history.pending[-1].step))
-    elif missing := missing_room(moves.state.spec, history.layers, moves.state.room):
+    elif missing := missing_room(moves.state.spec, history.layers, moves.saving.room):
         _skip(moves, missing)
     else:
-        moves.set(pace=replace(moves.state.pace, no_room=False))
+        moves.saving = replace(moves.saving, pace=replace(moves.saving.pace, no_room=False))
 
 
 def _compare(pace: Pace, uploading: bool, granted: float, seconds: float) -> Pace:
@@ -119,39 +125,42 @@ def _compare(pace: Pace, uploading: bool, granted: float, seconds: float) -> Pac
 
 def note_built(moves: Moves, peer: str, stage: int, seconds: float) -> None:
     """This peer has built a stage that it did not have in memory. The slowest one reports last."""
-    pace, parts = moves.state.pace, moves.state.history.newest.as_parts()
-    fetched = bool(parts) and parts[stage] not in moves.state.peers[peer].parts
-    moves.set(pace=replace(pace, restore=seconds) if fetched else replace(pace, build=seconds))
+    pace, parts = moves.saving.pace, moves.state.history.newest.as_parts()
+    known = moves.state.peers.get(peer)
+    fetched = bool(parts) and known is not None and parts[stage] not in known.parts
+    moves.saving = replace(
+        moves.saving, pace=replace(pace, restore=seconds) if fetched else replace(pace, build=seconds)
+    )
 
 
 def hear_whole(moves: Moves, event: SnapshotWhole) -> None:
     if event.lineage == moves.state.history.lineage and any(
         mark.step == event.step for mark in moves.state.history.pending
     ):
-        pace = moves.state.pace
+        pace = moves.saving.pace
         if (pace.lineage, pace.step) == (event.lineage, event.step):
-            moves.set(pace=replace(pace, upload=moves.now - pace.since))
-        moves.set(whole={**moves.state.whole, event.step: event.parts})
+            moves.saving = replace(moves.saving, pace=replace(pace, upload=moves.now - pace.since))
+        moves.saving = replace(moves.saving, whole={**moves.saving.whole, event.step: event.parts})
         complete(moves)
 
 
 def complete(moves: Moves) -> None:
     """Record as complete the snapshots whose parts are all here. One at a step after which the last stage still owes
     its report on the subspace has to wait for that: a rollback to it could not tell what becomes of U."""
-    for step, parts in sorted(moves.state.whole.items()):
+    for step, parts in sorted(moves.saving.whole.items()):
         owed = moves.state.owed
         if owed is not None and owed <= step:
             continue
         moves.record(Saved(step, parts))
         _note_parts(moves)
         begun = {mark.key for mark in moves.state.history.pending}
-        moves.set(
-            whole={s: p for s, p in moves.state.whole.items() if s > step},
-            arrived={key: stages for key, stages in moves.state.arrived.items() if key in begun},
-            suspects=frozenset(),
-            spoilt={},
-            late=0,
+        moves.saving = replace(
+            moves.saving,
+            whole={s: p for s, p in moves.saving.whole.items() if s > step},
+            arrived={key: stages for key, stages in moves.saving.arrived.items() if key in begun},
         )
+        moves.conduct = replace(moves.conduct, suspects=frozenset(), spoilt={})
+        moves.saving = replace(moves.saving, late=0)
         moves.write_row("snapshot", step)
         moves.tell(notices.SnapshotComplete(step))
         for old in moves.state.history.snapshots[1 : -moves.state.spec.snapshots.keep]:
@@ -171,12 +180,12 @@ def note_part(moves: Moves, peer: str, part: Part) -> None:
 
 def _note(moves: Moves, found: Iterable[tuple[str, Part]]) -> None:
     """Once for all of them: the peers may be many."""
-    peers = dict(moves.state.peers)
+    peers = dict(moves.state.peers.items())
     needed = {part for mark in moves.state.history.snapshots for part in mark.as_parts()}
     for peer, part in found:
         if (known := peers.get(peer)) is not None:
             peers[peer] = replace(known, parts=(known.parts | {part}) & needed)
-    moves.set(peers=peers)
+    moves.state = replace(moves.state, peers=peers)
 
 
 def give_up(moves: Moves, *failed: PartFailed) -> bool:
@@ -186,10 +195,11 @@ def give_up(moves: Moves, *failed: PartFailed) -> bool:
     if snapshot not in [mark.key for mark in state.history.pending] or event.lineage != state.history.lineage:
         return False
     moves.record(GaveUp(event.step))
-    moves.set(
-        whole={s: p for s, p in state.whole.items() if s != event.step},
-        arrived={key: stages for key, stages in state.arrived.items() if key != snapshot},
-        due={key: until for key, until in state.due.items() if key != snapshot},
+    moves.saving = replace(
+        moves.saving,
+        whole={s: p for s, p in state.saving.whole.items() if s != event.step},
+        arrived={key: stages for key, stages in state.saving.arrived.items() if key != snapshot},
+        due={key: until for key, until in state.saving.due.items() if key != snapshot},
         unsaved=(event.step, event.why, moves.now),
         asked=(0, 0),
     )
@@ -202,8 +212,8 @@ def give_up(moves: Moves, *failed: PartFailed) -> bool:
 
 
 def may_try_again(moves: Moves) -> bool:
-    unsaved = moves.state.unsaved
+    unsaved = moves.saving.unsaved
     if unsaved is None or moves.now - unsaved[2] < SAVE_AGAIN:
         return False
-    moves.set(unsaved=None)
+    moves.saving = replace(moves.saving, unsaved=None)
     return True

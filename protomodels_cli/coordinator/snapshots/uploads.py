@@ -203,7 +203,7 @@ class Uploads:
         except FileNotFoundError:
             raise Later(f"the snapshot at step {header.step} was given up or begun again; retry") from None
         except OSError as e:
-            if self._is_pending(header) and header.step not in self._state().whole:
+            if self._is_pending(header) and header.step not in self._state().saving.whole:
                 # First: the journal needs the room too.
                 await asyncio.to_thread(self._snapshots.drop, header.lineage, header.step)
             why = failures.NotWritten(e.strerror or str(e))
