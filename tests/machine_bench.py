@@ -16,6 +16,7 @@ from protomodels_cli.coordinator.history import (
 from protomodels_cli.coordinator.next_task import waiting_for
 from protomodels_cli.coordinator.peers import Holding, Peer
 from protomodels_cli.coordinator.work import Report
+from protomodels_cli.protocol.parts import Part
 from protomodels_cli.protocol.steps import units
 from protomodels_cli.spec import RunSpec
 from protomodels_cli.wire.troubles import LinkBroken
@@ -123,6 +124,11 @@ class Bench:
 def told(commands: Iterable[ev.Command], kind: type[N]) -> list[N]:
     """Notices of this kind."""
     return [c.notice for c in commands if isinstance(c, ev.Tell) and isinstance(c.notice, kind)]
+
+
+def preparing(commands: Iterable[ev.Command]) -> list[tuple[str, Part]]:
+    """Who is told to prepare a stage, and from which part."""
+    return [(c.peer, c.part) for c in commands if isinstance(c, ev.PrepareStage)]
 
 
 def to_step(b: Bench, step: int) -> None:

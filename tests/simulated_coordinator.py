@@ -115,32 +115,33 @@ class CoordinatorProcess:
         return bool(mark and part and not part.spoilt and part.sha256 == mark.parts[stage])
 
     def _do(self, command: ev.Command) -> None:
-        state, history = self.state, self.state.history
+        history = self.state.history
         match command:
             case ev.AssignStage(peer, stage, task, reuse):
                 word = Assignment(
-                    history.generation,
-                    history.lineage,
+                    command.lane.generation,
+                    command.lineage,
                     stage,
-                    history.layers,
+                    command.layers,
                     task,
-                    history.step,
+                    command.step,
                     reuse,
-                    history.decision,
+                    command.decision,
                     history.newest,
-                    state.owed or 0,
+                    command.owed,
                 )
                 self._say(peer, word)
             case ev.GoOn(peer):
-                self._go_on(peer)
-            case ev.SendTurn(decision, task, save):
-                next_task = None if task is None else (task.number, task.kind, task.step)
-                version = history.basis_for(task.step)[0] if task else 0
-                for peer in history.holders:
-                    self._say(peer, Turn(history.generation, decision, next_task, save, version))
-            case ev.SendBasis(version):
+                self._say(peer, self._turn(command))
+                if command.new_basis is not None:
+                    assert history.next_basis is not None
+                    self._say(peer, NewBasis(history.generation, command.new_basis, history.next_basis.sha256))
+            case ev.SendTurn():
+                for peer in command.lane.holders:
+                    self._say(peer, self._turn(command))
+            case ev.SendBasis(version, holders):
                 assert history.next_basis is not None
-                for peer in history.holders:
+                for peer in holders:
                     self._say(peer, NewBasis(history.generation, version, history.next_basis.sha256))
             case ev.KeepSnapshots():
                 keep = self._keep()
@@ -170,15 +171,11 @@ class CoordinatorProcess:
             self.world.disturb_reseating()
         self.world.kept += isinstance(notice, StageNotReseated)
 
-    def _go_on(self, peer: str) -> None:
-        state, history = self.state, self.state.history
-        task, decision = state.task, None if state.undelivered else history.decision
+    def _turn(self, command: ev.SendTurn | ev.GoOn) -> Turn:
+        task = command.task
         coming = None if task is None else (task.number, task.kind, task.step)
-        version = history.basis_for(task.step)[0] if task else 0
-        save = any(mark.step == history.step for mark in history.pending)
-        self._say(peer, Turn(history.generation, decision, coming, save, version))
-        if history.next_basis is not None and history.holders.index(peer) not in state.took_basis:
-            self._say(peer, NewBasis(history.generation, history.next_basis.version, history.next_basis.sha256))
+        version, _ = command.basis
+        return Turn(command.lane.generation, command.decision, coming, command.save, version if task else 0)
 
     def _cut(self, layers: tuple[int, ...]) -> None:
         if self.alive:

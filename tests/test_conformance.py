@@ -58,7 +58,7 @@ def keep(*complete: int, begun: tuple[int, ...] = (), newest: int | None = None)
 
 
 def prepare(step: int) -> ev.PrepareStage:
-    return ev.PrepareStage("p", Part(1, step, 0, "?"))
+    return ev.PrepareStage("p", Part(1, step, 0, "?"), LAYERS, 0)
 
 
 def done(generation: int, task: int) -> Answer:

@@ -103,7 +103,7 @@ class Said:
 def test_spares_hear_what_is_new_to_them_and_in_their_turn():
     async def story() -> None:
         said, held = Said(), reasons.AllStagesHeld(4)
-        dispatch = Dispatch(said, nothing, nothing, lambda: beginning("u"))  # type: ignore[arg-type]
+        dispatch = Dispatch(said, nothing, nothing, "", lambda: beginning("u"), "run")  # type: ignore[arg-type]
         names = [f"p{i}" for i in range(3 * FEW)]
 
         def tell_all(why: Any) -> list[tuple[str, str]]:

@@ -10,7 +10,7 @@ import pytest
 from conftest import make_spec
 from hypothesis import given
 from hypothesis import strategies as st
-from machine_bench import CUT_OFF, SILENT, Bench, holding, peer, to_step, told
+from machine_bench import CUT_OFF, SILENT, Bench, holding, peer, preparing, to_step, told
 
 from protomodels_cli.coordinator import assigning, readiness, reasons, speeds
 from protomodels_cli.coordinator import events as ev
@@ -132,7 +132,7 @@ def test_the_stage_goes_to_the_spare_and_no_step_is_redone():
     assert not b.state.seats.preparing, "there is nothing to fetch yet"
     before = b.state.history.holders
     b.answer_until(lambda: b.state.seats.preparing)
-    assert b.asked == ev.PrepareStage("p2", b.state.history.newest.as_parts()[1])
+    assert (b.asked.peer, b.asked.part) == ("p2", b.state.history.newest.as_parts()[1])
     assert b.state.history.newest.step == b.state.history.step == 12
     b.tell(ev.Tick())
     assert b.state.history.holders == before, "nothing is given up before the spare is ready"
@@ -203,10 +203,9 @@ def test_an_upload_that_takes_too_long_is_not_waited_for_and_goes_on_beside_the_
 def test_a_spare_that_reconnects_is_asked_once_more():
     b = saved()
     commands = b.tell(ev.Joined(peer(2)))
-    assert [c for c in commands if isinstance(c, ev.MakeSpare | ev.PrepareStage)] == [
-        ev.MakeSpare("p2", reasons.AllStagesHeld(2)),  # it has dropped what it had
-        ev.PrepareStage("p2", b.state.history.newest.as_parts()[1]),
-    ]
+    made, asked = [c for c in commands if isinstance(c, ev.MakeSpare | ev.PrepareStage)]
+    assert made == ev.MakeSpare("p2", reasons.AllStagesHeld(2)), "it has dropped what it had"
+    assert preparing([asked]) == [("p2", b.state.history.newest.as_parts()[1])]
 
 
 def test_the_slow_holder_may_die_meanwhile():
@@ -222,7 +221,7 @@ def test_another_holder_may_be_away_meanwhile_and_come_back():
     b.tell(ev.Joined(peer(3)))
     b.tell(ev.Left("p0", SILENT))
     b.tell(ev.Ready("p2", b.asked.part))
-    assert ev.PrepareStage("p3", b.state.history.newest.as_parts()[0]) in b.commands, "p2 is at work already"
+    assert ("p3", b.state.history.newest.as_parts()[0]) in preparing(b.commands), "p2 is at work already"
     assert b.state.history.generation == 1
     b.tell(ev.Joined(replace(peer(0), holding=holding(b, 0, generation=1))))
     assert b.state.history.holders == ("p0", "p2")
@@ -236,7 +235,7 @@ def test_a_spare_that_is_needed_for_a_lost_stage_goes_there():
     b.now += 30.0
     b.tell(ev.Tick())
     part = b.state.history.newest.as_parts()[0]
-    assert ev.PrepareStage("p2", part) in b.commands
+    assert ("p2", part) in preparing(b.commands)
     assert [n.why for n in told(b.commands, StageNotReseated)] == ["spare_needed"]
     b.tell(ev.Ready("p2", part))
     assert b.state.history.holders == ("p2", "p1")

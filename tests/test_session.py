@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ import torch
 from conftest import make_spec
 from waiting import until
 
-from protomodels_cli.coordinator import events, machine
+from protomodels_cli.coordinator import events, machine, outgoing
 from protomodels_cli.coordinator.doorkeeper import Doorkeeper
 from protomodels_cli.coordinator.messages import turn_message
 from protomodels_cli.coordinator.owner import Desk
@@ -92,8 +91,8 @@ def test_a_stage_that_failed_is_not_offered_again_whichever_generation_it_failed
 
 def test_a_sync_compares_hashes_and_carries_no_bytes(tmp_path):
     """A stage that differs says so. The bytes of U would be its size in every sync, for every peer."""
-    state = replace(machine.start(make_spec(stages=1), "u" * 64, (1, "t" * 64)), task=None)
-    turn = turn_message(state, None, Task(5, "sync", 3, 0.0), save=False, evaluation_microbatches=0)
+    state = machine.start(make_spec(stages=1), "u" * 64, (1, "t" * 64))
+    turn = turn_message(outgoing.turn(state, None, Task(5, "sync", 3, 0.0)), 4, 0, "t" * 64)
     assert (turn.sync.basis_sha256, turn.sync.t_fixed_sha256) == ("u" * 64, "t" * 64)
     assert turn.ByteSize() < 200
     told: list[notices.Notice] = []

@@ -15,7 +15,16 @@ from simulated_world import World
 from simulation import simulate
 from tiers import first
 
-from protomodels_cli.coordinator import absences, assigning, checking, contradictions, machine, patience, reseating
+from protomodels_cli.coordinator import (
+    absences,
+    assigning,
+    checking,
+    contradictions,
+    machine,
+    outgoing,
+    patience,
+    reseating,
+)
 from protomodels_cli.coordinator.history import RECORDS, Placed, RolledBack
 from protomodels_cli.coordinator.snapshots import policy
 
@@ -150,7 +159,7 @@ def _complete_at_once(moves: Any) -> None:
     for step, parts in sorted(moves.state.saving.whole.items()):
         moves.record(policy.Saved(step, parts))
         moves.saving = replace(moves.saving, whole={s: p for s, p in moves.state.saving.whole.items() if s > step})
-        moves.do(policy.KeepSnapshots())
+        moves.do(outgoing.keep(moves.state))
 
 
 def never_gives_up_waiting(patch: Any) -> None:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import statistics
 from dataclasses import replace
 
-from protomodels_cli.coordinator import assigning, notices, readiness, reasons, recovery, turns
-from protomodels_cli.coordinator.events import KeepSnapshots, MakeSpare, PrepareStage, SnapshotLost, StoreAway
+from protomodels_cli.coordinator import assigning, notices, outgoing, readiness, reasons, recovery, turns
+from protomodels_cli.coordinator.events import MakeSpare, SnapshotLost, StoreAway
 from protomodels_cli.coordinator.history import Forgot
 from protomodels_cli.coordinator.moves import Moves
 from protomodels_cli.coordinator.seats import Absent, Preparation
@@ -66,7 +66,7 @@ def _is_late(moves: Moves, absent: Absent) -> bool:
     if action == "fetch" and not asked:
         here = moves.now if readiness.is_here(state, successor, part) else None
         moves.seats = moves.seats.prepared(successor, Preparation(part, moves.now, here))
-        moves.do(PrepareStage(successor, part))
+        moves.do(outgoing.prepare(moves.state, successor, part))
     return action == "replace" and not _is_nearly_saved(state, peer, moves.now)
 
 
@@ -190,13 +190,13 @@ def lose_snapshot(moves: Moves, event: SnapshotLost) -> bool:
     if event.whole_here and preparation.failed + 1 < assigning.DISMISS_AFTER:
         again = replace(preparation, failed=preparation.failed + 1)
         moves.seats = moves.seats.prepared(event.peer, again)
-        moves.do(PrepareStage(event.peer, again.part))
+        moves.do(outgoing.prepare(moves.state, event.peer, again.part))
     elif event.whole_here:
         assigning.dismiss(moves, reasons.PartUnreadable(event.step), event.peer)
     elif (event.lineage, event.step) in [mark.key for mark in history.snapshots[1:]]:
         moves.tell(notices.SnapshotUnusable(event.step, event.why))
         moves.record(Forgot(event.lineage, event.step, unusable=True))
-        moves.do(KeepSnapshots())
+        moves.do(outgoing.keep(moves.state))
     return True
 
 

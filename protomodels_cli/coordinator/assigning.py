@@ -13,17 +13,13 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from itertools import chain, count
 
-from protomodels_cli.coordinator import notices, readiness, reasons, speeds, turns
+from protomodels_cli.coordinator import notices, outgoing, readiness, reasons, speeds, turns
 from protomodels_cli.coordinator.departures import Departed, how_it_went, with_new
 from protomodels_cli.coordinator.events import (
-    AssignStage,
     CheckpointCut,
     CutCheckpoint,
     Dismiss,
-    GoOn,
-    KeepSnapshots,
     MakeSpare,
-    PrepareStage,
     SnapshotLost,
     Wait,
 )
@@ -102,7 +98,7 @@ def join(moves: Moves, peer: Peer) -> None:
         assert peer.holding is not None
         moves.seats = moves.seats.taken(peer.holding.stage, peer.id)
         moves.measured = replace(moves.measured, decided_at=())
-        moves.do(GoOn(peer.id))
+        moves.do(outgoing.go_on(moves.state, peer.id))
     elif not state.placed or was_holder:
         if is_current(state.history, peer.holding):
             assert peer.holding is not None
@@ -394,7 +390,7 @@ def roll_back(moves: Moves, mark: Mark, why: reasons.Rollback, answered: int = 0
     moves.seats = moves.seats.emptied()
     moves.state = replace(moves.state, undelivered=False)
     moves.saving = replace(moves.saving, whole={}, unsaved=None)
-    moves.do(KeepSnapshots())
+    moves.do(outgoing.keep(moves.state))
     moves.tell(notices.RolledBack(why, mark.step, redo, history.highest_lineage + 1))
 
 
@@ -437,7 +433,7 @@ def _assign(moves: Moves, layers: tuple[int, ...], held: dict[int, str], former:
     moves.seats = assigned(holders, building, former)
     task = moves.begin("build", state.history.step)
     for stage, peer in enumerate(holders):
-        moves.do(AssignStage(peer, stage, task.number, peer in reuse))
+        moves.do(outgoing.assign(moves.state, stage, task, peer in reuse))
     seated = set(holders)
     moves.conduct = replace(
         moves.conduct, untried=frozenset(seated - (reuse | stay) | (seated & state.conduct.untried))
@@ -468,7 +464,7 @@ def _cut(moves: Moves, layers: tuple[int, ...], checkpoint: str) -> None:
 def take_first_snapshot(moves: Moves, event: CheckpointCut) -> None:
     moves.state = replace(moves.state, cutting=False)
     moves.record(Initialised(event.layers, event.parts, event.source))
-    moves.do(KeepSnapshots())
+    moves.do(outgoing.keep(moves.state))
     path = moves.state.spec.model.init or ""
     moves.tell(notices.CheckpointCut(path, event.source, event.layers, event.tied))
     if not moves.state.placed:
@@ -489,7 +485,7 @@ def _wait(moves: Moves, what: reasons.Missing) -> None:
         elif peer not in building:
             make_spare(moves, peer, what)
         elif peer in history.holders:
-            moves.do(PrepareStage(peer, building[peer].part))
+            moves.do(outgoing.prepare(moves.state, peer, building[peer].part))
 
 
 def lose_snapshot(moves: Moves, event: SnapshotLost) -> None:

@@ -95,7 +95,8 @@ class Coordinator:
         self._audits = Audits(lambda: self.state, feed, put, self._teller, self._chore)
         self._service = Service(self.spec, run_dir, self.submit, self._uploads, self._status, self._audits, relays)
         self._audits.send = self._service.send
-        self._dispatch = Dispatch(self._service, feed, self._subspace, lambda: self.state.history)
+        history, called = lambda: self.state.history, self.state.called
+        self._dispatch = Dispatch(self._service, feed, self._subspace, t_fixed[1], history, called)
         deposit = None if copies is None else Deposit(copies, run_dir, journalled, self._teller)
         if deposit is not None:
             call = asyncio.get_event_loop().call_soon_threadsafe
@@ -380,7 +381,7 @@ class Coordinator:
         if isinstance(event, events.Joined):
             self._silent.pop(event.peer.id, None)
             self._service.joined_processed(event.peer.id)
-            self._dispatch.greet(self.state, event.peer.id)
+            self._dispatch.greet(event.peer.id)
             if len(self._hosts) > 1:
                 self._service.send(event.peer.id, addresses=pb.Addresses(hosts=self._hosts))
 
@@ -422,8 +423,6 @@ class Coordinator:
         match command:
             case events.Tell(notice):
                 self._teller(notice)
-                if isinstance(notice, notices.Paused | notices.Resumed):
-                    self._dispatch.pause(self.state)
             case events.WriteRow(row):
                 self._write_row(row)
             case events.MakeSpare() | events.Wait() | events.Dismiss():
@@ -432,19 +431,21 @@ class Coordinator:
                 assert self._first is not None
                 self._chore(self._cut(layers, self._first))
             case events.AssignStage():
-                self._dispatch.assign(self.state, command)
-            case events.GoOn(peer):
-                self._dispatch.go_on(self.state, peer)
+                self._dispatch.assign(command)
+            case events.GoOn():
+                self._dispatch.go_on(command)
             case events.PrepareStage():
-                self._dispatch.prepare(self.state, command)
+                self._dispatch.prepare(command)
             case events.SendTurn(_, task):
                 if task is not None and task.kind == "step":
                     self._totals.saw_grant()
-                self._dispatch.turn(self.state, command)
-            case events.SendBasis(version):
-                self._dispatch.basis(self.state, version)
+                self._dispatch.turn(command)
+            case events.SendBasis():
+                self._dispatch.basis(command)
+            case events.TellPause():
+                self._dispatch.pause(command)
             case events.KeepSnapshots():
-                self._dispatch.keep(self.state)
+                self._dispatch.keep(command)
                 self._upkeep.settle()
                 if self._subspace is not None:
                     history = self.state.history

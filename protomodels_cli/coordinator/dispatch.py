@@ -4,12 +4,13 @@ messages. Decides nothing."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from protomodels_cli.coordinator import events
 from protomodels_cli.coordinator.feed import Feed
 from protomodels_cli.coordinator.history import History
+from protomodels_cli.coordinator.lanes import Lane
 from protomodels_cli.coordinator.messages import (
     assignment_message,
     explanation,
@@ -20,9 +21,7 @@ from protomodels_cli.coordinator.messages import (
 )
 from protomodels_cli.coordinator.reasons import Spare
 from protomodels_cli.coordinator.service import Service
-from protomodels_cli.coordinator.state import State
 from protomodels_cli.coordinator.subspace import Subspace
-from protomodels_cli.coordinator.work import Task
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 
 # What a crowd of spares is told can wait for whoever holds a stage: so many of them at once, and a pause.
@@ -30,16 +29,25 @@ FEW, PAUSE = 8, 0.01
 
 
 class Dispatch:
-    def __init__(self, service: Service, feed: Feed, subspace: Subspace | None, history: Callable[[], History]):
+    """`t_fixed`: its hash. `history`: the journal's. `called`: the name under which owners' commands find the run."""
+
+    def __init__(
+        self,
+        service: Service,
+        feed: Feed,
+        subspace: Subspace | None,
+        t_fixed: str,
+        history: Callable[[], History],
+        called: str,
+    ):
         self._service, self._feed, self._subspace, self._history = service, feed, subspace, history
-        self._routes = service.routes
+        self._routes, self._t_fixed, self._called = service.routes, t_fixed, called
         self._spares: dict[str, Spare] = {}  # peers that know that they hold nothing, and why
         self._later: dict[str, set[str]] = {}  # peer → "spare", "keep", "paused": told in its turn, as it is then
-        self._paused = pb.Paused()
         self._fed = 0  # the last step whose ids stage 0 has
 
-    def _to_holders(self, state: State, **body: Any) -> None:
-        for peer in state.history.holders:
+    def _to_all(self, peers: Iterable[str], **body: Any) -> None:
+        for peer in peers:
             self._service.send(peer, **body)
 
     def explain(self, command: events.MakeSpare | events.Wait | events.Dismiss) -> None:
@@ -59,29 +67,26 @@ class Dispatch:
         else:
             self._service.send(peer, **explanation(command))
 
-    def keep(self, state: State) -> None:
-        """Tell all peers which snapshots are needed."""
-        self._to_holders(state, keep=keep_message(state.history))
-        holders = set(state.history.holders)
-        for peer in state.peers:
-            if peer not in holders:
-                self._tell_later(peer, "keep")
+    def keep(self, command: events.KeepSnapshots) -> None:
+        self._to_all(command.holders, keep=keep_message(self._history()))
+        for peer in command.others:
+            self._tell_later(peer, "keep")
 
-    def pause(self, state: State) -> None:
-        """Tell all peers that the run is paused, or goes on."""
-        self._paused = paused_message(state)
-        self._to_holders(state, paused=self._paused)
-        holders = set(state.history.holders)
-        for peer in state.peers:
-            if peer not in holders:
-                self._tell_later(peer, "paused")
+    def pause(self, command: events.TellPause) -> None:
+        self._to_all(command.holders, paused=paused_message(command.why, self._called))
+        for peer in command.others:
+            self._tell_later(peer, "paused")
 
-    def greet(self, state: State, peer: str) -> None:
+    def greet(self, peer: str) -> None:
         """Of a new stream: it may have parts that are not needed, or that never arrived."""
         self.forget(peer)
         self._service.send(peer, keep=keep_message(self._history()))
-        if state.history.paused is not None:
-            self._service.send(peer, paused=paused_message(state))
+        if self._history().paused is not None:
+            self._service.send(peer, paused=self._paused())
+
+    def _paused(self) -> pb.Paused:
+        paused = self._history().paused
+        return paused_message(None if paused is None else paused.why, self._called)
 
     def forget(self, peer: str) -> None:
         """It is gone, or has opened another stream, on which it has not heard anything."""
@@ -94,88 +99,86 @@ class Dispatch:
         self._later.setdefault(peer, set()).add(what)
 
     def _tell_some(self) -> None:
-        keep = keep_message(self._history())
+        keep, paused = keep_message(self._history()), self._paused()
         for peer in list(self._later)[:FEW]:
             told = self._later.pop(peer)
             if "keep" in told:
                 self._service.send(peer, keep=keep)
             if "paused" in told:
-                self._service.send(peer, paused=self._paused)
+                self._service.send(peer, paused=paused)
             if "spare" in told and (why := self._spares.get(peer)) is not None:
                 self._service.send(peer, **explanation(events.MakeSpare(peer, why)))
         if self._later:
             asyncio.get_running_loop().call_later(PAUSE, self._tell_some)
 
-    def basis(self, state: State, version: int) -> None:
-        assert self._subspace is not None
-        self._to_holders(state, basis=pb.NewBasis(basis=self._subspace.basis_message(version)))
+    def basis(self, command: events.SendBasis) -> None:
+        self._to_all(command.holders, basis=self._new_basis(command.version))
 
-    def assign(self, state: State, command: events.AssignStage) -> None:
+    def _new_basis(self, version: int) -> pb.NewBasis:
+        assert self._subspace is not None
+        return pb.NewBasis(basis=self._subspace.basis_message(version))
+
+    def assign(self, command: events.AssignStage) -> None:
         self._spares.pop(command.peer, None)
-        stage, history = command.stage, state.history
-        if stage == 0:
-            self._fed = history.step
-            self._routes.renew(state.stages - 1)
-        assignment = assignment_message(state, stage, command.task, command.reuse)
-        self._add_subspace(assignment, history)
-        previous, following = self._routes.of(state, stage)
+        if command.stage == 0:
+            self._fed = command.step
+            self._routes.renew(len(command.layers) - 1)
+        assignment = assignment_message(command)
+        self._add_subspace(assignment, from_seed=not command.reuse and command.restore is None)
+        previous, following = self._routes.of(command.lane, command.stage)
         assignment.previous.extend(previous)
         assignment.next.extend(following)
         self._service.send(command.peer, assignment=assignment)
 
-    def _add_subspace(self, assignment: pb.Assignment, history: History) -> None:
-        if self._subspace is not None:
-            assignment.t_fixed.CopyFrom(self._subspace.table_message())
-            if not assignment.reuse and not history.newest.parts:
-                assignment.basis.CopyFrom(self._subspace.basis_message(0))
-
-    def prepare(self, state: State, command: events.PrepareStage) -> None:
+    def prepare(self, command: events.PrepareStage) -> None:
         self._spares.pop(command.peer, None)  # whoever is told that it stays a spare drops what it has built
-        prepare = preparation_message(state, command.peer, command.part.stage)
-        self._add_subspace(prepare, state.history)
+        prepare = preparation_message(command)
+        self._add_subspace(prepare, from_seed=not command.part.sha256)
         self._service.send(command.peer, prepare=prepare)
 
-    def turn(self, state: State, command: events.SendTurn) -> None:
-        task = command.task
-        turn = turn_message(state, command.decision, task, command.save, self._feed.evaluation_microbatches)
-        self._to_holders(state, turn=turn)
-        if task is not None:
-            self._feed_first_stage(state, task)
+    def _add_subspace(self, assignment: pb.Assignment, from_seed: bool) -> None:
+        if self._subspace is not None:
+            assignment.t_fixed.CopyFrom(self._subspace.table_message())
+            if from_seed:
+                assignment.basis.CopyFrom(self._subspace.basis_message(0))
+
+    def turn(self, command: events.SendTurn) -> None:
+        self._to_all(command.lane.holders, turn=self._turn_message(command))
+        self._feed_first_stage(command)
         if self._routes.are_stale:
             self._routes.sign_again()
-            self._reroute(state, *range(state.stages))
+            self._reroute(command.lane, *range(len(command.lane.holders)))
 
-    def _reroute(self, state: State, *stages: int) -> None:
+    def _turn_message(self, command: events.SendTurn | events.GoOn) -> pb.Turn:
+        return turn_message(command, self._feed.microbatches, self._feed.evaluation_microbatches, self._t_fixed)
+
+    def _reroute(self, lane: Lane, *stages: int) -> None:
         for stage in stages:
-            previous, following = self._routes.of(state, stage)
-            routes = pb.Routes(generation=state.history.generation, previous=previous, next=following)
-            self._service.send(state.history.holders[stage], routes=routes)
+            previous, following = self._routes.of(lane, stage)
+            routes = pb.Routes(generation=lane.generation, previous=previous, next=following)
+            self._service.send(lane.holders[stage], routes=routes)
 
-    def go_on(self, state: State, peer: str) -> None:
-        """All that a holder may have missed while it had no session; what it knows already it passes over."""
-        history, task, stage = state.history, state.task, state.history.holders.index(peer)
-        decision = None if state.undelivered else history.decision
-        save = any(mark.step == history.step for mark in history.pending)
-        microbatches = self._feed.evaluation_microbatches
-        self._service.send(peer, turn=turn_message(state, decision, task, save, microbatches))
-        self._reroute(state, *range(max(0, stage - 1), min(stage + 2, state.stages)))  # it may have moved
-        if history.next_basis is not None and stage not in state.took_basis:
-            assert self._subspace is not None
-            basis = pb.NewBasis(basis=self._subspace.basis_message(history.next_basis.version))
-            self._service.send(peer, basis=basis)
+    def go_on(self, command: events.GoOn) -> None:
+        """What it knows already it passes over."""
+        peer, stage, lane = command.peer, command.stage, command.lane
+        self._service.send(peer, turn=self._turn_message(command))
+        self._reroute(lane, *range(max(0, stage - 1), min(stage + 2, len(lane.holders))))  # it may have moved
+        if command.new_basis is not None:
+            self._service.send(peer, basis=self._new_basis(command.new_basis))
         if stage == 0:
-            self._fed = history.step  # what was fed ahead may be lost too
-            if task is not None:
-                self._feed_first_stage(state, task)
+            self._fed = command.step  # what was fed ahead may be lost too
+            self._feed_first_stage(command)
 
-    def _feed_first_stage(self, state: State, task: Task) -> None:
-        """This task's ids, and the next step's ahead of its turn."""
-        first = state.history.holders[0]
+    def _feed_first_stage(self, command: events.SendTurn | events.GoOn) -> None:
+        """The task's ids, and the next step's ahead of its turn."""
+        first, task = command.lane.holders[0], command.task
+        if task is None:
+            return
         if task.kind == "evaluation":
             for feed in self._feed.evaluation(task.step):
                 self._service.send(first, feed=feed)
         if task.kind == "step":
-            for step in range(max(self._fed + 1, task.step), min(task.step + 1, state.spec.steps) + 1):
+            for step in range(max(self._fed + 1, task.step), min(task.step + 1, self._feed.steps) + 1):
                 for feed in self._feed.step(step):
                     self._service.send(first, feed=feed)
                 self._fed = step

@@ -8,6 +8,7 @@ from typing import Any
 
 from protomodels_cli.coordinator import reasons
 from protomodels_cli.coordinator.history import Decided
+from protomodels_cli.coordinator.lanes import Lane
 from protomodels_cli.coordinator.notices import Notice
 from protomodels_cli.coordinator.peers import Peer, Rest
 from protomodels_cli.coordinator.snapshots.failures import PartFailure
@@ -246,6 +247,14 @@ class AssignStage:
     stage: int
     task: int
     reuse: bool
+    lane: Lane
+    layers: tuple[int, ...]  # of all stages
+    lineage: int
+    step: int
+    owed: int  # the step on whose subspace the last stage still owes its word; 0: none
+    memory: int  # bytes of its device that are for this stage
+    decision: Decided | None  # where it reuses the stage: the last one, which it may not have heard
+    restore: Part | None  # where it does not: what to build the stage from; None: the seed
 
 
 @dataclass(frozen=True)
@@ -269,6 +278,14 @@ class GoOn:
     """To a holder that is back in its generation: the last turn once more, and whatever else it may have missed."""
 
     peer: str
+    stage: int
+    decision: Decided | None
+    task: Task | None
+    save: bool
+    basis: tuple[int, str]  # version and hash of U that the task is done with
+    new_basis: int | None  # a newer version, which it has not got yet
+    step: int  # the last one decided
+    lane: Lane
 
 
 @dataclass(frozen=True)
@@ -278,6 +295,8 @@ class PrepareStage:
 
     peer: str
     part: Part
+    layers: tuple[int, ...]  # of all stages
+    memory: int  # bytes of its device that are for this stage
 
 
 @dataclass(frozen=True)
@@ -287,17 +306,32 @@ class SendTurn:
 
     decision: Decided | None
     task: Task | None
-    save: bool = False
+    save: bool
+    basis: tuple[int, str]  # version and hash of U that the task is done with
+    lane: Lane
 
 
 @dataclass(frozen=True)
 class SendBasis:
     version: int
+    holders: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class KeepSnapshots:
-    """Whatever is neither complete nor begun in the history is not needed any more, here or on a peer's disk."""
+    """Whatever is neither complete nor begun is not needed any more, here or on a peer's disk."""
+
+    holders: tuple[str, ...]
+    others: tuple[str, ...]  # connected peers without a stage: they hear of it in their turn, as it is then
+
+
+@dataclass(frozen=True)
+class TellPause:
+    """To all peers: the run is paused, or goes on."""
+
+    why: reasons.Pause | None
+    holders: tuple[str, ...]
+    others: tuple[str, ...]  # connected peers without a stage: they hear of it in their turn
 
 
 @dataclass(frozen=True)
@@ -326,5 +360,5 @@ class Quit:
     """End the coordinator's process; `pmtrain coordinator --resume` continues the run."""
 
 
-ToPeers = AssignStage | MakeSpare | Wait | GoOn | PrepareStage | SendTurn | SendBasis | Dismiss
+ToPeers = AssignStage | MakeSpare | Wait | GoOn | PrepareStage | SendTurn | SendBasis | TellPause | Dismiss
 Command = ToPeers | CutCheckpoint | KeepSnapshots | WriteRow | Tell | Quit

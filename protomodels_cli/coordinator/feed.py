@@ -19,6 +19,14 @@ class Feed:
         self._held_out = [pack_ids(windows, self._width) for windows in held_out_windows(corpus.held_out, spec)]
 
     @property
+    def steps(self) -> int:
+        return self._spec.steps
+
+    @property
+    def microbatches(self) -> int:
+        return self._spec.batch.microbatches
+
+    @property
     def evaluation_microbatches(self) -> int:
         return len(self._held_out)
 

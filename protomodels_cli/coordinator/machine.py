@@ -73,6 +73,7 @@ from protomodels_cli.coordinator import (
     disputes,
     fitting,
     notices,
+    outgoing,
     patience,
     reasons,
     recovery,
@@ -104,8 +105,6 @@ from protomodels_cli.coordinator.events import (
     Ready,
     Rests,
     ResumeRun,
-    SendBasis,
-    SendTurn,
     SnapshotLost,
     SnapshotWhole,
     StopRun,
@@ -260,6 +259,7 @@ def _hear(moves: Moves, event: Event) -> None:
                 moves.record(Resumed())
                 moves.measured = replace(moves.measured, decided_at=())
                 moves.tell(notices.Resumed())
+                moves.do(outgoing.pause(moves.state))
                 _go_on_if_idle(moves)
         case StopRun():
             nothing_new = state.history.newest.step == state.history.step or not (
@@ -284,6 +284,7 @@ def _pause(moves: Moves, why: reasons.Pause) -> None:
     """After the step that is under way."""
     moves.record(Paused(why))
     moves.tell(notices.Paused(why, moves.state.called))
+    moves.do(outgoing.pause(moves.state))
 
 
 def _hear_leaving(moves: Moves, peer: str) -> None:
@@ -340,13 +341,14 @@ def _conclude(moves: Moves, task: Task, reports: list[Report]) -> None:
         case "build":
             if moves.state.spec.subspace.has_basis:
                 moves.record(Synced(task.step))
-            moves.do(SendTurn(None, moves.begin("link", task.step)))
+            link = moves.begin("link", task.step)
+            moves.do(outgoing.turn(moves.state, None, link))
             return
         case "link":
             moves.measured = replace(moves.measured, linked=moves.now - task.started)
             moves.tell(notices.StagesLinked(moves.state.history.generation))
             if moves.state.history.next_basis is not None:
-                moves.do(SendBasis(moves.state.history.next_basis.version))
+                moves.do(outgoing.basis(moves.state, moves.state.history.next_basis.version))
         case "step":
             _decide(moves, task, reports)
             if moves.state.task != task:
@@ -451,7 +453,7 @@ def _answer_bad_numbers(moves: Moves) -> None:
 
 
 def _go_on_if_idle(moves: Moves) -> None:
-    if moves.state.placed and moves.state.task is None:
+    if moves.state.placed and moves.state.task is None and not moves.state.stopped:
         _go_on(moves)
 
 
@@ -476,7 +478,7 @@ def _go_on(moves: Moves) -> None:
         known = state.blocked is not None and state.blocked.on == coming
         moves.work = state.work if known else Blocked(coming, moves.now)
     if decision is not None or task is not None or save:
-        moves.do(SendTurn(decision, task, save))
+        moves.do(outgoing.turn(moves.state, decision, task, save))
     moves.state = replace(moves.state, undelivered=False)
 
 
@@ -501,7 +503,7 @@ def _hear_subspace(moves: Moves, event: SubspaceReported) -> None:
         first = steps.first_step_with(update, event.step)
         moves.record(Adopted(version, event.sha256, event.step, first))
         moves.state = replace(moves.state, took_basis=frozenset())
-        moves.do(SendBasis(version))
+        moves.do(outgoing.basis(moves.state, version))
         row = {"first_step": first, **row}
     moves.record(Reported(event.step))
     if event.row:

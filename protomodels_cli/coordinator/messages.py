@@ -9,15 +9,14 @@ from typing import Any, assert_never
 from protomodels_cli.coordinator import events, message_fields, sentences
 from protomodels_cli.coordinator.history import Decided, History, Mark
 from protomodels_cli.coordinator.peers import Holding, Peer, Rest
-from protomodels_cli.coordinator.reasons import PeerReport
+from protomodels_cli.coordinator.reasons import Pause, PeerReport
 from protomodels_cli.coordinator.routes import MOST_RELAYS
-from protomodels_cli.coordinator.sharing import share_of
 from protomodels_cli.coordinator.snapshots.failures import NotWritten
-from protomodels_cli.coordinator.state import State
 from protomodels_cli.coordinator.tokens import OWN
-from protomodels_cli.coordinator.work import Hashes, Report, Task
+from protomodels_cli.coordinator.work import Hashes, Report
 from protomodels_cli.cost.activations import Computation
 from protomodels_cli.protocol.audit import Compared, Recorded
+from protomodels_cli.protocol.parts import Part
 from protomodels_cli.spec.schema import RunSpec
 from protomodels_cli.wire import troubles
 from protomodels_cli.wire.addresses import MOST_OWN, is_address
@@ -212,41 +211,37 @@ def keep_message(history: History) -> pb.Keep:
     return keep
 
 
-def assignment_message(state: State, stage: int, task: int, reuse: bool) -> pb.Assignment:
+def assignment_message(command: events.AssignStage) -> pb.Assignment:
     """Without the ways to its neighbours, and without a basis."""
-    history = state.history
     assignment = pb.Assignment(
-        task=task,
-        generation=history.generation,
-        stage=stage,
-        layers_per_stage=history.layers,
-        lineage=history.lineage,
-        step=history.step,
-        reuse=reuse,
-        owed=(state.owed or 0) if stage == len(history.layers) - 1 else 0,
-        memory=share_of(state.spec, state.peers, history.layers, history.holders, stage),
+        task=command.task,
+        generation=command.lane.generation,
+        stage=command.stage,
+        layers_per_stage=command.layers,
+        lineage=command.lineage,
+        step=command.step,
+        reuse=command.reuse,
+        owed=command.owed,
+        memory=command.memory,
     )
-    if reuse and history.decision is not None:
-        assignment.decision.CopyFrom(decision_message(history.decision))
-    if not reuse and history.newest.parts:
-        mark = history.newest
-        assignment.restore.CopyFrom(pb.Restore(lineage=mark.lineage, step=mark.step, sha256=mark.parts[stage]))
+    if command.decision is not None:
+        assignment.decision.CopyFrom(decision_message(command.decision))
+    if command.restore is not None:
+        assignment.restore.CopyFrom(_restore_message(command.restore))
     return assignment
 
 
-def preparation_message(state: State, peer: str, stage: int) -> pb.Assignment:
-    """What this peer would be assigned, had the run gone back to its newest snapshot for it. Without a basis."""
-    history, mark = state.history, state.history.newest
-    holders = [peer if i == stage else holder for i, holder in enumerate(history.holders)]
-    prepare = pb.Assignment(
-        stage=stage,
-        layers_per_stage=history.layers,
-        step=mark.step,
-        memory=share_of(state.spec, state.peers, history.layers, holders, stage),
-    )
-    if mark.parts:
-        prepare.restore.CopyFrom(pb.Restore(lineage=mark.lineage, step=mark.step, sha256=mark.parts[stage]))
+def preparation_message(command: events.PrepareStage) -> pb.Assignment:
+    """Without a basis."""
+    part = command.part
+    prepare = pb.Assignment(stage=part.stage, layers_per_stage=command.layers, step=part.step, memory=command.memory)
+    if part.sha256:
+        prepare.restore.CopyFrom(_restore_message(part))
     return prepare
+
+
+def _restore_message(part: Part) -> pb.Restore:
+    return pb.Restore(lineage=part.lineage, step=part.step, sha256=part.sha256)
 
 
 def explanation(command: events.MakeSpare | events.Wait | events.Dismiss) -> dict[str, Any]:
@@ -263,44 +258,31 @@ def explanation(command: events.MakeSpare | events.Wait | events.Dismiss) -> dic
             assert_never(command)
 
 
-def paused_message(state: State) -> pb.Paused:
-    """Without a reason where the run goes on."""
-    paused = state.history.paused
-    if paused is None:
-        return pb.Paused()
-    return pb.Paused(why=sentences.pause_for_peers(paused.why, state.called), kind=paused.why.kind)
+def paused_message(why: Pause | None, called: str) -> pb.Paused:
+    """Without a reason where the run goes on. `called`: the name under which the owner's commands find it."""
+    return pb.Paused() if why is None else pb.Paused(why=sentences.pause_for_peers(why, called), kind=why.kind)
 
 
-def turn_message(
-    state: State, decision: Decided | None, task: Task | None, save: bool, evaluation_microbatches: int
-) -> pb.Turn:
-    turn = pb.Turn(generation=state.history.generation, save=save)
-    if decision is not None:
-        turn.decision.CopyFrom(decision_message(decision))
+def turn_message(command: events.SendTurn | events.GoOn, microbatches: int, evaluated: int, t_fixed: str) -> pb.Turn:
+    """`microbatches`: of a step, and of an evaluation. `t_fixed`: its hash."""
+    turn, task = pb.Turn(generation=command.lane.generation, save=command.save), command.task
+    if command.decision is not None:
+        turn.decision.CopyFrom(decision_message(command.decision))
     if task is None:
         return turn
     turn.task = task.number
-    version, _ = state.history.basis_for(task.step)
+    version, sha256 = command.basis
     match task.kind:
         case "link":
             turn.connect.SetInParent()
         case "step":
-            microbatches = state.spec.batch.microbatches
             turn.step.CopyFrom(pb.Step(step=task.step, microbatches=microbatches, basis_version=version))
             turn.step.record = task.recorded
         case "evaluation":
-            turn.evaluation.CopyFrom(
-                pb.Evaluation(step=task.step, microbatches=evaluation_microbatches, basis_version=version)
-            )
+            turn.evaluation.CopyFrom(pb.Evaluation(step=task.step, microbatches=evaluated, basis_version=version))
         case "sync":
-            history = state.history
             turn.sync.CopyFrom(
-                pb.Sync(
-                    step=task.step,
-                    basis_version=history.basis_version,
-                    basis_sha256=history.basis_sha256,
-                    t_fixed_sha256=state.t_fixed[1],
-                )
+                pb.Sync(step=task.step, basis_version=version, basis_sha256=sha256, t_fixed_sha256=t_fixed)
             )
         case "finish":
             turn.finish.step = task.step

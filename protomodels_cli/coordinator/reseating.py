@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from protomodels_cli.coordinator import assigning, readiness, speeds, turns
-from protomodels_cli.coordinator.events import MakeSpare, PrepareStage
+from protomodels_cli.coordinator import assigning, outgoing, readiness, speeds, turns
+from protomodels_cli.coordinator.events import MakeSpare
 from protomodels_cli.coordinator.moves import Moves
 from protomodels_cli.coordinator.reasons import AllStagesHeld, Reseating
 from protomodels_cli.coordinator.reseat_notices import StageNotReseated, StageReseated, StageReseating, WhyNot
@@ -95,7 +95,7 @@ def watch(moves: Moves) -> None:
     elif preparation is None or preparation.part != part:
         here = moves.now if readiness.is_here(state, handover.spare, part) else None
         moves.seats = moves.seats.prepared(handover.spare, Preparation(part, moves.now, here))
-        moves.do(PrepareStage(handover.spare, part))
+        moves.do(outgoing.prepare(moves.state, handover.spare, part))
     elif preparation.ready:
         if state.task is None and not state.seats.absent:
             _conclude(moves, handover)

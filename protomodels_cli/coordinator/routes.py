@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 
 from protomodels_cli.coordinator.candidates import candidates_for, dials, may_be_direct, nearest
 from protomodels_cli.coordinator.door import Door
+from protomodels_cli.coordinator.lanes import Lane
 from protomodels_cli.coordinator.peers import Peer
-from protomodels_cli.coordinator.state import State
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 from protomodels_cli.wire.relay import Role
 from protomodels_cli.wire.tickets import TICKET_SECONDS, RelayLink, Ticket
@@ -53,15 +53,14 @@ class Routes:
     def sign_again(self) -> None:
         self._signed = time.time()
 
-    def of(self, state: State, stage: int) -> tuple[list[pb.Route], list[pb.Route]]:
+    def of(self, lane: Lane, stage: int) -> tuple[list[pb.Route], list[pb.Route]]:
         """To the holders of the stages before and after this one. One that is away has none for now."""
-        holders = [state.peers.get(peer) for peer in state.history.holders]
 
         def between(boundary: int, end: int) -> list[pb.Route]:
             if not 0 <= boundary < len(self._tickets):
                 return []
-            a, b = holders[boundary], holders[boundary + 1]
-            return [] if a is None or b is None else [self._pair(boundary, a, b, state.home)[end]]
+            a, b = lane.here[boundary], lane.here[boundary + 1]
+            return [] if a is None or b is None else [self._pair(boundary, a, b, lane.home)[end]]
 
         return between(stage - 1, 1), between(stage, 0)
 

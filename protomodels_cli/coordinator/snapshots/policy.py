@@ -6,8 +6,8 @@ import statistics
 from collections.abc import Iterable
 from dataclasses import replace
 
-from protomodels_cli.coordinator import notices
-from protomodels_cli.coordinator.events import KeepSnapshots, PartFailed, SnapshotWhole
+from protomodels_cli.coordinator import notices, outgoing
+from protomodels_cli.coordinator.events import PartFailed, SnapshotWhole
 from protomodels_cli.coordinator.history import Began, Forgot, GaveUp, Saved
 from protomodels_cli.coordinator.moves import Moves
 from protomodels_cli.coordinator.snapshots.failures import NoRoom
@@ -165,7 +165,7 @@ def complete(moves: Moves) -> None:
         moves.tell(notices.SnapshotComplete(step))
         for old in moves.state.history.snapshots[1 : -moves.state.spec.snapshots.keep]:
             moves.record(Forgot(old.lineage, old.step))
-        moves.do(KeepSnapshots())
+        moves.do(outgoing.keep(moves.state))
 
 
 def _note_parts(moves: Moves) -> None:
@@ -203,7 +203,7 @@ def give_up(moves: Moves, *failed: PartFailed) -> bool:
         unsaved=(event.step, event.why, moves.now),
         asked=(0, 0),
     )
-    moves.do(KeepSnapshots())
+    moves.do(outgoing.keep(moves.state))
     for part in failed:
         peer = state.peers.get(part.peer or "")
         name = peer.name if peer else ""

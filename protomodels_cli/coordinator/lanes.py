@@ -1,0 +1,16 @@
+"""Who is linked to whom. A lane is a chain of holders, one for each stage; there is one today. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from protomodels_cli.coordinator.peers import Peer
+
+
+@dataclass(frozen=True)
+class Lane:
+    generation: int
+    holders: tuple[str, ...]  # by stage
+    here: tuple[Peer | None, ...]  # the same; None: it is away
+    home: str  # the coordinator's address in the join link
+    number: int = 0
