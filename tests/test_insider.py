@@ -50,7 +50,7 @@ def a_row(attack: str, **fields: Any) -> dict[str, Any]:
         ("stands-still", {"named_in": []}, ["not_named"]),
         ("stands-still", {"attacker": {"ids": 3, "failed": ""}}, ["nothing_done"]),
         ("stands-still", {"attacker": {"lies": 3, "failed": "KeyError()"}}, ["attacker_failed"]),
-        ("reads-others", {"named_in": []}, []),
+        ("reads-others", {"named_in": []}, ["not_named"]),
         ("reads-others", {"attacker": {"lies": 3, "stolen bytes": 1}}, ["stolen"]),
         ("holds-calls", {"join_s": 29.0}, []),
         ("holds-calls", {"join_s": None}, ["locked_out"]),

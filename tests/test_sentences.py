@@ -56,6 +56,19 @@ NOTICES: list[tuple[n.Notice, str]] = [
         "(report 10 on desk); nobody is dismissed for it",
     ),
     (
+        n.TurnedAway("203.0.113.9", "parts", 100, "p2"),
+        "203.0.113.9 asked 100 times for parts of snapshots that it was not told to use, the last time as peer p2; it "
+        "got none of them",
+    ),
+    (
+        n.TurnedAway("203.0.113.9", "parts", 10),
+        "203.0.113.9 asked 10 times for parts of snapshots that it was not told to use; it got none of them",
+    ),
+    (
+        n.TurnedAway("203.0.113.9", "too_many_calls", 1000),
+        "203.0.113.9 made more calls at a time than are served: 1,000 calls turned away so far",
+    ),
+    (
         n.HolderAway("p2", "desk", 2, 42, 504.0),
         "waiting for desk (stage 2) to reconnect: a rollback would redo 42 steps (8 min 24 s)",
     ),

@@ -71,8 +71,8 @@ ATTACKS = {
     "lies-about-parts": Attack(),
     "no-record": Attack(seated=True),
     "lying-auditor": Attack(),
-    "reads-others": Attack(named=False),
-    "holds-calls": Attack(named=False, crowds=True),
+    "reads-others": Attack(),
+    "holds-calls": Attack(crowds=True),
     "edges": Attack(),
 }
 
@@ -211,7 +211,7 @@ class _Scene:
             "steps": len(steps),
             "longest_pause_s": max(b - a for a, b in zip([began, *steps], [*steps, ended], strict=True)),
             "honest_dismissed": len(self._events(began, "peer_dismissed", "peer-")),
-            "named_in": sorted({e["kind"] for e in self._events(since, "", NAME)} - _of_anybody(name)),
+            "named_in": sorted(self._named_in(since) - _of_anybody(name)),
             "attacker": did,
             "join_s": None if None in joins or not joins else max(joined for joined in joins if joined is not None),
             "slowed": statistics.median(while_attacked) / statistics.median(still) - 1
@@ -323,6 +323,10 @@ class _Scene:
     def _steps(self) -> list[Row]:
         rows = (json.loads(line) for line in (self._running.folder / "metrics.jsonl").read_text().splitlines())
         return [row for row in rows if row["event"] == "step"]
+
+    def _named_in(self, since: float) -> set[str]:
+        """Kinds of events that name the attacker, or the network of callers that have no name."""
+        return {e["kind"] for e in [*self._events(since, "", NAME), *self._events(since, "turned_away", "")]}
 
     def _events(self, since: float, kind: str, name: str) -> list[Row]:
         """Of this kind, if it is given, of peers whose names begin so."""

@@ -93,7 +93,9 @@ class Coordinator:
         self._uploads = Uploads(lambda: self.state, self._subspace, self._snapshots, self.submit, self._fail, store)
         feed, put = Feed(self.spec, corpus), self._events.put_nowait
         self._audits = Audits(lambda: self.state, feed, put, self._teller, self._chore)
-        self._service = Service(self.spec, run_dir, self.submit, self._uploads, self._status, self._audits, relays)
+        self._service = Service(
+            self.spec, run_dir, self.submit, self._uploads, self._status, self._audits, relays, self._teller
+        )
         self._audits.send = self._service.send
         history, called = lambda: self.state.history, self.state.called
         self._dispatch = Dispatch(self._service, feed, self._subspace, t_fixed[1], history, called)

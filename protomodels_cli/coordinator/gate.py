@@ -20,6 +20,7 @@ from google.protobuf.message import DecodeError
 from protomodels_cli.coordinator import calls, refusals
 from protomodels_cli.coordinator.bad_requests import NotAMessage
 from protomodels_cli.coordinator.call_queue import Changes, Turns
+from protomodels_cli.coordinator.notices import Unwanted
 from protomodels_cli.wire.channels import PIECE
 
 FIRST_SECONDS, STRANGER_SECONDS = 30.0, 1.0  # for the first message of a call
@@ -101,6 +102,9 @@ class Guard(Protocol):
 
     def failed(self, context: grpc.aio.ServicerContext) -> None:
         """A call with a token was refused or rejected."""
+
+    def turned_away(self, context: grpc.aio.ServicerContext, what: Unwanted) -> None:
+        """A call was refused that an honest peer seldom makes."""
 
 
 class Gate(grpc.aio.ServerInterceptor):
@@ -194,6 +198,7 @@ class Gate(grpc.aio.ServerInterceptor):
                 async with call.waits(TURN_SECONDS):
                     await call.turn.wait()
                 if call.late or call.dropped:
+                    self._guard.turned_away(context, "too_many_calls")
                     await calls.refuse(context, refusals.TooManyCalls())
             yield first
         finally:

@@ -48,6 +48,22 @@ class PeerLost(Base):
     kind: Literal["peer_lost"] = "peer_lost"
 
 
+Unwanted = Literal["parts", "too_many_calls"]
+
+
+@dataclass(frozen=True)
+class TurnedAway(Base):
+    """Calls from one network were refused: for parts of snapshots that the caller was not told to use, or because more
+    of them came at a time than are served."""
+
+    level: ClassVar[int] = logging.WARNING
+    network: str
+    what: Unwanted
+    times: int  # by now
+    peer: str = ""  # that made the last of them, where it is known
+    kind: Literal["turned_away"] = "turned_away"
+
+
 @dataclass(frozen=True)
 class HolderAway(Base):
     """A holder is silent, and its stage stays its own until going on without it costs less."""
@@ -443,6 +459,7 @@ AboutPeers = (
     | PeerLost
     | HolderAway
     | OutsizedMessages
+    | TurnedAway
     | PeerLeft
     | PeerDismissed
     | PartNotThere

@@ -40,6 +40,14 @@ def sentence(notice: n.Notice) -> str:
                 f"{name} (stage {stage}) sent numbers {figures(times)} times as large as in the last steps, as stage "
                 f"{by} reports of step {step} (report {many} on {name}); nobody is dismissed for it"
             )
+        case n.TurnedAway(network, "parts", times, peer):
+            last = f", the last time as peer {peer}" if peer else ""
+            return (
+                f"{network} asked {plural(times, 'time')} for parts of snapshots that it was not told to use{last}; it "
+                "got none of them"
+            )
+        case n.TurnedAway(network, _, times):
+            return f"{network} made more calls at a time than are served: {plural(times, 'call')} turned away so far"
         case n.HolderAway(_, name, stage, steps, seconds):
             redo = f"a rollback would redo {plural(steps, 'step')} ({duration(seconds)})"
             return f"waiting for {_peer(name, stage)} to reconnect: {redo}"

@@ -25,6 +25,7 @@ from protomodels_cli.coordinator.gate import GATE_OPTIONS, Caller, Gate, Right
 from protomodels_cli.coordinator.joining import Joining
 from protomodels_cli.coordinator.measuring import Measuring, NotNow
 from protomodels_cli.coordinator.messages import event_of, peer_of, port_at, ports_of
+from protomodels_cli.coordinator.notices import Notice, Unwanted
 from protomodels_cli.coordinator.owner import Desk
 from protomodels_cli.coordinator.reasons import (
     ConnectionClosed,
@@ -41,6 +42,7 @@ from protomodels_cli.coordinator.snapshots.copies import OutOfReach
 from protomodels_cli.coordinator.snapshots.failures import NotWritten
 from protomodels_cli.coordinator.snapshots.uploads import Damaged, Later, Refused, Uploads
 from protomodels_cli.coordinator.tokens import OWN
+from protomodels_cli.coordinator.turned_away import Away
 from protomodels_cli.spec.schema import RunSpec
 from protomodels_cli.wire.addresses import MOST_OWN, is_address, is_private, network_of
 from protomodels_cli.wire.channels import SERVER_OPTIONS
@@ -71,10 +73,12 @@ class Service(rpc.PeeringServicer):
         status: Callable[[], pb.RunStatus],
         audits: Audits | None = None,
         relays: Sequence[RelayLink] = (),
+        tell: Callable[[Notice], None] = lambda notice: None,
     ):
         self._spec, self._run_dir = spec, run_dir
         self.routes = Routes(lambda: self.door, run_dir.shown_as, relays)
         self._submit, self._uploads, self._audits, self._status = submit, uploads, audits, status
+        self._tell, self._away = tell, Away()
         self._enrolled: dict[str, EnrolledPeer] = {}
         self._most_waiting, self._measuring = most_waiting(spec), Measuring()
         self._untaken: dict[int, EnrolledPeer] = {}  # whose events wait for the machine
@@ -205,6 +209,10 @@ class Service(rpc.PeeringServicer):
         counted, name = (self._too_early, str(self._connection(context))) if crowded else (self._failures, "")
         if not counted.take(name or self._network(context), now):
             self.door.cut(calls.port(context))
+
+    def turned_away(self, context: grpc.aio.ServicerContext, what: Unwanted, peer: str = "") -> None:
+        if (notice := self._away.note(self._network(context), what, peer)) is not None:
+            self._tell(notice)
 
     async def Enrol(self, request: pb.EnrolRequest, context: grpc.aio.ServicerContext) -> pb.EnrolReply:
         here = sum(known.stream is not None for known in self._enrolled.values())
@@ -422,6 +430,7 @@ class Service(rpc.PeeringServicer):
             audited = self._audits.parts_of(peer) if self._audits is not None else ()
             refusal = self._uploads.refusal(peer, request, audited)
         if refusal is not None:
+            self.turned_away(context, "parts", peer)
             await calls.refuse(context, refusal)
 
 
