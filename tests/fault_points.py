@@ -58,7 +58,7 @@ def fail_at(patch: Any, phase: str, stage: int = 0, step: int = 0, signal: str =
     before(
         Dispatch,
         "turn",
-        lambda d, state, turn: ("grant", 0, turn.task.step if turn.task and turn.task.kind == "step" else -1),
+        lambda d, turn: ("grant", 0, turn.task.step if turn.task and turn.task.kind == "step" else -1),
     )
     before(Journal, "append", lambda j, records, now: ("ready", 0, decided(records, Decided)))
     after(Journal, "append", lambda j, records, now: ("commit", 0, decided(records, Decided)))
