@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from protomodels_cli.coordinator import reasons
 from protomodels_cli.coordinator.history import Decided
@@ -345,7 +344,7 @@ class Dismiss:
 class WriteRow:
     """Append this row to metrics.jsonl."""
 
-    row: dict[str, Any]
+    row: dict[str, object]
 
 
 @dataclass(frozen=True)

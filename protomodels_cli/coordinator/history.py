@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 from protomodels_cli.coordinator.reasons import Pause, Rollback
 from protomodels_cli.protocol.parts import Part
@@ -301,7 +300,7 @@ def fold(history: History, record: Record) -> History:
         case Synced(step):
             return replace(history, synced=step)
         case Evaluated(step, loss):
-            history = _amend(history, eval_loss=loss)
+            history = _amend(history, lambda mark: replace(mark, eval_loss=loss))
             return replace(history, evaluated=step, eval_loss=loss)
         case Began():
             again = tuple(d for d in history.dropped if d.key != (history.lineage, history.step))
@@ -320,18 +319,19 @@ def fold(history: History, record: Record) -> History:
         case RolledBack():
             return _roll_back(history, record)
         case Paused():
-            return replace(_amend(history, paused=record), paused=record)
+            return replace(_amend(history, lambda mark: replace(mark, paused=record)), paused=record)
         case Resumed():
-            return replace(_amend(history, paused=None), paused=None, skipped_in_a_row=0)
+            history = _amend(history, lambda mark: replace(mark, paused=None))
+            return replace(history, paused=None, skipped_in_a_row=0)
         case Ended():
             return replace(history, ended=record)
 
 
-def _amend(history: History, **changes: Any) -> History:
+def _amend(history: History, change: Callable[[Mark], Mark]) -> History:
     """The snapshot of the last step has to know of it, also if it was begun before."""
 
     def amended(marks: tuple[Mark, ...]) -> tuple[Mark, ...]:
-        return tuple(replace(m, **changes) if m.step == history.step > 0 else m for m in marks)
+        return tuple(change(m) if m.step == history.step > 0 else m for m in marks)
 
     return replace(history, pending=amended(history.pending), snapshots=amended(history.snapshots))
 

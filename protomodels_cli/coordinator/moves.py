@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from protomodels_cli.coordinator.conduct import Conduct
 from protomodels_cli.coordinator.events import Command, Tell, WriteRow
@@ -81,7 +80,7 @@ class Moves:
     def tell(self, notice: Notice) -> None:
         self.do(Tell(notice))
 
-    def write_row(self, event: str, step: int, **fields: Any) -> None:
+    def write_row(self, event: str, step: int, **fields: object) -> None:
         """Into the metrics. Of rows with the same event and step, those of the highest lineage count."""
         self.do(WriteRow({"event": event, "lineage": self.state.history.lineage, "step": step, **fields}))
 

@@ -35,10 +35,11 @@ def watch(moves: Moves) -> None:
 def _watch_subspace(moves: Moves) -> None:
     """What stages owe beside their tasks: a new generation asks for it again. A snapshot's parts may take long to
     arrive, and the owner may take all the time in the world."""
-    match moves.work:
-        case Blocked(SubspaceReport() | BasisNotTaken() as what, since):
-            if moves.now - since > patience(moves.state, "step"):
-                _start_over(moves, what)
+    work = moves.work
+    if not isinstance(work, Blocked) or not isinstance(work.on, SubspaceReport | BasisNotTaken):
+        return
+    if moves.now - work.since > patience(moves.state, "step"):
+        _start_over(moves, work.on)
 
 
 def _start_over(moves: Moves, stalled_at: Stall) -> None:

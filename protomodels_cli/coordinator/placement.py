@@ -32,6 +32,10 @@ from protomodels_cli.forms import Sizes
 from protomodels_cli.spec.cut import atom, layers_per_stage, spans
 from protomodels_cli.spec.schema import RunSpec
 
+Table = (
+    np.ndarray[tuple[int, ...], np.dtype[np.float64]] | np.ndarray[tuple[int, ...], np.dtype[np.int64]]
+)  # numbers by stage and by peer
+
 _FAR = np.iinfo(np.int64).max
 
 
@@ -81,10 +85,10 @@ def place(spec: RunSpec, offers: Sequence[Offer]) -> Placement | no_placement.No
 
 @dataclass(frozen=True)
 class _Rooms:
-    at: Callable[[int, float], np.ndarray]  # (number of stages, time limit) → rooms
+    at: Callable[[int, float], Table]  # (number of stages, time limit) → rooms
     needed: int  # what rooms must add up to
     counts: Sequence[int]  # numbers of stages to choose from, ascending
-    limits: np.ndarray  # all times a stage can take, ascending: the best limit is one of them
+    limits: Table  # all times a stage can take, ascending: the best limit is one of them
 
 
 def _best(rooms: _Rooms) -> tuple[int, float] | None:
@@ -109,7 +113,7 @@ def _best(rooms: _Rooms) -> tuple[int, float] | None:
     return next(n for n in rooms.counts if keeps(n, best)), float(rooms.limits[best])
 
 
-def _seat(room: np.ndarray, needed: int) -> list[int] | None:
+def _seat(room: Table, needed: int) -> list[int] | None:
     """A peer for each stage, all different, whose rooms add up to what is needed; None where there are none."""
     if not _may_seat(room, needed):
         return None
@@ -117,13 +121,13 @@ def _seat(room: np.ndarray, needed: int) -> list[int] | None:
     return peers if sum(room[stage, peer] for stage, peer in enumerate(peers)) >= needed else None
 
 
-def _may_seat(room: np.ndarray, needed: int) -> bool:
+def _may_seat(room: Table, needed: int) -> bool:
     """Quick, and settles most cases: where this is false, nobody can be seated."""
     most_by_peer = np.sort(room.max(axis=0))[-len(room) :]
     return bool(room.max(axis=1).sum() >= needed and most_by_peer.sum() >= needed)
 
 
-def _holders(room: np.ndarray, needed: int) -> list[int]:
+def _holders(room: Table, needed: int) -> list[int]:
     """Of all ways to seat the peers, one without the last to join, if there is one, without the one before, …"""
     stages, peers = room.shape
     left, seated = list(range(peers)), _seat(room, needed)
@@ -143,7 +147,7 @@ def _holders(room: np.ndarray, needed: int) -> list[int]:
     return [left[column] for column in best_columns(room[:, left] * (stages**3 + 1) + order)]
 
 
-def best_columns(gain: np.ndarray) -> list[int]:
+def best_columns(gain: Table) -> list[int]:
     """A column for each row, all different, with the largest sum of gains.
 
     The Hungarian method by shortest augmenting paths. Rooms are small numbers, so that many columns are equally near:
@@ -189,7 +193,7 @@ def best_columns(gain: np.ndarray) -> list[int]:
     return [int(column) for column in column_of]
 
 
-def _sending(spec: RunSpec, offers: Sequence[Offer], first: bool = False, last: bool = False) -> np.ndarray:
+def _sending(spec: RunSpec, offers: Sequence[Offer], first: bool = False, last: bool = False) -> Table:
     """Seconds a step in which each peer sends its messages from such a stage: the first sends no gradients, the last no
     activations. 0 where its line has no cap: how fast that is nobody has measured."""
     sizes, tokens = boundary_bytes(spec), spec.batch.size * spec.model.context
@@ -271,7 +275,7 @@ def _auto_rooms(spec: RunSpec, offers: Sequence[Offer], memory: StageMemory, lea
         )
     ]
 
-    def fitting(stages: list[range], afters: Sequence[int]) -> np.ndarray:
+    def fitting(stages: list[range], afters: Sequence[int]) -> Table:
         """How many of these stages, each an atom larger than the one before, a peer has the memory for: a row for each
         number of stages behind them."""
         stages = [range(stage.start * one, stage.stop * one) for stage in stages]
@@ -287,7 +291,7 @@ def _auto_rooms(spec: RunSpec, offers: Sequence[Offer], memory: StageMemory, lea
     [fit_last] = fitting([range(total - n, total) for n in range(least_last, total)], [0])
     [fit_whole] = fitting([range(total)], [0])
 
-    def at(stages: int, limit: float) -> np.ndarray:
+    def at(stages: int, limit: float) -> Table:
         in_first, in_middle, in_last, in_whole = ((t <= limit).sum(axis=0) for t in times)
         if stages == 1:
             room = total * np.minimum(fit_whole, in_whole)[None]
