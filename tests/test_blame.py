@@ -110,7 +110,7 @@ def test_a_checkpoint_that_does_not_fit_into_memory_ends_the_coordinator_instead
 
     async def cutting() -> None:
         coordinator = Coordinator(corpus_of(spec), folder, print)
-        coordinator._chore(coordinator._cut((2, 2), TooLarge()))  # type: ignore[arg-type]
+        coordinator.spawn(coordinator._cut((2, 2), TooLarge()))  # type: ignore[arg-type]
         async with asyncio.timeout(PATIENCE):
             await coordinator._over
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from led import Led
 from test_exchange import exchange_of
 from test_snapshots import CONTENTS, HASHES, Desk
 
@@ -80,8 +81,8 @@ def test_what_is_claimed_is_proved_or_counts_no_more(tmp_path, monkeypatch, cont
 
     async def story() -> None:
         upkeep: Any = None  # is for what is lost, not for what is claimed
-        of_desk = lambda: desk.state, desk.snapshots, desk.uploads, upkeep
-        claims_here = Claims(*of_desk, lambda peer, prove: asked.append(prove), machine_hears.append, desk.fail)
+        led = Led(lambda: desk.state, submit=machine_hears.append, send=lambda peer, prove: asked.append(prove))
+        claims_here = Claims(led, desk.snapshots, desk.uploads, upkeep)
         async with exchange_of(desk, tmp_path, lambda notice: None) as exchange:
             said: list[pb.PeerMessage] = []
             exchange._send = lambda **body: said.append(pb.PeerMessage(**body))
@@ -114,8 +115,8 @@ def test_a_stage_is_built_when_its_part_is_proved_and_not_before(tmp_path, conte
     upkeep: Any = None
 
     async def story() -> None:
-        of_desk = lambda: desk.state, desk.snapshots, desk.uploads, upkeep
-        claims_here = Claims(*of_desk, lambda peer, prove: asked.append(prove), machine_hears.append, desk.fail)
+        led = Led(lambda: desk.state, submit=machine_hears.append, send=lambda peer, prove: asked.append(prove))
+        claims_here = Claims(led, desk.snapshots, desk.uploads, upkeep)
         async with exchange_of(desk, tmp_path, lambda notice: None) as exchange:
             said: list[pb.PeerMessage] = []
             exchange._send = lambda **body: said.append(pb.PeerMessage(**body))
@@ -139,9 +140,9 @@ def test_a_stage_is_built_when_its_part_is_proved_and_not_before(tmp_path, conte
 
 def test_a_part_is_looked_into_once_for_each_time_that_a_spare_is_told_to_build_from_it(tmp_path):
     desk, machine_hears = a_desk(tmp_path), list[Any]()
-    upkeep = Upkeep(desk.snapshots, None, lambda: desk.state.history, print, desk.fail)
-    of_desk = lambda: desk.state, desk.snapshots, desk.uploads, upkeep
-    claims_here = Claims(*of_desk, print, machine_hears.append, desk.fail)
+    upkeep = Upkeep(Led(lambda: desk.state), desk.snapshots, None)
+    led = Led(lambda: desk.state, submit=machine_hears.append)
+    claims_here = Claims(led, desk.snapshots, desk.uploads, upkeep)
     lost = events.SnapshotLost("p7", 0, 1, 3, "unreadable")
     desk.state = replace(desk.state, history=replace(desk.state.history, generation=4))
 

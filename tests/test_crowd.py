@@ -13,6 +13,7 @@ from typing import Any
 from conftest import make_spec
 from hypothesis import given
 from hypothesis import strategies as st
+from led import Led
 from machine_bench import Bench, peer, to_step
 from own_time import in_own_time
 
@@ -40,7 +41,7 @@ def a_service(folder: Path, **sections: Any):
     spec = make_spec(**sections)
     run_dir = open_run_dir(folder / "run", spec, Path())
     with contextlib.closing(run_dir.lock):
-        yield Service(spec, run_dir, nothing, nothing, nothing)
+        yield Service(spec, run_dir, Led(), nothing, nothing)
 
 
 def test_heartbeats_of_a_crowd_are_spread_and_whoever_is_silent_is_given_up(monkeypatch):

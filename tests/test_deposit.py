@@ -10,6 +10,7 @@ import pytest
 from conftest import make_spec
 from hypothesis import given
 from hypothesis import strategies as st
+from led import Led
 from waiting import until
 
 from protomodels_cli.coordinator import deposit as deposits
@@ -77,7 +78,7 @@ class Desk:
         self.open()
 
     def open(self) -> None:
-        self.deposit = Deposit(self.copies, self.run_dir, lambda: self.history, self.told.append)
+        self.deposit = Deposit(Led(history=lambda: self.history, tell=self.told.append), self.copies, self.run_dir)
         self.key = parse_key((self.run_dir.path / KEY_FILE).read_text(), "here")
 
     def decide(self, step: int) -> None:

@@ -19,6 +19,7 @@ import pytest
 import torch
 from conftest import make_spec
 from heavy import heavy
+from led import Led
 from s3 import S3, URL, s3_server
 from s3_server_key import SECRET
 from test_exchange import STATE, exchange_of, uploaded
@@ -69,8 +70,8 @@ class DirectDesk(Desk):
         self.notices: list[told.Notice] = []
         self.copies = Copies(URL, folder.name)
         self.direct = Direct(self.copies, self.notices.append)
-        ways = self.told.append, self.fail, (self.copies, self.direct)
-        self.uploads = Uploads(lambda: self.state, None, self.snapshots, *ways)
+        led = Led(lambda: self.state, submit=self.told.append)
+        self.uploads = Uploads(led, None, self.snapshots, (self.copies, self.direct))
 
     async def open(self) -> None:
         self.uploads.open_store()
@@ -133,7 +134,7 @@ def test_a_part_goes_to_the_store_and_back_past_the_coordinator(s3: S3, tmp_path
                 assert exchange.parts.path(wanted).read_bytes() == contents
             rest = pb.FetchRequest(lineage=1, step=3, stage=0, offset=1000, size=1 << 20)
             assert await through_coordinator(desk, rest) == whole[1000:]
-            upkeep = Upkeep(desk.snapshots, desk.copies, lambda: desk.state.history, desk.notices.append, desk.fail)
+            upkeep = Upkeep(Led(lambda: desk.state, tell=desk.notices.append), desk.snapshots, desk.copies)
             assert manifest.check(folder, RUN).mark == mark
             assert await upkeep.is_whole(mark, 0)
             assert (folder / part_name(0)).read_bytes() == whole

@@ -13,6 +13,7 @@ from typing import Any
 import grpc
 import pytest
 import torch
+from led import Led
 from safetensors.torch import load
 from test_snapshots import CONTENTS, HASHES, Desk
 from waiting import PATIENCE
@@ -46,7 +47,7 @@ async def exchange_of(
     """The peer that holds stage 0, or one that shows another `secret`."""
     spec, nothing = desk.state.spec, None
     run_dir = open_run_dir(folder / "run", spec, Path())
-    service = Service(spec, run_dir, desk.told.append, desk.uploads, nothing)  # type: ignore[arg-type]
+    service = Service(spec, run_dir, Led(lambda: desk.state, submit=desk.told.append), desk.uploads, nothing)  # type: ignore[arg-type]
     server = grpc.aio.server(interceptors=[Gate(service)])
     rpc.add_PeeringServicer_to_server(service, server)
     port = server.add_insecure_port("127.0.0.1:0")

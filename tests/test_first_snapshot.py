@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from checkpoints import starting_from
+from led import Led
 from machine_bench import Bench, peer, to_step, told
 from safetensors.numpy import save_file
 from test_checkpoint_spec import LLAMA, changed
@@ -251,7 +252,7 @@ def test_a_damaged_part_is_cut_again_if_the_checkpoint_is_the_same(first, folder
     if source == "gone":
         shutil.rmtree(folder)
     said: list[notices.Notice] = []
-    upkeep = Upkeep(first._snapshots, None, lambda: history, said.append, lambda e: None, first)
+    upkeep = Upkeep(Led(history=lambda: history, tell=said.append), first._snapshots, None, first)
     assert asyncio.run(upkeep.is_whole(history.newest, 1)) == (source == "there")
     assert (hash_file(part) == history.newest.parts[1]) == (source == "there")
     assert [type(notice) for notice in said] == [notices.PartRestored] * (source == "there")

@@ -12,6 +12,7 @@ import grpc
 import pytest
 from conftest import make_spec
 from guest import Guest, a_guest, flood
+from led import Led
 from scene import a_spec
 from waiting import PATIENCE, until
 
@@ -77,7 +78,7 @@ async def a_service(folder: Path, told: list[ev.Event], take: bool = True) -> As
         if take:
             asyncio.get_running_loop().call_soon(service.taken, event)
 
-    service = Service(spec, run_dir, submit, nothing, nothing)  # type: ignore[arg-type]
+    service = Service(spec, run_dir, Led(submit=submit), nothing, nothing)  # type: ignore[arg-type]
     port = await service.open("127.0.0.1", 0)
     try:
         yield service, JoinLink("127.0.0.1", port, run_dir.token, run_dir.authority.fingerprint)

@@ -8,6 +8,7 @@ from typing import cast
 
 import pytest
 from conftest import make_spec
+from led import Led
 from machine_bench import CUT_OFF, Bench, holding, peer, to_step, told
 from test_reseating import saved, tried
 
@@ -435,7 +436,7 @@ def test_a_report_on_another_task_does_not_have_a_record_forgotten():
     b = Bench(make_spec(stages=2, steps=60, snapshots={"interval": 2}, audit=1.0))
     b.join(0, 1, 2)
     b.answer_until(lambda: b.state.task and b.state.task.recorded)
-    audits = Audits(lambda: b.state, cast(Feed, None), lambda event: None, lambda notice: None, lambda work: None)
+    audits = Audits(Led(lambda: b.state), b.state.spec, cast(Feed, None))
     audits.hear(ev.Tick())
     generation, task = b.state.history.generation, b.state.task
     said = [

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import grpc
 import pytest
 from conftest import make_spec
+from led import Led
 
 from protomodels_cli import PROTOCOL
 from protomodels_cli.codecs.registry import parse_codec, registry
@@ -63,7 +64,7 @@ def enrolled(spec: RunSpec, folder: Path) -> pb.EnrolReply:
     async def story() -> pb.EnrolReply:
         run_dir, nothing = open_run_dir(folder, spec, Path()), None
         server = grpc.aio.server()
-        service = Service(spec, run_dir, nothing, nothing, nothing)  # type: ignore[arg-type]
+        service = Service(spec, run_dir, Led(), nothing, nothing)  # type: ignore[arg-type]
         rpc.add_PeeringServicer_to_server(service, server)
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()

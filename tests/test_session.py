@@ -13,6 +13,7 @@ import grpc
 import pytest
 import torch
 from conftest import make_spec
+from led import Led
 from waiting import until
 
 from protomodels_cli.coordinator import events, machine, outgoing
@@ -152,7 +153,7 @@ def test_what_was_decided_about_a_peer_as_it_was_is_not_said_to_the_peer_that_it
     async def story() -> None:
         spec = make_spec()
         nothing: Any = None
-        service = Service(spec, open_run_dir(tmp_path / "run", spec, Path()), nothing, nothing, nothing)
+        service = Service(spec, open_run_dir(tmp_path / "run", spec, Path()), Led(), nothing, nothing)
         stream = ControlStream()
         service._enrolled["p"] = EnrolledPeer(0.0, stream=stream, unannounced=2)  # it came, and came again
         for _ in range(2):
@@ -206,7 +207,7 @@ def test_an_action_that_is_none_is_rejected_and_changes_nothing(tmp_path):
     async def story() -> None:
         nothing, run_dir = None, open_run_dir(tmp_path / "run", make_spec(), Path())
         server = grpc.aio.server()
-        rpc.add_OperatorServicer_to_server(Desk(Doorkeeper(run_dir), told.append, nothing), server)  # type: ignore[arg-type]
+        rpc.add_OperatorServicer_to_server(Desk(Doorkeeper(run_dir), Led(submit=told.append), nothing), server)  # type: ignore[arg-type]
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:

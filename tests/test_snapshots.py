@@ -18,6 +18,7 @@ import pytest
 import torch
 from conftest import make_spec
 from fsspec.implementations.memory import MemoryFileSystem
+from led import Led
 
 from protomodels_cli.bench.recovery import beside
 from protomodels_cli.cli.beginning import Beginning
@@ -73,13 +74,10 @@ class Desk:
         self.state = State(SPEC, (1, "t"), history, peers, seats=assigned(["p0", "p1"], {}), work=work)
         self.told: list[events.Event] = []
         self.snapshots = Snapshots(folder / "snapshots", RUN, (1, "t"), folder / "basis")
-        self.uploads = Uploads(lambda: self.state, None, self.snapshots, self.told.append, self.fail)
+        self.uploads = Uploads(Led(lambda: self.state, submit=self.told.append), None, self.snapshots)
 
     def prepares(self, peer: str, preparation: Preparation) -> None:
         self.state = replace(self.state, seats=self.state.seats.prepared(peer, preparation))
-
-    def fail(self, error: OSError) -> None:
-        raise error
 
     def header(self, of: int, **changes: object) -> pb.UploadHeader:
         fields = {"lineage": 1, "step": 3, "stage": of, "size": len(CONTENTS[of]), "sha256": HASHES[of]}
@@ -305,7 +303,7 @@ def test_a_damaged_part_is_brought_back_where_there_is_a_copy(tmp_path: Path, da
     copies = None if copied == "no store" else Copies((tmp_path / "store").as_uri(), "home")
     history = replace(beginning("u"), snapshots=(mark,))
     told: list[Notice] = []
-    upkeep = Upkeep(snapshots, copies, lambda: history, told.append, lambda e: None)
+    upkeep = Upkeep(Led(history=lambda: history, tell=told.append), snapshots, copies)
     if copies and copied == "not":
         (tmp_path / "store/home/basis").mkdir(parents=True)
     elif copies:

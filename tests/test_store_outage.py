@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from conftest import make_spec
+from led import Led
 from machine_bench import SILENT, Bench, to_step, told
 from test_direct import through_coordinator
 from test_exchange import exchange_of
@@ -50,7 +51,7 @@ class StoreDesk(Desk):
         self.store, self.notices, self.heard = folder / "store", list[notices.Notice](), list[Any]()
         self.copies = Copies(self.store.as_uri(), "home")
         self.uploads = Uploads(
-            lambda: self.state, None, self.snapshots, self.told.append, self.fail, (self.copies, None)
+            Led(lambda: self.state, submit=self.told.append), None, self.snapshots, (self.copies, None)
         )
         self.hand_in(1, CONTENTS[1])
         self.snapshots.arrived_in_store(1, 3, 0, HASHES[0], len(CONTENTS[0]))
@@ -65,9 +66,9 @@ class StoreDesk(Desk):
         self.there = self.store / "home/0001-00000003" / stored_name(0, HASHES[0])
         self.there.parent.mkdir(parents=True)
         self.there.write_bytes(CONTENTS[0])
-        self.upkeep = Upkeep(self.snapshots, self.copies, lambda: self.state.history, self.notices.append, self.fail)
+        self.upkeep = Upkeep(Led(lambda: self.state, tell=self.notices.append), self.snapshots, self.copies)
         self.claims = Claims(
-            lambda: self.state, self.snapshots, self.uploads, self.upkeep, print, self.heard.append, self.fail
+            Led(lambda: self.state, submit=self.heard.append), self.snapshots, self.uploads, self.upkeep
         )
 
     @contextmanager

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from conftest import make_spec
+from led import Led
 from machine_bench import peer
 from test_rebuild import PLACED, decided
 from test_snapshots import CONTENTS, HASHES
@@ -68,7 +69,7 @@ class Lost:
             copies.bring_up_to_date(complete, [], self.snapshots.reading)
 
         async def deposit() -> None:
-            one = Deposit(copies, self.run_dir, lambda: self.history, self.told.append)
+            one = Deposit(Led(history=lambda: self.history, tell=self.told.append), copies, self.run_dir)
             one.again()
             await one.end()
 

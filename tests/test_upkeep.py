@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from led import Led
 from test_snapshots import CONTENTS, HASHES, RUN, complete, fetched
 from waiting import PATIENCE
 
@@ -45,7 +46,7 @@ def test_a_store_that_is_down_costs_no_copy_and_no_whole_part(tmp_path: Path):
     snapshots, marks = complete(tmp_path / "snapshots", [3, 6])
     copies = Copies((tmp_path / "store").as_uri(), "home")
     history = replace(beginning("u"), snapshots=(*beginning("u").snapshots, *marks))
-    upkeep = Upkeep(snapshots, copies, lambda: history, lambda notice: None, fail)
+    upkeep = Upkeep(Led(history=lambda: history, fail=fail), snapshots, copies)
     kept(upkeep)
     (tmp_path / "snapshots/0001-00000006/stage-1.safetensors").write_bytes(b"rot")
     (tmp_path / "store").rename(tmp_path / "away")
@@ -87,9 +88,10 @@ class Flaky:
 def test_a_read_error_that_passes_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failures: int):
     snapshots, [mark] = complete(tmp_path / "snapshots", [3])
     history = replace(beginning("u"), snapshots=(mark,))
-    upkeep = Upkeep(snapshots, None, lambda: history, lambda notice: None, fail)
+    upkeep = Upkeep(Led(history=lambda: history, fail=fail), snapshots, None)
     told: list[events.Event] = []
-    uploads = Uploads(lambda: State(None, (1, "t"), history), None, snapshots, told.append, fail)  # type: ignore[arg-type]
+    state = State(None, (1, "t"), history)  # type: ignore[arg-type]
+    uploads = Uploads(Led(lambda: state, submit=told.append, fail=fail), None, snapshots)  # type: ignore[arg-type]
     request, disk = pb.FetchRequest(lineage=1, step=3, stage=1, offset=100), Flaky(monkeypatch, failures)
     assert asyncio.run(upkeep.is_whole(mark, 1)) == (failures == 2)
     disk.left = failures
@@ -126,7 +128,8 @@ def test_what_peers_put_into_the_store_of_a_snapshot_that_was_given_up_goes_once
     part.touch()
     history = replace(beginning("u"), snapshots=tuple(marks), dropped=(Dropped(1, 6, complete=False),))
     told = list[Notice]()
-    upkeep = Upkeep(snapshots, Copies((tmp_path / "store").as_uri(), "home"), lambda: history, told.append, fail)
+    led, store = Led(history=lambda: history, tell=told.append, fail=fail), (tmp_path / "store").as_uri()
+    upkeep = Upkeep(led, snapshots, Copies(store, "home"))
 
     async def settle() -> None:
         upkeep.settle()
@@ -141,7 +144,7 @@ def test_a_slow_store_gets_a_whole_copy_although_the_snapshot_is_dropped_meanwhi
     snapshots, marks = complete(tmp_path / "snapshots", [3, 6, 9])
     copies, told = Copies((tmp_path / "store").as_uri(), "home"), list[Notice]()
     history: History = replace(beginning("u"), snapshots=tuple(marks[:2]))
-    upkeep = Upkeep(snapshots, copies, lambda: history, told.append, fail)
+    upkeep = Upkeep(Led(history=lambda: history, tell=told.append, fail=fail), snapshots, copies)
     copying, settled = threading.Event(), threading.Event()
     reading = snapshots.reading
 
@@ -189,7 +192,7 @@ def test_a_copy_that_fails_holds_up_neither_the_others_nor_deletions(tmp_path: P
     copies.bring_up_to_date(snapshots.folders(marks[:1]), [], snapshots.reading)
     (tmp_path / "store/home/0001-00000009").touch()  # where a folder belongs
     history = replace(beginning("u"), snapshots=tuple(marks[1:]), dropped=(Dropped(1, 3, True),))
-    kept(Upkeep(snapshots, copies, lambda: history, told.append, fail))
+    kept(Upkeep(Led(history=lambda: history, tell=told.append, fail=fail), snapshots, copies))
     assert any(isinstance(notice, CopyFailed) for notice in told)
     assert names(tmp_path / "store/home") == ["0001-00000006", "0001-00000009"]
     assert (tmp_path / "store/home/0001-00000006/snapshot.json").exists()

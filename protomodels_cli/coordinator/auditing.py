@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 import random
 import secrets
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -25,12 +25,14 @@ from protomodels_cli.coordinator.feed import Feed
 from protomodels_cli.coordinator.history import Mark
 from protomodels_cli.coordinator.judging import Hearing, Judge
 from protomodels_cli.coordinator.peers import Peer
+from protomodels_cli.coordinator.run import Run
 from protomodels_cli.coordinator.snapshots.uploads import Chunks, bytes_of
 from protomodels_cli.coordinator.state import State
 from protomodels_cli.coordinator.voices import are_independent, voice_of
 from protomodels_cli.observe import logs
 from protomodels_cli.protocol.audit import Recorded, digest, disputed, drawn, noise_between
 from protomodels_cli.protocol.parts import Part
+from protomodels_cli.spec.schema import RunSpec
 from protomodels_cli.wire.channels import PIECE
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
 
@@ -59,16 +61,12 @@ class Witnessed:
 class Audits:
     def __init__(
         self,
-        state: Callable[[], State],
+        run: Run,
+        spec: RunSpec,
         feed: Feed,
-        submit: Callable[[events.Event], None],
-        tell: Callable[[told.AboutAudits], None],
-        chore: Callable[[Coroutine[Any, Any, None]], None],
         draw: random.Random | None = None,
     ):
-        self._state, self._feed, self._submit, self._tell = state, feed, submit, tell
-        self.send: Callable[..., None] = lambda *_, **__: None  # to a peer, once there is a service
-        self._chore, self._draw = chore, draw or random.SystemRandom()
+        self._run, self._feed, self._draw = run, feed, draw or random.SystemRandom()
         self._witnessed: Witnessed | None = None  # the last step that was recorded
         self._recorded = (0, 0)  # generation and number of its task
         self._before = 0  # the step of the snapshot that was considered last
@@ -79,7 +77,6 @@ class Audits:
         self._verdicts: dict[tuple[int, str], asyncio.Future[events.Verdict | None]] = {}
         self._asked: dict[tuple[int, str], Part] = {}  # audit and spare → the part that it builds the stage from
         self._frames: dict[int, bytes] = {}  # of audits that are under way
-        spec = state().spec
         tokens = spec.batch.size // spec.batch.microbatches * (spec.model.context + 1)
         self._most_bytes = 2 * (2048 + tokens * (8 * spec.boundary_width + 8))  # of a crossing
 
@@ -87,7 +84,7 @@ class Audits:
 
     def hear(self, event: events.Event) -> None:
         """A bug here must not end the run: no step depends on an audit."""
-        if self._state().spec.audit:
+        if self._run.state.spec.audit:
             try:
                 self._hear(event)
             except Exception as e:
@@ -103,23 +100,23 @@ class Audits:
                     _answer_none(waiting, peer_id)
         self._say_who_audits()
         self._consider()
-        state = self._state()
+        state = self._run.state
         if state.task is not None and state.task.recorded:
             self._recorded = (state.history.generation, state.task.number)
 
     def _say_who_audits(self) -> None:
         """Once, when the run has begun: without a spare the owner would hear of it after the first snapshot."""
-        state = self._state()
+        state = self._run.state
         if self._began or not state.history.holders:
             return
         self._began = True
         holders = [known for peer in state.history.holders if (known := state.peers.get(peer)) is not None]
         spares = [peer for peer in state.peers.values() if peer not in holders]
         if not any(are_independent(spare, holder) for spare in spares for holder in holders):
-            self._tell(told.NobodyAudits(state.spec.audit, "no_independent" if spares else "no_spare"))
+            self._run.tell(told.NobodyAudits(state.spec.audit, "no_independent" if spares else "no_spare"))
 
     def _note(self, peer: str, generation: int, recorded: Recorded) -> None:
-        state, history = self._state(), self._state().history
+        state, history = self._run.state, self._run.state.history
         stage, known = state.stage_of(peer), self._witnessed
         reporter = state.peers.get(peer)
         if stage is None or generation != history.generation or reporter is None:
@@ -132,24 +129,24 @@ class Audits:
         if known.is_whole:
             for boundary in disputed([known.recorded[i] for i in range(len(known.holders))]):
                 why = MessagesDiffer(known.step, boundary)
-                self._submit(events.Trouble(known.holders[boundary], why, boundary + 1, generation))
+                self._run.submit(events.Trouble(known.holders[boundary], why, boundary + 1, generation))
                 self._witnessed = None
 
     def _consider(self) -> None:
         """Draw stages, once a step was recorded and the snapshot before it is whole."""
-        known, newest = self._witnessed, self._state().history.newest
+        known, newest = self._witnessed, self._run.state.history.newest
         if self._busy or known is None or (newest.lineage, newest.step) != (known.lineage, known.step - 1):
             return
         if not known.is_whole or not newest.parts:
             return
         self._witnessed, steps, self._before = None, newest.step - self._before, newest.step
-        stages = drawn(self._state().spec.audit, max(1, steps), len(known.holders), self._draw)
+        stages = drawn(self._run.state.spec.audit, max(1, steps), len(known.holders), self._draw)
         others = [i for i in range(len(known.holders)) if i not in stages]
-        stages += [i for i in others if self._judge.wants(self._state(), _hearing(known, i), self._draw)]
+        stages += [i for i in others if self._judge.wants(self._run.state, _hearing(known, i), self._draw)]
         self._draw.shuffle(stages)
         if stages:
             self._busy = True
-            self._chore(self._audit_all(known, newest, stages))
+            self._run.spawn(self._audit_all(known, newest, stages))
 
     async def _audit_all(self, known: Witnessed, mark: Mark, stages: Sequence[int]) -> None:
         """What they recorded is collected at once: they do not keep it for long."""
@@ -175,8 +172,8 @@ class Audits:
         number, hearing = self._new_number(), _hearing(known, stage)
         self._frames[number] = frames
         try:
-            while not self._judge.is_over(self._state(), hearing):
-                auditor = next(self._judge.auditors(self._state(), hearing, self._draw), None)
+            while not self._judge.is_over(self._run.state, hearing):
+                auditor = next(self._judge.auditors(self._run.state, hearing, self._draw), None)
                 if auditor is None:
                     break
                 hearing.asked.append(auditor)
@@ -186,23 +183,23 @@ class Audits:
                     self._judge.no_result(auditor)
                     continue
                 for notice in self._judge.take(hearing, auditor, verdict.compared):
-                    self._tell(notice)
+                    self._run.tell(notice)
                 if hearing.accusers:
-                    self._submit(events.Accused(stage, frozenset(map(voice_of, hearing.accusers))))
+                    self._run.submit(events.Accused(stage, frozenset(map(voice_of, hearing.accusers))))
         finally:
             del self._frames[number]
         if not hearing.accusers and not hearing.clearers:
             self._give_up(known, stage, "no_verdict")
             return
         self._given_up = {one for one in self._given_up if one[0] != stage}
-        notices, dismissed = self._judge.conclude(self._state(), hearing)
+        notices, dismissed = self._judge.conclude(self._run.state, hearing)
         for notice in notices:
-            self._tell(notice)
+            self._run.tell(notice)
         for trouble in dismissed:
-            self._submit(trouble)
+            self._run.submit(trouble)
 
     def _can_audit(self, known: Witnessed, stage: int) -> bool:
-        state, hearing = self._state(), _hearing(known, stage)
+        state, hearing = self._run.state, _hearing(known, stage)
         if any(self._judge.auditors(state, hearing, self._draw)):
             return True
         self._give_up(known, stage, self._judge.why_nobody(state, hearing))
@@ -212,14 +209,14 @@ class Audits:
         """Told once, until the stage is audited."""
         if (stage, why) not in self._given_up:
             self._given_up.add((stage, why))
-            self._tell(told.AuditGivenUp(stage, known.step, why))
+            self._run.tell(told.AuditGivenUp(stage, known.step, why))
 
     def _new_number(self) -> int:
         return secrets.randbits(62) + 1
 
     def _microbatch(self) -> int:
         """One of them is enough. A codec that remembers is as the snapshot has it in the first one only."""
-        spec = self._state().spec
+        spec = self._run.state.spec
         remembers = any(parse_codec(wire).codec.remembers for wire in (spec.wire.forward, spec.wire.backward))
         return 0 if remembers else self._draw.randrange(spec.batch.microbatches)
 
@@ -267,7 +264,7 @@ class Audits:
     async def _ask(
         self, auditor: Peer, known: Witnessed, mark: Mark, stage: int, number: int, microbatch: int
     ) -> events.Verdict | None:
-        state, frames, suspect = self._state(), self._frames[number], self._state().peers.get(known.holders[stage])
+        state, frames, suspect = self._run.state, self._frames[number], self._run.state.peers.get(known.holders[stage])
         noise = noise_between(_arithmetic(state, suspect), _arithmetic(state, auditor))
         audit = pb.Audit(audit=number, step=known.step, microbatch=microbatch, noise=noise, size=len(frames))
         audit.sha256 = (await asyncio.to_thread(hashlib.sha256, frames)).hexdigest()
@@ -288,10 +285,10 @@ class Audits:
         peer: str,
         **body: Any,
     ) -> T | None:
-        if peer not in self._state().peers:
+        if peer not in self._run.state.peers:
             return None  # it left before it could be asked
         answer = waiting[key] = asyncio.get_running_loop().create_future()
-        self.send(peer, **body)
+        self._run.send(peer, **body)
         try:
             async with asyncio.timeout(seconds):
                 return await answer

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Coroutine, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -17,11 +17,11 @@ from protomodels_cli import timeouts
 from protomodels_cli.coordinator import events
 from protomodels_cli.coordinator.failing import flaw_of, no_beginning
 from protomodels_cli.coordinator.history import Mark
+from protomodels_cli.coordinator.run import Run
 from protomodels_cli.coordinator.snapshots.copies import OutOfReach
 from protomodels_cli.coordinator.snapshots.store import Snapshots
 from protomodels_cli.coordinator.snapshots.upkeep import Upkeep
 from protomodels_cli.coordinator.snapshots.uploads import Uploads
-from protomodels_cli.coordinator.state import State
 from protomodels_cli.protocol.parts import Part
 from protomodels_cli.protocol.possession import NONCE, proof
 from protomodels_cli.wire.parts import part_message
@@ -33,16 +33,12 @@ AGAIN = 6.0  # seconds between two looks into a store that cannot be reached
 class Claims:
     def __init__(
         self,
-        state: Callable[[], State],
+        run: Run,
         snapshots: Snapshots,
         uploads: Uploads,
         upkeep: Upkeep,
-        send: Callable[..., None],
-        submit: Callable[[events.Event], None],
-        end_with: Callable[[BaseException], None],
     ):
-        self._state, self._snapshots, self._uploads, self._upkeep = state, snapshots, uploads, upkeep
-        self._send, self._submit, self._end_with = send, submit, end_with
+        self._run, self._snapshots, self._uploads, self._upkeep = run, snapshots, uploads, upkeep
         self._looked: dict[str, tuple[int, int, float, int]] = {}  # what of a peer was last looked into
         self._looking: set[str] = set()  # at what these peers said
         self._asked: dict[tuple[str, Part], bytes] = {}  # what peers were asked to prove, with which nonce
@@ -65,7 +61,7 @@ class Claims:
         """A peer cannot read its part of a snapshot, or build a stage from it. What is here decides: a peer's word
         costs nobody a snapshot, and is looked into once for each time that it is told to build a stage. What only the
         store could tell is asked until it answers."""
-        state, history = self._state(), self._state().history
+        state, history = self._run.state, self._run.state.history
         stage = state.stage_to_build(lost.peer, lost.generation)
         mark = next((m for m in history.snapshots if m.key == (lost.lineage, lost.step)), None)
         if stage is None or mark is None or not mark.parts:
@@ -86,22 +82,22 @@ class Claims:
         why = lost.why
         while (whole := await self._is_whole(lost, mark, stage)) is None:
             await asyncio.sleep(AGAIN)
-            if self._state().stage_to_build(lost.peer, lost.generation) != stage or mark not in self._marks():
+            if self._run.state.stage_to_build(lost.peer, lost.generation) != stage or mark not in self._marks():
                 return  # nobody waits for it any more
         if whole and (flaw := await flaw_of(self._uploads.unfit(mark, stage))):
             whole, why = False, flaw
-        state = self._state()
+        state = self._run.state
         if not whole and mark == state.history.snapshots[0]:
-            self._end_with(no_beginning(stage, state.spec.model.init or ""))
+            self._run.fail(no_beginning(stage, state.spec.model.init or ""))
             return
-        self._submit(replace(lost, whole_here=whole, why=why))
+        self._run.submit(replace(lost, whole_here=whole, why=why))
 
     async def _is_whole(self, lost: events.SnapshotLost, mark: Mark, stage: int) -> bool | None:
         """None: the store cannot be reached, and only that could tell."""
         try:
             return await self._upkeep.is_whole(mark, stage)
         except OutOfReach as e:
-            self._submit(events.StoreAway(lost.peer, *mark.key, stage, str(e)))
+            self._run.submit(events.StoreAway(lost.peer, *mark.key, stage, str(e)))
             return None
 
     def hear(self, event: events.Event) -> None:
@@ -109,7 +105,7 @@ class Claims:
         match event:
             case events.Joined(joined):
                 self._forget(joined.id)
-                if (peer := self._state().peers.get(joined.id)) is not None:
+                if (peer := self._run.state.peers.get(joined.id)) is not None:
                     self._ask(peer.id, peer.parts)
             case events.Left(peer_id):
                 self._forget(peer_id)
@@ -117,10 +113,10 @@ class Claims:
                 self._ask(peer_id, [part])
 
     async def hear_ready(self, ready: events.Ready) -> None:
-        key, told = (ready.peer, ready.part), self._state().seats.preparing.get(ready.peer)
+        key, told = (ready.peer, ready.part), self._run.state.seats.preparing.get(ready.peer)
         due = told is not None and told.part == ready.part and self._mark(ready.part) is not None
         if not due or key in self._proved:  # the seed needs no proof, and what nobody asked for is passed over
-            self._submit(ready)
+            self._run.submit(ready)
             return
         self._ready.add(key)
         if key not in self._asked:
@@ -134,7 +130,7 @@ class Claims:
         for part in parts:
             if self._mark(part) is not None:
                 nonce = self._asked[peer, part] = secrets.token_bytes(NONCE)
-                self._send(peer, prove=pb.Prove(part=part_message(part), nonce=nonce))
+                self._run.send(peer, prove=pb.Prove(part=part_message(part), nonce=nonce))
                 asyncio.get_running_loop().call_later(timeouts.PART_PROOF, self._expire, peer, part, nonce)
 
     def _expire(self, peer: str, part: Part, nonce: bytes) -> None:
@@ -154,18 +150,18 @@ class Claims:
         self._proved.add(key)
         if key in self._ready:
             self._ready.discard(key)
-            self._submit(events.Ready(*key))
+            self._run.submit(events.Ready(*key))
 
     def _disprove(self, peer: str, part: Part) -> None:
         self._ready.discard((peer, part))
-        self._submit(events.Lacking(peer, part, disproved=True))
+        self._run.submit(events.Lacking(peer, part, disproved=True))
 
     def _mark(self, part: Part) -> Mark | None:
         """The complete snapshot that it is of."""
         return next((mark for mark in self._marks() if part in mark.as_parts()), None)
 
     def _marks(self) -> tuple[Mark, ...]:
-        return self._state().history.snapshots
+        return self._run.state.history.snapshots
 
     def _proof(self, part: Part, nonce: bytes) -> str | None:
         """None: there is nothing here to compare with."""

@@ -84,28 +84,20 @@ class Coordinator:
         copy_to, init = here.snapshots.copy_to, here.model.init
         self._first = None if init is None else FirstSnapshot(self.spec, Path(init), self._snapshots)
 
-        def journalled() -> History:
-            return self._journal.history
-
         beside = partial(papers, run_dir.path, self.spec)
-        copies = None if copy_to is None else Copies(copy_to, run_dir.name_there, beside, journalled)
+        copies = None if copy_to is None else Copies(copy_to, run_dir.name_there, beside, lambda: self.history)
         store = None if copies is None else (copies, direct_to(self.spec.snapshots, copies, self._teller))
-        self._uploads = Uploads(lambda: self.state, self._subspace, self._snapshots, self.submit, self._fail, store)
-        feed, put = Feed(self.spec, corpus), self._events.put_nowait
-        self._audits = Audits(lambda: self.state, feed, put, self._teller, self._chore)
-        self._service = Service(
-            self.spec, run_dir, self.submit, self._uploads, self._status, self._audits, relays, self._teller
-        )
-        self._audits.send = self._service.send
+        self._uploads, feed = Uploads(self, self._subspace, self._snapshots, store), Feed(self.spec, corpus)
+        self._audits = Audits(self, self.spec, feed)
+        self._service = Service(self.spec, run_dir, self, self._uploads, self._status, self._audits, relays)
         history, called = lambda: self.state.history, self.state.called
         self._dispatch = Dispatch(self._service, feed, self._subspace, t_fixed[1], history, called)
-        deposit = None if copies is None else Deposit(copies, run_dir, journalled, self._teller)
+        deposit = None if copies is None else Deposit(self, copies, run_dir)
         if deposit is not None:
             call = asyncio.get_event_loop().call_soon_threadsafe
             self._service.doorkeeper.on_change = partial(call, deposit.papers_changed)
-        self._upkeep = Upkeep(self._snapshots, copies, journalled, self._teller, self._fail, self._first, deposit)
-        files = self._snapshots, self._uploads, self._upkeep
-        self._claims = Claims(lambda: self.state, *files, self._service.send, put, self._end_with)
+        self._upkeep = Upkeep(self, self._snapshots, copies, self._first, deposit)
+        self._claims = Claims(self, self._snapshots, self._uploads, self._upkeep)
         self._progress, self._totals = Progress(self.spec.steps), Totals()
         self._contributions = Contributions()
         # Wall time that a step of the system's clock does not disturb: timeouts are measured with it.
@@ -246,7 +238,7 @@ class Coordinator:
             if not told:
                 await self._write_summary()
             self._teller(notices.RunDone(history.step))
-            self._chore(self._end_when_all_know(told))
+            self.spawn(self._end_when_all_know(told))
             return
         self._teller(notices.Continuing(history.step, self.spec.steps, history.newest.step))
 
@@ -274,26 +266,39 @@ class Coordinator:
         if not self._over.done():
             self._over.set_result(None)
 
-    def _fail(self, error: OSError) -> None:
-        """The disk: nothing can be decided any more."""
+    # What the parts of the coordinator see of the run, and may do to it (run.py)
+
+    @property
+    def history(self) -> History:
+        return self._journal.history
+
+    def hear(self, said: events.Event | events.Aside) -> None:
+        if (looking := self._claims.look_at(said) or self._audits.look_at(said)) is not None:
+            self._service.taken(said)
+            self.spawn(self._looked_into(said, looking))
+        elif not isinstance(said, events.Aside):
+            self.submit(said)
+
+    def submit(self, event: events.Event) -> None:
+        self._events.put_nowait(event)
+
+    def send(self, peer: str, **body: Any) -> None:
+        self._service.send(peer, **body)
+
+    def tell(self, notice: notices.Notice) -> None:
+        self._teller(notice)
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        self._chores.add(task := asyncio.create_task(work))
+        task.add_done_callback(self._chore_ended)
+
+    def fail(self, error: BaseException) -> None:
         if not self._over.done():
             self._over.set_exception(error)
-        else:
+        elif isinstance(error, OSError):
             self._teller(notices.DiskFailed(str(self.run_dir.path), error.strerror or str(error)))
 
-    def _end_with(self, error: BaseException) -> None:
-        if not self._over.done():
-            self._over.set_exception(error)
-
     # Events
-
-    def submit(self, event: events.Event | events.Aside) -> None:
-        """What a peer says of parts or of an audit is looked into beside everything else."""
-        if (looking := self._claims.look_at(event) or self._audits.look_at(event)) is not None:
-            self._service.taken(event)
-            self._chore(self._looked_into(event, looking))
-        elif not isinstance(event, events.Aside):
-            self._events.put_nowait(event)
 
     async def _looked_into(self, event: events.Event | events.Aside, looking: Coroutine[Any, Any, None]) -> None:
         try:
@@ -303,21 +308,17 @@ class Coordinator:
         except Exception as e:
             self._blame(event, e)
 
-    def _chore(self, work: Coroutine[Any, Any, None]) -> None:
-        self._chores.add(task := asyncio.create_task(work))
-        task.add_done_callback(self._chore_ended)
-
     def _chore_ended(self, task: asyncio.Task[None]) -> None:
         """One that failed ends the coordinator: whoever waits for what it would have done would wait for ever."""
         self._chores.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._end_with(error)
+            self.fail(error)
 
     async def _cut(self, layers: tuple[int, ...], first: FirstSnapshot) -> None:
         try:
             cut = await beside(first.cut, layers)
         except OSError as e:
-            self._fail(e)
+            self.fail(e)
         except MemoryError:
             raise no_memory(self.spec.model.init or "") from None
         else:
@@ -356,7 +357,7 @@ class Coordinator:
             self._follow(event, commands)
             if self.state.history.over and not over_before:
                 await self._write_summary()
-                self._chore(self._end_when_the_silent_know())
+                self.spawn(self._end_when_the_silent_know())
 
     def _follow(self, event: events.Event, commands: list[events.Command]) -> None:
         """What an event leads to outside the machine. Where one part fails, the peer that sent the event is dismissed
@@ -406,7 +407,7 @@ class Coordinator:
         if isinstance(trouble, OfAudits) or isinstance(event, events.Accused):
             return
         if not isinstance(peer, str) or isinstance(trouble, UnprocessableMessage):  # not even its dismissal works
-            self._end_with(own_fault(type(event).__name__, error))
+            self.fail(own_fault(type(event).__name__, error))
             return
         why = UnprocessableMessage(type(event).__name__)
         if isinstance(event, events.Joined):  # the machine does not know this peer, and would not dismiss it
@@ -431,7 +432,7 @@ class Coordinator:
                 self._dispatch.explain(command)
             case events.CutCheckpoint(layers):
                 assert self._first is not None
-                self._chore(self._cut(layers, self._first))
+                self.spawn(self._cut(layers, self._first))
             case events.AssignStage():
                 self._dispatch.assign(command)
             case events.GoOn():
@@ -451,7 +452,7 @@ class Coordinator:
                 self._upkeep.settle()
                 if self._subspace is not None:
                     history = self.state.history
-                    self._chore(self._subspace.forget(history.basis_version, set(bases_needed(history))))
+                    self.spawn(self._subspace.forget(history.basis_version, set(bases_needed(history))))
             case events.Quit():
                 self._end()
             case _:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
@@ -22,6 +21,7 @@ from protomodels_cli.coordinator.as_json import as_json, from_json
 from protomodels_cli.coordinator.file_names import BASES
 from protomodels_cli.coordinator.history import History
 from protomodels_cli.coordinator.identity import RunIdentity
+from protomodels_cli.coordinator.run import Run
 from protomodels_cli.coordinator.run_dir import Private, RunDir, private_of
 from protomodels_cli.coordinator.seal import KEY_FILE, NotWhole, OtherKey, StoreKey, own_key
 from protomodels_cli.coordinator.snapshots.copies import Copies, in_words, names_in
@@ -83,12 +83,11 @@ def unsealed(key: StoreKey, kind: type[T], content: bytes) -> T:
 class Deposit:
     def __init__(
         self,
+        run: Run,
         copies: Copies,
         run_dir: RunDir,
-        history: Callable[[], History],  # as it is in the journal
-        tell: Callable[[notices.Notice], None],
     ):
-        self._copies, self._run_dir, self._history, self._tell = copies, run_dir, history, tell
+        self._run, self._copies, self._run_dir = run, copies, run_dir
         self._key, self._made_key = own_key(run_dir.path, run_dir.store_key)
         logs.hide(self._key.text)
         self._working, self._hurry = Repeated(self._work), asyncio.Event()
@@ -101,7 +100,7 @@ class Deposit:
         """The journal has more than was copied."""
         if self._made_key:
             self._made_key = False
-            self._tell(notices.StoreKeyMade(str(self._run_dir.path / KEY_FILE), self._copies.url))
+            self._run.tell(notices.StoreKeyMade(str(self._run_dir.path / KEY_FILE), self._copies.url))
         self._working.again()
 
     def papers_changed(self) -> None:
@@ -124,7 +123,7 @@ class Deposit:
             self._store = None
             wait = self._backoff.after_failure(time.monotonic()) or AGAIN[1]
             if self._backoff.failures == 1:
-                self._tell(notices.JournalNotCopied(self._copies.url, in_words(e)))
+                self._run.tell(notices.JournalNotCopied(self._copies.url, in_words(e)))
             if not self._hurry.is_set():
                 self._next = time.monotonic() + wait
                 self._working.again()
@@ -137,13 +136,13 @@ class Deposit:
         """Blocks. The journal comes last: what it needs is there then."""
         files, root = self._store or self._open()
         self._copies.check_ours(names_in(files, root))
-        history = self._history()
+        history = self._run.history
         needed = {version for version, sha256 in bases_needed(history).items() if sha256}
         for version in sorted(needed - self._bases):
             try:
                 content = (self._run_dir.path / BASES / basis_name(version)).read_bytes()
             except FileNotFoundError:
-                if self._history() == history:
+                if self._run.history == history:
                     raise
                 return self._copy()  # it was forgotten meanwhile
             files.pipe_file(f"{root}/{BASES}/{basis_name(version)}", content)

@@ -16,6 +16,7 @@ from protomodels_cli.coordinator.doorkeeper import Doorkeeper, Revoked
 from protomodels_cli.coordinator.messages import clean, owners_event
 from protomodels_cli.coordinator.peers import Rest
 from protomodels_cli.coordinator.reasons import Kicked
+from protomodels_cli.coordinator.run import Run
 from protomodels_cli.coordinator.snapshots.upkeep import beside
 from protomodels_cli.coordinator.tokens import MOST_GUESTS, MOST_NAME, MOST_TOKENS, OWN, Token
 from protomodels_cli.wire.pb import pmtrain_pb2 as pb
@@ -28,10 +29,10 @@ class Desk(rpc.OperatorServicer):
     def __init__(
         self,
         doorkeeper: Doorkeeper,
-        submit: Callable[[events.Event | events.Proof], None],
+        run: Run,
         status: Callable[[], pb.RunStatus],
     ):
-        self._doorkeeper, self._submit, self._status = doorkeeper, submit, status
+        self._doorkeeper, self._run, self._status = doorkeeper, run, status
 
     async def Status(self, request: pb.StatusRequest, context: grpc.aio.ServicerContext) -> pb.RunStatus:
         return self._status()
@@ -40,7 +41,7 @@ class Desk(rpc.OperatorServicer):
         if (event := owners_event(request)) is None:
             await calls.reject(context, bad_requests.UnknownAction(request.action))
         else:
-            self._submit(event)
+            self._run.hear(event)
         return pb.ControlReply()
 
     async def CreateToken(
@@ -73,7 +74,7 @@ class Desk(rpc.OperatorServicer):
             await calls.refuse(context, refusals.NoSuchPeer(request.peer, len(found)))
         if request.over and any(p.peer == found[0] and p.rests_by_itself for p in self._status().peers):
             await calls.refuse(context, refusals.RestsByItself(request.peer))
-        self._submit(events.Rests(found[0], None if request.over else Rest(own=False)))
+        self._run.hear(events.Rests(found[0], None if request.over else Rest(own=False)))
         return pb.RestReply(peer=found[0])
 
     def _peers_called(self, name: str) -> list[str]:
@@ -90,7 +91,7 @@ class Desk(rpc.OperatorServicer):
 
     async def _kick(self, peer: str) -> Revoked:
         revoked = await beside(self._doorkeeper.kick, peer)
-        self._submit(events.Trouble(peer, Kicked()))
+        self._run.hear(events.Trouble(peer, Kicked()))
         return revoked
 
 

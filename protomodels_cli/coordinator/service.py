@@ -25,7 +25,7 @@ from protomodels_cli.coordinator.gate import GATE_OPTIONS, Caller, Gate, Right
 from protomodels_cli.coordinator.joining import Joining
 from protomodels_cli.coordinator.measuring import Measuring, NotNow
 from protomodels_cli.coordinator.messages import event_of, peer_of, port_at, ports_of
-from protomodels_cli.coordinator.notices import Notice, Unwanted
+from protomodels_cli.coordinator.notices import Unwanted
 from protomodels_cli.coordinator.owner import Desk
 from protomodels_cli.coordinator.reasons import (
     ConnectionClosed,
@@ -36,6 +36,7 @@ from protomodels_cli.coordinator.reasons import (
     TooManyMessages,
 )
 from protomodels_cli.coordinator.routes import Routes
+from protomodels_cli.coordinator.run import Run
 from protomodels_cli.coordinator.run_dir import RunDir
 from protomodels_cli.coordinator.sessions import ControlStream, EnrolledPeer, most_waiting, watch
 from protomodels_cli.coordinator.snapshots.copies import OutOfReach
@@ -68,17 +69,16 @@ class Service(rpc.PeeringServicer):
         self,
         spec: RunSpec,
         run_dir: RunDir,
-        submit: Callable[[events.Event | events.Aside], None],
+        run: Run,
         uploads: Uploads,
         status: Callable[[], pb.RunStatus],
         audits: Audits | None = None,
         relays: Sequence[RelayLink] = (),
-        tell: Callable[[Notice], None] = lambda notice: None,
     ):
         self._spec, self._run_dir = spec, run_dir
         self.routes = Routes(lambda: self.door, run_dir.shown_as, relays)
-        self._submit, self._uploads, self._audits, self._status = submit, uploads, audits, status
-        self._tell, self._away = tell, Away()
+        self._run, self._uploads, self._audits, self._status = run, uploads, audits, status
+        self._away = Away()
         self._enrolled: dict[str, EnrolledPeer] = {}
         self._most_waiting, self._measuring = most_waiting(spec), Measuring()
         self._untaken: dict[int, EnrolledPeer] = {}  # whose events wait for the machine
@@ -93,7 +93,7 @@ class Service(rpc.PeeringServicer):
         self._dismissed: dict[str, None] = {}  # for good: they are not let in again under these names
         self._server = grpc.aio.server(interceptors=[Gate(self)], options=[*SERVER_OPTIONS, *GATE_OPTIONS])
         rpc.add_PeeringServicer_to_server(self, self._server)
-        rpc.add_OperatorServicer_to_server(Desk(self.doorkeeper, submit, status), self._server)
+        rpc.add_OperatorServicer_to_server(Desk(self.doorkeeper, run, status), self._server)
         self.door: Door | None = None
 
     async def open(self, host: str, port: int) -> int:
@@ -128,7 +128,7 @@ class Service(rpc.PeeringServicer):
         known.was_sent()
         if stream.outbox.qsize() > self._most_waiting and not stream.refused:
             stream.refused = True
-            self._submit(events.Trouble(peer, NotReading(stream.outbox.qsize())))
+            self._run.hear(events.Trouble(peer, NotReading(stream.outbox.qsize())))
 
     def dismiss(self, peer: str, for_good: bool, **body: Any) -> None:
         """Send it the reason and close its stream."""
@@ -158,7 +158,7 @@ class Service(rpc.PeeringServicer):
         if known is not None and known.stream is stream:
             known.stream, known.since = None, time.monotonic()
             stream.end()
-            self._submit(event)
+            self._run.hear(event)
 
     # Joining
 
@@ -212,7 +212,7 @@ class Service(rpc.PeeringServicer):
 
     def turned_away(self, context: grpc.aio.ServicerContext, what: Unwanted, peer: str = "") -> None:
         if (notice := self._away.note(self._network(context), what, peer)) is not None:
-            self._tell(notice)
+            self._run.tell(notice)
 
     async def Enrol(self, request: pb.EnrolRequest, context: grpc.aio.ServicerContext) -> pb.EnrolReply:
         here = sum(known.stream is not None for known in self._enrolled.values())
@@ -309,7 +309,7 @@ class Service(rpc.PeeringServicer):
             known.stream.end()
         known.stream, stream.serving = stream, asyncio.current_task()
         known.unannounced += 1
-        self._submit(joined)
+        self._run.hear(joined)
         reading = asyncio.create_task(self._receive(peer, stream, request_iterator))
         reading.add_done_callback(lambda _: stream.outbox.put_nowait(None))  # the peer has closed the stream
         try:
@@ -328,7 +328,7 @@ class Service(rpc.PeeringServicer):
             if not self._enrolled[peer].may_say(message, stream.last_received):
                 stream.refused = True
                 self._joining.cooling.begin(self._token_of(peer), stream.address, stream.last_received)
-                self._submit(events.Trouble(peer, TooManyMessages(sessions.FROM_PEER.per_second)))
+                self._run.hear(events.Trouble(peer, TooManyMessages(sessions.FROM_PEER.per_second)))
             if stream.refused:
                 await asyncio.Event().wait()  # nothing more is read: the stream ends once the peer has been told why
             try:
@@ -343,7 +343,7 @@ class Service(rpc.PeeringServicer):
         known = self._enrolled[peer]
         self._untaken[id(event)] = known
         known.untaken += 1
-        self._submit(event)
+        self._run.hear(event)
         while known.untaken >= sessions.MOST_UNTAKEN:
             await asyncio.sleep(sessions.UNTAKEN_SECONDS)
             stream.last_received = time.monotonic()  # it is not the peer that is silent
@@ -365,7 +365,7 @@ class Service(rpc.PeeringServicer):
             await context.abort(grpc.StatusCode.UNAVAILABLE, str(e))
         except OSError as e:
             why = e.strerror or str(e)
-            self._submit(events.PartFailed(None, request.lineage, request.step, request.stage, NotWritten(why)))
+            self._run.hear(events.PartFailed(None, request.lineage, request.step, request.stage, NotWritten(why)))
             await context.abort(grpc.StatusCode.UNAVAILABLE, f"the coordinator cannot write the part: {why}")
         return pb.OfferReply()
 
@@ -411,7 +411,7 @@ class Service(rpc.PeeringServicer):
         except FileNotFoundError as e:
             await context.abort(grpc.StatusCode.NOT_FOUND, str(e))
         except OutOfReach as e:
-            self._submit(events.StoreAway(peer, first.lineage, first.step, first.stage, str(e)))
+            self._run.hear(events.StoreAway(peer, first.lineage, first.step, first.stage, str(e)))
             await context.abort(grpc.StatusCode.UNAVAILABLE, f"the store cannot be reached: {e}")
         except OSError as e:  # and not just once
             await context.abort(grpc.StatusCode.DATA_LOSS, f"the coordinator cannot read the part: {e.strerror or e}")

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from protomodels_cli.coordinator import notices
-from protomodels_cli.coordinator.history import History, Mark
+from protomodels_cli.coordinator.history import Mark
+from protomodels_cli.coordinator.run import Run
 from protomodels_cli.coordinator.snapshots.copies import Copies, OutOfReach, in_words
 from protomodels_cli.coordinator.snapshots.first import FirstSnapshot
 from protomodels_cli.coordinator.snapshots.manifest import folder_name, part_name, stored_name
@@ -85,15 +86,13 @@ async def within(seconds: float, work: Callable[..., T], *arguments: Any, **opti
 class Upkeep:
     def __init__(
         self,
+        run: Run,
         snapshots: Snapshots,
         copies: Copies | None,
-        history: Callable[[], History],  # as it is in the journal
-        tell: Callable[[notices.Notice], None],
-        fail: Callable[[OSError], None],
         first: FirstSnapshot | None = None,  # where the run starts from a checkpoint
         deposit: Deposit | None = None,  # where the journal goes to the store as well
     ):
-        self._snapshots, self._copies, self._history, self._tell, self._fail = snapshots, copies, history, tell, fail
+        self._run, self._snapshots, self._copies = run, snapshots, copies
         self._first, self._deposit = first, deposit
         self._settling, self._copying = Repeated(self._settle), Repeated(self._copy)
         self._looks: dict[tuple[int, int, int], asyncio.Task[bool]] = {}
@@ -105,7 +104,7 @@ class Upkeep:
     async def end(self) -> None:
         await self._settling.end()
         if self._copies is not None and self._copying.under_way:
-            self._tell(notices.CopyingLast(self._copies.url))
+            self._run.tell(notices.CopyingLast(self._copies.url))
         await self._copying.end()
         if self._deposit is not None:
             await self._deposit.end()
@@ -117,15 +116,15 @@ class Upkeep:
 
     async def _settle(self) -> None:
         try:
-            await asyncio.to_thread(self._snapshots.settle, self._history)
+            await asyncio.to_thread(self._snapshots.settle, lambda: self._run.history)
         except OSError as e:
-            self._fail(e)
+            self._run.fail(e)
         if self._copies is not None:
             self._copying.again()
 
     async def _copy(self) -> None:
         assert self._copies is not None
-        history = self._history()
+        history = self._run.history
         complete = self._snapshots.folders(history.snapshots)
         # Of one that was given up peers may have put parts there; until a later one is complete it may be begun again.
         over = [old for old in history.dropped if old.complete or old.key < history.newest.key]
@@ -133,11 +132,11 @@ class Upkeep:
         try:
             await beside(self._copies.bring_up_to_date, complete, dropped, self._snapshots.reading)
         except Exception as e:  # a store may raise anything
-            self._tell(notices.CopyFailed(self._copies.url, in_words(e)))
+            self._run.tell(notices.CopyFailed(self._copies.url, in_words(e)))
         try:  # what was dropped while it was being copied
-            await asyncio.to_thread(self._snapshots.settle, self._history)
+            await asyncio.to_thread(self._snapshots.settle, lambda: self._run.history)
         except OSError as e:
-            self._fail(e)
+            self._run.fail(e)
 
     async def is_whole(self, mark: Mark, stage: int) -> bool:
         """Does this part have the right bytes, now or once restored from the copy or cut again from the checkpoint?
@@ -173,7 +172,7 @@ class Upkeep:
         except Exception as e:  # a store may raise anything
             raise OutOfReach(in_words(e)) from None
         kind = notices.PartRestored if whole else notices.PartDamaged
-        self._tell(kind(stage, mark.step, copies.url))
+        self._run.tell(kind(stage, mark.step, copies.url))
         return whole
 
     async def _cut_again(self, mark: Mark, stage: int, first: FirstSnapshot) -> bool:
@@ -186,7 +185,7 @@ class Upkeep:
             SNAPSHOTS.warning("cannot cut stage %d's part from the checkpoint again: %s", stage, e)
             return False
         if whole:
-            self._tell(notices.PartRestored(stage, mark.step, str(first.checkpoint)))
+            self._run.tell(notices.PartRestored(stage, mark.step, str(first.checkpoint)))
         return whole
 
     async def _bring_back(self, mark: Mark, stage: int, copies: Copies) -> bool:

@@ -15,6 +15,7 @@ from typing import Any, BinaryIO, TypeVar
 from protomodels_cli.coordinator import bad_requests, events, part_rights, reasons, refusals
 from protomodels_cli.coordinator.bad_requests import BadRequest
 from protomodels_cli.coordinator.history import Mark
+from protomodels_cli.coordinator.run import Run
 from protomodels_cli.coordinator.sentences import part_failure
 from protomodels_cli.coordinator.snapshots import failures
 from protomodels_cli.coordinator.snapshots.content import LONGEST_HEADER, ROOM_FOR_NAMES, unfit, unfit_by_header
@@ -23,7 +24,6 @@ from protomodels_cli.coordinator.snapshots.direct import LARGEST, Direct
 from protomodels_cli.coordinator.snapshots.manifest import folder_name, part_name, stored_name
 from protomodels_cli.coordinator.snapshots.store import Snapshots, patiently
 from protomodels_cli.coordinator.snapshots.upkeep import within
-from protomodels_cli.coordinator.state import State
 from protomodels_cli.coordinator.subspace import Subspace
 from protomodels_cli.cost.memory import stage_memory
 from protomodels_cli.files import hash_file
@@ -56,15 +56,12 @@ class Damaged(Exception):
 class Uploads:
     def __init__(
         self,
-        state: Callable[[], State],
+        run: Run,
         subspace: Subspace | None,
         snapshots: Snapshots,
-        submit: Callable[[events.Event], None],
-        fail: Callable[[OSError], None],
         store: tuple[Copies, Direct | None] | None = None,  # and the peers' own way there
     ):
-        self._state, self._subspace, self._snapshots = state, subspace, snapshots
-        self._submit, self._fail = submit, fail
+        self._run, self._subspace, self._snapshots = run, subspace, snapshots
         self._copies, self._direct = store or _NO_STORE
         self._basis_offered = (0, 0)  # generation and step of the last basis that was uploaded
         self._one_basis, self._one_look = asyncio.Lock(), asyncio.Lock()
@@ -80,7 +77,7 @@ class Uploads:
     async def offered(self, peer: str, header: pb.UploadHeader) -> int | None:
         """The byte from which on this part is needed; None: not at all. Raises BadRequest, and Refused, with which the
         snapshot is given up."""
-        history = self._state().history
+        history = self._run.state.history
         if not self._is_pending(header):
             return None
         stages = len(history.layers)
@@ -89,7 +86,7 @@ class Uploads:
         if history.holders[header.stage : header.stage + 1] != (peer,):
             raise BadRequest(bad_requests.NotHolder(header.stage))
         span = spans(history.layers)[header.stage]
-        most = stage_memory(self._state().spec).saved(span.start, span.stop) + ROOM_FOR_NAMES
+        most = stage_memory(self._run.state.spec).saved(span.start, span.stop) + ROOM_FOR_NAMES
         if header.size > most:
             raise self._refused(peer, header, failures.TooLarge(header.size, most))
         which = header.lineage, header.step, header.stage, header.sha256
@@ -138,7 +135,7 @@ class Uploads:
         if await direct.size(snapshot, name) != header.size:
             return pb.OfferReply(wanted=True, url=await direct.upload_url(snapshot, name, header.size, header.sha256))
         beginning = await direct.beginning(snapshot, name, min(header.size, LONGEST_HEADER))
-        state, mark = self._state(), self._pending(header)
+        state, mark = self._run.state, self._pending(header)
         if mark is None:  # given up meanwhile
             return pb.OfferReply()
         flaw = unfit_by_header(beginning, header.size, state.spec, state.history.layers, mark, header.stage)
@@ -168,7 +165,7 @@ class Uploads:
         self, peer: str, request: pb.FetchRequest, audited: Collection[Part]
     ) -> refusals.NoSession | refusals.PartNotAssigned | None:
         """Why this peer may not fetch this part, or locate it."""
-        return part_rights.refusal(self._state(), peer, (request.lineage, request.step), request.stage, audited)
+        return part_rights.refusal(self._run.state, peer, (request.lineage, request.step), request.stage, audited)
 
     async def locate(self, request: pb.FetchRequest) -> str:
         """Where a peer finds this part of a complete snapshot in the store; empty: here, or nowhere."""
@@ -189,7 +186,7 @@ class Uploads:
             return ""
 
     def _refused(self, peer: str, header: pb.UploadHeader, why: failures.TooLarge | failures.Unfit) -> Refused:
-        self._submit(events.PartFailed(peer, header.lineage, header.step, header.stage, why))
+        self._run.submit(events.PartFailed(peer, header.lineage, header.step, header.stage, why))
         return Refused(part_failure(why))
 
     async def receive(self, peer: str, header: pb.UploadHeader, chunks: Chunks) -> None:
@@ -203,11 +200,11 @@ class Uploads:
         except FileNotFoundError:
             raise Later(f"the snapshot at step {header.step} was given up or begun again; retry") from None
         except OSError as e:
-            if self._is_pending(header) and header.step not in self._state().saving.whole:
+            if self._is_pending(header) and header.step not in self._run.state.saving.whole:
                 # First: the journal needs the room too.
                 await asyncio.to_thread(self._snapshots.drop, header.lineage, header.step)
             why = failures.NotWritten(e.strerror or str(e))
-            self._submit(events.PartFailed(None, header.lineage, header.step, header.stage, why))
+            self._run.submit(events.PartFailed(None, header.lineage, header.step, header.stage, why))
             raise Later(f"the coordinator cannot write the part: {why.detail}") from None
 
     async def _receive_part(self, peer: str, header: pb.UploadHeader, chunks: Chunks) -> None:
@@ -244,14 +241,14 @@ class Uploads:
 
     def _pending(self, header: pb.UploadHeader) -> Mark | None:
         """The snapshot that was begun and that this part is of."""
-        marks = self._state().history.pending
+        marks = self._run.state.history.pending
         return next((m for m in marks if m.key == (header.lineage, header.step)), None)
 
     def _is_pending(self, header: pb.UploadHeader) -> bool:
         return self._pending(header) is not None
 
     def _unfit(self, path: Path, header: pb.UploadHeader) -> failures.Unfit | None:
-        state, mark = self._state(), self._pending(header)
+        state, mark = self._run.state, self._pending(header)
         if mark is None:  # given up meanwhile
             return None
         return unfit(path, state.spec, state.history.layers, mark, header.stage)
@@ -284,17 +281,17 @@ class Uploads:
         """Which parts of this snapshot are here? One look at a time: the machine hears of them in order."""
         async with self._one_look:
             here = await asyncio.to_thread(self._snapshots.here, lineage, step)
-            stages = len(self._state().history.layers)
+            stages = len(self._run.state.history.layers)
             if len(here) == stages:
-                self._submit(events.SnapshotWhole(lineage, step, tuple(here[i] for i in range(stages))))
+                self._run.submit(events.SnapshotWhole(lineage, step, tuple(here[i] for i in range(stages))))
             else:
-                self._submit(events.PartsArrived(lineage, step, frozenset(here)))
+                self._run.submit(events.PartsArrived(lineage, step, frozenset(here)))
 
     async def unfit(self, mark: Mark, stage: int) -> failures.Unfit | None:
         """What is wrong with a part of a complete snapshot, its numbers included. Raises OSError."""
 
         def look() -> failures.Unfit | None:
-            state, part = self._state(), self._snapshots.open_part(mark, stage)
+            state, part = self._run.state, self._snapshots.open_part(mark, stage)
             if part is None:
                 raise FileNotFoundError
             with part:
@@ -335,7 +332,7 @@ class Uploads:
 
     def _complete(self, request: pb.FetchRequest) -> Mark | None:
         """The complete snapshot that this part is of."""
-        marks = [m for m in self._state().history.snapshots if m.key == (request.lineage, request.step)]
+        marks = [m for m in self._run.state.history.snapshots if m.key == (request.lineage, request.step)]
         return next((m for m in marks if request.stage < len(m.parts)), None)
 
     # Bases
@@ -352,19 +349,19 @@ class Uploads:
         row, sha256 = _numbers(header.row_json), None
         if header.moved:
             try:
-                version = self._state().history.basis_version + 1
+                version = self._run.state.history.basis_version + 1
                 sha256 = await self._subspace.accept(version, content)
             except OSError as e:
-                self._fail(e)
+                self._run.fail(e)
                 raise Later(f"the coordinator cannot write the basis: {e.strerror or e}") from None
             except ValueError as e:
-                self._submit(events.Trouble(peer, reasons.InvalidBasis(str(e))))
+                self._run.submit(events.Trouble(peer, reasons.InvalidBasis(str(e))))
                 raise BadRequest(bad_requests.InvalidBasis(str(e))) from None
         self._basis_offered = header.generation, header.step
-        self._submit(events.SubspaceReported(peer, header.generation, header.step, row, sha256))
+        self._run.submit(events.SubspaceReported(peer, header.generation, header.step, row, sha256))
 
     def _admit_basis(self, peer: str, header: pb.UploadHeader) -> None:
-        state = self._state()
+        state = self._run.state
         stage = state.stage_of(peer)
         if stage is None or header.generation != state.history.generation:
             raise BadRequest(bad_requests.NotHolder(None))
