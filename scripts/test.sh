@@ -8,8 +8,9 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 tier=()
 list=test
+workers=6
 case "${1-}" in
-  --all) tier=(--all) list=all; shift ;;
+  --all) tier=(--all) list=all workers=4; shift ;;
   --gpu) tier=(-m cuda); shift ;;
 esac
 scripts/setup.sh "$list"
@@ -29,7 +30,7 @@ if [ $# -gt 0 ]; then
 fi
 
 # Three jobs at a time: tests that compute, tests that wait (many of them), and the type checker. Tests that compute also
-# wait for processes: six of them keep two cores busy.
+# wait for processes: six of them keep two cores busy, and of the long ones of --all four.
 logs=$(mktemp -d)
 trap 'rm -rf "$logs"; kill $(jobs -p) 2>/dev/null || true' EXIT
 job() { $pytest ${tier[@]+"${tier[@]}"} -o cache_dir="$logs/cache-$1" "${@:2}"; }
@@ -47,7 +48,7 @@ waits=$(grep -l 'mark\.waiting' tests/test_*.py)
 .venv/bin/mypy --no-error-summary > "$logs/types" 2>&1 & types=$!
 job waiting -m "waiting and not cuda" -n 5 $waits > "$logs/waiting" 2>&1 & waiting=$!
 failed=0 computed=0 waited=0
-job computing -m "not waiting" -n 6 --dist worksteal || computed=$?
+job computing -m "not waiting" -n "$workers" --dist worksteal || computed=$?
 echo "== tests that wait (leases, timeouts, retries)"
 wait "$waiting" || waited=$?
 cat "$logs/waiting"
