@@ -13,7 +13,7 @@ from table_of_states import LEGAL, Broken, Table, table
 
 from protomodels_cli.coordinator import machine
 from protomodels_cli.coordinator.moves import Moves
-from protomodels_cli.coordinator.seats import Here, Preparation, Seats
+from protomodels_cli.coordinator.seats import Preparation, Seats
 from protomodels_cli.coordinator.work import Idle, Working
 
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -107,7 +107,6 @@ def test_a_move_that_is_not_in_the_table_is_found():
     assert ("run", "Idle", "Working") not in LEGAL
     with pytest.raises(Broken):
         Table().note("run", "Idle", "Working")
-    assert Here.__name__ in {state for _, *states in LEGAL for state in states}
 
 
 def test_the_architecture_shows_the_table():

@@ -80,6 +80,7 @@ def join(moves: Moves, peer: Peer) -> None:
         return
     again = peer.id in state.peers or peer.id in state.seats.absent
     was_holder = state.stage_of(peer.id) is not None
+    had_it = peer.id in state.seats.holds or peer.id in state.seats.absent
     moves.know(peer)
     moves.seats = moves.seats.rejoined(peer.id)
     moves.state = replace(moves.state, departed={p: departed for p, departed in state.departed.items() if p != peer.id})
@@ -104,9 +105,7 @@ def join(moves: Moves, peer: Peer) -> None:
             assert peer.holding is not None
             if state.history.holders[peer.holding.stage] == peer.id:
                 moves.seats = moves.seats.taken(peer.holding.stage, peer.id)
-        elif peer.id in (*state.seats.holds, *state.seats.absent) and not fresh(
-            state.history
-        ):  # a process may end, but not often
+        elif had_it and not fresh(state.history):  # a process may end, but not often
             moves.conduct = replace(
                 moves.conduct,
                 untried=state.conduct.untried | {peer.id},

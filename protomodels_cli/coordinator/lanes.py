@@ -1,4 +1,4 @@
-"""Who is linked to whom. A lane is a chain of holders, one for each stage; there is one today. Pure."""
+"""A lane is a chain of holders, one for each stage, that are linked to each other. There is one today. Pure."""
 
 from __future__ import annotations
 
@@ -13,4 +13,3 @@ class Lane:
     holders: tuple[str, ...]  # by stage
     here: tuple[Peer | None, ...]  # the same; None: it is away
     home: str  # the coordinator's address in the join link
-    number: int = 0

@@ -1,5 +1,6 @@
-"""What peers are told, whole: made from the state as it is when that is decided, so that whoever sends it needs none.
-Pure."""
+"""This makes the commands to peers, with all that a message needs, from the state at the moment of the decision. Pure.
+
+`dispatch.py` turns them into messages later, and reads no state."""
 
 from __future__ import annotations
 

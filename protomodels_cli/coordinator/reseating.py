@@ -81,9 +81,8 @@ def watch(moves: Moves) -> None:
     part = history.newest.as_parts()[stage] if history.newest.key == handover.snapshot else None
     known = state.peers.get(handover.spare)
     if known is None or known.rest is not None:
-        moves.conduct = replace(
-            moves.conduct, turns=turns.with_names(state, handover.names, moves.now)
-        )  # the run stood still for it
+        stood_still = turns.with_names(state, handover.names, moves.now)  # the run did, for this spare
+        moves.conduct = replace(moves.conduct, turns=stood_still)
         _give_up(moves, handover, "spare_gone")
     elif turns.weight(state, handover.spare, moves.now):
         _give_up(moves, handover, "not_ready")

@@ -1,4 +1,4 @@
-"""What the parts of a coordinator beside the machine see of the run that it leads, and may do to it."""
+"""The interface of the coordinator to its services: the run's state, and what a service may do to the run."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Run(Protocol):
         """To the owner."""
 
     def spawn(self, work: Coroutine[Any, Any, None], /) -> None:
-        """Have this done beside everything else. What it raises ends the coordinator."""
+        """Run this as a task of its own. An exception in it ends the coordinator."""
 
     def fail(self, error: BaseException, /) -> None:
         """End the coordinator with this: nothing can be decided any more."""

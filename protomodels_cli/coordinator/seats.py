@@ -9,15 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple
 
 from protomodels_cli.coordinator.reasons import Reseating, StoreUnreachable
 from protomodels_cli.protocol.parts import Part
-
-
-class SeatId(NamedTuple):
-    stage: int
-    replica: int = 0  # one today
 
 
 @dataclass(frozen=True)
@@ -154,7 +148,7 @@ class Seats:
         return self._vacated(lambda occupant: isinstance(occupant, Absent) and occupant.peer in peers)
 
     def without(self, peers: Collection[str]) -> Seats:
-        """These are gone, or hold nothing any more, whatever they had in memory or were building."""
+        """These peers are gone, or gave their stages up: they hold none and build none."""
         gone = self._vacated(lambda occupant: isinstance(occupant, Here | Building) and occupant.peer in peers)
         return gone.stood_down(peers)
 

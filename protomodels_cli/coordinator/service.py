@@ -43,7 +43,7 @@ from protomodels_cli.coordinator.snapshots.copies import OutOfReach
 from protomodels_cli.coordinator.snapshots.failures import NotWritten
 from protomodels_cli.coordinator.snapshots.uploads import Damaged, Later, Refused, Uploads
 from protomodels_cli.coordinator.tokens import OWN
-from protomodels_cli.coordinator.turned_away import Away
+from protomodels_cli.coordinator.turned_away import RefusedCalls
 from protomodels_cli.spec.schema import RunSpec
 from protomodels_cli.wire.addresses import MOST_OWN, is_address, is_private, network_of
 from protomodels_cli.wire.channels import SERVER_OPTIONS
@@ -78,7 +78,7 @@ class Service(rpc.PeeringServicer):
         self._spec, self._run_dir = spec, run_dir
         self.routes = Routes(lambda: self.door, run_dir.shown_as, relays)
         self._run, self._uploads, self._audits, self._status = run, uploads, audits, status
-        self._away = Away()
+        self._refused_calls = RefusedCalls()
         self._enrolled: dict[str, EnrolledPeer] = {}
         self._most_waiting, self._measuring = most_waiting(spec), Measuring()
         self._untaken: dict[int, EnrolledPeer] = {}  # whose events wait for the machine
@@ -211,7 +211,7 @@ class Service(rpc.PeeringServicer):
             self.door.cut(calls.port(context))
 
     def turned_away(self, context: grpc.aio.ServicerContext, what: Unwanted, peer: str = "") -> None:
-        if (notice := self._away.note(self._network(context), what, peer)) is not None:
+        if (notice := self._refused_calls.note(self._network(context), what, peer)) is not None:
             self._run.tell(notice)
 
     async def Enrol(self, request: pb.EnrolRequest, context: grpc.aio.ServicerContext) -> pb.EnrolReply:

@@ -1,5 +1,8 @@
-"""Calls that were turned away again and again, by the network that they came from: the owner hears of the tenth, the
-hundredth, the thousandth. Pure. An honest peer may be turned away once or twice: it asks again."""
+"""This counts refused calls by the network that they came from. Pure.
+
+The owner is told of the tenth, the hundredth, the thousandth. An honest peer may be refused once or twice, and asks
+again.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ FIRST = 10
 MOST_KEPT = 1000  # networks; the oldest are forgotten
 
 
-class Away:
+class RefusedCalls:
     def __init__(self) -> None:
         self._times: Counter[tuple[str, Unwanted]] = Counter()
 

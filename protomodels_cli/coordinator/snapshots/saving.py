@@ -1,4 +1,4 @@
-"""What the coordinator knows of snapshots that were begun, beside what the journal says of them. Pure."""
+"""The state of snapshots that the journal does not keep: which parts have arrived, and how long uploads take. Pure."""
 
 from __future__ import annotations
 
